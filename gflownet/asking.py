@@ -32,7 +32,7 @@ from gflownet.graphs.canonical import Candidate
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.tensor_shape import Shape
 from gflownet.mdp.states import GraphStates
-from gflownet.search.config import GFLOWNET, SEARCH_METHODS
+from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS
 from gflownet.workers.process import get_random_state, set_random_state
 
 # Format of a saved search; another number is another format.
@@ -136,14 +136,14 @@ class Search:
         overrides += options
         loaded = load_config(config, overrides)
         names_method = method is not None or any(option.startswith("search.method=") for option in options)
-        if loaded.search.method == GFLOWNET and not names_method:
+        if loaded.search.method in (AUTO, GFLOWNET) and not names_method:
             loaded = load_config(config, [*overrides, f"search.method={DEFAULT_METHOD}"])
         self._start(loaded)
 
     def _start(self, config: Config) -> None:
-        if config.search.method == GFLOWNET:
+        if config.search.method in (AUTO, GFLOWNET):
             names = ", ".join(SEARCH_METHODS)
-            raise UserError(f"search.method: expected one of {names} or module:Class, got {GFLOWNET}")
+            raise UserError(f"search.method: expected one of {names} or module:Class, got {config.search.method}")
         random_state, num_threads = get_random_state(), torch.get_num_threads()
         try:
             components = Components(config)

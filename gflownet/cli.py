@@ -15,7 +15,7 @@ from gflownet.extensions import EXTENSION_POINTS
 from gflownet.graphs.operation import OPERATIONS
 from gflownet.options import Option, find_options
 
-_KEY_WIDTH = 39
+_KEY_WIDTH = 40
 _FREE_GROUPS = tuple(f"{key}." for key, option in OPTIONS.items() if option.type_name == "group")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import uuid
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.executors.choice import build_executor, places
 from gflownet.evaluation.halving import build_halving
 from gflownet.evaluation.task import GFNTask
-from gflownet.extensions import load_extensions
+from gflownet.extensions import automatic_method, load_extensions
 from gflownet.learning.auxiliary import AuxiliaryNetworks, Setup
 from gflownet.learning.learner import Learner, LearnerOptions
 from gflownet.mdp.context import GraphBuildingEnvContext
@@ -33,7 +34,9 @@ from gflownet.mdp.policy import Policy, TwoWayPolicy
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import num_taught
 from gflownet.run.folder import policy_weights
+from gflownet.run.plan import Plan, plan_of
 from gflownet.run.progress import Progress
+from gflownet.search.config import AUTO, GFLOWNET
 from gflownet.search.history import History
 from gflownet.search.loop import SearchLoop
 from gflownet.search.method import SearchSetup
@@ -57,6 +60,10 @@ class Components:
     """Task, environment, policy, objective, learner, replay buffer and rollout source of a run.
 
     A subclass may override any of the `build_...` methods.
+
+    Attributes:
+        config: with the search method that search.method=auto stands for; `chosen_config` has `auto`.
+        plan: method and trainings of the run.
     """
 
     def __init__(self, config: Config) -> None:
@@ -69,6 +76,8 @@ class Components:
         self.device = _device(config.device)
         set_main_process_device(self.device)
         self.task = self.build_task()
+        self.plan = self._resolve_method()
+        config = self.config
         self.halving = build_halving(self.task, config)
         self.context = self.build_context()
         self.env = self.context.env
@@ -84,6 +93,20 @@ class Components:
         self.run_id = uuid.uuid4().hex  # marks rows of a shared store; `run` sets the id of the run folder
         self.step = 0
         self.progress = Progress()
+
+    def _resolve_method(self) -> Plan:
+        """Replace search.method=auto, and return the plan."""
+        reason, is_automatic = "", self.config.search.method == AUTO
+        if is_automatic:
+            config = copy.deepcopy(self.config)
+            config.search.method, reason = automatic_method(config, self.task)
+            if config.search.method == GFLOWNET:  # a resumed run may have options of a surrogate that it would not use
+                config.search.options = config.search.surrogate.options = config.search.acquisition.options = {}
+            self.config, self.extensions = load_extensions(config)
+        self.chosen_config = copy.deepcopy(self.config)
+        if is_automatic:
+            self.chosen_config.search.method = AUTO
+        return plan_of(self.config, self.task, self.extensions.method, reason=reason)
 
     @property
     def num_steps(self) -> int:
@@ -194,7 +217,7 @@ class Components:
         config, options = self.config, self.config.search
         if self.extensions.method is None:
             return None
-        num_evaluations = config.budget.evaluations or config.num_training_steps * config.algo.num_from_policy
+        num_evaluations = self.plan.num_search
         history, limits = History(self.env), Budget(config.budget)
         setup = SearchSetup(
             context=self.context,
@@ -260,6 +283,7 @@ class Components:
             seed=config.seed,
             run=self.run_id,
             budget=budget,
+            reserve=None if num_evaluated is None else self.plan.reserve(budget.evaluations),
             num_evaluated=num_evaluated or 0,
             seconds=self.progress.seconds,
             halving=None if num_evaluated is None else self.halving,

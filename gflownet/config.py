@@ -28,7 +28,7 @@ from gflownet.objectives.config import AlgoConfig, OptimizerConfig
 from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, Interval, Option, find_options, groups_of, option
 from gflownet.policy.config import ModelConfig
 from gflownet.run_marker import MARKER_NAME, not_a_search, read_marker
-from gflownet.search.config import SearchConfig
+from gflownet.search.config import GFLOWNET, SearchConfig
 
 # torch refuses seeds beyond 64 bits.
 MAX_SEED = 2**63 - 1
@@ -283,6 +283,14 @@ def config_of(tree: Mapping[str, Any], *, where: str = "") -> Config:
     return cast(Config, config)
 
 
+def config_of_run(tree: Mapping[str, Any], *, where: str = "") -> Config:
+    """Return the config of a started run; an early one has no search method. Raises as `config_of`."""
+    search = tree.get("search")
+    if not isinstance(search, Mapping) or "method" not in search:
+        tree = {**tree, "search": {**(search or {}), "method": GFLOWNET}}
+    return config_of(tree, where=where)
+
+
 def stored_config(folder: Path, overrides: Sequence[str] = ()) -> Config | None:
     """Return the config of the run in a folder, None without a run.
 
@@ -300,10 +308,10 @@ def stored_config(folder: Path, overrides: Sequence[str] = ()) -> Config | None:
         tree = read_yaml(path)
         if not tree:
             raise UserError(f"{path}: expected the options of the run, got an empty file")
-        config = config_of(tree, where=f"{path}: ")
+        config = config_of_run(tree, where=f"{path}: ")
     except UserError as error:
         _log.warning("%s; the copy in %s is used", error, MARKER_NAME)
-        config = config_of(marker.config, where=f"{folder / MARKER_NAME}: ")
+        config = config_of_run(marker.config, where=f"{folder / MARKER_NAME}: ")
     for override in overrides:
         _merge(config, _parse_override(override))
     return config

@@ -15,7 +15,7 @@ from gflownet.extensions import choices
 from gflownet.graphs.vocabulary import ACTIVATIONS, AGGREGATIONS
 from gflownet.objectives.config import num_taught
 from gflownet.plugins import ExtensionPoint, check_name
-from gflownet.search.config import GFLOWNET, SEARCH_METHODS
+from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS
 
 _log = logging.getLogger(__name__)
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -29,7 +29,7 @@ def validate(config: Config) -> None:
     """
     for option in OPTIONS.values():
         option.check(resolved(config, option))
-    check_name(SEARCH_METHODS.key, config.search.method, {GFLOWNET: "", **SEARCH_METHODS.homes})
+    check_name(SEARCH_METHODS.key, config.search.method, {AUTO: "", GFLOWNET: "", **SEARCH_METHODS.homes})
     for point, name in choices(config):
         point.check_name(name)
         _warn_of_hidden_class(point, name)
@@ -79,7 +79,7 @@ def _check_asynchronous(config: Config) -> None:
 
 def _check_search(config: Config) -> None:
     """Refuse options of the training on scores, which a search method does without."""
-    if config.search.method == GFLOWNET:
+    if config.search.method in (GFLOWNET, AUTO):
         return
     for key, value in (("num_workers", config.num_workers), ("local_search.num", config.local_search.num)):
         if value:

@@ -12,7 +12,7 @@ from gflownet.evaluation.tasks import TASKS
 from gflownet.objectives.config import OBJECTIVES, REGRESSIONS
 from gflownet.plugins import ExtensionPoint
 from gflownet.policy.config import POLICIES
-from gflownet.search.config import ACQUISITIONS, GFLOWNET, SEARCH_METHODS, SURROGATES
+from gflownet.search.config import ACQUISITIONS, AUTO, GFLOWNET, SEARCH_METHODS, SURROGATES
 
 if TYPE_CHECKING:
     from gflownet.evaluation.task import GFNTask
@@ -34,19 +34,56 @@ class Extensions:
     surrogate: type[Surrogate] | None = None  # None: the method uses none
 
 
-EXTENSION_POINTS = (TASKS, ENVIRONMENTS, POLICIES, OBJECTIVES, REGRESSIONS, SEARCH_METHODS, SURROGATES, ACQUISITIONS)
+# The method of search.method=auto for scores that depend on a training.
+TRAINED_METHOD = "surrogate_gflownet"
+_OF_METHOD = (SEARCH_METHODS, SURROGATES, ACQUISITIONS)  # whose options wait for the method
+EXTENSION_POINTS = (TASKS, ENVIRONMENTS, POLICIES, OBJECTIVES, REGRESSIONS, *_OF_METHOD)
 
 
 def choices(config: Config) -> list[tuple[ExtensionPoint, str]]:
     """Return the extension points with the class that the config chooses of each, by name or module:Class.
 
-    The search method is missing where the policy is trained on the scores.
+    The search method is missing where the policy is trained on the scores, and before `auto` is resolved.
     """
     names = (config.task, config.env.name, config.model.name, config.algo.method, config.algo.regression)
     chosen = list(zip(EXTENSION_POINTS, names, strict=False))
-    if config.search.method != GFLOWNET:
+    if config.search.method not in (GFLOWNET, AUTO):
         chosen.append((SEARCH_METHODS, config.search.method))
     return chosen
+
+
+def automatic_method(config: Config, task: GFNTask) -> tuple[str, str]:
+    """Return the search method of search.method=auto, and the reason."""
+    reason = _reason_for_scores(config, task)
+    if reason is None:
+        return TRAINED_METHOD, "scores depend on a training"
+    return GFLOWNET, reason
+
+
+def _reason_for_scores(config: Config, task: GFNTask) -> str | None:
+    """Return why the policy is to be trained on the scores themselves, None where a surrogate is."""
+    cond, algo = config.cond, config.algo
+    samples_preferences = bool(config.evaluation.objectives) and not cond.preferences.weights
+    reasons = {
+        "scores do not depend on a training": not task.is_noisy,
+        "the policy is conditioned on sampled preferences": samples_preferences,
+        "the policy is conditioned on sampled temperatures": cond.temperature.sample_dist != "constant",
+        "the policy is conditioned on a focus": cond.focus.use,
+        "only it uses num_workers": config.num_workers > 0,
+        "only it uses local_search.num": config.local_search.num > 0,
+        "only it uses asynchronous.updates_per_reward": config.asynchronous.updates_per_reward is not None,
+        "only it uses algo.teacher": algo.teacher.share > 0,
+        "only it uses algo.qgfn": algo.qgfn.use,
+        "only it uses offline.path": bool(config.offline.path),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            return reason
+    try:
+        SEARCH_METHODS.load(TRAINED_METHOD).check_config(config)
+    except ValueError:
+        return f"a surrogate does not work with algo.method={algo.method}"
+    return None
 
 
 def load_extensions(config: Config) -> tuple[Config, Extensions]:
@@ -60,7 +97,9 @@ def load_extensions(config: Config) -> tuple[Config, Extensions]:
     if method is not None and method.uses_surrogate:
         classes[SURROGATES.key] = SURROGATES.load(config.search.surrogate.name)
         classes[ACQUISITIONS.key] = ACQUISITIONS.load(config.search.acquisition.name)
-    schemas = {p.options_key: getattr(classes.get(p.key), "Config", None) for p in EXTENSION_POINTS if p.options_key}
+    unresolved = _OF_METHOD if config.search.method == AUTO else ()
+    points = [point for point in EXTENSION_POINTS if point.options_key and point not in unresolved]
+    schemas = {point.options_key: getattr(classes.get(point.key), "Config", None) for point in points}
     config = with_options(config, schemas)
     for loaded in classes.values():
         try:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import torch
 
 from gflownet.components import RANDOM_STREAM, Components
 from gflownet.data.uniform import uniform_candidates
-from gflownet.evaluation.constraints import best_within
+from gflownet.evaluation.budget import Budget
+from gflownet.evaluation.constraints import best_within, exceeded
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError, Store
 from gflownet.evaluation.executors.base import Executor
-from gflownet.evaluation.final import (
-    FinalStage,
-    FinalTrainings,
-    NoStore,
-    Progress,
-    TopArchitecture,
-    has_final_stage,
-    with_test_scores,
-)
+from gflownet.evaluation.final import FinalStage, NoStore, TopArchitecture, with_test_scores
+from gflownet.evaluation.final_trainings import Finalists, FinalTrainings, Progress
+from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, num_finalists, shrunk, spread_of
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
+from gflownet.graphs.canonical import Candidate
 from gflownet.interrupts import StopRequest
 from gflownet.workers.process import stream_seed
+
+# The first guess of the noise without a model: this share of the variance of scores.
+_NOISE_SHARE = 0.5
+# In a small space most samples are known or refused: times that more of them are drawn.
+_MAX_DRAWS = 4
 
 
 def final_stage(
@@ -36,11 +41,11 @@ def final_stage(
     on_result: Callable[[EvaluationRecord], None] = lambda record: None,
 ) -> FinalStage | None:
     """Train the best architectures of a run on new seeds; None if off, after a signal or without any success."""
-    config = run.config
-    if not has_final_stage(config.final, run.task) or stop.signal is not None:
+    config, plan = run.config, run.plan
+    if not plan.num_final or stop.signal is not None:
         return None
-    best = best_within(store, config.final.top, run.task.limits)
-    if not best:
+    records = best_within(store, store.count(), run.task.limits)
+    if not records:
         return None
 
     def build_dispatcher(store: Store) -> Dispatcher:
@@ -57,9 +62,100 @@ def final_stage(
         report_line=report_line,
         report_progress=report_progress,
     )
-    generator = torch.Generator().manual_seed(stream_seed(config.seed, RANDOM_STREAM))
-    num_random = min(config.final.num_random, run.progress.num_distinct)
-    return trainings.run(best, random_candidates=uniform_candidates(run.env, num_random, generator=generator))
+    before = [row for row in store if row.run == run.run_id and row.seed and row.fidelity == (trainings.fidelity or 0)]
+    spent = [row for row in before if row.seed < RANDOM_REPEAT]
+    seconds = plan.num_places * (config.budget.seconds - run.progress.seconds) if config.budget.seconds else math.inf
+
+    def random_finalists(rows: Sequence[EvaluationRecord]) -> Finalists | None:
+        rows = [row for row in rows if not run.task.limits or exceeded(row.metrics, run.task.limits) is None]
+        num_before = sum(row.seed > RANDOM_REPEAT for row in before)
+        if not plan.num_random_final or not rows:
+            return None
+        return _finalists(run, rows, plan.num_random_final, num_before=num_before, offset=RANDOM_REPEAT)
+
+    stage = trainings.run(
+        _finalists(
+            run,
+            records,
+            plan.num_final,
+            num_before=len(spent),
+            seconds=seconds - math.fsum(row.seconds for row in spent),
+            predicted=_predicted(run, records),
+        ),
+        random_candidates=random_candidates(run, plan.num_random),
+        random_finalists=random_finalists,
+        num_planned=plan.num_compared,
+    )
+    return replace(stage, num_trainings=run.progress.num_distinct + plan.num_final)
+
+
+def _finalists(
+    run: Components,
+    records: Sequence[EvaluationRecord],
+    num_trainings: int,
+    *,
+    num_before: int,
+    offset: int = 0,
+    seconds: float = math.inf,
+    predicted: tuple[Belief, float] | None = None,
+) -> Finalists:
+    """Return the best rows by posterior mean, and the prior of their race.
+
+    Without predictions of a model, the prior is the empirical Bayes posterior of all rows.
+    """
+    scores = [record.score for record in records]
+    guess = math.sqrt(_NOISE_SHARE) * spread_of(scores) if predicted is None else predicted[1]
+    means = shrunk(scores, guess).mean if predicted is None else predicted[0].mean
+    order = np.argsort(-means, kind="stable")[: num_finalists(num_trainings, run.config.final.top)]
+
+    def prior(noise: float) -> Belief:
+        belief = shrunk(scores, noise) if predicted is None else predicted[0]
+        return Belief(belief.mean[order], belief.std[order])
+
+    return Finalists(
+        [records[place] for place in order.tolist()],
+        prior,
+        guess,
+        num_trainings,
+        num_before=num_before,
+        offset=offset,
+        seconds=seconds,
+    )
+
+
+def _predicted(run: Components, records: Sequence[EvaluationRecord]) -> tuple[Belief, float] | None:
+    """Return the posterior of the method's model for rows of the search and its noise, None without a model.
+
+    Rows that the method has not seen, such as those of another run, keep the empirical Bayes posterior.
+    """
+    if run.search is None or not len(run.search.history) or run.task.chosen_objectives:
+        return None
+    history = run.search.history
+    prediction = run.search.method.predicted(history.states)
+    if prediction is None:
+        return None
+    scores = [record.score for record in records]
+    noise = prediction.noise or math.sqrt(_NOISE_SHARE) * spread_of(scores)
+    belief = shrunk(scores, noise)
+    mean, std = belief.mean.copy(), belief.std.copy()
+    positions = {proposal.hash: proposal.position for proposal in history.proposals}
+    for place, record in enumerate(records):
+        if record.hash in positions:
+            mean[place] = prediction.mean[positions[record.hash]]
+            std[place] = prediction.latent_std[positions[record.hash]]
+    return Belief(mean, std), noise
+
+
+def random_candidates(run: Components, num: int) -> list[Candidate]:
+    """Return up to `num` different random architectures within the caps of the budget."""
+    generator = partial(torch.Generator().manual_seed, stream_seed(run.config.seed, RANDOM_STREAM))
+    budget, accepted = Budget(run.config.budget), list[Candidate]()
+    for factor in range(_MAX_DRAWS if num else 0):
+        candidates = uniform_candidates(run.env, num << factor, generator=generator())
+        accepted = [each for each in candidates if budget.refusal(run.task, each) is None][:num]
+        if len(accepted) == num or len(candidates) < num << factor:
+            break
+    return accepted
 
 
 def best_tested(

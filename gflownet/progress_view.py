@@ -64,13 +64,24 @@ STATUS_FIGURES = (
     Figure("num_refused", "refused by budget", "refused", "{:,.0f}".format),
 )
 
+# Origins of the candidates of a round, shown as STATUS_FIGURES.
+ORIGIN_FIGURES = (
+    Figure("proposed_design", "proposed as first design", "first design", "{:,.0f}".format),
+    Figure("proposed_space", "proposed from the whole space", "of the whole space", "{:,.0f}".format),
+    Figure("proposed_mutation", "proposed as mutations", "mutations", "{:,.0f}".format),
+    Figure("proposed_policy", "proposed by the policy", "of the policy", "{:,.0f}".format),
+    Figure("proposed_random", "proposed at random", "random", "{:,.0f}".format),
+)
+
 
 @dataclass(frozen=True)
 class Limits:
-    """Budget of a run, as in BudgetConfig; 0: no limit."""
+    """Budget of a search, as in BudgetConfig; 0: no limit."""
 
     num_evaluations: int = 0
     seconds: float = 0.0
+    num_after: int = 0  # trainings after the search
+    words: str = ""  # plan of the run; empty: not shown
 
 
 class Clock:
@@ -91,12 +102,19 @@ class Clock:
         self._start = now()
         self._first_evaluations: float | None = None
 
+    @property
+    def plan(self) -> str:
+        """Return the plan of the run in words, empty without one."""
+        return self._limits.words
+
     def elapsed(self) -> str:
         """Return h:mm:ss since the start of the process."""
         return duration(self.now() - self._start)
 
     def time_left(self, step: int, values: Mapping[str, float] | None = None) -> str:
-        """Return h:mm:ss until the last step or the end of the budget, whichever is first; - before the first step.
+        """Return h:mm:ss until the end of the trainings after the search; - before the first step.
+
+        The search ends with its last step or its budget, whichever is first.
 
         Args:
             step: completed steps.
@@ -105,16 +123,18 @@ class Clock:
         values, elapsed = values or {}, self.now() - self._start
         done = step - self._first_step
         estimates = [elapsed / done * (self.num_steps - step)] if done > 0 else []
-        used = values.get("num_distinct")
-        if self._limits.num_evaluations and used is not None:
+        used, limits, seconds_after = values.get("num_distinct"), self._limits, 0.0
+        if used is not None:
             if self._first_evaluations is None:
                 self._first_evaluations = used if self._first_step else 0.0
             if used > self._first_evaluations:
                 seconds_each = elapsed / (used - self._first_evaluations)
-                estimates.append(max(0.0, seconds_each * (self._limits.num_evaluations - used)))
-        if self._limits.seconds and "seconds" in values:
-            estimates.append(max(0.0, self._limits.seconds - values["seconds"]))
-        return duration(min(estimates)) if estimates else "-"
+                seconds_after = seconds_each * limits.num_after
+                if limits.num_evaluations:
+                    estimates.append(max(0.0, seconds_each * (limits.num_evaluations - used)))
+        if limits.seconds and "seconds" in values:
+            estimates.append(max(0.0, limits.seconds - values["seconds"]))
+        return duration(min(estimates) + seconds_after) if estimates else "-"
 
 
 class Stage:
@@ -276,7 +296,9 @@ class LivePanel(View):
         if stage is not None:
             times = self._times(duration(stage.elapsed), stage.time_left())
             bars.add_row(f"{stage.name} {stage.done}/{stage.total}", self._bar(stage.total, stage.done), times)
-        rows: list[RenderableType] = [bars, self._figures()]
+        rows: list[RenderableType] = [bars]
+        rows += [Text.assemble(("plan  ", "dim"), clock.plan)] if clock.plan else []
+        rows.append(self._figures())
         if self.best_words:
             rows.append(Text.assemble(("best architecture  ", "dim"), printable(self.best_words)))
         if self._console.encoding.lower().startswith("utf") and len(self._scores) > 1:
@@ -329,8 +351,8 @@ def make_view(
 
 
 def _shown(values: Mapping[str, float]) -> list[Figure]:
-    """Return the figures to show: all of FIGURES, and those of STATUS_FIGURES that are not 0."""
-    return [*FIGURES, *(figure for figure in STATUS_FIGURES if values.get(figure.key))]
+    """Return the figures to show: all of FIGURES, and those of STATUS_FIGURES and ORIGIN_FIGURES that are not 0."""
+    return [*FIGURES, *(figure for figure in (*STATUS_FIGURES, *ORIGIN_FIGURES) if values.get(figure.key))]
 
 
 def curve(scores: Sequence[float]) -> str:

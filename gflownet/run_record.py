@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from gflownet.command_line import program
 from gflownet.config import ReportConfig
@@ -33,6 +34,7 @@ class RunRecord:
         *,
         report_line: Callable[[str], None],
         report_detail: Callable[[str], None] = lambda text: None,
+        plan: Mapping[str, Any] | None = None,
     ) -> None:
         """Write status.json, and start the process that rewrites the page.
 
@@ -41,9 +43,10 @@ class RunRecord:
             config: options of the page.
             report_line: prints the path of the page.
             report_detail: prints the phases of a verbose run.
+            plan: of the run, for status.json.
         """
         self._folder, self._report_line, self._report_detail = folder, report_line, report_detail
-        self._status = StatusLog(folder.path, resumed=folder.resumed, write=folder.write)
+        self._status = StatusLog(folder.path, resumed=folder.resumed, write=folder.write, plan=plan)
         self._page = None if config.every is None else folder.path / PAGE_NAME
         self._follower: Follower | None = None
         self._is_announced = not config.every  # without pages during the run there is nothing to name
@@ -106,9 +109,10 @@ def recorded(
     stop: StopRequest,
     report_line: Callable[[str], None],
     report_detail: Callable[[str], None] = lambda text: None,
+    plan: Mapping[str, Any] | None = None,
 ) -> Iterator[RunRecord]:
     """Record the run in the block; `stop` is the signal that ends it. See RunRecord for the other arguments."""
-    record = RunRecord(folder, config, report_line=report_line, report_detail=report_detail)
+    record = RunRecord(folder, config, report_line=report_line, report_detail=report_detail, plan=plan)
     stop.mark = record.mark_interrupted
     if stop.signal is not None:  # since the start of the run
         record.mark_interrupted(stop.signal)

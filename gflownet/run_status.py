@@ -11,13 +11,14 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -92,6 +93,7 @@ class RunStatus:
     state: RunState
     sessions: tuple[Session, ...]
     message: str = ""  # of the error, or the name of the signal
+    plan: Mapping[str, Any] = field(default_factory=dict)  # gflownet.run.plan.Plan; empty: of an earlier version
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -109,11 +111,14 @@ def read_status(folder: Path) -> RunStatus | None:
         content = json.loads((folder / STATUS_NAME).read_bytes())
         sessions = tuple(Session(**session) for session in content["sessions"])
         state, message = RunState(content["state"]), str(content["message"])
+        plan = content.get("plan", {})  # missing in earlier files
+        if not isinstance(plan, dict):
+            return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     if state is RunState.RUNNING and not (sessions and _is_alive(folder, sessions[-1])):
         state = RunState.KILLED
-    return RunStatus(state, sessions, message)
+    return RunStatus(state, sessions, message, plan)
 
 
 def _is_alive(folder: Path, session: Session) -> bool:
@@ -151,14 +156,18 @@ def _is_locked(path: Path) -> bool:
 class StatusLog:
     """Writes status.json of one session."""
 
-    def __init__(self, folder: Path, *, resumed: bool, write: Callable[[Path, str], None]) -> None:
+    def __init__(
+        self, folder: Path, *, resumed: bool, write: Callable[[Path, str], None], plan: Mapping[str, Any] | None = None
+    ) -> None:
         """Write the state RUNNING.
 
         Args:
             folder: run folder.
             resumed: keep the sessions of earlier processes.
             write: writes a file.
+            plan: of the run.
         """
+        self._plan = dict(plan or {})
         self.path, self._write = folder / STATUS_NAME, write
         before = read_status(folder) if resumed else None
         self._session = _new_session()
@@ -219,6 +228,7 @@ class StatusLog:
             "format": STATUS_FORMAT,
             "state": self.state,
             "message": self.message,
+            "plan": self._plan,
             "sessions": [asdict(session) for session in self._sessions],
         }
         self._write(self.path, json.dumps(content, indent=1) + "\n")

@@ -123,6 +123,6 @@ def _restored(folder: Path, *, device: str) -> GFNTrainer:
     if trainer.search is not None and not trainer.learner.num_steps_done:
         raise UserError(
             f"run_folder: expected a run with a trained policy, got {folder}, where search.method="
-            f"{config.search.method} has trained none"
+            f"{trainer.config.search.method} has trained none"
         )
     return trainer

@@ -37,7 +37,7 @@ from gflownet.run.logging import MetricLogger
 from gflownet.run.progress import mean
 from gflownet.run.quarantine import Quarantine
 from gflownet.run_record import RunRecord, recorded
-from gflownet.run_status import Phase
+from gflownet.run_status import Phase, read_status
 from gflownet.search_stage import closing_line, completed_scores, sampler_steps, search_steps
 from gflownet.startup import start_details
 from gflownet.workers.process import get_random_state, set_random_state, stream_seed
@@ -84,8 +84,16 @@ class GFNTrainer(Components):
             evaluator.on_result = _both(quarantine.add, lambda row: logger.detail(evaluation_line(row)))
             for line in start_details(self):
                 logger.detail(line)
+            logger.print(self.plan.line())
+            if self.plan.warning:
+                logger.warn(self.plan.warning)
             with recorded(
-                folder, config.report, stop=stop, report_line=logger.print, report_detail=logger.detail
+                folder,
+                config.report,
+                stop=stop,
+                report_line=logger.print,
+                report_detail=logger.detail,
+                plan=self.plan.to_dict(),
             ) as record:
                 self._search_and_report(folder, store, executor, evaluator, logger, stop, quarantine, record)
         return stop.signal
@@ -195,7 +203,8 @@ class GFNTrainer(Components):
         self.run_id = folder.run_id
         checkpoint = None
         if folder.resumed:
-            folder.check_unchanged(self.config)
+            folder.check_unchanged(self.chosen_config)
+            self._check_method(folder)
             checkpoint = folder.last_checkpoint()
         if checkpoint is not None:
             try:
@@ -205,9 +214,19 @@ class GFNTrainer(Components):
                     f"{checkpoint.path}: expected a state of this version, got another "
                     f"({type(error).__name__}); start a new run with another log_dir"
                 ) from error
-        folder.write_config(self.config)
+        folder.write_config(self.chosen_config)
         if checkpoint is None:
             folder.checkpoints.save(self.step, self.state_dict())
+
+    def _check_method(self, folder: RunFolder) -> None:
+        """Raise UserError where search.method=auto is another method than at the start of the run."""
+        status = read_status(folder.path)
+        method = self.plan.method if status is None else status.plan.get("method", self.plan.method)
+        if method != self.plan.method:
+            raise UserError(
+                f"search.method: expected options with which auto is {method}, as the run in {folder.path} was "
+                f"started, got {self.plan.method} ({self.plan.reason})"
+            )
 
     def _search_evaluator(self, store: EvaluationStore, executor: Executor, stop: StopRequest) -> Dispatcher:
         """Return the evaluator of the search, with what it has used of its budget."""
@@ -251,7 +270,17 @@ class GFNTrainer(Components):
             run=self.run_id,
             resume_step=self.step if folder.resumed else None,
             verbosity=config.console,
-            limits=Limits(config.budget.evaluations, config.budget.seconds),
+            limits=self._limits(),
+        )
+
+    def _limits(self) -> Limits:
+        """Return the limits of the search and the plan, for the view."""
+        plan, budget = self.plan, self.config.budget
+        return Limits(
+            plan.num_search if budget.evaluations or self.search is not None else 0,
+            budget.seconds - plan.final_seconds,
+            plan.num_after,
+            plan.words(),
         )
 
     def _train(
@@ -266,7 +295,7 @@ class GFNTrainer(Components):
         """Train until the last step, a signal or the end of the budget, with regular checkpoints and one at the end."""
         config, progress, budget = self.config, self.progress, evaluator.budget
         num_before, seconds_before = progress.num_distinct, progress.seconds
-        executors, best_score = ExecutorStatus(evaluator), -math.inf
+        executors, best_score, is_first = ExecutorStatus(evaluator), -math.inf, True
 
         def watch() -> None:
             logger.show({"seconds": budget.seconds, **executors.metrics()})
@@ -290,6 +319,9 @@ class GFNTrainer(Components):
                 best_score = progress.best_score
                 self._name_best(logger, store)
             logger.write(self.step, metrics, progress.samples)
+            if is_first and self.task.is_noisy and progress.num_distinct:
+                is_first = False
+                logger.print(self.plan.time_line(evaluator.mean_seconds, num_evaluated=progress.num_distinct))
             record.refresh()
             if self.step % config.checkpoint_every == 0:
                 self._save(folder, logger, stop)
@@ -490,6 +522,7 @@ class GFNTrainer(Components):
             final=final,
             evaluated=best_within(store, store.count(), limits) if self.task.chosen_objectives else (),
             num_successful=store.count(EvaluationStatus.OK),
+            spent=(row for row in store if row.run == self.run_id) if self.task.is_noisy else (),
             write=folder.write,
         )
         if not top and self.progress.num_distinct and not store.count(EvaluationStatus.OK):

@@ -3,9 +3,10 @@
     python scripts/bench_search.py [--only SECTION,...] [--seeds S] [--tables FOLDER] [--quick] [--json FILE]
 
 Sections: nb201 (12-epoch validation accuracy), nb201_long (1,000 evaluations), opgfn (12-epoch test accuracy, the
-protocol of OP-GFN), macro, recorded (trainings of digits networks), digits and mnist1d (real trainings). The goals are
-those of the searched method, --searched; the other methods are figures. A repeated command continues in --out, where
-every seed's curve stays. Tables are in --tables, $GFLOWNET_TABLES or shared/data beside the checkout.
+protocol of OP-GFN), macro, recorded (trainings of digits networks), digits and mnist1d (real trainings), surrogates
+(rank correlations without a search; only here the goals are those of auto). The other goals are those of the searched
+method, --searched; the other methods are figures. A repeated command continues in --out, where every seed's curve
+stays. Tables are in --tables, $GFLOWNET_TABLES or shared/data beside the checkout.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from gflownet.comparison.statistics import summary_of
 from gflownet.console import make_console
 from gflownet.interrupts import stop_signals
 from scripts.bench import Row, at_least, at_most, figure, finish, skip
+from scripts.surrogate_ranks import NAMES, NUM_SEEDS, rank_rows
 
 _ROOT = Path(__file__).resolve().parent.parent
 METHODS = "random,evolution,local_search,reinforce,tpe,surrogate,surrogate_gflownet"
@@ -248,6 +250,9 @@ def main() -> int:
     tables = arguments.tables or Path(os.environ.get("GFLOWNET_TABLES", _ROOT.parent / "shared" / "data"))
     chosen = arguments.only.split(",") if arguments.only else ["nb201_c10", "recorded"] if arguments.quick else []
     rows: list[Row] = []
+    if not chosen or "surrogates" in chosen:
+        num_seeds = arguments.seeds or (QUICK_SEEDS if arguments.quick else NUM_SEEDS)
+        rows += rank_rows(tables, num_seeds=num_seeds, names=NAMES[:1] if arguments.quick else NAMES)
     for section in sections(tables):
         if chosen and not any(f"{section.name}_".startswith(f"{name}_") for name in chosen):
             continue

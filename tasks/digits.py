@@ -44,6 +44,7 @@ def mlp_reference(splits: Splits, *, seeds: Sequence[int]) -> Reference:
         validation=[_accuracy(model, splits.validation) for model in models],
         test=[_accuracy(model, splits.test) for model in models],
         num_parameters=sum(values.size for values in (*models[0].coefs_, *models[0].intercepts_)),
+        code="from sklearn.neural_network import MLPClassifier; model = MLPClassifier().fit(inputs, targets)",
     )
 
 

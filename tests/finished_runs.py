@@ -21,7 +21,7 @@ from tests.tiny_run import TINY_RUN, TINY_TASKS
 _WITH_REPORT = ("report.every=0",)
 SEARCHES: dict[str, tuple[str, ...]] = {
     # Scores computed from the graph; the only kind with several steps and checkpoints.
-    "toy": (*SMALL, "final.top=3", "final.num_seeds=2", "final.num_random=2"),
+    "toy": (*SMALL, "final.top=3", "final.num_seeds=2", "final.num_random=6"),
     "digits": ("--config", "digits", *TINY_RUN),
     "images": ("--config", "images", *TINY_RUN, *TINY_TASKS["images"]),
     "choices": ("--config", "choices", *TINY_RUN),

@@ -9,6 +9,7 @@ from gflownet.train import main
 
 SMALL = (
     "task=tests.toy_tasks:RewardsHiddenNodes",
+    "search.method=gflownet",
     "wandb.mode=disabled",
     "report.every=null",
     "num_training_steps=8",

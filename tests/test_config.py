@@ -266,7 +266,9 @@ def test_search_method_refuses_options_of_training_on_scores(option: str) -> Non
 
 
 def test_unknown_search_method_lists_all_methods() -> None:
-    with pytest.raises(UserError, match=r"search\.method: expected one of gflownet, random, .*did you mean gflownet\?"):
+    with pytest.raises(
+        UserError, match=r"search\.method: expected one of auto, gflownet, random, .*did you mean gflownet\?"
+    ):
         validate(load_config(None, ["search.method=gflownets"]))
 
 

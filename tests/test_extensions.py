@@ -192,7 +192,12 @@ ALL_KINDS = {
 
 @pytest.mark.parametrize("kinds", ALL_KINDS)
 def test_search_with_user_classes_scores_every_candidate(kinds: str, user_folder: Path) -> None:
-    assert train.main([*DIGITS, "final.top=1", "final.num_random=0", *ALL_KINDS[kinds], "log_dir=run"]) == 0
+    assert (
+        train.main(
+            [*DIGITS, "search.method=gflownet", "final.top=1", "final.num_random=0", *ALL_KINDS[kinds], "log_dir=run"]
+        )
+        == 0
+    )
     rows = [json.loads(line) for line in (user_folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 3
     assert all(row["failed_share"] == 0 for row in rows)

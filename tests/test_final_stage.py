@@ -35,15 +35,23 @@ def test_saved_models_have_the_reported_scores(copied_run, capsys):
         untrained = gflownet.load(folder / "top_architectures.json", rank=entry["rank"], weights=False)
         assert task.test_score(untrained) < entry["final"]["test_scores"][0]
     means = [round(entry["final"]["mean"], 12) for entry in entries]
-    assert means == sorted(means, reverse=True)
+    posteriors = [round(entry["final"]["posterior_mean"], 12) for entry in entries]
+    assert posteriors == sorted(posteriors, reverse=True)
     assert main([f"log_dir={folder}", "resume=true"]) == 0  # prints the report again
     low, high = entries[0]["final"]["interval"]
     shown = capsys.readouterr().out
     assert f"{means[0]:.4f} ± {(high - low) / 2:.4f}" in shown
     references = json.loads((folder / "references.json").read_text())
-    assert [each["name"] for each in references] == ["best of 2 random", "scikit-learn MLPClassifier"]
+    assert [each["name"] for each in references] == [
+        "best of 2 random architectures in 6 trainings; the run had 10",
+        "scikit-learn MLPClassifier",
+    ]
+    assert "scikit-learn MLPClassifier (" in shown.split("mean score of sampled")[0]  # the winner comes first
+    assert "best of 2 random" in shown
+    random = gflownet.load(folder / "random_architecture.json")
+    (entry,) = json.loads((folder / "random_architecture.json").read_text())
+    assert task.test_score(random) == entry["final"]["test_scores"][0]
     assert 0.95 < references[1]["test_score"] < 1
-    assert all(each["name"] in shown for each in references)
     assert f'gflownet.load("{folder / "top_architectures.json"}", rank=0)' in shown
 
 
@@ -91,7 +99,7 @@ def test_run_saves_weights_of_recurrent_stacks(tmp_path, capsys):
 
 def test_interrupted_final_stage_reports_and_resumes(tmp_path, capsys):
     folder = tmp_path / "run"
-    options = ("task=tests.toy_tasks:InterruptsFinalStage", "final.top=3", "final.num_seeds=3", "final.num_random=4")
+    options = ("task=tests.toy_tasks:InterruptsFinalStage", "final.top=3", "final.num_seeds=3", "final.num_random=6")
     options += ("evaluation.executor=inline",)
     assert run(folder, *options) == 130
     shown = capsys.readouterr().out

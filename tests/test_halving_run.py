@@ -15,6 +15,7 @@ from tests.tiny_run import TINY_RUN, metric_rows
 HALVING = (
     *TINY_RUN,
     "task=digits",
+    "search.method=gflownet",
     "num_training_steps=3",
     "algo.num_from_policy=6",
     "env.max_hidden_nodes=3",

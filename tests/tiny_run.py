@@ -17,8 +17,9 @@ TINY_RUN = (
     "evaluation.num_epochs=1",
     "replay.use=false",
     "evaluation.executor=inline",
+    "final.share=0.6",
     "final.num_seeds=2",
-    "final.num_random=2",
+    "final.num_random=6",
     "wandb.mode=disabled",
     "report.every=null",
 )

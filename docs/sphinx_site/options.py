@@ -94,6 +94,7 @@ PAGES: Mapping[str, str] = {
     "search.options": "search-baselines",
     "search.train_sampler": "search-proposals",
     "search.overhead": "search-proposals",
+    "search.lookahead": "search-proposals",
     "search.surrogate.": "search-surrogate",
     "search.surrogate.proxies": "search-signals",
     "search.acquisition.": "search-surrogate",

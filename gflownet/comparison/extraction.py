@@ -60,6 +60,7 @@ def record_of(trainer: GFNTrainer, config: Mapping[str, Any]) -> RunRecord:
         metrics=last_metrics(folder / METRICS_NAME),
         top_test=None if is_capped else top_threshold(trainer.task.all_test_scores()),
         final_scores=final_scores(folder / TOP_NAME) if trainer.config.final.top else (),
+        num_final=trainer.plan.num_final,
     )
 
 

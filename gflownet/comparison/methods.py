@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gflownet.errors import UserError
 from gflownet.plugins import check_name
-from gflownet.search.config import GFLOWNET, SEARCH_METHODS
+from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS
 
 # Labels are names of folders.
 _LABEL = re.compile(r"[A-Za-z0-9][\w.+=-]*")
@@ -82,7 +82,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
 
 
 def _named(name: str) -> Method:
-    homes = {GFLOWNET: "", **SEARCH_METHODS.homes}
+    homes = {AUTO: "", GFLOWNET: "", **SEARCH_METHODS.homes}
     if ":" in name:
         raise UserError(f'--methods: expected names, got {name!r}; try --method "mine: {_METHOD_KEY}={name}"')
     check_name("--methods", name, homes)

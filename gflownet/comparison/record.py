@@ -33,6 +33,7 @@ class RunRecord:
     top_test: float | None = None  # smallest test score among the best 1 % of the space, if known
     metrics: Mapping[str, float] = field(default_factory=dict)  # last value of each of the run
     final_scores: tuple[float, ...] = ()  # mean scores on new seeds of the best architectures (final.top)
+    num_final: int = 0  # trainings of the budget that are kept for the final stage
 
     def __len__(self) -> int:
         """Return n."""

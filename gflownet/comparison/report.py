@@ -96,7 +96,7 @@ def _notes(comparison: Comparison) -> list[str]:
     return [
         f"{label}: {len(short)} of {len(records)} runs ended early, the first after {short[0]:,} evaluations"
         for label, records in comparison.records.items()
-        if (short := [len(record) for record in records if len(record) < comparison.num_evaluations])
+        if (short := [len(each) for each in records if len(each) < comparison.num_evaluations - each.num_final])
     ]
 
 

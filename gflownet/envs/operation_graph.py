@@ -78,6 +78,10 @@ class OperationGraphEnv(Environment):
         limits = torch.tensor(self.budget.limits)
         self.limits = torch.where(limits > 0, limits, torch.iinfo(torch.int64).max // 4)  # [2]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes without the facts of a batch, which are computed again."""
+        return {**vars(self), "_last_facts": None}
+
     @property
     def num_inputs(self) -> int:
         """Return the number of input nodes: positions 0 .. num_inputs - 1. The output is next."""

@@ -1,4 +1,4 @@
-"""The budget of a search: new evaluations, seconds of training, size of candidates."""
+"""The budget of a run: new evaluations, seconds of training, size of candidates."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from gflownet.errors import UserError
@@ -18,6 +19,14 @@ from gflownet.evaluation.task import GFNTask
 _ALARM_MARGIN_S = 0.01
 # Of the limit: the rounding of a sum of simulated seconds.
 _ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """The part of a budget that the search leaves to the final stage."""
+
+    evaluations: int = 0
+    seconds: float = 0.0
 
 
 class Budget:
@@ -34,16 +43,20 @@ class Budget:
         num_evaluated: int = 0,
         seconds: float = 0.0,
         clock: Callable[[], float] | None = None,
+        reserve: Reserve | None = None,
     ) -> None:
         """Start with the part used so far.
 
         Args:
-            limits: of the search.
+            limits: of the run.
             num_evaluated: evaluations so far.
             seconds: of training so far.
             clock: returns the simulated time by which seconds are counted; None: real time.
+            reserve: part of the limits for the final stage; None: all is for the search.
         """
         self.limits, self.num_evaluated = limits, num_evaluated
+        self._reserve = reserve or Reserve()
+        self._seconds = limits.seconds - self._reserve.seconds if limits.seconds else 0.0
         self._seconds_before = seconds
         self._is_simulated, self._now = clock is not None, clock or time.monotonic
         self._started: float | None = None
@@ -56,30 +69,34 @@ class Budget:
     @property
     def seconds_left(self) -> float:
         """The seconds until the budget is spent, inf without a limit."""
-        return max(0.0, self.limits.seconds - self.seconds) if self.limits.seconds else math.inf
+        return max(0.0, self._seconds - self.seconds) if self.limits.seconds else math.inf
 
     def start(self) -> None:
         """Start the clock, unless it runs; a handler of SIGALRM gets that signal when the seconds are spent."""
         if self._started is None:
             self._started = self._now()
             if self.limits.seconds and not self._is_simulated and callable(signal.getsignal(signal.SIGALRM)):
-                left = max(0.0, self.limits.seconds - self._seconds_before)
+                left = max(0.0, self._seconds - self._seconds_before)
                 signal.setitimer(signal.ITIMER_REAL, left + _ALARM_MARGIN_S)
 
     def num_left(self, num_in_flight: int) -> float:
         """Return the number of evaluations that may still be started."""
-        limit = self.limits.evaluations or math.inf
+        limit = self.limits.evaluations - self._reserve.evaluations if self.limits.evaluations else math.inf
         return limit - self.num_evaluated - num_in_flight
 
     def spent_seconds(self) -> str | None:
         """Return the reason to stop when the seconds are spent, otherwise None."""
         if self.seconds_left <= _ROUNDING * self.limits.seconds:
-            return f"budget.seconds={self.limits.seconds:g} is spent"
+            return f"budget.seconds={self.limits.seconds:g} is spent{self._left(self._reserve.seconds, 'seconds')}"
         return None
 
     def spent_evaluations(self) -> str:
         """Return the reason to stop when a candidate may not be started any more."""
-        return f"budget.evaluations={self.limits.evaluations} is spent"
+        left = self._left(self._reserve.evaluations, "trainings")
+        return f"budget.evaluations={self.limits.evaluations} is spent{left}"
+
+    def _left(self, reserve: float, unit: str) -> str:
+        return f" but for {reserve:g} {unit} of the final stage" if reserve else ""
 
     def check_task(self, task: GFNTask) -> None:
         """Raise UserError if the size of candidates is limited and the task cannot compute it."""

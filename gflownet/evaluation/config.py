@@ -93,10 +93,10 @@ class EvaluationConfig:
 
 @dataclass
 class BudgetConfig:
-    """Limits of the search; 0: no limit."""
+    """Limits of the run; 0: no limit. The final stage gets its share of the first two (final.share)."""
 
-    evaluations: int = option(0, "new evaluations; the run ends when a step needs more", NOT_NEGATIVE)
-    seconds: float = option(0.0, "seconds of training after which the run ends", NOT_NEGATIVE)
+    evaluations: int = option(0, "new evaluations of the search and trainings of the final stage", NOT_NEGATIVE)
+    seconds: float = option(0.0, "seconds of the search and of the trainings of the final stage", NOT_NEGATIVE)
     parameters: int = option(0, "parameters above which a candidate is refused without building it", NOT_NEGATIVE)
     flops: int = option(0, "FLOPs per example above which a candidate is refused without building it", NOT_NEGATIVE)
 
@@ -119,11 +119,19 @@ class AsynchronousConfig:
 class FinalConfig:
     """The final stage: the best architectures are trained again on new seeds, and their weights saved."""
 
-    top: int = option(10, "number of best architectures that are trained again; 0: no final stage", NOT_NEGATIVE)
-    num_seeds: int = option(5, "new seeds per architecture; they are ranked by the mean score", AT_LEAST_ONE)
+    top: int = option(10, "maximum number of finalists that are trained again; 0: no final stage", NOT_NEGATIVE)
+    share: float = option(
+        0.25,
+        "share of the trainings of the run that the final stage gets; 0: no final stage",
+        Interval(0, 1, high_open=True),
+    )
+    num_seeds: int = option(5, "maximum number of new seeds per finalist", AT_LEAST_ONE)
     epochs: int | None = option(None, "epochs or steps of these trainings; null: as in the search", AT_LEAST_ONE)
-    num_random: int = option(
-        100, "uniformly sampled architectures evaluated for comparison, at most as many as the search did", NOT_NEGATIVE
+    num_random: int | None = option(
+        None,
+        "trainings of random architectures, searched and raced like those of the run, for comparison; null: as many as "
+        "the run has, at most 100; 0: none",
+        NOT_NEGATIVE,
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from gflownet.errors import UserError
-from gflownet.evaluation.budget import Budget
+from gflownet.evaluation.budget import Budget, Reserve
 from gflownet.evaluation.claims import Claims, Store
 from gflownet.evaluation.config import BudgetConfig, EvaluationConfig
 from gflownet.evaluation.evaluator import Evaluation, Evaluator, evaluation_of
@@ -60,6 +60,7 @@ class Dispatcher(Evaluator):
         seed: int,
         run: str = "",
         budget: BudgetConfig | None = None,
+        reserve: Reserve | None = None,
         num_evaluated: int = 0,
         seconds: float = 0.0,
         halving: SuccessiveHalving | None = None,
@@ -74,9 +75,8 @@ class Dispatcher(Evaluator):
             config: deadline, attempts, floor score.
             seed: of the run, from which candidates get theirs.
             run: id of the run, the same after a resume, recorded in its rows.
-            budget: limits of the search.
-            num_evaluated: evaluations of the run so far.
-            seconds: of training of the run so far.
+            budget, reserve: limits of the run, and the part for the final stage.
+            num_evaluated, seconds: evaluations and seconds of the run so far.
             halving: stops trainings of the search early.
             stopped: returns whether the run should stop.
 
@@ -86,7 +86,7 @@ class Dispatcher(Evaluator):
         self.task, self.store, self.executor, self.config = task, store, executor, config
         self.seed, self.run = seed, run
         used = {"num_evaluated": num_evaluated, "seconds": seconds}
-        self.budget = Budget(budget or BudgetConfig(), clock=executor.simulated_clock, **used)
+        self.budget = Budget(budget or BudgetConfig(), clock=executor.simulated_clock, reserve=reserve, **used)
         self.budget.check_task(task)
         self.halving = halving
         self.counts: Counter[str] = Counter()

@@ -87,7 +87,7 @@ class JobQueue:
             fidelity=first.fidelity,
             schedule=first.schedule,
             trainings=tuple(ticket.training for ticket in tickets),
-            saves_training=first.saves_training,
+            saves_training=any(request.saves_training for request in requests),
             tests=first.tests,
         )
         deadline = self._deadline
@@ -115,7 +115,9 @@ class JobQueue:
     def _may_share(self, first: Ticket, second: Ticket) -> bool:
         """Return whether two requests may be in one job."""
         one, other = self._request(first), self._request(second)
-        return not second.is_alone and replace(one, candidate=other.candidate, repeat=other.repeat) == other
+        # Further seeds of one graph save no training, and may be trained with the first.
+        own = {"candidate": other.candidate, "repeat": other.repeat, "saves_training": other.saves_training}
+        return not second.is_alone and replace(one, **own) == other
 
     def _request(self, ticket: Ticket) -> Request:
         """Return a request for the executor, which continues a saved training to the end."""

@@ -40,7 +40,9 @@ def estimator_reference(
     )
     if size is not None:
         validation = [task.value(score, size) for score in validation]
-    return Reference(name, validation, test, size)
+    module, kind = type(estimators[0]).__module__.partition("._")[0], type(estimators[0]).__name__
+    code = f"from {module} import {kind}; model = {kind}().fit(inputs, targets)"
+    return Reference(name, validation, test, size, code)
 
 
 def model_reference(task: TensorTask, name: str, build: Callable[[], nn.Module], *, seeds: Sequence[int]) -> Reference:

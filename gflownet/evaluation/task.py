@@ -45,6 +45,7 @@ class Reference:
     validation: Sequence[float]  # score of each seed
     test: Sequence[float]
     num_parameters: int | None = None
+    code: str = ""  # lines of Python that build the untrained model; empty: none
 
 
 class CandidateTraining(ABC):
@@ -114,6 +115,11 @@ class GFNTask(Configurable, ABC):
                 raise ValueError(f"evaluation.objectives: expected some of {names}, got {name!r}")
         self.limits = limits_of(config.evaluation.constraints, key="evaluation.constraints")
         self._reward_conditional = RewardConditional(config.cond, num_objectives=len(self.chosen_objectives))
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether scores depend on the seed: a run then has a final stage. By default those of tasks with costs do."""
+        return not self.is_cheap
 
     @property
     def measured_objectives(self) -> tuple[str, ...]:

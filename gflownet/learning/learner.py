@@ -60,6 +60,7 @@ class Learner:
         self.policy, self.objective, self.config, self.options = policy, objective, config, options
         self.device = device or torch.device("cpu")
         self._env = context.env
+        self._parameters = list(policy.parameters())
         self._in_parts = PolicyInParts(policy, context, num_parts=config.num_micro_batches)
         self.sampling_policy = copy.deepcopy(policy) if options.sampling_tau else policy
         groups = [{"params": list(policy.parameters())}, *objective.parameter_groups()]
@@ -141,7 +142,7 @@ class Learner:
     def _update(self, batch: TrajectoryBatch) -> dict[str, float]:
         """Take one optimiser step, and return the metrics of the loss before it."""
         metrics = self.accumulate_gradients(batch)
-        clip_gradients(list(self.policy.parameters()), self.config)
+        clip_gradients(self._parameters, self.config)
         self.optimizer.step()
         return metrics
 

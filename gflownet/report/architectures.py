@@ -56,14 +56,34 @@ def write_top_architectures(
         words = task.words(graph)
         shown = words or (_in_words(graph) if picture is None else picture.name)
         rows.append(_row(rank, architecture, interval, sizes=_sizes(network or graph, words), shown=shown))
-        weights = _write_weights(folder, f"{PICTURES_NAME}/rank_{rank}.safetensors", architecture, write)
-        described = {"words": words} if words else {}
-        described |= task.description(graph)
-        entries.append(_entry(rank, architecture, interval) | described | weights | _graphs(graph, network, task))
+        entries.append(
+            entry_of(
+                folder, architecture, interval, rank=rank, name=f"rank_{rank}", graph=graph, task=task, write=write
+            )
+        )
     write(folder / TOP_NAME, as_json(entries))
     for line in _complaints(top):
         report_line(line)
     return rows
+
+
+def entry_of(
+    folder: Path,
+    architecture: TopArchitecture,
+    interval: Interval | None,
+    *,
+    rank: int,
+    name: str,
+    graph: Any,
+    task: GFNTask,
+    write: Callable[[Path, bytes | str], None],
+) -> dict[str, Any]:
+    """Write the weights of an architecture under a name, and return its entry of top_architectures.json."""
+    weights = _write_weights(folder, f"{PICTURES_NAME}/{name}.safetensors", architecture, write)
+    words = task.words(graph)
+    described = {"words": words} if words else {}
+    described |= task.description(graph)
+    return _entry(rank, architecture, interval) | described | weights | _graphs(graph, task.network(graph), task)
 
 
 def _graphs(candidate: Any, network: ComputationGraph | None, task: GFNTask) -> dict[str, Any]:
@@ -132,6 +152,7 @@ def _entry(rank: int, architecture: TopArchitecture, interval: Interval | None) 
         return entry
     final = {
         "mean": architecture.mean,
+        "posterior_mean": architecture.posterior,
         "interval": bounds_of(interval),
         "scores": list(architecture.scores),
         "test_scores": list(architecture.tests),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,20 @@ from gflownet.console import ReportRow, print_front, print_line, print_report
 from gflownet.errors import UserError
 from gflownet.evaluation.final import FinalStage, TopArchitecture
 from gflownet.evaluation.store import EvaluationRecord
-from gflownet.evaluation.task import GFNTask
+from gflownet.evaluation.task import GFNTask, Reference
 from gflownet.files import write_whole
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, write_top_architectures
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME, write_pareto_front
-from gflownet.report.references import REFERENCES_NAME, reference_rows, references_of, references_text
+from gflownet.report.references import (
+    REFERENCES_NAME,
+    reference_rows,
+    references_of,
+    references_text,
+    verdict_lines,
+    write_best_random,
+)
+from gflownet.report.verdict import spent_line
 
 NUM_WRITTEN = 3  # programs printed, of the first ranks
 NUM_FAILURE_KINDS = 5  # kinds of failed evaluations printed
@@ -39,9 +48,12 @@ def report_run(
     final: FinalStage | None = None,
     evaluated: Sequence[EvaluationRecord] = (),
     num_successful: int = 0,
+    spent: Iterable[EvaluationRecord] = (),
     write: Callable[[Path, bytes | str], None] = write_whole,
 ) -> list[UserError]:
     """Write and print the best architectures (and the Pareto front); return the errors of unwritten files.
+
+    With a final stage, the first line is that of the winner.
 
     Args:
         folder: run folder.
@@ -54,6 +66,7 @@ def report_run(
         final: the final stage, which measured `top`; None without one.
         evaluated: with several objectives, all successful evaluations.
         num_successful: number of successful evaluations, those above a limit included.
+        spent: all evaluations of the run; empty: not shown.
         write: writes a file, or raises UserError.
     """
     write_errors, report_line = list[UserError](), partial(print_line, console)
@@ -64,29 +77,46 @@ def report_run(
         except UserError as error:
             write_errors.append(error)
 
-    report_line(_mean_line(score_means))
+    references = [] if final is None else _references(folder, final, task, terminal_type, write=attempt)
+    for line in (*([] if final is None else verdict_lines(final, references)), _mean_line(score_means)):
+        report_line(line)
     rows = write_top_architectures(
         folder, top, task=task, from_dict=terminal_type.from_dict, report_line=report_line, write=attempt
     )
-    rows += [] if final is None else _reference_rows(folder / REFERENCES_NAME, final, task=task, write=attempt)
+    notes = () if final is None else [*_captions(final, unit=task.fidelity_unit), *final.notes]
+    no_rows = _no_rows_line(task, num_successful)
+    _print_ranks(folder, [*rows, *reference_rows(references)], top, task, terminal_type, notes, no_rows, console)
+    if evaluated:
+        report_line(_report_front(folder, evaluated, task=task, console=console, write=attempt))
+    for line in (spent_line(spent), f"everything about this run: {folder}", _failure_line(errors)):
+        if line:
+            report_line(line)
+    return write_errors
+
+
+def _print_ranks(
+    folder: Path,
+    rows: Sequence[ReportRow],
+    top: Sequence[TopArchitecture],
+    task: GFNTask,
+    terminal_type: Any,
+    notes: Sequence[str],
+    no_rows: str,
+    console: Console,
+) -> None:
+    """Print the table and the lines that load an architecture."""
     is_drawn = terminal_type is ComputationGraph
     is_language_model = _is_language_model(top, task=task, from_dict=terminal_type.from_dict)
     print_report(
         rows,
         load_line=_load_line(folder, top) if is_drawn or is_language_model else None,
         pictures=str(folder / PICTURES_NAME) if is_drawn else "",
-        notes=() if final is None else [*_captions(final, unit=task.fidelity_unit), *final.notes],
-        no_rows=_no_rows_line(task, num_successful),
+        notes=notes,
+        no_rows=no_rows,
         console=console,
     )
     for line in _other_lines(folder, top, is_drawn=is_drawn, is_language_model=is_language_model):
-        report_line(line)
-    if evaluated:
-        report_line(_report_front(folder, evaluated, task=task, console=console, write=attempt))
-    report_line(f"everything about this run: {folder}")
-    if errors:
-        report_line(_failure_line(errors))
-    return write_errors
+        print_line(console, line)
 
 
 def _is_language_model(
@@ -96,13 +126,16 @@ def _is_language_model(
     return any("language_model" in task.description(from_dict(json.loads(each.record.graph))) for each in top[:1])
 
 
-def _reference_rows(
-    path: Path, final: FinalStage, *, task: GFNTask, write: Callable[[Path, bytes | str], None]
-) -> list[ReportRow]:
-    """Write the references of a final stage, and return their rows."""
+def _references(
+    folder: Path, final: FinalStage, task: GFNTask, terminal_type: Any, *, write: Callable[[Path, bytes | str], None]
+) -> list[Reference]:
+    """Write the references of a final stage, and return them; the best random architecture can be loaded."""
     references = references_of(final)
-    write(path, references_text(references, final=final, task=task))
-    return [*reference_rows(references)]
+    load = write_best_random(folder, final, task=task, from_dict=terminal_type.from_dict, write=write)
+    if load:
+        references[0] = replace(references[0], code=load)
+    write(folder / REFERENCES_NAME, references_text(references))
+    return references
 
 
 def _no_rows_line(task: GFNTask, num_successful: int) -> str:
@@ -113,7 +146,9 @@ def _no_rows_line(task: GFNTask, num_successful: int) -> str:
 
 
 def _failure_line(errors: Counter[str]) -> str:
-    """Return the number of failed evaluations by kind, the most frequent kinds first."""
+    """Return the number of failed evaluations by kind, the most frequent kinds first; empty without any."""
+    if not errors:
+        return ""
     kinds = [f"{times} {kind}" for kind, times in errors.most_common(NUM_FAILURE_KINDS)]
     if len(errors) > len(kinds):
         kinds.append(f"{len(errors) - len(kinds)} more kinds")
@@ -142,15 +177,19 @@ def _captions(final: FinalStage, *, unit: str) -> Iterator[str]:
         yield "no architecture was trained on a new seed: the scores are those of the search, too high for the best"
         return
     length = "" if final.fidelity is None else f" of {final.fidelity} {unit}"
-    number = "" if final.is_complete else "up to "
-    seeds = "1 new seed" if final.num_seeds == 1 else f"{number}{final.num_seeds} new seeds"
+    numbers = sorted({len(architecture.scores) for architecture in final.top if architecture.scores})
+    number = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    seeds = "1 new seed" if numbers == [1] else f"{number} new seeds"
     search_score = f"{final.top[0].record.score:.4f}"
     yield f"validation, test: means of trainings{length} on {seeds} (rank 0 in the search: {search_score})"
-    if final.num_seeds > 1:
-        ranks = f"all {len(final.top)} ranks at once"
-        yield f"±: 95 % intervals that hold for {ranks}, so also for the best; a reference has its own"
+    yield "ranks: by the posterior mean, which combines the search and the new seeds"
+    if numbers != [1]:
+        ranks = f" that hold for all {len(final.top)} ranks at once, so also for the best" if len(final.top) > 1 else ""
+        yield f"±: 95 % intervals{ranks}; a reference has its own"
+    if final.correlation is not None:
+        yield f"rank correlation of the finalists in the search and in these trainings: {final.correlation:.2f}"
     if not final.is_complete:
-        yield "the final stage was interrupted: ranked by the trainings so far, rows without one by the search's score"
+        yield "the final stage was interrupted: ranked by the trainings so far"
     elif final.is_stopped:
         yield "the final stage was interrupted: no references"
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gflownet.console import ReportRow
 from gflownet.evaluation.final import FinalStage
 from gflownet.evaluation.task import GFNTask, Reference
-from gflownet.report.architectures import as_json, bounds_of, intervals_of, margin_of, with_translation
+from gflownet.report.architectures import as_json, bounds_of, entry_of, final_intervals, intervals_of, margin_of
+from gflownet.report.verdict import Side, verdict_of
 
 if TYPE_CHECKING:
     from gflownet.metrics.statistics import Interval
 
 REFERENCES_NAME = "references.json"
+RANDOM_NAME = "random_architecture.json"  # the best random architecture, as an entry of top_architectures.json
 
 
 def references_of(final: FinalStage) -> list[Reference]:
@@ -23,10 +27,50 @@ def references_of(final: FinalStage) -> list[Reference]:
     best = final.best_random
     if best is not None and best.scores:
         tests = [test for test in best.tests if test is not None]
-        references.insert(
-            0, Reference(f"best of {final.num_random} random", best.scores, tests, best.record.num_parameters)
-        )
+        name = f"best of {final.num_random} random architectures"
+        if final.num_random_trainings < final.num_trainings:
+            name += f" in {final.num_random_trainings} trainings; the run had {final.num_trainings}"
+        references.insert(0, Reference(name, best.scores, tests, best.record.num_parameters))
     return references
+
+
+def write_best_random(
+    folder: Path,
+    final: FinalStage,
+    *,
+    task: GFNTask,
+    from_dict: Callable[[dict[str, Any]], Any],
+    write: Callable[[Path, bytes | str], None],
+) -> str:
+    """Write the best random architecture with its weights, and return the line that loads it, empty without one."""
+    best = final.best_random
+    if best is None or not best.scores:
+        return ""
+    interval, graph = final_intervals([best])[0], from_dict(json.loads(best.record.graph))
+    entry = entry_of(folder, best, interval, rank=0, name="random", graph=graph, task=task, write=write)
+    write(folder / RANDOM_NAME, as_json([entry]))
+    end = "" if "weights" in entry else ", weights=False"
+    is_loadable = task.network(graph) is not None or "language_model" in entry
+    return f'import gflownet; model = gflownet.load("{folder / RANDOM_NAME}", rank=0{end})' if is_loadable else ""
+
+
+def verdict_lines(final: FinalStage, references: Sequence[Reference]) -> list[str]:
+    """Return the comparison of rank 0 with the references, see `verdict_of`; none without a new seed."""
+    best, *_ = final.top
+    if not best.scores:
+        return []
+    interval = final_intervals(final.top)[0]
+    return verdict_of(_side("rank 0", best.mean, interval), [_side_of(each) for each in references])
+
+
+def _side_of(reference: Reference) -> Side:
+    interval = _interval(reference)
+    return _side(reference.name, interval.value, interval, reference.code)
+
+
+def _side(name: str, mean: float, interval: Interval | None, load: str = "") -> Side:
+    low, high = (math.nan, math.nan) if interval is None else (interval.low, interval.high)
+    return Side(name, mean, low, high, load)
 
 
 def reference_rows(references: Sequence[Reference]) -> list[ReportRow]:
@@ -46,8 +90,8 @@ def reference_rows(references: Sequence[Reference]) -> list[ReportRow]:
     ]
 
 
-def references_text(references: Sequence[Reference], *, final: FinalStage, task: GFNTask) -> str:
-    """Return the references as JSON, the random one with its graph."""
+def references_text(references: Sequence[Reference]) -> str:
+    """Return the references as JSON."""
     entries: list[dict[str, Any]] = []
     for reference in references:
         interval = _interval(reference)
@@ -59,9 +103,8 @@ def references_text(references: Sequence[Reference], *, final: FinalStage, task:
             "test_score": _mean(reference.test),
             "test_scores": list(reference.test),
             "num_parameters": reference.num_parameters,
+            "load": reference.code,
         }
-        if final.best_random is not None and reference not in final.references:
-            entry["graph"] = with_translation(json.loads(final.best_random.record.graph), task)
         entries.append(entry)
     return as_json(entries)
 

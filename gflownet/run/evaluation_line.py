@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gflownet.evaluation.final import RANDOM_REPEAT
+from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store import EvaluationRecord
 
@@ -13,7 +13,8 @@ def evaluation_line(record: EvaluationRecord) -> str:
     """Return hash, status or score, seconds and size of an evaluation, and the reason of a failure."""
     result = f"score {record.score:.4f}" if record.status is EvaluationStatus.OK else str(record.status)
     size = "" if record.num_parameters is None else f", {record.num_parameters:,} parameters"
-    place = ", random" if record.seed == RANDOM_REPEAT else f", seed {record.seed}" if record.seed else ""
+    is_random, seed = record.seed >= RANDOM_REPEAT, record.seed % RANDOM_REPEAT
+    place = (", random" if is_random else "") + (f", seed {seed}" if seed else "")
     place += f", {record.fidelity} epochs or steps" if record.fidelity else ""
     reason = "" if record.error is None else f": {' '.join(record.error.split())}"
     return f"evaluation {record.hash[:_HASH_LENGTH]}: {result} in {record.seconds:.1f} s{size}{place}{reason}"

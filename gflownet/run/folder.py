@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from gflownet.config import CONFIG_NAME, Config, config_of, to_mapping, to_yaml
+from gflownet.config import CONFIG_NAME, Config, config_of_run, to_mapping, to_yaml
 from gflownet.errors import UserError
 from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.store_recovery import DAMAGED_SUFFIX, damage_of, recover
@@ -20,7 +20,7 @@ from gflownet.options import leaves
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
 from gflownet.report.page import PAGE_NAME
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME
-from gflownet.report.references import REFERENCES_NAME
+from gflownet.report.references import RANDOM_NAME, REFERENCES_NAME
 from gflownet.run.checkpoint import Checkpoint, CheckpointFolder, RunLock
 from gflownet.run.logging import METRICS_NAME
 from gflownet.run.tensorboard_log import TENSORBOARD_NAME
@@ -38,12 +38,12 @@ _SQLITE_ENDS = ("", "-wal", "-shm", "-journal")
 _DAMAGED_STORE_NAME = f"{STORE_NAME}{DAMAGED_SUFFIX}"
 _DATABASES = (STORE_NAME, CERTIFICATE_STORE_NAME, _DAMAGED_STORE_NAME)
 _STORES = tuple(f"{name}{end}" for name in _DATABASES for end in _SQLITE_ENDS)
-_REPORT = (TOP_NAME, REFERENCES_NAME, FRONT_NAME, FRONT_PICTURE_NAME, CERTIFICATE_NAME, PAGE_NAME)
+_REPORT = (TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, FRONT_PICTURE_NAME, CERTIFICATE_NAME, PAGE_NAME)
 # Of gflownet.language: samples, and the model with its tokenizer and the weights before they replace older ones.
 _MODEL_FILES = ("model.json", "model.safetensors", "model.safetensors.new", "tokenizer.json")
 LANGUAGE_FILES = ("samples.jsonl", *(f"model/{name}" for name in _MODEL_FILES))
 _FILES = (CONFIG_NAME, METRICS_NAME, STATUS_NAME, QUARANTINE_NAME, *_REPORT, *_STORES)
-_ARCHITECTURE_FILE = re.compile(rf"{PICTURES_NAME}/rank_\d+\.(svg|safetensors)")
+_ARCHITECTURE_FILE = re.compile(rf"{PICTURES_NAME}/(rank_\d+\.(svg|safetensors)|random\.safetensors)")
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+")
 _WANDB_FOLDER = f"{WANDB_NAME}/"
 _EVENT_FILE = re.compile(r"events\.out\.tfevents\.\d+\..+")
@@ -146,7 +146,7 @@ class RunFolder:
 
     def check_unchanged(self, config: Config) -> None:
         """Raise UserError for the first changed option that a resumed run may not change."""
-        started = dict(leaves(to_mapping(config_of(self._marker.config, where=f"{self.path / MARKER_NAME}: "))))
+        started = dict(leaves(to_mapping(config_of_run(self._marker.config, where=f"{self.path / MARKER_NAME}: "))))
         for key, value in leaves(to_mapping(config)):
             if not {key, key.partition(".")[0]} & _MAY_CHANGE and started.get(key) != value:
                 raise UserError(
@@ -332,6 +332,7 @@ def _foreign_files(folder: Path, listed: Collection[str]) -> Iterator[Path]:
         if not _may_be_listed(name) or (folder / name).is_symlink():
             yield folder / name
     architectures = chain(*((folder / PICTURES_NAME).glob(f"rank_*{suffix}") for suffix in (".svg", ".safetensors")))
+    architectures = chain(architectures, (folder / PICTURES_NAME).glob("random.safetensors"))
     for name in (*_FILES, *(f"{PICTURES_NAME}/{path.name}" for path in architectures)):
         if name not in listed and _is_taken(folder / name):
             yield folder / name

@@ -9,11 +9,11 @@ from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
 from gflownet.report.leaders import final_leaders
 from gflownet.report.page import PAGE_NAME
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME
-from gflownet.report.references import REFERENCES_NAME
+from gflownet.report.references import RANDOM_NAME, REFERENCES_NAME
 from gflownet.run.run_log import RunResults
 from gflownet.run_status import RunState, read_status
 
-_ARCHITECTURE_FILES = (TOP_NAME, REFERENCES_NAME, FRONT_NAME, FRONT_PICTURE_NAME, CONFIG_NAME)
+_ARCHITECTURE_FILES = (TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, FRONT_PICTURE_NAME, CONFIG_NAME)
 
 
 def read_results(folder: Path, *, checkpoint: Path | None) -> RunResults:
@@ -26,7 +26,7 @@ def read_results(folder: Path, *, checkpoint: Path | None) -> RunResults:
     report = folder / PAGE_NAME
     has_top = (folder / TOP_NAME).exists()
     files = [folder / name for name in _ARCHITECTURE_FILES if (folder / name).exists()]
-    drawings = sorted(path for path in (folder / PICTURES_NAME).glob("rank_*") if path.is_file())
+    drawings = sorted(path for path in (folder / PICTURES_NAME).glob("ran*") if path.is_file())
     return RunResults(
         leaders=final_leaders(folder),
         checkpoint=checkpoint if checkpoint is not None and checkpoint.exists() else None,

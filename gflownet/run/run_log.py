@@ -28,7 +28,7 @@ GROUPS = {
     ),
 }
 _GROUP_OF = {key: group for group, keys in GROUPS.items() for key in keys}
-_SEARCH_PREFIX = "surrogate_"
+_SEARCH_PREFIXES = ("surrogate_", "proposed_")
 # Axes of the charts: the first is the default.
 AXES = ("step", "evaluations", "seconds")
 
@@ -102,7 +102,7 @@ def grouped(values: Mapping[str, float]) -> dict[str, float]:
 
 def group_of(key: str) -> str:
     """Return the group of a key of metrics.jsonl."""
-    return _GROUP_OF.get(key, "search" if key.startswith(_SEARCH_PREFIX) else "train")
+    return _GROUP_OF.get(key, "search" if key.startswith(_SEARCH_PREFIXES) else "train")
 
 
 def axes_of(step: int, values: Mapping[str, float]) -> dict[str, float]:

@@ -6,7 +6,8 @@ Letters: B trajectories, C conditioning features.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import torch
@@ -23,15 +24,17 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.random_states import seeded
 from gflownet.search.proposals import LogValues
 
-BATCH_SIZE = 64  # trajectories of an update: half of the policy, half into the best candidates
+BATCH_SIZE = 16  # trajectories of an update: half of the policy, half into the best candidates
+_HALF = BATCH_SIZE // 2
+_NUM_SAMPLED = 256  # trajectories of each half that are sampled together: more cost little more
 _RANDOM_ACTION_PROB = 0.05
 # Log-rewards are at most 0 and at least this: acquisitions of hopeless candidates differ by thousands.
 _LOG_RANGE = -50.0
 _MIN_UPDATES = 2  # of a round
-# Random streams of an update.
+# Random streams of a sampling.
 _FORWARD, _BACKWARD, _CHOICE = range(3)
 
-Generators = Callable[[int, int], torch.Generator]  # (update, stream) -> its random generator
+Generators = Callable[[int, int], torch.Generator]  # (sampling, stream) -> its random generator
 
 
 class Rewards:
@@ -63,24 +66,53 @@ class AmortisedPolicy:
         with seeded(seed % 2**32):  # of numpy, too
             self.learner = build_learner()
 
-    def train(self, num_updates: int, rewards: Rewards, best: GraphStates, generators: Generators) -> None:
-        """Take optimiser steps on new trajectories of the policy, and on backward ones from the best candidates.
+    def train(
+        self,
+        num_updates: int,
+        rewards: Rewards,
+        best: GraphStates,
+        generators: Generators,
+        sampled: TrajectoryBatch | None = None,
+    ) -> Iterator[None]:
+        """Take at least `num_updates` optimiser steps, in pieces: each yield follows one step or the samples of many.
+
+        Trajectories are sampled together, by the policy and into the best candidates, and learned from in small
+        batches.
+
+        Args:
+            num_updates: optimiser steps.
+            rewards: of terminal states.
+            best: candidates into which backward trajectories are sampled; may be empty.
+            generators: of each sampling.
+            sampled: trajectories of the policy for the first sampling; None: sampled.
 
         Raises:
             FloatingPointError: a loss is not finite.
         """
-        for update in range(num_updates):
-            batch = self._trajectories(rewards, best, lambda stream, update=update: generators(update, stream))
-            if not self.num_updates:
-                self.learner.objective.prepare(self.learner.trained, batch)
-            self.learner.learn(Rollout(batch, len(batch), ()))
-            self.num_updates += 1
+        options, last = self.learner.options, self.num_updates + num_updates
+        for sampling in count():
+            left = math.ceil((last - self.num_updates) / (options.num_updates * self.learner.objective.num_epochs))
+            if left <= 0:
+                return
+            num = min(_NUM_SAMPLED, left * _HALF)
+            streams = lambda stream, sampling=sampling: generators(sampling, stream)  # noqa: E731
+            forward = self._forward(num, streams(_FORWARD)) if sampled is None else sampled.part(0, num)
+            sampled = None
+            batches = [forward.with_rewards(rewards(forward.terminal))]
+            yield
+            if len(best):
+                backward = self._backward(best, len(forward), streams)
+                batches.append(backward.with_rewards(rewards(backward.terminal)))
+                yield
+            for start in range(0, min(left * _HALF, len(forward)), _HALF):
+                self._update(TrajectoryBatch.cat([each.part(start, start + _HALF) for each in batches]))
+                yield
 
-    def sample(self, num: int, generator: torch.Generator) -> GraphStates:
-        """Return `num` terminal states, without exploration."""
+    def sample(self, num: int, generator: torch.Generator) -> TrajectoryBatch:
+        """Return `num` trajectories, without exploration and rewards."""
         return sample_forward(
             self.context, self.learner.sampling, conditioning=self.conditioning(num), generator=generator
-        ).terminal
+        )
 
     def conditioning(self, num: int) -> Conditioning:
         """Return the constant conditioning: the target is the same for all trajectories."""
@@ -95,32 +127,30 @@ class AmortisedPolicy:
         self.learner.load_state_dict(state["learner"])
         self.num_updates = state["num_updates"]
 
-    def _trajectories(
-        self, rewards: Rewards, best: GraphStates, generator: Callable[[int], torch.Generator]
-    ) -> TrajectoryBatch:
-        num_backward = BATCH_SIZE // 2 if len(best) else 0
-        batches = [
-            sample_forward(
-                self.context,
-                self.learner.sampling,
-                conditioning=self.conditioning(BATCH_SIZE - num_backward),
-                generator=generator(_FORWARD),
-                random_action_prob=_RANDOM_ACTION_PROB,
-            )
-        ]
-        if num_backward:
-            index = torch.randint(len(best), (num_backward,), generator=generator(_CHOICE))
-            batches.append(
-                sample_backward(
-                    self.context,
-                    best[index],
-                    conditioning=self.conditioning(num_backward),
-                    generator=generator(_BACKWARD),
-                    policy=self.learner.sampling if self.context.backward_types else None,
-                )
-            )
-        batch = TrajectoryBatch.cat(batches)
-        return batch.with_rewards(rewards(batch.terminal))
+    def _update(self, batch: TrajectoryBatch) -> None:
+        if not self.num_updates:
+            self.learner.objective.prepare(self.learner.trained, batch)
+        self.learner.learn(Rollout(batch, len(batch), ()))
+        self.num_updates += self.learner.options.num_updates * self.learner.objective.num_epochs
+
+    def _forward(self, num: int, generator: torch.Generator) -> TrajectoryBatch:
+        return sample_forward(
+            self.context,
+            self.learner.sampling,
+            conditioning=self.conditioning(num),
+            generator=generator,
+            random_action_prob=_RANDOM_ACTION_PROB,
+        )
+
+    def _backward(self, best: GraphStates, num: int, generators: Callable[[int], torch.Generator]) -> TrajectoryBatch:
+        index = torch.randint(len(best), (num,), generator=generators(_CHOICE))
+        return sample_backward(
+            self.context,
+            best[index],
+            conditioning=self.conditioning(num),
+            generator=generators(_BACKWARD),
+            policy=self.learner.sampling if self.context.backward_types else None,
+        )
 
 
 def updates_within(*, overhead: float, evaluation_s: float, used_s: float, update_s: float, maximum: int) -> int:

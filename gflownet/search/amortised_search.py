@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
+
+from torch import Tensor
 
 from gflownet.errors import UserError
 from gflownet.mdp.states import GraphStates
+from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.search.amortised import AmortisedPolicy, Rewards, updates_within
+from gflownet.search.history import ProposalOrigin
 from gflownet.search.method import SearchSetup
+from gflownet.search.proposals import Pool
 from gflownet.search.surrogate_search import SurrogateSearch
 from gflownet.workers.process import stream_seed
 
 # Random streams of a call or a round, and of the weights; after those of the base class.
 _SAMPLES, _CANDIDATES, _UPDATE, _WEIGHTS = range(10, 14)
 _NUM_BEST = 64  # candidates into which backward trajectories are sampled
+_SHORT_S = 0.5  # mean seconds of an evaluation below which measured time bounds the updates
+_MAX_CAUGHT_UP = 32  # evaluations whose updates are due at once
 
 
 class SurrogateGFlowNet(SurrogateSearch):
@@ -30,6 +38,11 @@ class SurrogateGFlowNet(SurrogateSearch):
         super().__init__(setup)
         self.policy: AmortisedPolicy | None = None
         self._training_s = 0.0
+        self._num_due = 0  # updates between this round and the next
+        self._best: GraphStates | None = None  # of the candidates of the last proposal
+        self._sampled: TrajectoryBatch | None = None  # by the policy for the last proposal
+        self._sampled_call = 0  # that sampled them; 0: none since the last update
+        self._before: dict[str, Any] | None = None  # state of the policy before work that is not done
         if self.space is None:
             seed = stream_seed(setup.seed, _WEIGHTS)
             self.policy = AmortisedPolicy(setup.context, setup.build_learner, seed=seed)
@@ -49,49 +62,112 @@ class SurrogateGFlowNet(SurrogateSearch):
         """Return samples of the policy; random architectures before its first update."""
         if self.policy is None or not self.policy.num_updates:
             return self.random_states(call)
-        return self.policy.sample(self.config.proposals.num_sampled, self.setup.generator(call, _SAMPLES))
+        self._sampled_call, self._sampled = call, self._sampled_at(call, self.policy)
+        return self._sampled.terminal
+
+    @property
+    def samples_origin(self) -> ProposalOrigin:
+        """Origin of `samples`."""
+        is_trained = self.policy is not None and self.policy.num_updates
+        return ProposalOrigin.POLICY if is_trained else ProposalOrigin.RANDOM
+
+    def pool(self, call: int) -> Pool:
+        """Return the candidates, of which the best are kept for the training of the policy."""
+        pool = super().pool(call)
+        if self.policy is not None:
+            self._best = _best_of(pool)
+        return pool
 
     def learn(self, round: int) -> Mapping[str, float]:
-        """Train the policy on the acquisition."""
-        if self.policy is None or self.calibration.is_worse_than_mean:
+        """Plan the training of the policy on the acquisition."""
+        if self.policy is None:
             return {}
-        num = self._num_updates(self.policy)
-        start = time.perf_counter()
+        if not self.calibration.is_worse_than_mean:
+            self._num_due = self._num_updates(self.policy)
+        return {"policy_updates": float(self.policy.num_updates)}
+
+    def work(self, round: int) -> Iterator[None]:
+        """Train the policy on the acquisition, on its last samples and on trajectories into the best candidates."""
+        if self.policy is None or not self._num_due:
+            return
+        start, self._before = time.perf_counter(), _copied(self.policy.state_dict())
+        for _ in self._training(self.policy, round):
+            self._training_s += time.perf_counter() - start
+            yield
+            start = time.perf_counter()
+        self._num_due, self._sampled_call, self._sampled, self._before = 0, 0, None, None
+
+    def _training(self, policy: AmortisedPolicy, round: int) -> Iterator[None]:
         generator = self.setup.generator(round, _CANDIDATES)
-        pool = self.evolved_pool(round, generator)
-        if not len(pool):
-            return {}
-        order = pool.log_values.argsort(descending=True, stable=True)[:_NUM_BEST]
+        best = _best_of(self.evolved_pool(round, generator)) if self._best is None else self._best
+        yield
+        if not len(best):
+            return
+        values = self.log_values(best, generator)
+        yield
+        sampled = self._sampled
+        if sampled is None and self._sampled_call:  # of a checkpoint
+            sampled = self._sampled_at(self._sampled_call, policy)
         rewards = Rewards(
             self.env,
             lambda states: self.log_values(states, generator),
             beta=self.config.acquisition.beta,
-            maximum=float(pool.log_values[order[0]]),
+            maximum=float(values.max()),
         )
-        self.policy.train(
-            num, rewards, pool.states[order], lambda *stream: self.setup.generator(round, _UPDATE, *stream)
+        yield from policy.train(
+            self._num_due, rewards, best, lambda *stream: self.setup.generator(round, _UPDATE, *stream), sampled=sampled
         )
-        self._training_s += time.perf_counter() - start
-        return {"policy_updates": float(self.policy.num_updates)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of surrogate and policy."""
-        policy = None if self.policy is None else self.policy.state_dict()
-        return {**super().state_dict(), "policy": policy, "training_s": self._training_s}
+        """Return the state of surrogate and policy, before work that is not done."""
+        policy = self._before or (None if self.policy is None else self.policy.state_dict())
+        best = None if self._best is None else {f.name: getattr(self._best, f.name) for f in fields(GraphStates)}
+        return {
+            **super().state_dict(),
+            "policy": policy,
+            "training_s": self._training_s,
+            "num_due": self._num_due,
+            "sampled_call": self._sampled_call,
+            "best": best,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state_dict`."""
+        """Restore the result of `state_dict`; earlier checkpoints have no work that is not done."""
         super().load_state_dict(state)
         self._training_s = state["training_s"]
+        self._num_due, self._sampled_call = state.get("num_due", 0), state.get("sampled_call", 0)
+        self._sampled, self._before = None, None
+        self._best = GraphStates(**state["best"]) if state.get("best") else None
         if self.policy is not None:
             self.policy.load_state_dict(state["policy"])
 
+    def _sampled_at(self, call: int, policy: AmortisedPolicy) -> TrajectoryBatch:
+        return policy.sample(self.config.proposals.num_sampled, self.setup.generator(call, _SAMPLES))
+
     def _num_updates(self, policy: AmortisedPolicy) -> int:
-        """Return the number of updates of a round; measured time bounds it, but for tasks that cost nothing."""
+        """Return the updates that are due after a round; measured time bounds them for short evaluations alone."""
+        options, seconds = self.config.proposals, math.fsum(self.history.seconds)
+        rate = options.updates_per_evaluation
+        due = round(rate * min(len(self.history), policy.num_updates / max(rate, 1e-9) + _MAX_CAUGHT_UP))
+        num = due - policy.num_updates if options.num_updates is None else options.num_updates
+        is_bounded = not self.setup.task.is_cheap and seconds < _SHORT_S * len(self.history)
         return updates_within(
-            overhead=math.inf if self.setup.task.is_cheap else self.config.overhead,
-            evaluation_s=math.fsum(self.history.seconds),
+            overhead=self.config.overhead if is_bounded else math.inf,
+            evaluation_s=seconds,
             used_s=self.history.method_seconds,
             update_s=self._training_s / max(policy.num_updates, 1),
-            maximum=self.config.proposals.num_updates,
+            maximum=max(num, 0),
         )
+
+
+def _copied(state: Any) -> Any:
+    """Return a state dict with copies of its tensors, without the cost of `deepcopy`."""
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, Mapping):
+        return {name: _copied(value) for name, value in state.items()}
+    return [_copied(value) for value in state] if isinstance(state, list) else state
+
+
+def _best_of(pool: Pool) -> GraphStates:
+    return pool.states[pool.log_values.argsort(descending=True, stable=True)[:_NUM_BEST]]

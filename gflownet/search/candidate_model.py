@@ -6,6 +6,7 @@ Letters: n observations, B candidates, K objectives.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.task import Score
 from gflownet.mdp.states import GraphStates
 from gflownet.search.acquisition import build_acquisition
+from gflownet.search.conditioning import Believed, BelievedModel
 from gflownet.search.config import ACQUISITIONS
 from gflownet.search.feasibility import Cap
 from gflownet.search.history import History
@@ -77,12 +79,16 @@ class CandidateModel:
             cap.fit(features, metrics)
         self._set_incumbent(targets[self._is_feasible(history, positions)])
 
-    def log_values(self, features: Any, generator: torch.Generator) -> Tensor:
-        """Return the logarithm of the acquisition of candidates, [B] float64."""
+    def log_values(self, features: Any, generator: torch.Generator, believed: BelievedModel | None = None) -> Tensor:
+        """Return the logarithm of the acquisition of candidates, [B] float64; `believed` is that of `believe`."""
         feasible = self._log_feasibility(features)
         if self.caps and math.isinf(self._best):
             return feasible
-        return feasible + self._log_improvement(features, generator)
+        return feasible + self._log_improvement(features, generator, (believed or self.believe(features)).parts)
+
+    def believe(self, features: Any) -> BelievedModel:
+        """Return the predictions of each surrogate, for batches that are chosen one by one."""
+        return BelievedModel(self.surrogates, features)
 
     def predict(self, features: Any) -> Prediction:
         """Return the distribution of the warped score, or of the first objective."""
@@ -135,13 +141,15 @@ class CandidateModel:
         if self.has_objectives:
             self._boxes = boxes_above(targets, torch.zeros(targets.shape[1], dtype=torch.float64))
 
-    def _log_improvement(self, features: Any, generator: torch.Generator) -> Tensor:
+    def _log_improvement(self, features: Any, generator: torch.Generator, believed: Sequence[Believed]) -> Tensor:
         """Return the logarithm of the improvement [B], without regard to caps."""
         if not self.has_objectives:
-            values = self._acquisition.log_values(self.predict(features), self._best, generator)
+            best = max(self._best, believed[0].best)
+            values = self._acquisition.log_values(believed[0].prediction, best, generator)
             return self._checked(values, num=len(features))
         assert self._boxes is not None
-        mean, std = zip(*(in_scores(each, each.predict(features)) for each in self.surrogates), strict=True)
+        pairs = zip(self.surrogates, believed, strict=True)
+        mean, std = zip(*(in_scores(surrogate, each.prediction) for surrogate, each in pairs), strict=True)
         return log_expected_improvement(torch.stack(mean, 1), torch.stack(std, 1), self._boxes)
 
     def _checked(self, values: Tensor, *, num: int) -> Tensor:

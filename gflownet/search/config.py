@@ -10,6 +10,8 @@ from gflownet.plugins import BuiltIn, ExtensionPoint
 
 # The method whose loop is the training of the policy on the scores themselves.
 GFLOWNET = "gflownet"
+# Chosen by the task and the options of the run (gflownet.extensions.automatic_method).
+AUTO = "auto"
 _ROOM = "gflownet.search"
 SEARCH_METHODS = ExtensionPoint(
     "search.method",
@@ -32,6 +34,10 @@ SURROGATES = ExtensionPoint(
     contract=f"{_ROOM}.surrogate:Surrogate",
     options_key="search.surrogate.options",
     built_in={
+        "auto": BuiltIn(
+            f"{_ROOM}.automatic:Automatic", "mixture of the two next ones and one with numbers, by cross-validation"
+        ),
+        "random_forest": BuiltIn(f"{_ROOM}.forest:RandomForest", "random forest on numbers, such as sizes and paths"),
         "gaussian_process": BuiltIn(
             f"{_ROOM}.gaussian_process:GaussianProcess", "Gaussian process on Weisfeiler-Lehman features"
         ),
@@ -48,14 +54,19 @@ ACQUISITIONS = ExtensionPoint(
         "thompson": BuiltIn(f"{_ROOM}.acquisition:ThompsonSampling", "Thompson sampling"),
     },
 )
-_METHOD_HELP = SEARCH_METHODS.help("search method").replace(": ", f": {GFLOWNET} (the policy, trained on scores), ", 1)
+_METHOD_HELP = SEARCH_METHODS.help("search method").replace(
+    ": ",
+    f": {AUTO} (surrogate_gflownet for scores that depend on a training, {GFLOWNET} for others), "
+    f"{GFLOWNET} (the policy, trained on scores), ",
+    1,
+)
 
 
 @dataclass
 class SurrogateConfig:
     """The model that predicts the score of an architecture from its graph."""
 
-    name: str = option("gaussian_process", SURROGATES.help("model"))
+    name: str = option("auto", SURROGATES.help("model"))
     options: Any = option({}, "options of the model, search.surrogate.options.NAME=VALUE")
     max_rows: int = option(
         2_000, "evaluations that the model is fitted to; of more, the best and random ones", AT_LEAST_ONE
@@ -83,19 +94,30 @@ class ProposalConfig:
     )
     num_mutations: int = option(256, "mutations of the best architectures per round", NOT_NEGATIVE)
     num_sampled: int = option(256, "samples of the policy per round", NOT_NEGATIVE)
-    num_updates: int = option(10, "training steps of the policy on the acquisition per round", NOT_NEGATIVE)
+    updates_per_evaluation: float = option(
+        6.0, "training steps of the policy on the acquisition per evaluation", NOT_NEGATIVE
+    )
+    num_updates: int | None = option(
+        None, "the same per round, in place of updates_per_evaluation; null: not used", NOT_NEGATIVE
+    )
 
 
 @dataclass
 class SearchConfig:
     """The search method; all use the environment, the store, the budget and the executor of the run."""
 
-    method: str = option(GFLOWNET, _METHOD_HELP)
+    method: str = option(AUTO, _METHOD_HELP)
     options: Any = option({}, "options of the method, search.options.NAME=VALUE")
     batch_size: int = option(0, "candidates proposed together; 0: one per place of the executor", NOT_NEGATIVE)
-    num_initial: int = option(10, "random candidates before the first prediction", AT_LEAST_ONE)
+    num_initial: int = option(10, "candidates before the first prediction, unlike each other", AT_LEAST_ONE)
     train_sampler: bool = option(
         True, "train a policy on measured and predicted scores after a search with a surrogate"
+    )
+    lookahead: int | None = option(
+        None,
+        "rounds that are proposed before the results of the last ones, while these train; null: 1 where candidates "
+        "train in other processes, else 0",
+        NOT_NEGATIVE,
     )
     patience: int = option(
         0,
@@ -105,7 +127,8 @@ class SearchConfig:
     )
     overhead: float = option(
         0.25,
-        "share of the seconds of evaluation up to which a round trains its policy by more than 2 steps",
+        "share of the seconds of evaluation up to which a round trains its policy by more than 2 steps, where "
+        "evaluations take less than half a second",
         Interval(0),
     )
     surrogate: SurrogateConfig = field(default_factory=SurrogateConfig)

@@ -56,8 +56,17 @@ class Points:
 
     def distances(self, others: Points) -> Tensor:
         """Return the squared distances of B other graphs to these n, [K, B, n] float64."""
-        numbers = (others.features.numbers.T[:, :, None] - self.features.numbers.T[:, None, :]).square()
-        return torch.cat([self.label_distances(others).double(), numbers])
+        groups = self.features.groups
+        numbers = [
+            squared_distances(others.features.numbers[:, groups == group], self.features.numbers[:, groups == group])
+            for group in groups.unique().tolist()
+        ]
+        return torch.cat([self.label_distances(others).double(), *(each[None] for each in numbers)])
+
+
+def squared_distances(first: Tensor, second: Tensor) -> Tensor:
+    """Return the squared distances of points [B, D] and [n, D], [B, n]; each depends on its two points only."""
+    return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist").square_()
 
 
 def median_scales(squared: Tensor) -> Tensor:
@@ -96,11 +105,12 @@ class DistanceCache:
     def weighted(self, weights: Tensor, rows: slice, part: slice = _ALL) -> Tensor:
         """Return the sum over the distances with weights [K] from observations to graphs at `part`, [m, B] float64."""
         total = torch.zeros(self._labels[0, rows, part].shape, dtype=torch.float64)
-        labels, numbers = weights.split([len(self._labels), self._observed.features.numbers.shape[1]])
+        labels, of_groups = weights[: len(self._labels)], weights[len(self._labels) :]
         for weight, squared in zip(labels.tolist(), self._labels, strict=True):
             if weight > 0:
                 total.add_(squared[rows, part], alpha=weight)
+        if not len(of_groups):
+            return total
+        scale = of_groups[self._observed.features.groups].sqrt()
         observed, graphs = self._observed.features.numbers[rows], self._graphs.features.numbers[part]
-        for weight, left, right in zip(numbers.tolist(), observed.T, graphs.T, strict=True):
-            total.add_((left[:, None] - right).square(), alpha=weight)
-        return total
+        return total.add_(squared_distances(observed * scale, graphs * scale))

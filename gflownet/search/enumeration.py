@@ -174,7 +174,7 @@ class ScoredSpace:
     def predict_at(self, states: GraphStates, model: CandidateModel) -> Prediction:
         """Return the predictions for some of the states."""
         index, prediction = self._index(states), self.predict(model)
-        return Prediction(prediction.mean[index], prediction.std[index])
+        return Prediction(prediction.mean[index], prediction.std[index], prediction.noise)
 
     def expected_at(self, states: GraphStates, model: CandidateModel) -> Tensor:
         """Return the expected scores or utilities of some of the states; of all, they are computed once per fit."""

@@ -34,6 +34,7 @@ class GraphFeatures:
     counts: Tensor  # [B, L] int64, number of nodes with each label, 0 for ABSENT
     blocks: Tensor  # [L] int64, the block of each column, ascending
     numbers: Tensor  # [B, D] float64
+    groups: Tensor  # [D] int64, ascending from 0: numbers of one group have one distance
 
     def __len__(self) -> int:
         """Return B."""
@@ -41,7 +42,7 @@ class GraphFeatures:
 
     def __getitem__(self, index: Tensor | slice) -> GraphFeatures:
         """Return the features of the graphs at an index."""
-        return GraphFeatures(self.labels[index], self.counts[index], self.blocks, self.numbers[index])
+        return GraphFeatures(self.labels[index], self.counts[index], self.blocks, self.numbers[index], self.groups)
 
     @property
     def num_blocks(self) -> int:
@@ -65,8 +66,10 @@ class WeisfeilerLehman:
     def __init__(self, env: Environment, *, num_rounds: int) -> None:
         self.env, self.num_rounds = env, num_rounds
 
-    def encode(self, states: GraphStates, numbers: Tensor | None = None) -> GraphFeatures:
-        """Return the features of B states, with numeric features [B, D].
+    def encode(self, states: GraphStates, numbers: Tensor | None = None, groups: Tensor | None = None) -> GraphFeatures:
+        """Return the features of B states, with numeric features [B, D] and their groups [D].
+
+        Without groups each one is a group, next to the numbers of nodes and edges.
 
         Raises:
             ValueError: numeric features of the wrong shape, or not finite.
@@ -82,8 +85,10 @@ class WeisfeilerLehman:
         starts = range(0, max(len(states), 1), size)
         graphs = [self.env.labelled_graphs(states[first : first + size]) for first in starts]
         labels, counts, blocks = zip(*map(self._histograms, graphs), strict=True)
-        numbers = torch.cat([torch.cat([sizes(each) for each in graphs]), numbers.double()], 1)
-        return GraphFeatures(torch.cat(labels), torch.cat(counts), blocks[0], numbers)
+        if groups is None:
+            numbers = torch.cat([torch.cat([sizes(each) for each in graphs]), numbers.double()], 1)
+            groups = torch.arange(numbers.shape[1])
+        return GraphFeatures(torch.cat(labels), torch.cat(counts), blocks[0], numbers.double(), groups)
 
     def _histograms(self, graphs: LabelledGraphs) -> tuple[Tensor, Tensor, Tensor]:
         """Return labels and counts [B, L] and blocks [L]: rounds, parts of labels (of several parts), named places."""

@@ -13,26 +13,29 @@ from torch import Tensor
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.search.config import SurrogateConfig
+from gflownet.search.descriptors import Descriptors, Group
 from gflownet.search.features import GraphFeatures, WeisfeilerLehman
 from gflownet.search.kernel import Hyperparameters
 from gflownet.search.regression import CrossCovariance, Regression, best_and_random
-from gflownet.search.surrogate import Prediction, Surrogate
+from gflownet.search.surrogate import CrossValidated, Prediction, check_scores, next_fit
 from gflownet.search.warping import Warping
 
 _NUM_ROUNDS = 3
-# The hyperparameters are fitted again after this share, and at least this number, of new observations.
-_GROWTH, _MIN_GROWTH = 0.08, 2
+_FIELDS = ("mean", "std")
 
 
-class GaussianProcess(Surrogate):
+class GaussianProcess(CrossValidated):
     """Exact Gaussian process up to `max_rows` observations; of more, the best half and random ones.
 
     Between fits of the hyperparameters, new observations extend the Cholesky factor row by row.
     """
 
-    def __init__(self, env: Environment, config: SurrogateConfig, *, seed: int) -> None:
+    def __init__(
+        self, env: Environment, config: SurrogateConfig, *, seed: int, descriptors: Descriptors | None = None
+    ) -> None:
+        """Keep the components; the distances of `descriptors` are added to those of labels."""
         super().__init__(env, config, seed=seed)
-        self._encoder = WeisfeilerLehman(env, num_rounds=_NUM_ROUNDS)
+        self._encoder, self._descriptors = WeisfeilerLehman(env, num_rounds=_NUM_ROUNDS), descriptors
         self._warping = Warping(0.0, 1.0)
         self._hyperparameters: Hyperparameters | None = None
         self._num_fitted = 0  # observations at the last fit of hyperparameters
@@ -42,7 +45,13 @@ class GaussianProcess(Surrogate):
 
     def encode(self, states: GraphStates, extra: Tensor | None = None) -> GraphFeatures:
         """Return the features of B terminal states, with numeric features [B, D]."""
-        return self._encoder.encode(states, extra)
+        if self._descriptors is None:
+            return self._encoder.encode(states, extra)
+        groups, numbers = self._descriptors.groups, self._descriptors(states)
+        if extra is not None:
+            own = torch.arange(extra.shape[1]) + len(Group)  # a distance for each
+            groups, numbers = torch.cat([groups, own]), torch.cat([numbers, extra.double()], 1)
+        return self._encoder.encode(states, numbers, groups.unique(return_inverse=True)[1])
 
     def warp(self, scores: Tensor) -> Tensor:
         """Return warped scores."""
@@ -54,12 +63,13 @@ class GaussianProcess(Surrogate):
 
     def fit(self, features: GraphFeatures, scores: Tensor) -> None:
         """Fit to n observations."""
-        _check(features, scores)
+        check_scores(features, scores)
         self._warping = Warping.of(scores)
         values = self.warp(scores)
-        if self._regression is None and self._num_fitted <= len(features) < self._next_fit():
+        is_due = len(features) >= next_fit(self._num_fitted)
+        if self._regression is None and self._num_fitted <= len(features) and not is_due:
             self._restore(features, values)
-        elif self._observed is None or not features.starts_with(self._observed) or len(features) >= self._next_fit():
+        elif self._observed is None or not features.starts_with(self._observed) or is_due:
             self._fit_hyperparameters(features, values)
         else:
             assert self._regression is not None
@@ -70,11 +80,25 @@ class GaussianProcess(Surrogate):
 
     def predict(self, features: GraphFeatures) -> Prediction:
         """Return normal distributions of the warped scores of B graphs."""
-        if self._regression is None:
-            raise ValueError("predict: expected a fitted surrogate, got one without observations")
-        if self._cross is None or self._cross.features is not features:
-            self._cross = CrossCovariance(features)
-        return self._cross.predict(self._regression)
+        cross, regression = self._fitted(features)
+        return cross.predict(regression)
+
+    def covariance(self, features: GraphFeatures, row: int) -> Tensor:
+        """Return the covariances of the warped mean scores of B graphs with that of one."""
+        cross, regression = self._fitted(features)
+        cross.predict(regression)
+        return cross.covariance(regression, row)
+
+    def held_out(self) -> Prediction:
+        """Return the predictions of the n observations, each from the others; those left out, from the model."""
+        assert self._observed is not None
+        assert self._regression is not None
+        rows, left_out = self._regression.rows, self._regression.left_out()
+        if len(rows) == len(self._observed):
+            return left_out
+        prediction = CrossCovariance(self._observed).predict(self._regression)
+        mean, std = (torch.index_copy(getattr(prediction, name), 0, rows, getattr(left_out, name)) for name in _FIELDS)
+        return Prediction(mean, std, left_out.noise)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the hyperparameters, from which `fit` to the same observations restores the model."""
@@ -89,9 +113,12 @@ class GaussianProcess(Surrogate):
         self._hyperparameters = Hyperparameters(state["weights"], state["noise"]) if state else None
         self._num_fitted = state.get("num_fitted", 0)
 
-    def _next_fit(self) -> float:
-        """Return the number of observations at which the hyperparameters are fitted again."""
-        return self._num_fitted and self._num_fitted + max(_MIN_GROWTH, _GROWTH * self._num_fitted)
+    def _fitted(self, features: GraphFeatures) -> tuple[CrossCovariance, Regression]:
+        if self._regression is None:
+            raise ValueError("predict: expected a fitted surrogate, got one without observations")
+        if self._cross is None or self._cross.features is not features:
+            self._cross = CrossCovariance(features)
+        return self._cross, self._regression
 
     def _restore(self, features: GraphFeatures, values: Tensor) -> None:
         """Build the model of the last fit of hyperparameters, and add the observations since."""
@@ -108,11 +135,3 @@ class GaussianProcess(Surrogate):
     def _rows(self, values: Tensor) -> Tensor:
         """Return the observations of the model, sorted: all, or the best half and random ones."""
         return best_and_random(values, self.config.max_rows, seed=self.seed)
-
-
-def _check(features: GraphFeatures, scores: Tensor) -> None:
-    if not len(features) or scores.shape != (len(features),):
-        raise ValueError(f"fit: expected {len(features)} scores, at least one, got shape {list(scores.shape)}")
-    if not bool(scores.isfinite().all()):
-        row = int((~scores.isfinite()).nonzero()[0])
-        raise ValueError(f"fit: expected finite scores, got {float(scores[row])} for observation {row}")

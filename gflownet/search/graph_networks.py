@@ -28,7 +28,7 @@ from gflownet.search.message_passing import (
     initial_weights,
     label_vocabulary,
 )
-from gflownet.search.surrogate import Prediction, Surrogate
+from gflownet.search.surrogate import CrossValidated, Prediction, check_scores
 from gflownet.search.warping import Warping
 from gflownet.workers.process import stream_seed
 
@@ -57,20 +57,23 @@ class GraphNetworksConfig:
     weight_decay: float = option(1.0, "decoupled weight decay", Interval(0))
 
 
-class GraphNetworks(Surrogate):
+class GraphNetworks(CrossValidated):
     """Message passing on the graphs of architectures; fits start from the weights of the last one."""
 
     Config = GraphNetworksConfig
 
     def __init__(self, env: Environment, config: SurrogateConfig, *, seed: int) -> None:
         super().__init__(env, config, seed=seed)
-        self.options: GraphNetworksConfig = config.options or GraphNetworksConfig()
+        options = config.options
+        self.options = options if isinstance(options, GraphNetworksConfig) else GraphNetworksConfig()
         self._vocabulary: LabelVocabulary | None = None
         self._warping = Warping(0.0, 1.0)
         self._weights: dict[str, Tensor] | None = None  # float32
         self._doubles: dict[str, Tensor] = {}  # the same in float64: predictions do not depend on the batch
         self._num_fitted = 0
         self._factor, self._constant = 1.0, 0.0  # deviation: sqrt((factor * that of the ensemble)^2 + constant^2)
+        self._left_out: Prediction | None = None
+        self._last: tuple[GraphTensors, Tensor] | None = None  # features and the outputs of the members
 
     def encode(self, states: GraphStates, extra: Tensor | None = None) -> GraphTensors:
         """Return the graphs of B terminal states, with numeric features [B, D]."""
@@ -90,13 +93,11 @@ class GraphNetworks(Surrogate):
 
     def fit(self, features: GraphTensors, scores: Tensor) -> None:
         """Train all members on n observations: many steps at first, few when observations are added."""
-        if not len(features) or scores.shape != (len(features),):
-            raise ValueError(f"fit: expected {len(features)} scores, at least one, got shape {list(scores.shape)}")
-        if not bool(scores.isfinite().all()):
-            raise ValueError("fit: expected finite scores, got one that is not")
+        check_scores(features, scores)
         self._warping = Warping.of(scores)
         if len(features) != self._num_fitted or self._weights is None:
             self._train(features, self.warp(scores).float())
+        self._last = None
         self._doubles = {name: weight.double() for name, weight in (self._weights or {}).items()}
         self._calibrate(features, self.warp(scores))
 
@@ -104,7 +105,25 @@ class GraphNetworks(Surrogate):
         """Return normal distributions of the warped scores of B graphs."""
         values = self._outputs(features)  # [M, B]
         deviation = (self._factor * values.std(0)).square() + self._constant**2
-        return Prediction(values.mean(0), deviation.sqrt().clamp(min=_MIN_STD))
+        return Prediction(values.mean(0), deviation.sqrt().clamp(min=_MIN_STD), self._noise)
+
+    def covariance(self, features: GraphTensors, row: int) -> Tensor:
+        """Return the scaled covariances of the outputs, and at `row` the rest of the variance without noise."""
+        outputs = self._outputs(features)
+        centred = outputs - outputs.mean(0)
+        result = self._factor**2 * (centred.T @ centred[:, row]) / (len(outputs) - 1)
+        result[row] += self._constant**2 - self._noise**2
+        return result
+
+    def held_out(self) -> Prediction:
+        """Return the predictions [n] of the members trained without each observation."""
+        assert self._left_out is not None
+        return self._left_out
+
+    @property
+    def _noise(self) -> float:
+        """Half of the constant variance: the rest is the error of the networks."""
+        return self._constant / math.sqrt(2)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the weights, with which further fits continue."""
@@ -156,6 +175,7 @@ class GraphNetworks(Surrogate):
         held_out = self._is_held_out(len(features))
         if not bool(held_out.any()):
             self._factor, self._constant = 1.0, float(values.std(correction=0)) + _MIN_STD
+            self._left_out = Prediction(values.mean().expand(len(values)), torch.full((len(values),), self._constant))
             return
         outputs = self._outputs(features)
         rows = torch.arange(len(features))
@@ -168,12 +188,16 @@ class GraphNetworks(Surrogate):
         likelihood = -(variance.log() + errors.square() / variance).sum(2)  # [factors, shares]
         factor, share = divmod(int(likelihood.argmax()), len(_SHARES))
         self._factor, self._constant = float(_FACTORS[factor]), scale * float(_SHARES[share])
+        deviation = (self._factor**2 * spread + self._constant**2).sqrt()
+        self._left_out = Prediction(outputs[member, rows], deviation, self._noise)
 
     @torch.no_grad()
     def _outputs(self, features: GraphTensors) -> Tensor:
         """Return the outputs of all members, [M, B] float64."""
         if not self._doubles:
             raise ValueError("predict: expected a fitted surrogate, got one without observations")
-        starts = range(0, max(len(features), 1), _CHUNK)
-        parts = [forward(features[first : first + _CHUNK].double(), self._doubles) for first in starts]
-        return torch.cat(parts, 1)
+        if self._last is None or self._last[0] is not features:
+            starts = range(0, max(len(features), 1), _CHUNK)
+            parts = [forward(features[first : first + _CHUNK].double(), self._doubles) for first in starts]
+            self._last = features, torch.cat(parts, 1)
+        return self._last[1]

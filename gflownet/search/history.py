@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -15,6 +16,16 @@ from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 
 
+class ProposalOrigin(IntEnum):
+    """The source of a proposed candidate."""
+
+    DESIGN = 0  # before the first prediction
+    SPACE = 1  # a whole space, scored
+    MUTATION = 2
+    POLICY = 3
+    RANDOM = 4
+
+
 @dataclass(frozen=True)
 class Proposal:
     """One candidate that a method proposed, with its result."""
@@ -23,6 +34,15 @@ class Proposal:
     score: float
     is_new: bool  # evaluated for this proposal: it counts to the budget
     position: int  # of its architecture in the history
+    origin: ProposalOrigin | None = None  # None: not known
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A proposed candidate without a result."""
+
+    state: GraphStates  # one state
+    origin: ProposalOrigin | None
 
 
 class History:
@@ -40,7 +60,7 @@ class History:
         self.metrics: list[dict[str, float]] = []  # n
         self.seconds: list[float] = []  # n, of the evaluations
         self.statuses: list[EvaluationStatus] = []  # n
-        self.in_flight: set[int] = set()  # codes
+        self.in_flight: dict[int, InFlight] = {}  # by code
         self.method_seconds = 0.0  # of proposing and learning
         self._position: dict[int, int] = {}  # code -> position
         self._chunks: list[GraphStates] = []
@@ -80,18 +100,26 @@ class History:
         """Return which codes [B] are neither evaluated nor in flight, [B] bool."""
         return ~torch.isin(codes, torch.tensor([*self._position, *self.in_flight], dtype=torch.int64))
 
-    def start(self, states: GraphStates) -> None:
-        """Add architectures to those in flight."""
-        self.in_flight.update(self.env.identify(states).tolist())
+    @property
+    def states_in_flight(self) -> GraphStates:
+        """Return the terminal states of the architectures in flight, in the order of their proposals."""
+        return GraphStates.cat([self.env.initial_states(0), *(each.state for each in self.in_flight.values())])
+
+    def start(self, states: GraphStates, origins: Sequence[ProposalOrigin | None] = ()) -> None:
+        """Add B terminal states to those in flight, with the origins [B] of their proposals where they are known."""
+        known = origins or [None] * len(states)
+        for index, (code, origin) in enumerate(zip(self.env.identify(states).tolist(), known, strict=True)):
+            self.in_flight.setdefault(code, InFlight(states[index : index + 1], origin))
 
     def add(self, states: GraphStates, evaluations: Sequence[Evaluation]) -> None:
         """Add the results of B terminal states; an architecture that is known stays at its position."""
         codes, new = self.env.identify(states).tolist(), []
         for index, (code, evaluation) in enumerate(zip(codes, evaluations, strict=True)):
-            self.in_flight.discard(code)
+            started = self.in_flight.pop(code, None)
             is_new = not evaluation.cached and evaluation.status is not EvaluationStatus.REFUSED
             position = self._position.get(code, len(self.scores))
-            self.proposals.append(Proposal(evaluation.hash, evaluation.score, is_new, position))
+            origin = None if started is None else started.origin
+            self.proposals.append(Proposal(evaluation.hash, evaluation.score, is_new, position, origin))
             if code in self._position:
                 continue
             self._position[code] = position
@@ -110,7 +138,7 @@ class History:
         """Return the contents as tensors and plain values, safe to load with `weights_only=True`."""
         return {
             "states": {f.name: getattr(self.states, f.name) for f in fields(GraphStates)} if len(self) else None,
-            "proposals": [(p.hash, p.score, p.is_new, p.position) for p in self.proposals],
+            "proposals": [(p.hash, p.score, p.is_new, p.position, _number(p.origin)) for p in self.proposals],
             "scores": list(self.scores),
             "measured": list(self.measured),
             "utilities": list(self.utilities),
@@ -122,7 +150,7 @@ class History:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`; nothing is in flight."""
-        self.proposals = [Proposal(*values) for values in state["proposals"]]
+        self.proposals = [_proposal(*row) for row in state["proposals"]]
         self.scores, self.seconds = list(state["scores"]), list(state["seconds"])
         self.measured = list(state["measured"])
         self.utilities = [tuple(values) for values in state["utilities"]]
@@ -132,4 +160,13 @@ class History:
         self._chunks = [] if state["states"] is None else [GraphStates(**state["states"])]
         codes = self.env.identify(self.states).tolist() if self._chunks else []
         self._position = {code: position for position, code in enumerate(codes)}
-        self.in_flight = set()
+        self.in_flight = {}
+
+
+def _number(origin: ProposalOrigin | None) -> int | None:
+    return None if origin is None else int(origin)
+
+
+def _proposal(identity: str, score: float, is_new: bool, position: int, origin: int | None = None) -> Proposal:
+    """Return a stored proposal; earlier checkpoints have no origins."""
+    return Proposal(identity, score, is_new, position, None if origin is None else ProposalOrigin(origin))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import count
 from typing import Any
+
+import torch
 
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher
@@ -16,11 +19,13 @@ from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.ticket import Request, Ticket
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.states import GraphStates
-from gflownet.search.history import History
+from gflownet.search.history import History, Proposal, ProposalOrigin
 from gflownet.search.method import SearchMethod
 
 # Longest wait for a finished evaluation between two checks for a stop request, seconds.
 _CHECK_EVERY_S = 0.2
+# Work of the method between two looks at the evaluations, seconds.
+_WORK_S = 0.1
 # Proposals in a row without a new evaluation after which a search ends: its method only repeats itself.
 _MAX_REPEATS = 2_000
 
@@ -34,7 +39,7 @@ class SearchStep:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Pending:
     """A submitted terminal state."""
 
@@ -42,13 +47,15 @@ class _Pending:
     code: int
     ticket: Ticket
     is_new: bool
+    round: int  # in which its result is learned, without `max_in_flight`
 
 
 class SearchLoop:
     """Rounds of a search method until its budget is spent.
 
-    With `max_in_flight` 0 each round waits for its batch; otherwise a round ends with every finished evaluation, and
-    the timing of evaluations decides its contents.
+    Without `max_in_flight` a round is proposed from the results of all rounds but the last `lookahead` ones, which are
+    evaluated meanwhile: timing decides nothing. With it, a round ends with every finished evaluation, and the timing
+    of evaluations decides its contents.
     """
 
     def __init__(
@@ -67,17 +74,19 @@ class SearchLoop:
             method: proposes.
             history: gets the results; that of the method.
             batch_size: candidates proposed together.
-            max_in_flight: bound on the candidates without a result; 0: none after a round.
+            max_in_flight: bound on the candidates without a result; 0: rounds.
             num_evaluations: new evaluations after which the search ends.
             patience: evaluations without a better score after which it ends; 0: no end.
         """
         self.method, self.history, self.batch_size = method, history, batch_size
         self.max_in_flight, self.num_evaluations, self.patience = max_in_flight, num_evaluations, patience
         self.round = 0
+        self.lookahead = 0  # set by `steps`
         self._num_calls = 0  # of `propose`
+        self._work: Iterator[None] = iter(())  # of the method, until the next round is learned
         self.end = ""  # reason of the end, empty before
         self._pending: list[_Pending] = []
-        self._stored: GraphStates | None = None
+        self._stored: dict[str, Any] = {}  # pending states of a checkpoint
         self._num_repeats = 0
         self.num_trained_on = 0  # architectures of the history when a policy was trained on it after the search
 
@@ -87,15 +96,16 @@ class SearchLoop:
         Raises:
             EvaluationStoppedError: a stop request, or the budget is spent; the round is not counted.
         """
+        self.lookahead = 0 if self.max_in_flight else self._chosen_lookahead(evaluator)
         self._resubmit(evaluator)
         for number in count(self.round + 1):
             if self._is_over():
                 return
             num_calls = self._num_calls
             try:
-                step = (self._asynchronous_round if self.max_in_flight else self._round)(number, evaluator)
+                step = self._next_round(number, evaluator)
             except BaseException:
-                if not self.max_in_flight:  # a resumed run repeats the round; candidates in flight are submitted again
+                if not self._pending:  # a resumed run repeats the round; candidates in flight are submitted again
                     self._num_calls = num_calls
                 raise
             if step is None:
@@ -105,7 +115,6 @@ class SearchLoop:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, safe to load with `weights_only=True`."""
-        pending = GraphStates.cat([each.state for each in self._pending]) if self._pending else None
         return {
             "round": self.round,
             "num_calls": self._num_calls,
@@ -113,7 +122,18 @@ class SearchLoop:
             "num_trained_on": self.num_trained_on,
             "history": self.history.state_dict(),
             "method": self.method.state_dict(),
-            "pending": None if pending is None else {f.name: getattr(pending, f.name) for f in fields(GraphStates)},
+            **self._pending_state(),
+        }
+
+    def _pending_state(self) -> dict[str, Any]:
+        if not self._pending:
+            return {"pending": None}
+        states, in_flight = GraphStates.cat([each.state for each in self._pending]), self.history.in_flight
+        origins = [in_flight[each.code].origin if each.code in in_flight else None for each in self._pending]
+        return {
+            "pending": {f.name: getattr(states, f.name) for f in fields(GraphStates)},
+            "pending_rounds": [each.round for each in self._pending],
+            "pending_origins": [None if origin is None else int(origin) for origin in origins],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -123,7 +143,7 @@ class SearchLoop:
         self.num_trained_on = state.get("num_trained_on", 0)  # missing in earlier checkpoints
         self.history.load_state_dict(state["history"])
         self.method.load_state_dict(state["method"])
-        self._stored = None if state["pending"] is None else GraphStates(**state["pending"])
+        self._stored = {name: state[name] for name in state if name.startswith("pending") and state["pending"]}
 
     def _num_left(self) -> int:
         return self.num_evaluations - self.history.num_new - len(self._pending)
@@ -150,17 +170,85 @@ class SearchLoop:
         start = self.method.setup.config.num_initial if self.method.uses_surrogate else 0
         return max(len(scores) - max(scores.index(max(scores)) + 1, start), 0)
 
+    def _chosen_lookahead(self, evaluator: Dispatcher) -> int:
+        """Return `search.lookahead`, by default 1 where evaluations take time in other processes."""
+        setup = self.method.setup
+        if setup.config.lookahead is not None:
+            return setup.config.lookahead
+        return int(not self.method.is_on_policy and not setup.task.is_cheap and evaluator.executor.isolates)
+
+    def _next_round(self, number: int, evaluator: Dispatcher) -> SearchStep | None:
+        if self.max_in_flight:
+            return self._asynchronous_round(number, evaluator)
+        if self.lookahead or self._pending:
+            return self._overlapped_round(number, evaluator)
+        return self._round(number, evaluator)
+
     def _round(self, number: int, evaluator: Dispatcher) -> SearchStep | None:
         states = self.propose(min(self.batch_size, self._num_left()))
         if states is None:
             return None
         env = self.history.env
         candidates = [env.terminal(states, index) for index in range(len(states))]
-        return self.learn(number, [(states, evaluator.evaluate(candidates, step=number))])
+        step = self._learn(number, [(states, evaluator.evaluate(candidates, step=number))])
+        self._start_work(number)
+        self._do_work(math.inf)
+        return step
+
+    def _overlapped_round(self, number: int, evaluator: Dispatcher) -> SearchStep | None:
+        """Propose further rounds while the oldest one is evaluated, and learn from that one."""
+        while self._may_propose():
+            states = self.propose(min(self.batch_size, self._num_left()))
+            if states is None:
+                break
+            self._submit(states, evaluator, round=self._pending[-1].round + 1 if self._pending else number)
+        if not self._pending:
+            return None
+        finished = [each for each in self._pending if each.round == self._pending[0].round]
+        self._start_work(self.round)
+        while any(each.ticket.record is None for each in finished):
+            self._advance(evaluator)
+        return self._learn_finished(number, finished, evaluator)
+
+    def _may_propose(self) -> bool:
+        """Return whether a further round may be proposed before the oldest one in flight is learned."""
+        if self._num_left() <= 0:
+            return False
+        if not self._pending:
+            return True
+        # The first predictions wait for all of the first design.
+        num_initial = self.method.setup.config.num_initial if self.method.uses_surrogate else 0
+        num_known = len(self.history)
+        is_designed = num_known < num_initial <= num_known + len(self.history.in_flight)
+        return not is_designed and len({each.round for each in self._pending}) <= self.lookahead
+
+    def _start_work(self, round: int) -> None:
+        """Begin the method's work on the results up to a round; without further proposals none is needed."""
+        self._work = self.method.work(round) if self._num_left() > 0 else iter(())
+
+    def _do_work(self, limit_s: float) -> bool:
+        """Do pieces of the method's work for about `limit_s` seconds; return whether there were any."""
+        start, is_working = time.perf_counter(), False
+        while time.perf_counter() - start < limit_s and next(self._work, self) is not self:
+            is_working = True
+        self.history.method_seconds += time.perf_counter() - start
+        return is_working
+
+    def _advance(self, evaluator: Dispatcher) -> None:
+        """Do some of the method's work, or wait for a finished evaluation."""
+        evaluator.advance(timeout=0.0 if self._do_work(_WORK_S) else _CHECK_EVERY_S)
+
+    def _learn_finished(self, number: int, finished: list[_Pending], evaluator: Dispatcher) -> SearchStep:
+        """Learn from finished candidates, after the rest of the method's work on earlier results."""
+        while self._do_work(_WORK_S):
+            evaluator.advance(timeout=0.0)
+        self._pending = [each for each in self._pending if each not in finished]
+        evaluator.flush()
+        return self._learn(number, [(each.state, [_evaluation(each, evaluator)]) for each in finished])
 
     def _asynchronous_round(self, number: int, evaluator: Dispatcher) -> SearchStep | None:
         """Fill the places in flight, wait for a result, and learn from all that are finished."""
-        is_first = True
+        is_first, is_started = True, False
         while True:
             room = min(self.max_in_flight - len(self._pending), self._num_left())
             if room > 0 and (is_first or not self._pending):
@@ -168,15 +256,15 @@ class SearchLoop:
                 if states is None and not self._pending:
                     return None
                 if states is not None:
-                    self._submit(states, evaluator, step=number)
+                    self._submit(states, evaluator, round=number)
                 is_first = room > self.batch_size and states is not None
+            if not is_started:
+                self._start_work(self.round)
+                is_started = True
             finished = [each for each in self._pending if each.ticket.record is not None]
             if finished:
-                break
-            evaluator.advance(timeout=_CHECK_EVERY_S)
-        self._pending = [each for each in self._pending if each.ticket.record is None]
-        evaluator.flush()
-        return self.learn(number, [(each.state, [_evaluation(each, evaluator)]) for each in finished])
+                return self._learn_finished(number, finished, evaluator)
+            self._advance(evaluator)
 
     def propose(self, num: int) -> GraphStates | None:
         """Return the next candidates, in flight from now on; None where the method has none.
@@ -184,7 +272,7 @@ class SearchLoop:
         Raises:
             UserError: proposals that are no terminal states.
         """
-        start = time.perf_counter()
+        start, self.method.origins = time.perf_counter(), None
         states = self.method.propose(self._num_calls + 1, num)
         self.history.method_seconds += time.perf_counter() - start
         self._check(states)
@@ -192,7 +280,8 @@ class SearchLoop:
             if not self.history.in_flight:  # whose results may lead to others
                 self.end = self.end or "the method has no further proposals"
             return None
-        self.history.start(states)
+        origins = [] if self.method.origins is None else self.method.origins.tolist()
+        self.history.start(states, [ProposalOrigin(each) for each in origins if len(origins) == len(states)])
         self._num_calls += 1
         return states
 
@@ -204,20 +293,26 @@ class SearchLoop:
         if len(states) and not bool(self.history.env.forward_masks(states).masks[GraphActionType.Stop].all()):
             raise UserError(f"{key}: expected terminal states from propose, got one in which Stop is not legal")
 
-    def _submit(self, states: GraphStates, evaluator: Dispatcher, *, step: int) -> None:
+    def _submit(self, states: GraphStates, evaluator: Dispatcher, *, round: int) -> None:
         env = self.history.env
-        tickets = evaluator.submit([Request(env.terminal(states, i)) for i in range(len(states))], step=step)
+        tickets = evaluator.submit([Request(env.terminal(states, i)) for i in range(len(states))], step=round)
         earlier = {each.code for each in self._pending}  # in flight, or finished and not yet in the history
         for index, (code, ticket) in enumerate(zip(env.identify(states).tolist(), tickets, strict=True)):
             is_new = self.history.position(code) is None and code not in earlier
-            self._pending.append(_Pending(states[index : index + 1], code, ticket, is_new))
+            self._pending.append(_Pending(states[index : index + 1], code, ticket, is_new, round))
             earlier.add(code)
 
     def _resubmit(self, evaluator: Dispatcher) -> None:
-        stored, self._stored = self._stored, None
-        if stored is not None:
-            self.history.start(stored)
-            self._submit(stored, evaluator, step=self.round + 1)
+        """Submit the candidates in flight of a checkpoint; earlier ones have no rounds and no origins."""
+        stored, self._stored = self._stored, {}
+        if not stored:
+            return
+        states = GraphStates(**stored["pending"])
+        rounds = torch.tensor(stored.get("pending_rounds", [self.round + 1] * len(states)))
+        origins = stored.get("pending_origins", [None] * len(states))
+        self.history.start(states, [None if each is None else ProposalOrigin(each) for each in origins])
+        for round in rounds.unique().tolist():
+            self._submit(states[rounds == round], evaluator, round=round)
 
     def learn(self, number: int, results: Iterable[tuple[GraphStates, Sequence[Evaluation]]]) -> SearchStep:
         """Add results to the history, let the method learn from them, and return the round.
@@ -226,8 +321,15 @@ class SearchLoop:
             number: of the round.
             results: terminal states and one evaluation of each.
         """
+        step = self._learn(number, results)
+        self._work = self.method.work(number)
+        self._do_work(math.inf)
+        return step
+
+    def _learn(self, number: int, results: Iterable[tuple[GraphStates, Sequence[Evaluation]]]) -> SearchStep:
+        """Return the round as `learn`, without the work that may follow."""
         evaluations: list[Evaluation] = []
-        num_before = self.history.num_new
+        num_before, num_proposals = self.history.num_new, len(self.history.proposals)
         for states, of_states in results:
             self.history.add(states, of_states)
             evaluations += of_states
@@ -236,6 +338,7 @@ class SearchLoop:
         start = time.perf_counter()
         metrics = dict(self.method.observe(number))
         self.history.method_seconds += time.perf_counter() - start
+        metrics |= origin_counts(self.history.proposals, num_proposals)
         return SearchStep(number, evaluations, metrics | self._metrics())
 
     def _metrics(self) -> dict[str, float]:
@@ -246,6 +349,16 @@ class SearchLoop:
             "method_share": self.history.method_seconds / evaluation_s if evaluation_s else 0.0,
             "evaluation_seconds": evaluation_s,
         }
+
+
+def origin_counts(proposals: Sequence[Proposal], first: int) -> dict[str, float]:
+    """Return how many proposals from position `first` on, and in all, have each origin; nothing without origins."""
+    new, total = (Counter(each.origin for each in part) for part in (proposals[first:], proposals))
+    if not any(origin is not None for origin in total):
+        return {}
+    names = {f"proposed_{origin.name.lower()}": origin for origin in ProposalOrigin}
+    counts = {name: float(new[origin]) for name, origin in names.items()}
+    return counts | {f"{name}_total": float(total[origin]) for name, origin in names.items()}
 
 
 def _evaluation(pending: _Pending, evaluator: Dispatcher) -> Evaluation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.plugins import Configurable
 from gflownet.search.config import SearchConfig
 from gflownet.search.history import History
-from gflownet.search.surrogate import Surrogate
+from gflownet.search.surrogate import Prediction, Surrogate
 from gflownet.workers.process import stream_seed
 
 
@@ -49,17 +49,19 @@ class SearchMethod(Configurable, ABC):
     """
 
     uses_surrogate: ClassVar[bool] = False
+    is_on_policy: ClassVar[bool] = False  # whether it has to learn from a round before it proposes the next
     trains_sampler: ClassVar[bool] = False  # whether a policy is trained on `completed_scores` after the search
 
     def __init__(self, setup: SearchSetup) -> None:
         self.setup, self.history, self.env = setup, setup.history, setup.context.env
+        self.origins: Tensor | None = None  # [B] int64 of the last proposals, each a ProposalOrigin; None: not known
 
     @abstractmethod
     def propose(self, call: int, num: int) -> GraphStates:
         """Return up to `num` terminal states to evaluate next; fewer where the method has no more, none at its end.
 
-        It changes nothing that `state_dict` returns: an interrupted round is repeated after a resume. Known states are
-        allowed: their result comes from the store, without an evaluation, and is a proposal.
+        A repeated call returns the same, and leaves the same state: an interrupted round is repeated after a resume.
+        Known states are allowed: their result comes from the store, without an evaluation, and is a proposal.
 
         Args:
             call: number of the call, from 1 on.
@@ -70,9 +72,25 @@ class SearchMethod(Configurable, ABC):
         """Learn from the results of the round, which the history has, and return metrics of the method."""
         return {}
 
+    def work(self, round: int) -> Iterator[None]:
+        """Return the work between `observe` of a round and of the next, in pieces of some milliseconds.
+
+        It is done while candidates train, whole or, before an interruption, in part: until it is done, `state_dict`
+        returns the state before it.
+        """
+        return iter(())
+
     def completed_scores(self, states: GraphStates) -> Tensor:
         """Return scores of terminal states [B]: measured ones where they are known, predictions elsewhere."""
         raise NotImplementedError(f"{type(self).__name__} predicts no scores")
+
+    def predicted(self, states: GraphStates) -> Prediction | None:
+        """Return the distributions of the scores of terminal states [B] given all evaluations; None without a model.
+
+        In scores, for measured architectures, too: the distribution of the mean score over seeds has the standard
+        deviation `latent_std`, that of one training around its mean is `noise`.
+        """
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state beyond the history, safe to load with `weights_only=True`."""

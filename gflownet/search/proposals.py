@@ -15,12 +15,11 @@ from gflownet.data.uniform import uniform_states
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.search.calibration import ranked
-from gflownet.search.history import History
+from gflownet.search.history import History, ProposalOrigin
 from gflownet.search.mutations import mutated
 
 LogValues = Callable[[GraphStates], Tensor]  # acquisition of terminal states [B], on a logarithmic scale
 _NUM_PARENTS = 10  # best known architectures, and best candidates of a generation, that are mutated
-_MAX_UNDONE = 3  # construction steps that a mutation undoes
 _MAX_DRAWS = 20  # batches of random architectures until enough are new
 
 
@@ -30,6 +29,7 @@ class Pool:
 
     states: GraphStates  # [B]
     log_values: Tensor  # [B] float64
+    origin: Tensor  # [B] int64, a ProposalOrigin
 
     def __len__(self) -> int:
         """Return B."""
@@ -61,13 +61,18 @@ def _first(positions: Iterator[int], num: int, accepts: Callable[[int], bool]) -
 
 def unknown(history: History, states: GraphStates) -> GraphStates:
     """Return one state of each architecture that is neither evaluated nor in flight, in order."""
+    return states[unknown_mask(history, states)]
+
+
+def unknown_mask(history: History, states: GraphStates) -> Tensor:
+    """Return which states [B] are the first of an architecture that is neither evaluated nor in flight, [B] bool."""
     codes = history.env.identify(states)
     is_first = torch.zeros(len(codes), dtype=torch.bool)
     seen: set[int] = set()
     for position, code in enumerate(codes.tolist()):
         is_first[position] = code not in seen
         seen.add(code)
-    return states[is_first & history.is_unknown(codes)]
+    return is_first & history.is_unknown(codes)
 
 
 def random_unknown(history: History, num: int, generator: torch.Generator) -> GraphStates:
@@ -90,7 +95,7 @@ def mutations(env: Environment, parents: GraphStates, num: int, generator: torch
     """Return `num` mutations of parents, as many of each as possible."""
     if not num:
         return parents[:0]
-    return mutated(env, parents[torch.arange(num) % len(parents)], generator, max_undone=_MAX_UNDONE)
+    return mutated(env, parents[torch.arange(num) % len(parents)], generator)
 
 
 def evolved(
@@ -98,12 +103,14 @@ def evolved(
     start: GraphStates,
     log_values: LogValues,
     *,
+    origin: Tensor,
     num_mutations: int,
     num_generations: int,
     generator: torch.Generator,
 ) -> Pool:
-    """Return a pool from start states, whose best candidates are mutated again in each generation."""
-    states = unknown(history, start)
+    """Return a pool from start states [B] and their origins, whose best candidates are mutated in each generation."""
+    is_unknown = unknown_mask(history, start)
+    states, origin = start[is_unknown], origin[is_unknown]
     values = log_values(states)
     for _ in range(num_generations):
         if not len(states):
@@ -112,5 +119,11 @@ def evolved(
         children = mutations(history.env, parents, num_mutations, generator)
         combined = unknown(history, GraphStates.cat([states, children]))
         values = torch.cat([values, log_values(combined[len(states) :])])
+        origin = torch.cat([origin, torch.full((len(combined) - len(states),), int(ProposalOrigin.MUTATION))])
         states = combined
-    return Pool(states, values)
+    return Pool(states, values, origin)
+
+
+def origin_of(*counts: tuple[ProposalOrigin, int]) -> Tensor:
+    """Return each origin as often as it is counted, in order, int64."""
+    return torch.cat([torch.full((num,), int(origin)) for origin, num in counts])

@@ -5,6 +5,8 @@ Letters: K distances, m observations, B predicted graphs.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -71,6 +73,21 @@ class Regression:
         """Set the values of all observations."""
         self.posterior = Posterior.of(self.factor, values[self.rows])
 
+    @property
+    def noise(self) -> float:
+        """Return the standard deviation of the noise of one observation."""
+        return math.sqrt(float(self.posterior.variance) * self.hyperparameters.noise_variance)
+
+    def left_out(self) -> Prediction:
+        """Return the predictions [m] of the observations, each from the others (Rasmussen and Williams, eq. 5.12)."""
+        factor, posterior = self.factor, self.posterior
+        identity = torch.eye(len(factor), dtype=factor.dtype)
+        inverse_factor = torch.linalg.solve_triangular(factor, identity, upper=False)
+        precision = inverse_factor.square().sum(0)  # diagonal of the inverse covariance
+        error = (inverse_factor.T @ posterior.residuals) / precision  # value - prediction
+        values = posterior.mean + factor @ posterior.residuals
+        return Prediction(values - error, (posterior.variance / precision).sqrt(), self.noise)
+
 
 class CrossCovariance:
     """Covariances of B graphs with the observations, extended when observations are added."""
@@ -93,8 +110,15 @@ class CrossCovariance:
         posterior, whitened = regression.posterior, self._whitened[: self._num_rows]
         mean = posterior.mean + (posterior.residuals.to(whitened) @ whitened).double()
         variance = posterior.variance * (1 - self._explained).clamp(min=_MIN_VARIANCE)
-        noise = posterior.variance * regression.hyperparameters.noise_variance
-        return Prediction(mean, (variance + noise).sqrt())
+        return Prediction(mean, (variance + regression.noise**2).sqrt(), regression.noise)
+
+    def covariance(self, regression: Regression, row: int) -> Tensor:
+        """Return the covariances [B] with the graph at `row`, after `predict`."""
+        graph = self.features[row : row + 1]
+        squared = Points(graph).distances(Points(self.features))[:, :, 0]  # [K, B]
+        prior = correlation(torch.tensordot(regression.weights, squared, 1))
+        whitened = self._whitened[: self._num_rows]
+        return regression.posterior.variance * (prior - (whitened[:, row] @ whitened).double())
 
     def _restart(self, regression: Regression) -> None:
         """Whiten the covariances with the observations of the last fit together."""

@@ -35,6 +35,7 @@ class Reinforce(SearchMethod):
     """Samples architectures from a policy network, and makes those with scores above the baseline more probable."""
 
     Config = ReinforceConfig
+    is_on_policy = True
 
     def __init__(self, setup: SearchSetup) -> None:
         super().__init__(setup)

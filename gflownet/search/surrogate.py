@@ -6,9 +6,11 @@ Letters: n observations, B predicted architectures, D numeric features.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gflownet.mdp.environment import Environment
@@ -23,6 +25,12 @@ class Prediction:
 
     mean: Tensor  # [B]
     std: Tensor  # [B], of the score that an evaluation returns, with its noise
+    noise: float = 0.0  # part of `std`: standard deviation of one evaluation around its mean
+
+    @property
+    def latent_std(self) -> Tensor:
+        """Return the standard deviation [B] of the mean over repeated evaluations."""
+        return (self.std.square() - self.noise**2).clamp(min=0).sqrt()
 
     def __len__(self) -> int:
         """Return B."""
@@ -61,6 +69,14 @@ class Surrogate(Configurable, ABC):
     def predict(self, features: Any) -> Prediction:
         """Return the distribution of the warped scores; the same object as in the last call costs less."""
 
+    def metrics(self) -> Mapping[str, float]:
+        """Return metrics of the model, such as the weights of its parts."""
+        return {}
+
+    def covariance(self, features: Any, row: int) -> Tensor | None:
+        """Return the covariances [B] of the mean scores, warped, of B architectures with that of one; None: unknown."""
+        return None
+
     @abstractmethod
     def warp(self, scores: Tensor) -> Tensor:
         """Return warped scores, in the units of predictions."""
@@ -76,3 +92,44 @@ class Surrogate(Configurable, ABC):
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`: `fit` to the same observations then gives the same predictions."""
+
+
+class CrossValidated(Surrogate):
+    """A surrogate that predicts each of its observations from the others, at little cost."""
+
+    @abstractmethod
+    def held_out(self) -> Prediction:
+        """Return the predictions [n] of the observations of the last fit, each without its own score."""
+
+
+# Models are fitted again after this share, and at least this number, of new observations.
+_GROWTH, _MIN_GROWTH = 0.08, 2
+
+
+def next_fit(num_fitted: int) -> float:
+    """Return the number of observations at which a model of `num_fitted` is fitted again."""
+    return num_fitted and num_fitted + max(_MIN_GROWTH, _GROWTH * num_fitted)
+
+
+def check_scores(features: Any, scores: Tensor) -> None:
+    """Raise ValueError unless there is a finite score for each of at least one observation."""
+    if not len(features) or scores.shape != (len(features),):
+        raise ValueError(f"fit: expected {len(features)} scores, at least one, got shape {list(scores.shape)}")
+    if not bool(scores.isfinite().all()):
+        row = int((~scores.isfinite()).nonzero()[0])
+        raise ValueError(f"fit: expected finite scores, got {float(scores[row])} for observation {row}")
+
+
+def mixture(parts: Sequence[Prediction], weights: Sequence[float]) -> Prediction:
+    """Return mean and deviation of a mixture of predictions with weights that sum to 1."""
+    mean = sum_of([weight * each.mean for weight, each in zip(weights, parts, strict=True)])
+    second = [
+        weight * (each.std.square() + (each.mean - mean).square()) for weight, each in zip(weights, parts, strict=True)
+    ]
+    noise = sum(weight * each.noise**2 for weight, each in zip(weights, parts, strict=True)) ** 0.5
+    return Prediction(mean, sum_of(second).sqrt(), noise)
+
+
+def sum_of(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the sum of tensors of one shape."""
+    return torch.stack(list(tensors)).sum(0)

@@ -6,19 +6,24 @@ Letters: B terminal states, n observations.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gflownet.data.uniform import uniform_states
 from gflownet.errors import UserError
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.mdp.states import GraphStates
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.search.calibration import Calibration
-from gflownet.search.candidate_model import CandidateModel
+from gflownet.search.candidate_model import CandidateModel, in_scores
+from gflownet.search.conditioning import BelievedModel, spread_order
+from gflownet.search.descriptors import Descriptors
 from gflownet.search.enumeration import ScoredSpace, enumerated
+from gflownet.search.history import History, ProposalOrigin
 from gflownet.search.method import SearchMethod, SearchSetup
 from gflownet.search.proposals import (
     Pool,
@@ -26,14 +31,17 @@ from gflownet.search.proposals import (
     best_states,
     evolved,
     mutations,
+    origin_of,
     random_unknown,
     sampled_order,
-    unknown,
+    unknown_mask,
 )
 from gflownet.search.surrogate import Prediction, Surrogate
 
 # Random streams of a call.
-_RANDOM, _POOL, _VALUES, _ORDER = range(4)
+_RANDOM, _POOL, _VALUES, _ORDER, _BATCH = range(5)
+_NUM_DESIGN = 256  # random architectures of which the first ones are chosen
+_NUM_BELIEVED = 256  # best candidates of a pool, out of which a batch is chosen one by one
 _NUM_GENERATIONS = 2  # of mutations of the pool's best candidates
 _CHUNK = 4_096  # architectures predicted at once for `completed_scores`, to bound memory
 
@@ -69,9 +77,12 @@ class SurrogateSearch(SearchMethod):
         num_initial = self.config.num_initial - len(self.history) - len(self.history.in_flight)
         if num_initial > 0 or not self._num_fitted:
             num = min(num, num_initial) if num_initial > 0 else num
-            return self._chosen(_equal(self.random_states(call)), num, call)
+            origin = ProposalOrigin.DESIGN if num_initial > 0 else ProposalOrigin.RANDOM
+            return self._first_states(call, num, origin)
         states = self._chosen(self.pool(call), num, call)
-        return states if len(states) else self._chosen(_equal(self.random_states(call)), num, call)
+        if len(states):
+            return states
+        return self._chosen(_equal(self.random_states(call), ProposalOrigin.RANDOM), num, call)
 
     def observe(self, round: int) -> Mapping[str, float]:
         """Compare the predictions of the new results with their scores, then fit the surrogate to all."""
@@ -81,7 +92,7 @@ class SurrogateSearch(SearchMethod):
             if len(self.history) >= self.config.num_initial:
                 self._fit()
         metrics = {**self.calibration.metrics(), "fallback": float(self.calibration.is_worse_than_mean)}
-        return {**metrics, **(self.learn(round) if self._num_fitted else {})}
+        return {**metrics, **self.surrogate.metrics(), **(self.learn(round) if self._num_fitted else {})}
 
     @classmethod
     def check_config(cls, config: Any) -> None:
@@ -96,6 +107,11 @@ class SurrogateSearch(SearchMethod):
     @abstractmethod
     def samples(self, call: int) -> GraphStates:
         """Return candidates that are no mutations, known ones included."""
+
+    @property
+    def samples_origin(self) -> ProposalOrigin:
+        """Origin of `samples`."""
+        return ProposalOrigin.RANDOM
 
     @abstractmethod
     def learn(self, round: int) -> Mapping[str, float]:
@@ -112,6 +128,17 @@ class SurrogateSearch(SearchMethod):
         for part in (known < 0).nonzero().squeeze(1).split(_CHUNK):
             scores[part] = self._expected(states[part])
         return scores
+
+    def predicted(self, states: GraphStates) -> Prediction | None:
+        """Return the distributions of the scores of terminal states [B]; None before the first observation."""
+        if not self._num_fitted:
+            self._fit()
+        if not self._num_fitted or self.model.has_objectives:
+            return None
+        parts = [self._predict(states[first : first + _CHUNK]) for first in range(0, max(len(states), 1), _CHUNK)]
+        mean, std = (torch.cat([getattr(each, name) for each in parts]) for name in ("mean", "std"))
+        noise = torch.tensor([1.0, 1.0 + parts[0].noise], dtype=torch.float64)  # the warp is linear above 0
+        return Prediction(*in_scores(self.surrogate, Prediction(mean, std)), float(self.surrogate.unwarp(noise).diff()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return calibration and hyperparameters of the surrogates."""
@@ -165,7 +192,11 @@ class SurrogateSearch(SearchMethod):
         if self.calibration.is_worse_than_mean:
             generator = self.setup.generator(call, _POOL)
             varied = mutations(self.env, best_states(self.history), self.config.proposals.num_mutations, generator)
-            return _equal(unknown(self.history, GraphStates.cat([varied, self.random_states(call)])))
+            others = self.random_states(call)
+            origin = origin_of((ProposalOrigin.MUTATION, len(varied)), (ProposalOrigin.RANDOM, len(others)))
+            states = GraphStates.cat([varied, others])
+            is_unknown = unknown_mask(self.history, states)
+            return _equal(states[is_unknown], origin[is_unknown])
         if self.space is None:
             return self.evolved_pool(call, self.setup.generator(call, _POOL))
         return self._pool_of_space(self.space, call)
@@ -173,16 +204,18 @@ class SurrogateSearch(SearchMethod):
     def _pool_of_space(self, space: ScoredSpace, call: int) -> Pool:
         values = self.model.log_values(space.features(self.model), self.setup.generator(call, _VALUES))
         positions = self.history.is_unknown(space.codes).nonzero().squeeze(1)
-        return Pool(space.states[positions], values[positions])
+        return Pool(space.states[positions], values[positions], origin_of((ProposalOrigin.SPACE, len(positions))))
 
     def evolved_pool(self, call: int, generator: torch.Generator) -> Pool:
         """Return mutations of the best architectures, samples, and mutations of the best of these."""
         options = self.config.proposals
         varied = mutations(self.env, best_states(self.history), options.num_mutations, generator)
+        samples = self.samples(call)
         return evolved(
             self.history,
-            GraphStates.cat([varied, self.samples(call)]),
+            GraphStates.cat([varied, samples]),
             lambda states: self.log_values(states, generator),
+            origin=origin_of((ProposalOrigin.MUTATION, len(varied)), (self.samples_origin, len(samples))),
             num_mutations=options.num_mutations,
             num_generations=_NUM_GENERATIONS,
             generator=generator,
@@ -205,14 +238,65 @@ class SurrogateSearch(SearchMethod):
     def _chosen(self, pool: Pool, num: int, call: int) -> GraphStates:
         """Return a batch without candidates that a hard cap refuses."""
         order = sampled_order(pool.log_values, self.setup.generator(call, _ORDER), beta=self.config.acquisition.beta)
-        return pool.states[accepted(pool.states, order, num, self._refused)]
+        is_joint = num > 1 or len(self.history.in_flight) > 0
+        if is_joint and self._num_fitted and not self.calibration.is_worse_than_mean:
+            order = self._ordered_in_turn(pool, order, num, self.setup.generator(call, _BATCH))
+        positions = accepted(pool.states, order, num, self._refused)
+        self.origins = pool.origin[positions]
+        return pool.states[positions]
+
+    def _ordered_in_turn(self, pool: Pool, order: Tensor, num: int, generator: torch.Generator) -> Tensor:
+        """Return an order whose first `num` are sampled one by one.
+
+        Each one is sampled as if those before and the candidates in flight had the score of their predicted mean.
+        """
+        rows = order[:_NUM_BELIEVED]
+        features = self.model.encode(GraphStates.cat([pool.states[rows], self.history.states_in_flight]))
+        believed, following = self.model.believe(features), iter(range(len(rows)))
+        for position in range(len(rows), len(features)):
+            believed.add(position)
+        if len(features) > len(rows):
+            following = self._following(features, believed, len(rows), generator)
+        passed, chosen = set[int](), list[int]()
+        while len(chosen) < num and (position := next(following, None)) is not None:
+            if position in passed:
+                continue
+            passed.add(position)
+            if not self._refused(pool.states, int(rows[position])):
+                chosen.append(position)
+                believed.add(position)
+                following = self._following(features, believed, len(rows), generator)
+        first = rows[torch.tensor(chosen, dtype=torch.int64)]
+        return torch.cat([first, order[~torch.isin(order, first)]])
+
+    def _following(self, features: Any, believed: BelievedModel, num: int, generator: torch.Generator) -> Iterator[int]:
+        """Return the first `num` candidates in an order sampled by their acquisition."""
+        values = self.model.log_values(features, generator, believed)[:num]
+        return iter(sampled_order(values, generator, beta=self.config.acquisition.beta).tolist())
+
+    def _first_states(self, call: int, num: int, origin: ProposalOrigin) -> GraphStates:
+        """Return unknown architectures of the first design, then random ones."""
+        states = GraphStates.cat([self._design, self.random_states(call)])
+        states = states[unknown_mask(self.history, states)]
+        states = states[accepted(states, torch.arange(len(states)), num, self._refused)]
+        self.origins = origin_of((origin, len(states)))
+        return states
+
+    @cached_property
+    def _design(self) -> GraphStates:
+        """Random architectures, each the one whose descriptors are farthest from those before."""
+        states = uniform_states(self.env, _NUM_DESIGN, generator=self.setup.generator(0, _RANDOM))
+        states = states[unknown_mask(History(self.env), states)]
+        return states[spread_order(Descriptors(self.env, seed=self.setup.seed)(states), len(states))]
 
     def _refused(self, states: GraphStates, index: int) -> bool:
         return self.setup.is_refused(self.env.terminal(states, index))
 
 
-def _equal(states: GraphStates) -> Pool:
-    return Pool(states, torch.zeros(len(states), dtype=torch.float64))
+def _equal(states: GraphStates, origin: Tensor | ProposalOrigin) -> Pool:
+    if isinstance(origin, ProposalOrigin):
+        origin = origin_of((origin, len(states)))
+    return Pool(states, torch.zeros(len(states), dtype=torch.float64), origin)
 
 
 class SurrogateAlone(SurrogateSearch):

@@ -6,13 +6,23 @@ from typing import Any
 import pytest
 import torch
 
+from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.mdp.action import GraphActionType
 from gflownet.search import loop as loop_module
 from gflownet.search.config import SEARCH_METHODS
 from gflownet.search.loop import SearchLoop
 from gflownet.trainer import GFNTrainer
-from tests.search.searches import DirectEvaluator, FailsOrRefuses, build, dispatcher, method_of, proposals, run_search
+from tests.search.searches import (
+    DirectEvaluator,
+    FailsOrRefuses,
+    UnorderedEvaluator,
+    build,
+    dispatcher,
+    method_of,
+    proposals,
+    run_search,
+)
 from tests.toy_tasks import RewardsHiddenNodes
 
 # Small populations, so that each method does more than propose random architectures.
@@ -78,10 +88,10 @@ def test_proposals_are_terminal_and_repeatable(method, space):
         assert 1 <= len(states) <= 2
         assert bool(trainer.env.forward_masks(states).masks[GraphActionType.Stop].all())
         assert bool(states.equals(same).all()), "the seed decides"
+    first = method_of(trainer)[0].propose(5, 2)
     state = comparable(method_of(trainer)[0].state_dict())
-    first, second = (method_of(trainer)[0].propose(5, 2) for _ in range(2))
-    assert bool(first.equals(second).all())
-    assert comparable(method_of(trainer)[0].state_dict()) == state, "a proposal changes no state"
+    assert bool(first.equals(method_of(trainer)[0].propose(5, 2)).all())
+    assert comparable(method_of(trainer)[0].state_dict()) == state, "a repeated proposal leaves the same state"
 
 
 def test_seed_changes_proposals(method):
@@ -104,6 +114,23 @@ def test_restored_search_equals_uninterrupted_one(method):
     run_search(second, evaluator)
     assert proposed(loop_of(second)) == proposed(loop_of(whole))
     assert comparable(loop_of(second).state_dict()) == comparable(loop_of(whole).state_dict())
+
+
+def test_overlapped_rounds_depend_on_no_timing(method):
+    options = ("budget.evaluations=12", "search.batch_size=2", "search.lookahead=1")
+    runs = [searching(method, *options) for _ in range(3)]
+    for seed, run in enumerate(runs[:2]):
+        run_search(run, UnorderedEvaluator(run.task, seed=seed))
+    assert comparable(loop_of(runs[0]).state_dict()) == comparable(loop_of(runs[1]).state_dict())
+    if loop_of(runs[0]).method.is_on_policy:
+        return
+    stopped: Any = UnorderedEvaluator(runs[2].task, seed=2, num_until_stop=7)
+    with pytest.raises(EvaluationStoppedError):
+        list(loop_of(runs[2]).steps(stopped))
+    resumed = searching(method, *options)
+    loop_of(resumed).load_state_dict(stored(loop_of(runs[2]).state_dict()))
+    run_search(resumed, UnorderedEvaluator(resumed.task, seed=3))
+    assert comparable(loop_of(resumed).state_dict()) == comparable(loop_of(runs[0]).state_dict())
 
 
 def test_search_ends_when_the_space_is_exhausted(method, monkeypatch):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from gflownet.evaluation.config import EvaluationConfig, FinalConfig
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.final import (
-    FinalTrainings,
+    FinalStage,
     NoStore,
     TopArchitecture,
     check_final,
@@ -21,8 +22,10 @@ from gflownet.evaluation.final import (
     ranked,
     with_test_scores,
 )
+from gflownet.evaluation.final_trainings import Finalists, FinalTrainings
+from gflownet.evaluation.racing import RANDOM_REPEAT, Belief
 from gflownet.evaluation.randomness import candidate_seed
-from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.task import CandidateTraining, Reference, Score
 from tests.evaluation.candidates import StubCandidate, StubTask, dispatcher_of, record
 
@@ -97,51 +100,89 @@ def trainings(
     return FinalTrainings(store, config=FinalConfig(**options), step=9, **parts)
 
 
-def expected_scores(key: str, base: float, num: int) -> list[float]:
-    seeds = [candidate_seed(SEED, StubCandidate(key).canonical_hash(), k) for k in range(1, num + 1)]
+def finalists(rows: Sequence[EvaluationRecord], num_trainings: int, *, num_before: int = 0, offset: int = 0):
+    """Return finalists with a prior that says next to nothing."""
+    means = np.array([row.score for row in rows])
+    belief = Belief(means, np.full(len(rows), 10.0))
+    return Finalists(rows, lambda noise: belief, 0.01, num_trainings, num_before=num_before, offset=offset)
+
+
+def run_final(
+    stage: FinalTrainings,
+    rows: Sequence[EvaluationRecord],
+    num: int,
+    *,
+    others: Sequence[str] = (),
+    num_before: int = 0,
+) -> FinalStage:
+    """Race rows with `num` trainings, and the best one of some random candidates with 3."""
+
+    def of_random(records: Sequence[EvaluationRecord]) -> Finalists | None:
+        best = sorted(records, key=lambda record: -record.score)[:1]
+        return finalists(best, 3, offset=RANDOM_REPEAT) if best else None
+
+    candidates = [StubCandidate(key) for key in others]
+    chosen = finalists(rows, num, num_before=num_before)
+    return stage.run(chosen, random_candidates=candidates, random_finalists=of_random)
+
+
+def expected_scores(key: str, base: float, num: int, *, offset: int = 0) -> list[float]:
+    seeds = [candidate_seed(SEED, StubCandidate(key).canonical_hash(), offset + k) for k in range(1, num + 1)]
     return [base + seed % 100 / 10_000 for seed in seeds]
 
 
 @pytest.mark.parametrize("kind", [NoisyTask, TrainedTask])
-def test_final_stage_ranks_by_mean_of_new_seeds(store, kind):
-    task = kind({"lucky": 0.6, "good": 0.8, "random": 0.3, "worse": 0.2})
+def test_final_stage_ranks_by_new_seeds(store, kind):
+    task = kind({"lucky": 0.801, "good": 0.8, "random": 0.3, "worse": 0.2})
     rows = [row("lucky", score=0.9), row("good", score=0.85)]
     store.add(rows)
-    others = [StubCandidate("worse"), StubCandidate("random")]
-    final = trainings(task, store, num_seeds=3).run(rows, random_candidates=others)
-    assert [each.record.key for each in final.top] == ["good", "lucky"]
-    assert list(final.top[0].scores) == pytest.approx(expected_scores("good", 0.8, 3))
-    assert final.top[0].tests == pytest.approx([score / 2 for score in final.top[0].scores])
+    final = run_final(trainings(task, store, num_seeds=3), rows, 6, others=["worse", "random"])
+    values = {"good": expected_scores("good", 0.8, 3), "lucky": expected_scores("lucky", 0.801, 3)}
+    order = sorted(values, key=lambda key: -sum(values[key]))
+    assert [each.record.key for each in final.top] == order
+    for each in final.top:
+        assert list(each.scores) == pytest.approx(values[each.record.key])
+        assert each.tests == pytest.approx([score / 2 for score in each.scores])
     assert final.best_random is not None
-    assert list(final.best_random.scores) == pytest.approx(expected_scores("random", 0.3, 3))
-    assert final.num_random == 2
+    assert list(final.best_random.scores) == pytest.approx(expected_scores("random", 0.3, 3, offset=RANDOM_REPEAT))
+    assert (final.num_random, final.num_random_trainings) == (2, 5)
     assert final.is_complete
     assert final.references == (Reference("a standard method", [0.5] * 3, [0.25] * 3, 11),)
     assert [each.key for each in store.top(10)] == ["lucky", "good"]  # new seeds are no rows of the search
     if kind is TrainedTask:
-        seed = candidate_seed(SEED, StubCandidate("good").canonical_hash(), 1)
+        seed = candidate_seed(SEED, StubCandidate(order[0]).canonical_hash(), 1)
         assert cast(Any, final.top[0].weights)["weight"] == torch.tensor([[float(seed % 1_000)]])
-        assert final.best_random.weights is None
+        assert final.best_random.weights is not None
+
+
+def test_final_stage_stops_seeds_out_of_reach(store):
+    rows = [row(key, score=0.9) for key in ("bad", "good", "near")]
+    task = TrainedTask({"bad": 0.3, "good": 0.8, "near": 0.799})
+    final = run_final(trainings(task, store, num_seeds=5), rows, 9)
+    assert [each.record.key for each in final.top][2] == "bad"
+    assert len(final.top[2].scores) < 3
+    assert len(task.calls) <= 9
 
 
 def test_final_stage_resumes_from_store(store):
     rows = [row("a", score=0.9), row("b", score=0.85)]
-    outcomes = {"a": 0.6, "b": 0.8, "c": 0.1}
-    first = trainings(TrainedTask(outcomes), store, num_seeds=3).run(rows, random_candidates=[StubCandidate("c")])
+    outcomes = {"a": 0.8, "b": 0.8, "c": 0.1}
+    first = run_final(trainings(TrainedTask(outcomes), store, num_seeds=3), rows, 6, others=["c"])
     task = TrainedTask(outcomes)
-    second = trainings(task, store, num_seeds=3).run(rows, random_candidates=[StubCandidate("c")])
+    second = run_final(trainings(task, store, num_seeds=3), rows, 6, others=["c"], num_before=6)
     assert second == first
     # Only the weights of the first new seeds are trained again.
-    assert sorted(key for key, _ in task.calls) == ["a", "b"]
+    assert sorted(key for key, _ in task.calls) == ["a", "b", "c"]
     more = TrainedTask(outcomes)
-    trainings(more, store, num_seeds=4).run(rows, random_candidates=[StubCandidate("c")])
-    assert sorted(key for key, _ in more.calls) == ["a", "a", "b", "b", "c"]
+    final = run_final(trainings(more, store, num_seeds=4), rows, 7, others=["c"], num_before=6)
+    assert sum(len(each.scores) for each in final.top) == 7  # one more than before
+    assert len(more.calls) == 1 + 3
 
 
 def test_weights_with_another_score_are_not_saved(store):
     rows = [row("a", score=0.9)]
-    trainings(TrainedTask({"a": 0.6}), store, num_seeds=2).run(rows)
-    final = trainings(TrainedTask({"a": 0.7}), store, num_seeds=2).run(rows)
+    run_final(trainings(TrainedTask({"a": 0.6}), store, num_seeds=2), rows, 2)
+    final = run_final(trainings(TrainedTask({"a": 0.7}), store, num_seeds=2), rows, 2, num_before=2)
     assert final.top[0].weights is None
     assert list(final.top[0].scores) == pytest.approx(expected_scores("a", 0.6, 2))
     (note,) = final.notes
@@ -149,29 +190,27 @@ def test_weights_with_another_score_are_not_saved(store):
 
 
 def test_stopped_final_stage_keeps_finished_trainings(store):
-    """Stop after the first job, the first new seed of each architecture."""
     rows = [row("a", score=0.9), row("b", score=0.85), row("c", score=0.8)]
     task = TrainedTask({"a": 0.6, "b": 0.7, "c": 0.5, "d": 0.1})
     stage = trainings(task, store, num_seeds=4, stopped=lambda: len(task.calls) >= 3)
-    final = stage.run(rows, random_candidates=[StubCandidate("d")])
-    assert [(each.record.key, len(each.scores)) for each in final.top] == [("b", 1), ("a", 1), ("c", 1)]
-    assert all(each.weights is not None for each in final.top)
+    final = run_final(stage, rows, 12, others=["d"])
+    num_before = sum(len(each.scores) for each in final.top)
+    assert 0 < num_before < 12
     assert not final.is_complete
     assert (final.best_random, final.num_random, final.references) == (None, 0, ())
-    resumed = TrainedTask(task.outcomes)
-    complete = trainings(resumed, store, num_seeds=4).run(rows, random_candidates=[StubCandidate("d")])
+    complete = run_final(trainings(TrainedTask(task.outcomes), store, num_seeds=4), rows, 12, others=["d"])
     assert complete.is_complete
-    assert len(resumed.calls) == 3 * 3 + 1 + 4 + 3  # new seeds, the random one and its new seeds, the weights
+    assert complete.best_random is not None
 
 
 def test_failed_trainings_count_as_floor_score(store):
     rows = [row("a", score=0.9), row("b", score=0.85)]
-    final = trainings(NoisyTask({"a": RuntimeError("no"), "b": 0.3}), store, num_seeds=2).run(rows)
+    final = run_final(trainings(NoisyTask({"a": RuntimeError("no"), "b": 0.3}), store, num_seeds=2), rows, 4)
     assert [each.record.key for each in final.top] == ["b", "a"]
-    assert final.top[1].scores == (EvaluationConfig().floor_score,) * 2
-    assert [error.partition(" (")[0] for error in final.top[1].errors] == ["RuntimeError: no"] * 2
+    assert set(final.top[1].scores) == {EvaluationConfig().floor_score}
+    assert {error.partition(" (")[0] for error in final.top[1].errors} == {"RuntimeError: no"}
     task = NoisyTask({"b": 0.3, "c": RuntimeError("no")})
-    failed_random = trainings(task, store, num_seeds=2).run(rows[1:], random_candidates=[StubCandidate("c")])
+    failed_random = run_final(trainings(task, store, num_seeds=2), rows[1:], 2, others=["c"])
     assert failed_random.best_random is None
     assert failed_random.num_random == 1
 
@@ -181,7 +220,7 @@ def test_failing_reference_is_a_note(store):
         def reference(self, *, seeds):
             raise RuntimeError("no data")
 
-    final = trainings(NoReference({"a": 0.5}), store, num_seeds=1).run([row("a")])
+    final = run_final(trainings(NoReference({"a": 0.5}), store, num_seeds=1), [row("a")], 1)
     assert final.references == ()
     (note,) = final.notes
     assert note.startswith("no reference: RuntimeError: no data")
@@ -209,22 +248,31 @@ def test_final_epochs_set_fidelity(store):
             fidelities.append((fidelity, schedule))
             return super().train_many(graphs, fidelity=fidelity, schedule=schedule, **arguments)
 
-    task = Records({"a": 0.5})
-    final = trainings(task, store, num_seeds=2, epochs=9).run([row("a")])
+    task = Records({"a": 0.5, "b": 0.7})
+    rows = [row("a", score=0.3), row("b", score=0.4)]
+    final = run_final(trainings(task, store, num_seeds=2, epochs=9), rows, 4)
     assert final.fidelity == 9
+    assert final.correlation == pytest.approx(1.0)
     assert set(fidelities) == {(9, 9)}
     check_final(FinalConfig(epochs=9), task)
     with pytest.raises(UserError, match=r"final\.epochs: expected null with NoisyTask, whose evaluations have no"):
         check_final(FinalConfig(epochs=9), NoisyTask({}))
 
 
-def test_cheap_tasks_have_no_final_stage():
+def test_tasks_without_noise_have_no_final_stage():
     class CheapTask(StubTask):
         is_cheap = True
 
+    class NoisyTable(CheapTask):
+        @property
+        def is_noisy(self) -> bool:
+            return True
+
     assert has_final_stage(FinalConfig(), StubTask({}))
+    assert has_final_stage(FinalConfig(), NoisyTable({}))
     assert not has_final_stage(FinalConfig(), CheapTask({}))
     assert not has_final_stage(FinalConfig(top=0), StubTask({}))
+    assert not has_final_stage(FinalConfig(share=0.0), StubTask({}))
 
 
 @pytest.mark.parametrize("kind", [NoisyTask, TrainedTask])

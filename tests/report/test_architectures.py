@@ -82,6 +82,7 @@ def test_write_top_architectures_of_final_stage(tmp_path):
     assert entries[0]["validation_score"] == 0.9
     assert entries[1]["final"] == {
         "mean": pytest.approx(0.7833333),
+        "posterior_mean": None,
         "interval": [intervals[1].low, intervals[1].high],
         "scores": [0.7, 0.9, 0.75],
         "test_scores": [0.5, None, 0.75],

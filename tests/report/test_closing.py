@@ -49,14 +49,17 @@ def test_report_of_complete_final_stage(tmp_path):
     cells = [line.split() for line in lines]
     interval = simultaneous_intervals([each.scores for each in final.top])[0]
     assert ["0", "0.7500", "±", f"{interval.high - 0.75:.4f}", "0.6000", "-", "0", "1", "rank_0.svg"] in cells
-    assert ["-", "0.6000", "±", "0.0000", "-", "-", "-", "-", "best", "of", "7", "random"] in cells
+    assert ["-", "0.6000", "±", "0.0000", "-", "-", "-", "-", "best", "of", "7"] in [row[:11] for row in cells]
     assert ["-", "0.9000", "±", "0.0000", "0.7500", "12,345", "-", "-", "a", "standard", "method"] in cells
     assert "validation, test: means of trainings of 4 epochs on 2 new seeds (rank 0 in the search: 0.9000)" in lines
     assert any(line.startswith("±: 95 % intervals that hold for all 2 ranks at once") for line in lines)
     assert "a note" in lines
     assert not any("interrupted" in line for line in lines)
+    assert lines[0].startswith("no clear difference: a standard method (0.9000 ± 0.0000) equals rank 0 (0.7500 ± ")
+    (best,) = json.loads((tmp_path / "random_architecture.json").read_text())
+    assert best["graph"]["nodes"]
     random, own = json.loads((tmp_path / "references.json").read_text())
-    assert random["graph"]["nodes"]
+    assert "random_architecture.json" in random["load"]
     assert random["scores"] == [0.6, 0.6]
     assert own == {
         "name": "a standard method",
@@ -66,6 +69,7 @@ def test_report_of_complete_final_stage(tmp_path):
         "test_score": 0.75,
         "test_scores": [0.8, 0.7],
         "num_parameters": 12_345,
+        "load": "",
     }
 
 
@@ -73,8 +77,11 @@ def test_report_of_complete_final_stage(tmp_path):
     ("final", "message"),
     [
         (stage(is_stopped=True), "the final stage was interrupted: no references"),
-        (stage(num=1, is_stopped=True), "the final stage was interrupted: ranked by the trainings so far"),
-        (stage(num=0, is_stopped=True), "no architecture was trained on a new seed"),
+        (
+            stage(num=1, is_stopped=True, is_complete=False),
+            "the final stage was interrupted: ranked by the trainings so far",
+        ),
+        (stage(num=0, is_stopped=True, is_complete=False), "no architecture was trained on a new seed"),
     ],
 )
 def test_report_of_interrupted_final_stage(tmp_path, final, message):

@@ -4,16 +4,20 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 from typing import Any, cast
 
 from gflownet.components import Components
 from gflownet.config import load_config
-from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.fingerprint import context_of
+from gflownet.evaluation.job import Outcome
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import GFNTask, Score
+from gflownet.evaluation.ticket import Request, Ticket, record_of
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.states import GraphStates
 from gflownet.search.history import History
@@ -76,6 +80,8 @@ def proposals(trainer: GFNTrainer, num_calls: int, *, batch_size: int = 1) -> It
         history.start(states)
         history.add(states, evaluations(trainer, states))
         method.observe(call)
+        for _ in method.work(call):
+            pass
         yield states
 
 
@@ -116,7 +122,40 @@ class DirectEvaluator:
         return evaluations
 
 
-def run_search(components: Components, evaluator: DirectEvaluator | None = None) -> tuple[SearchLoop, list[SearchStep]]:
+class UnorderedEvaluator:
+    """Finishes candidates in random order, and is stopped after a number of them."""
+
+    run = "test"
+
+    def __init__(self, task: Any, *, seed: int = 0, num_until_stop: int = 10**6) -> None:
+        self.task, self.num_until_stop = task, num_until_stop
+        self.executor = SimpleNamespace(isolates=True)
+        self._random, self._unfinished = Random(seed), list[Ticket]()
+
+    def submit(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
+        tickets = [Ticket(request, step) for request in requests]
+        self._unfinished += tickets
+        return tickets
+
+    def advance(self, *, timeout: float | None) -> int:
+        if not self.num_until_stop:
+            raise EvaluationStoppedError("test")
+        if not self._unfinished or (timeout == 0 and self._random.random() < 0.5):
+            return 0
+        ticket = self._unfinished.pop(self._random.randrange(len(self._unfinished)))
+        score, status = outcome(self.task, ticket.request.candidate)
+        result = Outcome(status, 1.0, score=Score(score), error=None if status is EvaluationStatus.OK else "test")
+        ticket.record = record_of(ticket, result, run=self.run, floor_score=0.01)
+        self.num_until_stop -= 1
+        return 1
+
+    def flush(self) -> None:
+        """Do nothing: there is no store."""
+
+
+def run_search(
+    components: Components, evaluator: DirectEvaluator | UnorderedEvaluator | None = None
+) -> tuple[SearchLoop, list[SearchStep]]:
     assert components.search is not None
     steps = components.search.steps(cast(Dispatcher, evaluator or DirectEvaluator(components.task)))
     return components.search, list(steps)

@@ -14,12 +14,12 @@ from gflownet.metrics.exact import (
     terminating_distribution,
     total_variation,
 )
-from gflownet.search.amortised import Rewards, updates_within
+from gflownet.search.amortised import AmortisedPolicy, Rewards, updates_within
 from gflownet.search.amortised_search import SurrogateGFlowNet
 from tests.search.searches import RIDGE, build, method_of, proposals
 
-UPDATES = "search.proposals.num_updates=50"
-SEARCH = ("search.proposals.num_enumerated=0", "search.batch_size=4", "opt.learning_rate=0.01", "model.num_emb=32")
+UPDATES = "search.proposals.num_updates=100"
+SEARCH = ("search.proposals.num_enumerated=0", "search.batch_size=4", "opt.learning_rate=0.005", "model.num_emb=32")
 
 
 def distance(method: SurrogateGFlowNet, graph: StateGraph, beta: float) -> float:
@@ -38,6 +38,12 @@ def gflownet_of(trainer) -> SurrogateGFlowNet:
     return method
 
 
+def policy_of(trainer) -> AmortisedPolicy:
+    policy = gflownet_of(trainer).policy
+    assert policy is not None
+    return policy
+
+
 @pytest.fixture(scope="module")
 def graph() -> StateGraph:
     return enumerate_states(build("random").env)
@@ -50,8 +56,34 @@ def test_policy_follows_the_acquisition(graph):
         if method.policy is not None and method.policy.num_updates:
             distances.append(distance(method, graph, 1.0))
     assert len(distances) == 4
-    assert max(distances) < 0.3
+    assert max(distances) < 0.35
     assert distances[-1] < 0.15
+
+
+def test_updates_follow_the_number_of_evaluations():
+    options = ("search.proposals.updates_per_evaluation=3", "search.num_initial=8", "budget.evaluations=20")
+    trainer, num_updates = build("surrogate_gflownet", RIDGE, *SEARCH, *options), []
+    for _ in proposals(trainer, 5, batch_size=4):
+        num_updates.append(policy_of(trainer).num_updates)
+    assert num_updates == [0, 24, 36, 48, 60]
+
+
+def test_work_is_done_in_pieces_and_repeated_after_an_interruption():
+    options = ("search.proposals.updates_per_evaluation=1", "search.num_initial=4")
+    first, second = (build("surrogate_gflownet", RIDGE, *SEARCH, *options) for _ in range(2))
+    for trainer in (first, second):
+        list(proposals(trainer, 1, batch_size=4))
+        method = gflownet_of(trainer)
+        method.history.start(method.propose(2, 2))
+        method._num_due = 6
+    work = gflownet_of(first).work(1)
+    assert sum(1 for _ in zip(range(6), work, strict=False)) == 6
+    assert policy_of(first).num_updates > policy_of(second).num_updates
+    gflownet_of(first).load_state_dict(gflownet_of(first).state_dict())
+    for trainer in (first, second):
+        assert len(list(gflownet_of(trainer).work(1))) >= 6
+    weights = [policy_of(trainer).learner.policy.state_dict() for trainer in (first, second)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_small_space_needs_no_policy():

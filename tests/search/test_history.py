@@ -10,7 +10,7 @@ from gflownet.data.uniform import uniform_states
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.mdp.states import GraphStates
-from gflownet.search.history import History
+from gflownet.search.history import History, ProposalOrigin
 from tests.contracts.environments import ENVIRONMENTS
 
 OK = Evaluation(0.5, EvaluationStatus.OK, 2.0, None, 7, {"m": 1.0}, False, (0.1, 0.2), "h")
@@ -54,8 +54,10 @@ def test_states_in_flight_are_not_unknown(env):
     history.start(states[1:2])
     assert history.is_unknown(codes).tolist() == [False, False, True]
     assert [history.position(code) for code in codes.tolist()] == [0, None, None]
+    assert bool(history.states_in_flight.equals(states[1:2]).all())
     history.add(states[1:2], [OK])
     assert not history.in_flight
+    assert not len(history.states_in_flight)
 
 
 def test_empty_history_has_no_states(env):
@@ -69,6 +71,7 @@ def test_empty_history_has_no_states(env):
 
 def test_history_is_restored_from_a_checkpoint(env):
     history, states = History(env), distinct(env, 4)
+    history.start(states[:2], [ProposalOrigin.POLICY, ProposalOrigin.DESIGN])
     history.add(states[:3], [OK, replace(OK, status=EvaluationStatus.FAILED), replace(OK, score=0.25)])
     history.add(states[:1], [replace(OK, cached=True)])
     history.start(states[3:])
@@ -82,3 +85,8 @@ def test_history_is_restored_from_a_checkpoint(env):
     assert bool(restored.states.equals(history.states).all())
     assert [restored.position(code) for code in env.identify(states).tolist()] == [0, 1, 2, None]
     assert not restored.in_flight, "states in flight are submitted again by the loop"
+    origins = [ProposalOrigin.POLICY, ProposalOrigin.DESIGN, None, None]
+    assert [proposal.origin for proposal in restored.proposals] == origins
+    earlier = history.state_dict()
+    restored.load_state_dict({**earlier, "proposals": [row[:4] for row in earlier["proposals"]]})
+    assert [proposal.origin for proposal in restored.proposals] == [None] * 4

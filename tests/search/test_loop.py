@@ -1,11 +1,13 @@
 """The loop of a search: rounds, its end, evaluations in flight, and interrupted rounds."""
 
+from typing import Any
+
 import pytest
 
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.search import loop as loop_module
-from tests.search.searches import RIDGE, build, dispatcher, run_search
+from tests.search.searches import RIDGE, UnorderedEvaluator, build, dispatcher, run_search
 
 NINE_SETTINGS = "env.choices.places={c: [0], d: [0]}"
 
@@ -118,6 +120,48 @@ def test_invalid_proposals_name_the_method(tmp_path, monkeypatch, states, expect
     with dispatcher(trainer, tmp_path) as evaluator, pytest.raises(UserError, match=expected) as error:
         next(loop_of(trainer).steps(evaluator))
     assert str(error.value).startswith("search.method=random: expected ")
+
+
+def test_overlapped_rounds_are_proposed_before_the_last_results(monkeypatch):
+    options = (RIDGE, "search.num_initial=4", "budget.evaluations=12", "search.batch_size=2", "search.lookahead=1")
+    trainer, known = build("surrogate", *options), []
+    propose, history = loop_of(trainer).method.propose, loop_of(trainer).history
+
+    def propose_and_note(call: int, num: int):
+        known.append((len(history), len(history.in_flight)))
+        return propose(call, num)
+
+    monkeypatch.setattr(loop_of(trainer).method, "propose", propose_and_note)
+    _, steps = run_search(trainer, UnorderedEvaluator(trainer.task))
+    # The first prediction waits for the first design of four; then one round is ahead.
+    assert known == [(0, 0), (0, 2), (4, 0), (4, 2), (6, 2), (8, 2)]
+    assert [len(step.evaluations) for step in steps] == [2] * 6
+    assert [step.number for step in steps] == list(range(1, 7))
+
+
+@pytest.mark.parametrize(("is_cheap", "isolates", "lookahead"), [(True, True, 0), (False, False, 0), (False, True, 1)])
+def test_default_lookahead(is_cheap, isolates, lookahead, monkeypatch):
+    trainer = build("random", "budget.evaluations=4")
+    monkeypatch.setattr(type(trainer.task), "is_cheap", is_cheap)
+    evaluator: Any = UnorderedEvaluator(trainer.task)
+    evaluator.executor.isolates = isolates
+    steps = loop_of(trainer).steps(evaluator)
+    monkeypatch.setattr(loop_of(trainer), "_next_round", lambda number, evaluator: None)
+    assert list(steps) == []
+    assert loop_of(trainer).lookahead == lookahead
+
+
+def test_metrics_count_the_origins_of_proposals():
+    options = (RIDGE, "search.num_initial=4", "budget.evaluations=12", "search.batch_size=4")
+    _, steps = run_search(build("surrogate", *options))
+    assert [step.metrics["proposed_design"] for step in steps] == [4, 0, 0]
+    assert [step.metrics["proposed_space"] for step in steps] == [0, 4, 4]
+    assert steps[-1].metrics["proposed_space_total"] == 8
+    trainer = build("surrogate_gflownet", *options, "search.proposals.num_enumerated=0", "search.num_initial=8")
+    last = run_search(trainer)[1][-1].metrics
+    assert sum(last[f"proposed_{name}"] for name in ("mutation", "policy", "random")) == 4
+    assert last["policy_updates"] == 48, "six for each of the first eight evaluations"
+    assert "proposed_policy" not in run_search(build("random", "budget.evaluations=1"))[1][0].metrics
 
 
 def test_resumed_search_continues_with_a_larger_budget(tmp_path):

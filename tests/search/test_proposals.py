@@ -9,8 +9,8 @@ import torch
 from gflownet.data.uniform import uniform_states
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.status import EvaluationStatus
-from gflownet.search.history import History
-from gflownet.search.proposals import accepted, evolved, random_unknown, sampled_order, unknown
+from gflownet.search.history import History, ProposalOrigin
+from gflownet.search.proposals import accepted, evolved, origin_of, random_unknown, sampled_order, unknown
 from tests.contracts.environments import ENVIRONMENTS
 
 
@@ -79,6 +79,9 @@ def test_evolved_pool_climbs_the_acquisition():
         return states.has_edge.sum((1, 2)).double()
 
     options = {"num_mutations": 60, "generator": torch.Generator().manual_seed(0)}
-    pool = evolved(history, start, num_edges, num_generations=4, **options)
+    pool = evolved(
+        history, start, num_edges, origin=origin_of((ProposalOrigin.POLICY, 1)), num_generations=8, **options
+    )
     assert torch.equal(pool.log_values, num_edges(pool.states))
     assert float(pool.log_values.max()) == 6  # a complete directed acyclic graph of 4 nodes
+    assert pool.origin.tolist() == [ProposalOrigin.POLICY] + [ProposalOrigin.MUTATION] * (len(pool) - 1)

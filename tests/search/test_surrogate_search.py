@@ -9,8 +9,11 @@ import torch
 
 from gflownet.components import Components
 from gflownet.config import load_config
+from gflownet.data.uniform import uniform_states
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.status import EvaluationStatus
+from gflownet.mdp.states import GraphStates
+from gflownet.search.descriptors import Descriptors
 from gflownet.search.loop import SearchLoop
 from gflownet.search.proposals import Pool
 from gflownet.search.surrogate_search import SurrogateSearch
@@ -68,6 +71,45 @@ def test_completed_scores_are_measured_or_predicted(macro, finished):
     assert float(method.completed_scores(states)) == pytest.approx(0.57, abs=0.05)
 
 
+def test_predicted_scores_have_no_noise_of_one_evaluation(macro):
+    loop, _ = run_search(build_components([*macro, "search.surrogate.name=auto", "budget.evaluations=12"]))
+    method, history = method_of(loop), loop.history
+    prediction = method.predicted(history.states)
+    assert prediction is not None
+    error = (prediction.mean - torch.tensor(history.scores).double()).abs()
+    assert float(error.mean()) < 0.1
+    assert prediction.noise > 0
+    assert bool((prediction.latent_std < prediction.std).all())
+
+
+def test_first_design_is_spread_and_the_same_in_any_batches(macro):
+    components = build_components([*macro, "search.batch_size=5"])
+    assert components.search is not None
+    method, history = method_of(components.search), components.search.history
+    whole = method.propose(1, 10)
+    descriptors = Descriptors(method.env, seed=0)
+    random = descriptors(uniform_states(method.env, 10, generator=torch.Generator().manual_seed(0)))
+    assert torch.pdist(descriptors(whole)).min() > torch.pdist(random).min()
+    first = method.propose(1, 5)
+    history.start(first)
+    assert torch.equal(method.env.identify(GraphStates.cat([first, method.propose(2, 5)])), method.env.identify(whole))
+
+
+def test_batch_avoids_copies_of_its_members(macro):
+    """Proposes the best and the second best candidate, not the best one and its copy, which has nothing to add."""
+    loop, _ = run_search(
+        build_components(
+            [*macro, "search.surrogate.name=auto", "search.acquisition.beta=1000", "budget.evaluations=16"]
+        )
+    )
+    method = method_of(loop)
+    pool = method.pool(9)
+    order = pool.log_values.argsort(descending=True)[torch.tensor([0, 0, 1])]
+    copies = Pool(pool.states[order], pool.log_values[order], pool.origin[order])
+    chosen = method.env.identify(method._chosen(copies, 2, 9))
+    assert torch.equal(chosen, method.env.identify(pool.states[order[torch.tensor([0, 2])]]))
+
+
 def test_pool_of_a_small_space_has_the_acquisition_of_every_unknown_cell(finished):
     method = method_of(finished)
     pool = method.pool(1)
@@ -94,7 +136,7 @@ def test_wrong_surrogate_falls_back_and_says_so(macro):
 def test_random_candidates_replace_an_empty_pool(macro, monkeypatch):
     loop, _ = run_search(build_components([*macro, "budget.evaluations=16", "search.proposals.num_enumerated=0"]))
     method = method_of(loop)
-    monkeypatch.setattr(method, "pool", lambda call: Pool(method.env.initial_states(0), torch.empty(0)))
+    monkeypatch.setattr(method, "pool", lambda call: Pool(method.env.initial_states(0), torch.empty(0), torch.empty(0)))
     states = method.propose(9, 3)
     assert len(states) == 3
     assert bool(loop.history.is_unknown(method.env.identify(states)).all())

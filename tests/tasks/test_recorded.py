@@ -190,7 +190,8 @@ def test_asset_of_mnist1d_has_three_trainings_of_each_candidate():
     task = RecordedTask(with_task_options(config, RecordedConfig))
     candidates = candidates_of(task.config, input_sizes=task.input_sizes, output_sizes=task.output_sizes)
     assert {task.recording.row(candidate) for candidate in candidates} == set(range(1_776))
-    assert max(task.cost(candidate).num_parameters for candidate in candidates) <= 1_000
+    costs = [task.cost(candidate) for candidate in candidates]
+    assert max(cost.num_parameters for cost in costs if cost is not None) <= 1_000
     for candidate in candidates[::200]:
         scores = {task.evaluate(candidate, seed=seed).value for seed in range(3)}
         assert len(scores) == 3

@@ -77,11 +77,12 @@ def options_of(run: RunData) -> dict[str, str]:
 
     An option such as ${oc.env:LR} is unknown: the config has the name of the variable, not its value.
     """
-    return {
+    options = {
         key: f"{_UNKNOWN}{value}" if _is_unknown(value) and key not in _PLACES else text_of(value)
         for key, value in leaves(run.config)
         if key != SEED and not {key, key.partition(".")[0]} & IGNORED
     }
+    return options | {"search.method": run.method}  # that of search.method=auto
 
 
 def unknown_options(run: RunData) -> list[str]:

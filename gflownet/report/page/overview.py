@@ -65,7 +65,7 @@ def overview_of(run: RunData, *, written: datetime) -> Overview:
 
 def has_search_method(run: RunData) -> bool:
     """Return whether a search method chooses the candidates, instead of the policy alone."""
-    return run.option("search.method") != GFLOWNET
+    return run.method != GFLOWNET
 
 
 def progress_of(run: RunData) -> Progress:
@@ -77,7 +77,7 @@ def progress_of(run: RunData) -> Progress:
     num_sampler = sum(map(_is_of_sampler, run.metrics))
     if num_sampler:
         return Progress(num_sampler, num_steps, _SAMPLER_UNIT)
-    return Progress(len(run.searched), _total(run, "budget.evaluations"), "evaluation")
+    return Progress(len(run.searched), run.num_planned, "evaluation")
 
 
 def seconds_used(run: RunData, *, written: datetime) -> float | None:
@@ -121,12 +121,12 @@ def _estimates(run: RunData, progress: Progress) -> Iterator[float]:
         yield seconds / num_steps * max(0, progress.total - progress.done)
     if progress.unit == _SAMPLER_UNIT:  # the budget is that of the search
         return
-    num_budget = _total(run, "budget.evaluations")
+    num_budget = run.num_planned
     num_new = (number_of(last.get("num_distinct")) or 0) - (number_of(first.get("num_distinct")) or 0)
     if num_budget and progress.unit == "step" and seconds > 0 and num_new > 0:
         yield seconds / num_new * max(0, num_budget - _num_distinct(run))
     if limit := run.number("budget.seconds"):
-        yield max(0.0, limit - end)
+        yield max(0.0, limit - float(run.plan.get("final_seconds", 0.0)) - end)
 
 
 def _is_of_sampler(row: Mapping[str, Any]) -> bool:
@@ -154,13 +154,14 @@ def _searched(run: RunData) -> str:
     task, env = str(run.option("task")), str(run.option("env.name"))
     space = summary_of(ENVIRONMENTS, env)
     words = f"{_capitalised(summary_of(TASKS, task))}. Space: {space} ({env})."
-    method, objective = run.option("search.method"), str(run.option("algo.method"))
+    method, objective = run.method, str(run.option("algo.method"))
     learned = f"{summary_of(OBJECTIVES, objective)} ({objective})"
     if not has_search_method(run):
-        return f"{words} Method: a GFlowNet, which samples in proportion to the reward, trained with {learned}."
-    return (
-        f"{words} Method: {summary_of(SEARCH_METHODS, str(method))} ({method}); its sampler is trained with {learned}."
-    )
+        words += f" Method: a GFlowNet, which samples in proportion to the reward, trained with {learned}."
+    else:
+        words += f" Method: {summary_of(SEARCH_METHODS, method)} ({method}); its sampler is trained with {learned}."
+    reason = run.plan.get("reason")
+    return f"{words} It was chosen by search.method=auto: {reason}." if reason else words
 
 
 def _state_words(run: RunData, progress: Progress) -> str:
@@ -185,11 +186,15 @@ def _facts(run: RunData, progress: Progress, *, written: datetime) -> Iterator[t
     if run.best_score is not None:
         yield "best score in the search", number_text(run.best_score)
     yield "evaluations", f"{len(run.searched):,}" + (f", {num_failed:,} failed" if num_failed else "")
+    if run.plan.get("num_final"):
+        num_compared = run.plan.get("num_random", 0) + run.plan.get("num_random_final", 0)
+        words = f"{run.plan.get('num_search', 0):,} in the search, {run.plan['num_final']:,} in the final stage"
+        yield "plan of trainings", f"{words}, {num_compared:,} random"
     num_distinct = len({(record.hash, record.key) for record in run.searched})
     yield "different architectures", f"{num_distinct:,}"
     if not has_search_method(run):
         yield "training steps", f"{progress.done:,} of {progress.total:,}" if progress.total else f"{progress.done:,}"
-        if num_budget := _total(run, "budget.evaluations"):
+        if num_budget := run.num_planned:
             yield "evaluations of the budget", f"{_num_distinct(run):,} of {num_budget:,}"
     elif progress.total:
         name = "evaluations of the budget" if progress.unit == "evaluation" else "steps of the sampler"

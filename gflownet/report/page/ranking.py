@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from gflownet.report.page.best import score_words
 from gflownet.report.page.chart import Chart
 from gflownet.report.page.interval_chart import Estimate, interval_chart
 from gflownet.report.page.run_data import RunData
+from gflownet.report.verdict import Side, verdict_of
 
 NUM_RANKS = 5
 
@@ -26,7 +28,8 @@ class ReferenceSection:
 def reference_section(run: RunData) -> ReferenceSection | None:
     """Return the references of a run with the best ranks, None without references."""
     ranks = [each for place, entry in enumerate(run.top[:NUM_RANKS]) if (each := _rank(entry, place)) is not None]
-    references = [each for entry in run.references if (each := _reference(entry)) is not None]
+    known = [(each, entry) for entry in run.references if (each := _reference(entry)) is not None]
+    references = [each for each, _ in known]
     if not references:
         return None
     chart = interval_chart(
@@ -39,7 +42,13 @@ def reference_section(run: RunData) -> ReferenceSection | None:
     )
     if chart is None:
         return None
-    return ReferenceSection(chart, [_compared(ranks[0], reference) for reference in references] if ranks else ())
+    sides = [
+        _side(each, has_interval=bool(entry.get("interval")), load=str(entry.get("load") or ""))
+        for each, entry in known
+    ]
+    best = next((entry["final"] for entry in run.top if _rank(entry, 0) is not None), {})
+    verdict = verdict_of(_side(ranks[0], has_interval=bool(best.get("interval"))), sides) if ranks else ()
+    return ReferenceSection(chart, verdict)
 
 
 def _rank(entry: Mapping[str, Any], place: int) -> Estimate | None:
@@ -68,13 +77,9 @@ def _estimate(
     return Estimate(name, float(mean), float(low), float(high), cells=cells, is_marked=is_marked, href=href)
 
 
-def _compared(best: Estimate, reference: Estimate) -> str:
-    difference = best.value - reference.value
-    word = "above" if difference > 0 else "below" if difference < 0 else "equal to"
-    amount = f"{number_text(abs(difference), 2)} " if difference else ""
-    is_clear = best.low > reference.high or best.high < reference.low
-    clear = "the intervals do not overlap" if is_clear else "the intervals overlap, so this may be chance"
-    return f"{best.name} is {amount}{word} {reference.name}; {clear}."
+def _side(estimate: Estimate, *, has_interval: bool, load: str = "") -> Side:
+    low, high = (estimate.low, estimate.high) if has_interval else (math.nan, math.nan)
+    return Side(estimate.name, estimate.value, low, high, load)
 
 
 def _count_text(value: object) -> str:

@@ -25,6 +25,7 @@ from gflownet.report.page.features import Description, described
 from gflownet.report.page.secrets import masked, masked_options
 from gflownet.run_marker import RunMarker, read_marker
 from gflownet.run_status import STATUS_NAME, RunState, RunStatus, read_status
+from gflownet.search.config import AUTO, GFLOWNET
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's is ten times faster
 
@@ -58,6 +59,23 @@ class RunData:
     def number(self, key: str) -> float | None:
         """Return a numeric option, None where its value is unknown, such as ${oc.env:STEPS}."""
         return number_of(self.option(key))
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """The plan of the run (gflownet.run.plan.Plan), empty for a run of an earlier version."""
+        return {} if self.status is None else self.status.plan
+
+    @property
+    def method(self) -> str:
+        """The search method, that of search.method=auto in its place; runs without the option trained on scores."""
+        method = str(self.plan.get("method", self.option("search.method")))
+        return GFLOWNET if method == AUTO else method
+
+    @property
+    def num_planned(self) -> int:
+        """The evaluations of the search in the budget, 0 without a limit."""
+        budget = int(self.number("budget.evaluations") or 0)
+        return int(self.plan.get("num_search", budget)) if budget else 0
 
     @property
     def is_running(self) -> bool:

@@ -22,12 +22,14 @@ def summary_of(contents: Mapping[str, Any]) -> list[Sentence]:
 
 
 def _sentences(contents: Mapping[str, Any]) -> Iterator[Sentence]:
+    if (references := contents.get("references")) is not None:
+        yield from (Sentence("references", "Result", f"{words}.") for words in references.sentences)
     if (best := contents.get("best")) is not None:
         first = best.ranked[0]
         name, score = first.facts[0]
         yield Sentence("best", "Best", f"{first.title.lower()}: {score} ({name}).")
-    if (references := contents.get("references")) is not None:
-        yield from (Sentence("references", "Reference", words) for words in references.sentences)
+    if (time := contents.get("time")) is not None and time.spent:
+        yield Sentence("time", "Spent", f"{time.spent}.")
     if (certificate := contents.get("certificate")) is not None and certificate.verdicts:
         yield Sentence("certificate", "Certificate", certificate.verdicts[0].words)
     if (effects := contents.get("effects")) is not None and effects.sentences:

@@ -9,6 +9,7 @@ from gflownet.report.page.axes import duration_text
 from gflownet.report.page.bar_chart import Bar, bar_chart
 from gflownet.report.page.chart import Chart
 from gflownet.report.page.run_data import RunData
+from gflownet.report.verdict import spent_line, spent_on
 
 
 @dataclass(frozen=True)
@@ -17,13 +18,15 @@ class TimeSection:
 
     charts: Sequence[Chart]
     facts: Sequence[tuple[str, str]]
+    spent: str = ""  # evaluations by what they were for; empty: there is no final stage
 
 
 def time_section(run: RunData) -> TimeSection | None:
     """Return where the time went, None if nothing is known."""
     charts = [chart for chart in (_phases(run), _evaluations(run)) if chart is not None]
     facts = _facts(run)
-    return TimeSection(charts, facts) if charts or facts else None
+    spent = spent_line(run.evaluations) if any(record.seed for record in run.evaluations) else None
+    return TimeSection(charts, facts, spent or "") if charts or facts else None
 
 
 def _phases(run: RunData) -> Chart | None:
@@ -34,17 +37,13 @@ def _phases(run: RunData) -> Chart | None:
 
 
 def _evaluations(run: RunData) -> Chart | None:
-    """Return the seconds of evaluations: of the search, at fewer epochs, and of new seeds."""
-    kinds = {
-        "search": [r.seconds for r in run.evaluations if r.seed == 0 and r.fidelity == 0],
-        "other lengths of training": [r.seconds for r in run.evaluations if r.seed == 0 and r.fidelity != 0],
-        "new seeds": [r.seconds for r in run.evaluations if r.seed != 0],
-    }
-    total = sum(sum(seconds) for seconds in kinds.values())
+    """Return the seconds of evaluations: of the search, the final stage and the random reference."""
+    kinds = spent_on(run.evaluations)
+    total = sum(spent.seconds for spent in kinds.values())
     bars = [
-        Bar(name, sum(seconds), f"{_share_text(sum(seconds), total)}, {len(seconds):,} evaluations")
-        for name, seconds in kinds.items()
-        if sum(seconds) > 0
+        Bar(name, spent.seconds, f"{_share_text(spent.seconds, total)}, {spent.num:,} evaluations")
+        for name, spent in kinds.items()
+        if spent.seconds > 0
     ]
     title = "Evaluations, in all evaluator processes"
     return bar_chart("evaluation-time", title, bars, x_label="seconds", header=("evaluations", "time"))

@@ -1,0 +1,192 @@
+"""A race of finalists with noisy scores: posterior means, and successive rejects of those that fall behind.
+
+Letters: K finalists, n scores of a search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# Number of the seed by which random architectures are chosen, above those of the run; their race has the next ones.
+RANDOM_REPEAT = 1_000_000
+# Half the width of an interval in standard deviations, at 95 %.
+_HALF_WIDTH = 1.96
+# Weight of the first guess of the noise, in degrees of freedom of repeated trainings.
+_GUESS_WEIGHT = 2.0
+# Trainings per finalist on average: fewer finalists race where the trainings do not suffice.
+_MIN_TRAININGS = 2
+
+
+@dataclass(frozen=True)
+class Belief:
+    """Normal distributions of the mean scores over seeds."""
+
+    mean: np.ndarray  # [K]
+    std: np.ndarray  # [K]
+
+
+def num_finalists(num_trainings: int, top: int) -> int:
+    """Return the number of finalists K for a number of trainings, at most `top`."""
+    return min(top, max(num_trainings // _MIN_TRAININGS, min(num_trainings, 1)))
+
+
+def spread_of(scores: Sequence[float]) -> float:
+    """Return the standard deviation of scores [n] by their upper half, so that bad candidates do not count."""
+    values = np.asarray(scores, dtype=float)
+    centre = np.median(values)
+    return math.sqrt(float(np.mean((values[values >= centre] - centre) ** 2)))
+
+
+def shrunk(scores: Sequence[float], noise: float) -> Belief:
+    """Return the posterior of the true means of n scores, one training each, by empirical Bayes.
+
+    The prior is normal: its mean is the median, its variance that of the scores minus the noise.
+    """
+    values = np.asarray(scores, dtype=float)
+    between = max(spread_of(scores) ** 2 - noise**2, 0.0)
+    share = between / (between + noise**2) if between else 0.0
+    centre = float(np.median(values))
+    return Belief(centre + share * (values - centre), np.full(len(values), noise * math.sqrt(share)))
+
+
+def pooled_noise(samples: Sequence[Sequence[float]], *, guess: float) -> float:
+    """Return the standard deviation of one training, pooled over the repeated trainings of each finalist.
+
+    `guess` counts as `_GUESS_WEIGHT` degrees of freedom.
+    """
+    squares, freedom = _GUESS_WEIGHT * guess**2, _GUESS_WEIGHT
+    for sample in samples:
+        if len(sample) > 1:
+            squares += float(np.var(sample)) * len(sample)
+            freedom += len(sample) - 1
+    return math.sqrt(squares / freedom)
+
+
+def posterior(prior: Belief, samples: Sequence[Sequence[float]], *, noise: float) -> Belief:
+    """Return the distributions of the K means, given a prior and the scores of each finalist's new seeds.
+
+    Where the scores are further from the prior than it allows, its variance grows by the excess (moments).
+    """
+    num = np.array([len(sample) for sample in samples], dtype=float)
+    means = np.array([float(np.mean(sample)) if len(sample) else 0.0 for sample in samples])
+    has = num > 0
+    variance = prior.std**2
+    if has.any():
+        excess = (means - prior.mean)[has] ** 2 - noise**2 / num[has] - variance[has]
+        variance = variance + max(float(excess.mean()), 0.0)
+    known = variance * num
+    total = known + noise**2
+    # Weight of the new seeds; without any doubt in either, they count.
+    weight = np.divide(known, total, out=np.where(has, 1.0, 0.0), where=total > 0)
+    return Belief(weight * means + (1 - weight) * prior.mean, np.sqrt(variance * (1 - weight)))
+
+
+class Race:
+    """Trainings of K finalists on new seeds, with successive rejects (Audibert, Bubeck and Munos 2010).
+
+    The worst by posterior mean is rejected after each phase, as long as the trainings do not suffice for all. A
+    finalist whose interval cannot reach the best gets no further training, nor does one with a failed training.
+    """
+
+    def __init__(
+        self,
+        prior: Callable[[float], Belief],
+        num: int,
+        *,
+        num_trainings: int,
+        num_seeds: int,
+        guess: float,
+        is_shifted: bool = False,
+    ) -> None:
+        """Start without a score.
+
+        Args:
+            prior: maps the noise of one training to the belief before the race.
+            num: K.
+            num_trainings: of all finalists together.
+            num_seeds: maximum number of trainings of one finalist.
+            guess: the noise before any repeated training.
+            is_shifted: the trainings are of another length than those of the prior, which gets their mean.
+        """
+        self._prior, self._guess, self._is_shifted = prior, guess, is_shifted
+        self._num_trainings, self._num_seeds = num_trainings, num_seeds
+        self.scores: list[list[float]] = [[] for _ in range(num)]  # of new seeds
+        self.failed: set[int] = set()  # finalists with a failed training
+
+    def __len__(self) -> int:
+        """Return K."""
+        return len(self.scores)
+
+    @property
+    def noise(self) -> float:
+        """Return the standard deviation of one training."""
+        samples = [scores for finalist, scores in enumerate(self.scores) if finalist not in self.failed]
+        return pooled_noise(samples, guess=self._guess)
+
+    @property
+    def belief(self) -> Belief:
+        """Return the posterior of the K means."""
+        noise = self.noise
+        prior = self._prior(noise)
+        has = [finalist for finalist, scores in enumerate(self.scores) if scores and finalist not in self.failed]
+        if self._is_shifted and has:
+            means = np.array([np.mean(self.scores[finalist]) for finalist in has])
+            prior = Belief(prior.mean + float(np.mean(means - prior.mean[has])), prior.std)
+        return posterior(prior, self.scores, noise=noise)
+
+    def rounds(self) -> Iterator[list[tuple[int, int]]]:
+        """Yield the next trainings, pairs of a finalist and the number of its seed from 1 on.
+
+        The caller adds their scores to `scores` before it takes the next round; a round without one is the last.
+        """
+        alive = list(range(len(self)))
+        for goal in (*self._goals(), self._num_seeds):
+            while lacking := [finalist for finalist in alive if self._lacks(finalist, goal)]:
+                if not (yield from self._round([(finalist, len(self.scores[finalist]) + 1) for finalist in lacking])):
+                    return
+                alive = self._near(alive)
+            alive = self._survivors(alive)
+
+    def _round(self, wanted: list[tuple[int, int]]) -> Generator[list[tuple[int, int]], None, bool]:
+        """Yield the trainings that are left of the wanted ones; return whether there were any."""
+        num_before = self._num_done
+        if wanted := wanted[: self._num_trainings - num_before]:
+            yield wanted
+        return self._num_done > num_before
+
+    @property
+    def _num_done(self) -> int:
+        return sum(map(len, self.scores))
+
+    def _lacks(self, finalist: int, num: int) -> bool:
+        """Return whether a finalist has fewer scores than that."""
+        return len(self.scores[finalist]) < num and finalist not in self.failed
+
+    def _goals(self) -> Iterator[int]:
+        """Yield the number of seeds of each survivor after each phase, until two are left."""
+        num = len(self)
+        logarithm = 0.5 + sum(1 / i for i in range(2, num + 1))
+        for phase in range(1, num - 1):
+            goal = math.ceil((self._num_trainings - num) / (logarithm * (num + 1 - phase)))
+            yield min(max(goal, 1), self._num_seeds)
+
+    def _near(self, alive: list[int]) -> list[int]:
+        """Return the finalists whose interval reaches the best."""
+        belief = self.belief
+        racing = [finalist for finalist in alive if finalist not in self.failed] or alive
+        best = max(racing, key=lambda finalist: belief.mean[finalist])
+        reach = belief.mean + _HALF_WIDTH * belief.std
+        return [finalist for finalist in racing if finalist == best or reach[finalist] >= belief.mean[best]]
+
+    def _survivors(self, alive: list[int]) -> list[int]:
+        """Return the finalists without the worst one, or all where the trainings suffice for all."""
+        num_wanted = sum(self._num_seeds - len(self.scores[finalist]) for finalist in alive)
+        if len(alive) <= 2 or num_wanted <= self._num_trainings - self._num_done:
+            return alive
+        mean = self.belief.mean
+        worst = min(alive, key=lambda finalist: mean[finalist])
+        return [finalist for finalist in alive if finalist != worst]

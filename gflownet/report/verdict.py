@@ -1,0 +1,80 @@
+"""The winner of a run in words: rank 0, random architectures or a standard method. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gflownet.console import duration
+from gflownet.evaluation.racing import RANDOM_REPEAT
+from gflownet.evaluation.store_rows import EvaluationRecord
+
+PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
+
+
+@dataclass(frozen=True)
+class Side:
+    """Mean score of an architecture or a standard method on new seeds."""
+
+    name: str
+    mean: float
+    low: float  # ends of its 95 % interval; NaN for a single seed
+    high: float
+    load: str = ""  # line of Python; empty: none
+
+    @property
+    def words(self) -> str:
+        """Return mean and interval."""
+        margin = "" if math.isnan(self.low) else f" {PLUS_MINUS} {(self.high - self.low) / 2:.4f}"
+        return f"{self.mean:.4f}{margin}"
+
+    def is_apart(self, other: Side) -> bool:
+        """Return whether the intervals of two sides do not overlap; unknown ones do."""
+        return self.low > other.high or self.high < other.low
+
+
+def verdict_of(best: Side, references: Sequence[Side]) -> list[str]:
+    """Return a line for every reference: those better than rank 0 first, then equal ones, then those it beats."""
+    return [_line(best, reference) for reference in sorted(references, key=lambda reference: -reference.mean)]
+
+
+def _line(best: Side, reference: Side) -> str:
+    load = f"; in Python: {reference.load}" if reference.load else ""
+    gain = best.mean - reference.mean
+    if not best.is_apart(reference):
+        pair = f"{reference.name} ({reference.words}) equals {best.name} ({best.words})"
+        return f"no clear difference: {pair} within the intervals{load}"
+    if gain > 0:
+        return f"{best.name} ({best.words}) is better than {reference.name} ({reference.words}), by {gain:.4f}"
+    return f"{reference.name} ({reference.words}) is better than {best.name} ({best.words}), by {-gain:.4f}{load}"
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Evaluations of a run for one purpose."""
+
+    num: int  # whole evaluations, or those that were stopped early
+    seconds: float  # of all parts, summed over processes
+
+
+def spent_on(records: Iterable[EvaluationRecord]) -> dict[str, Spent]:
+    """Return the evaluations of a run by what they were for."""
+    groups: dict[str, list[EvaluationRecord]] = {"search": [], "final stage": [], "random reference": []}
+    for record in records:
+        kind = "search" if not record.seed else "final stage" if record.seed < RANDOM_REPEAT else "random reference"
+        groups[kind].append(record)
+    return {
+        kind: Spent(
+            num=sum(bool(row.seed or not row.fidelity or row.metrics.get("is_stopped")) for row in rows),
+            seconds=math.fsum(row.seconds for row in rows),
+        )
+        for kind, rows in groups.items()
+        if rows
+    }
+
+
+def spent_line(records: Iterable[EvaluationRecord]) -> str | None:
+    """Return the evaluations of a run and their seconds by what they were for, None without any."""
+    parts = [f"{kind} {spent.num:,} in {duration(spent.seconds)}" for kind, spent in spent_on(records).items()]
+    return f"evaluations and their time, summed over processes: {', '.join(parts)}" if parts else None

@@ -1,0 +1,158 @@
+"""The plan of a run: its search method and the number of its trainings, known before the first one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from gflownet.config import Config
+from gflownet.console import duration
+from gflownet.evaluation.budget import Reserve
+from gflownet.evaluation.config import FinalConfig
+from gflownet.evaluation.executors.choice import places
+from gflownet.evaluation.task import GFNTask
+
+# Largest number of trainings of the random reference, unless final.num_random names one.
+_MAX_RANDOM = 100
+# A policy that is trained for fewer steps on the scores themselves is hardly better than random.
+_MIN_STEPS = 20
+
+
+class MethodClass(Protocol):
+    """The class of a search method, gflownet.search.method.SearchMethod."""
+
+    @property
+    def uses_surrogate(self) -> bool: ...
+
+    @property
+    def trains_sampler(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Method and trainings of a run. A resumed run has the plan of its options, and counts what it has done."""
+
+    method: str
+    reason: str = ""  # of search.method=auto; empty: the method was named
+    num_search: int = 0  # evaluations of the search; of the policy alone without budget.evaluations: proposals
+    num_final: int = 0  # trainings of the final stage
+    num_random: int = 0  # evaluations of random architectures, for comparison
+    num_random_final: int = 0  # trainings of the best of these
+    num_steps: int = 0  # training steps of the policy
+    seconds: float = 0.0  # of search and final stage, budget.seconds; 0: no limit
+    final_seconds: float = 0.0  # of these for the final stage
+    num_places: int = 1  # evaluations at the same time
+    warning: str = ""  # that the method is random
+
+    @property
+    def num_trainings(self) -> int:
+        """Return the trainings of search and final stage together."""
+        return self.num_search + self.num_final
+
+    @property
+    def num_compared(self) -> int:
+        """Return the trainings of the random reference."""
+        return self.num_random + self.num_random_final
+
+    @property
+    def num_after(self) -> int:
+        """Return the trainings after the search."""
+        return self.num_final + self.num_compared
+
+    def reserve(self, num_evaluations: int) -> Reserve:
+        """Return what a budget with this number of evaluations (0: no limit) leaves to the final stage."""
+        return Reserve(self.num_final if num_evaluations else 0, self.final_seconds)
+
+    def line(self) -> str:
+        """Return method, reason and numbers."""
+        reason = f" (auto: {self.reason})" if self.reason else ""
+        return f"search.method={self.method}{reason}; plan: {self.words()}; their time follows the first evaluations"
+
+    def words(self) -> str:
+        """Return the numbers of the plan."""
+        parts = [f"{self.num_search:,} evaluations of the search"]
+        parts += [f"{self.num_final:,} final trainings"] if self.num_final else []
+        parts += [f"{self.num_compared:,} trainings of random architectures"] if self.num_compared else []
+        parts += [f"{self.num_steps:,} policy steps"] if self.num_steps else []
+        return ", ".join(parts)
+
+    def time_line(self, mean_seconds: float, *, num_evaluated: int) -> str:
+        """Return the estimated time of the remaining trainings.
+
+        Args:
+            mean_seconds: of one evaluation.
+            num_evaluated: evaluations so far.
+        """
+        num, each = max(self.num_search - num_evaluated, 0) + self.num_after, mean_seconds / self.num_places
+        at_most = "at most " if self.seconds else ""
+        seconds = min(num * each, self.seconds + self.num_compared * each) if self.seconds else num * each
+        return (
+            f"plan: about {duration(seconds)} for {at_most}{num:,} more trainings of {mean_seconds:.2g} s, "
+            f"{self.num_places} at a time"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON values."""
+        return asdict(self)
+
+
+def divided(num: int, share: float, *, most: int) -> tuple[int, int]:
+    """Return the trainings of a search and of its final stage, at most `most`, out of `num`."""
+    if num < 2 or not share or not most:
+        return num, 0
+    num_final = min(max(round(share * num), 1), most)
+    return num - num_final, num_final
+
+
+def plan_of(config: Config, task: GFNTask, method: MethodClass | None, *, reason: str = "") -> Plan:
+    """Return the plan of a run.
+
+    Args:
+        config: with the search method resolved.
+        task: of the run.
+        method: class of the search method; None: the policy is trained on the scores.
+        reason: of search.method=auto.
+    """
+    final, num = config.final, config.budget.evaluations
+    most = final.top * final.num_seeds if task.is_noisy else 0
+    if num:
+        num_search, num_final = divided(num, final.share, most=most)
+    else:
+        num_search = config.num_training_steps * config.algo.num_from_policy
+        num_final = min(max(round(num_search * final.share / (1 - final.share)), 1), most) if final.share else 0
+    num_random = _num_random(final, num_search + num_final) if num_final else 0
+    steps = config.num_training_steps
+    if method is None:
+        steps = min(steps, math.ceil(num_search / config.algo.num_from_policy))
+    elif not (method.trains_sampler and config.search.train_sampler):
+        steps = 0
+    return Plan(
+        config.search.method,
+        reason,
+        num_search,
+        num_final,
+        *divided(num_random, final.share, most=most),
+        num_steps=steps,
+        seconds=config.budget.seconds,
+        final_seconds=final.share * config.budget.seconds if num_final else 0.0,
+        num_places=places(task, config.evaluation),
+        warning=_warning(config, method, num_search, steps) if task.is_noisy else "",
+    )
+
+
+def _num_random(final: FinalConfig, num_trainings: int) -> int:
+    return min(num_trainings, _MAX_RANDOM) if final.num_random is None else final.num_random
+
+
+def _warning(config: Config, method: MethodClass | None, num: int, num_steps: int) -> str:
+    """Return a line where the budget leaves a method no choice but random architectures, otherwise empty."""
+    options, start = config.search, f"search.method={config.search.method} is random search here"
+    if method is None and num_steps < _MIN_STEPS:
+        return f"{start}: {num_steps} policy steps in {num} evaluations, fewer than {_MIN_STEPS}"
+    if method is not None and method.uses_surrogate and num <= options.num_initial:
+        return f"{start}: search.num_initial={options.num_initial} random candidates are all {num} evaluations"
+    population = options.options.population if options.method == "evolution" else 0
+    if population >= num:
+        return f"{start}: its population of {population} is not filled by {num} evaluations"
+    return ""

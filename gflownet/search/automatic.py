@@ -1,0 +1,197 @@
+"""Mixture of surrogates with weights by their predictions of left out observations.
+
+Candidates are Gaussian processes on labels, and on labels and numbers, a random forest on numbers, and graph networks
+if they are wanted. The weights maximise the likelihood of the mixture (stacking: Yao et al. 2018, "Using stacking to
+average Bayesian predictive distributions"), with a prior by rank correlation; the better half of the observations
+counts double.
+
+Letters: n observations, B architectures, M models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import GraphStates
+from gflownet.options import option
+from gflownet.search.calibration import rank_correlation
+from gflownet.search.config import SurrogateConfig
+from gflownet.search.descriptors import Descriptors
+from gflownet.search.forest import RandomForest
+from gflownet.search.gaussian_process import GaussianProcess
+from gflownet.search.graph_networks import GraphNetworks
+from gflownet.search.surrogate import CrossValidated, Prediction, Surrogate, check_scores, mixture, next_fit, sum_of
+
+MODELS = ("labels", "numbers", "forest", "networks")
+_TEMPERATURE = 0.1  # of rank correlations in the prior of the weights
+_PRIOR_SHARE = 0.1  # of the prior's pseudo-observations, in observations
+_MIN_WEIGHT = 0.1  # smaller ones are 0: their model predicts nothing
+_NUM_STEPS = 50  # of the maximisation
+
+
+@dataclass
+class AutomaticConfig:
+    """The candidates."""
+
+    graph_networks: bool = option(
+        False, "graph networks as a candidate, too: better on some spaces, 0.1 s more per evaluation"
+    )
+
+
+@dataclass(frozen=True)
+class ModelFeatures:
+    """The features of B architectures for each model."""
+
+    parts: tuple[Any, ...]
+
+    def __len__(self) -> int:
+        """Return B."""
+        return len(self.parts[0])
+
+    def __getitem__(self, index: Tensor | slice) -> ModelFeatures:
+        """Return the features of the architectures at an index."""
+        return ModelFeatures(tuple(part[index] for part in self.parts))
+
+
+class Automatic(Surrogate):
+    """The weighted mean of the models that predict left out observations best."""
+
+    Config = AutomaticConfig
+
+    def __init__(self, env: Environment, config: SurrogateConfig, *, seed: int) -> None:
+        super().__init__(env, config, seed=seed)
+        descriptors = Descriptors(env, seed=seed)
+        self.models: list[CrossValidated] = [
+            GaussianProcess(env, config, seed=seed),
+            GaussianProcess(env, config, seed=seed, descriptors=descriptors),
+            RandomForest(env, config, seed=seed, descriptors=descriptors),
+        ]
+        if isinstance(config.options, AutomaticConfig) and config.options.graph_networks:
+            self.models.append(GraphNetworks(env, config, seed=seed))
+        self.weights = [1 / len(self.models)] * len(self.models)
+        self.correlations = [0.0] * len(self.models)  # of left out observations with their predictions
+        self._num_fitted = 0  # observations at the last choice of weights
+        self._is_loaded = False  # since the last fit
+
+    def encode(self, states: GraphStates, extra: Tensor | None = None) -> ModelFeatures:
+        """Return the features of B terminal states."""
+        return ModelFeatures(tuple(model.encode(states, extra) for model in self.models))
+
+    def warp(self, scores: Tensor) -> Tensor:
+        """Return warped scores; all models have one warping."""
+        return self.models[0].warp(scores)
+
+    def unwarp(self, values: Tensor) -> Tensor:
+        """Return the scores of warped values."""
+        return self.models[0].unwarp(values)
+
+    def fit(self, features: ModelFeatures, scores: Tensor) -> None:
+        """Fit all models, and choose the weights again after enough new observations."""
+        check_scores(features, scores)
+        is_due = not self._num_fitted or not self._num_fitted <= len(scores) < next_fit(self._num_fitted)
+        for model, part, weight in zip(self.models, features.parts, self.weights, strict=True):
+            if is_due or (weight and not isinstance(model, GraphNetworks)):
+                model.fit(part, scores)
+            elif weight and self._is_loaded:  # networks are trained when weights are chosen only
+                model.fit(part[: self._num_fitted], scores[: self._num_fitted])
+        self._is_loaded = False
+        self.models[0].fit(features.parts[0], scores)  # its warping is that of all
+        if is_due:
+            self._choose(self.warp(scores))
+            self._num_fitted = len(scores)
+
+    def predict(self, features: ModelFeatures) -> Prediction:
+        """Return the means and deviations of the mixture."""
+        used = self._used
+        parts = [self._predicted(m, features) for m in used]
+        return mixture(parts, [self.weights[m] for m in used]) if len(used) > 1 else parts[0]
+
+    def covariance(self, features: ModelFeatures, row: int) -> Tensor | None:
+        """Return the covariances of the mixture: those within the models and those between their means."""
+        used, parts = self._used, []
+        means = {m: self._predicted(m, features).mean for m in used}
+        mean = sum_of([self.weights[m] * means[m] for m in used])
+        for m in used:
+            within = self.models[m].covariance(features.parts[m], row)
+            if within is None:
+                return None
+            between = (means[m] - mean) * (means[m] - mean)[row]
+            parts.append(self.weights[m] * (within + between))
+        return sum_of(parts)
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return the weight of each model, and its rank correlation on left out observations."""
+        names = MODELS[: len(self.models)]
+        return {
+            **{f"surrogate_weight_{name}": weight for name, weight in zip(names, self.weights, strict=True)},
+            **{f"surrogate_rank_{name}": value for name, value in zip(names, self.correlations, strict=True)},
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the weights and the states of the models."""
+        return {
+            "models": [model.state_dict() for model in self.models],
+            "weights": list(self.weights),
+            "correlations": list(self.correlations),
+            "num_fitted": self._num_fitted,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`; that of other models is not used."""
+        if len(state.get("models", [])) != len(self.models):
+            return
+        for model, values in zip(self.models, state["models"], strict=True):
+            model.load_state_dict(values)
+        self.weights, self.correlations = list(state["weights"]), list(state["correlations"])
+        self._num_fitted, self._is_loaded = state["num_fitted"], True
+
+    @property
+    def _used(self) -> list[int]:
+        return [number for number, weight in enumerate(self.weights) if weight]
+
+    def _predicted(self, number: int, features: ModelFeatures) -> Prediction:
+        """Return the predictions of a model; the warp of networks is that of their last training."""
+        model, prediction = self.models[number], self.models[number].predict(features.parts[number])
+        if not isinstance(model, GraphNetworks):
+            return prediction
+        return Prediction(self.warp(model.unwarp(prediction.mean)), prediction.std, prediction.noise)
+
+    def _choose(self, values: Tensor) -> None:
+        """Set the weights by the predictions of left out observations."""
+        predictions = [model.held_out() for model in self.models]
+        self.correlations = [rank_correlation(each.mean, values) for each in predictions]
+        self.weights = stacked(predictions, values)
+
+
+def stacked(predictions: Sequence[Prediction], values: Tensor) -> list[float]:
+    """Return weights [M] of a mixture, from predictions of left out values [n]; small ones are 0.
+
+    Maximises the log-likelihood of the mixture, by expectation and maximisation, with a Dirichlet prior around weights
+    in proportion to exp(rank correlation / temperature).
+    """
+    is_upper = values >= values.median()
+    count = 1.0 + is_upper.double()
+    ranks = [_rank(each.mean, values, is_upper) for each in predictions]
+    prior = (torch.tensor(ranks, dtype=torch.float64) / _TEMPERATURE).softmax(0)
+    mean, std = (torch.stack([getattr(each, name) for each in predictions]) for name in ("mean", "std"))
+    log_density = -((values - mean) / std).square() / 2 - std.log() - math.log(2 * math.pi) / 2  # [M, n]
+    weights, pseudo = prior, _PRIOR_SHARE * float(count.sum())
+    for _ in range(_NUM_STEPS):
+        share = (log_density + weights.log()[:, None]).softmax(0)
+        weights = (share * count).sum(1) + pseudo * prior
+        weights = weights / weights.sum()
+    weights = torch.where(weights < _MIN_WEIGHT, 0.0, weights)
+    return (weights / weights.sum()).tolist()
+
+
+def _rank(mean: Tensor, values: Tensor, is_upper: Tensor) -> float:
+    """Return the mean of the rank correlations of all and, twice, of the upper half."""
+    upper = rank_correlation(mean[is_upper], values[is_upper])
+    return (rank_correlation(mean, values) + 2 * upper) / 3

@@ -1,0 +1,147 @@
+"""Random forest on descriptors of architectures (Breiman 2001), with the errors of its out-of-bag predictions.
+
+Letters: T trees, n observations, B architectures, D numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import GraphStates
+from gflownet.options import AT_LEAST_ONE, option
+from gflownet.search.config import SurrogateConfig
+from gflownet.search.descriptors import Descriptors
+from gflownet.search.surrogate import CrossValidated, Prediction, check_scores, next_fit
+from gflownet.search.warping import Warping
+
+_MIN_STD = 1e-3  # of a prediction, in warped scores
+_MIN_LEAF, _MAX_FEATURES = 2, 0.5  # observations of a leaf, share of the numbers tried at a split
+_MODEL_SHARE = 0.5  # of the variance that the trees leave unexplained: not noise of an evaluation
+
+
+@dataclass
+class RandomForestConfig:
+    """The trees."""
+
+    num_trees: int = option(100, "trees of the forest", AT_LEAST_ONE)
+
+
+class RandomForest(CrossValidated):
+    """Regression trees on bootstrap samples; their disagreement and the out-of-bag error are the deviation."""
+
+    Config = RandomForestConfig
+
+    def __init__(
+        self, env: Environment, config: SurrogateConfig, *, seed: int, descriptors: Descriptors | None = None
+    ) -> None:
+        """Keep the components; `descriptors` of others are shared."""
+        super().__init__(env, config, seed=seed)
+        options = config.options if isinstance(config.options, RandomForestConfig) else RandomForestConfig()
+        self._num_trees, self._descriptors = options.num_trees, descriptors or Descriptors(env, seed=seed)
+        self._warping = self._growth_warping = Warping(0.0, 1.0)  # of all scores, and of those when the trees grew
+        self._num_fitted = 0  # observations when the trees grew
+        self._trees: list[Any] = []
+        self._unseen = torch.empty(0, 0, dtype=torch.bool)  # [T, n], observations out of the bag of each tree
+        self._left_out: Prediction | None = None
+        self._variance = 0.0  # that the trees leave unexplained
+        self._last: tuple[Tensor, Tensor] | None = None  # features and the outputs of the trees [T, B]
+
+    def encode(self, states: GraphStates, extra: Tensor | None = None) -> Tensor:
+        """Return the numbers of B terminal states, [B, D] float64."""
+        numbers = self._descriptors(states)
+        return numbers if extra is None else torch.cat([numbers, extra.double()], 1)
+
+    def warp(self, scores: Tensor) -> Tensor:
+        """Return warped scores."""
+        return self._warping.warp(scores)
+
+    def unwarp(self, values: Tensor) -> Tensor:
+        """Return the scores of warped values."""
+        return self._warping.unwarp(values)
+
+    def fit(self, features: Tensor, scores: Tensor) -> None:
+        """Grow all trees, again after enough new observations."""
+        check_scores(features, scores)
+        self._warping, self._last = Warping.of(scores), None
+        if not self._num_fitted <= len(features) < next_fit(self._num_fitted):
+            self._trees, self._num_fitted = [], len(features)
+        num = self._num_fitted
+        if not self._trees:
+            self._grow(features[:num], scores[:num])
+        self._calibrate(self._outputs(features[:num]), self.warp(scores[:num]))
+
+    def predict(self, features: Tensor) -> Prediction:
+        """Return normal distributions of the warped scores of B architectures."""
+        outputs = self._outputs(features)
+        variance = outputs.var(0, correction=0) + self._variance
+        return Prediction(outputs.mean(0), variance.sqrt(), self._noise)
+
+    def covariance(self, features: Tensor, row: int) -> Tensor:
+        """Return the covariances of the trees' outputs, and at `row` the rest of the variance that is not noise."""
+        outputs = self._outputs(features)
+        centred = outputs - outputs.mean(0)
+        result = centred.T @ centred[:, row] / len(outputs)
+        result[row] += self._variance - self._noise**2
+        return result
+
+    def held_out(self) -> Prediction:
+        """Return the out-of-bag predictions [n]."""
+        assert self._left_out is not None
+        return self._left_out
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of observations from which the trees follow."""
+        return {"num_fitted": self._num_fitted}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`; `fit` grows the trees."""
+        self._trees, self._last, self._num_fitted = [], None, state.get("num_fitted", 0)
+
+    @property
+    def _noise(self) -> float:
+        return ((1 - _MODEL_SHARE) * self._variance) ** 0.5
+
+    def _grow(self, features: Tensor, scores: Tensor) -> None:
+        self._growth_warping, num = Warping.of(scores), len(scores)
+        values, numbers = self._growth_warping.warp(scores).numpy(), features.numpy()
+        generator = np.random.default_rng(self.seed % 2**63)
+        rows = generator.integers(num, size=(self._num_trees, num))
+        self._trees = [_grown(numbers[each], values[each], generator) for each in rows]
+        unseen = np.ones(rows.shape, bool)
+        np.put_along_axis(unseen, rows, values=False, axis=1)
+        self._unseen = torch.from_numpy(unseen | ~unseen.any(0))  # a row that all trees have seen counts for all
+
+    def _outputs(self, features: Tensor) -> Tensor:
+        """Return the outputs of all trees, [T, B] float64."""
+        if not self._trees:
+            raise ValueError("predict: expected a fitted surrogate, got one without observations")
+        if self._last is None or self._last[0] is not features:
+            numbers = features.numpy().astype(np.float32)
+            outputs = np.stack([tree.tree_.predict(numbers).reshape(len(numbers)) for tree in self._trees])
+            scores = self._growth_warping.unwarp(torch.from_numpy(outputs))
+            self._last = features, self.warp(scores)
+        return self._last[1]
+
+    def _calibrate(self, outputs: Tensor, values: Tensor) -> None:
+        """Set the unexplained variance and the out-of-bag predictions."""
+        num = self._unseen.sum(0)
+        mean = (outputs * self._unseen).sum(0) / num
+        spread = ((outputs - mean).square() * self._unseen).sum(0) / num
+        error = float(((values - mean).square() - spread).mean())
+        self._variance = max(error, _MIN_STD**2)
+        self._left_out = Prediction(mean, (spread + self._variance).sqrt(), self._noise)
+
+
+def _grown(numbers: np.ndarray, values: np.ndarray, generator: np.random.Generator) -> Any:
+    """Return a tree on observations [n, D] and [n]."""
+    from sklearn.tree import DecisionTreeRegressor
+
+    seed = int(generator.integers(2**31))
+    tree = DecisionTreeRegressor(min_samples_leaf=_MIN_LEAF, max_features=_MAX_FEATURES, random_state=seed)
+    return tree.fit(numbers, values)

@@ -1,0 +1,90 @@
+"""Races of finalists against numerical integration, and against an equal number of trainings for all."""
+
+import math
+
+import numpy as np
+import pytest
+
+from gflownet.evaluation.racing import Belief, Race, num_finalists, pooled_noise, posterior, shrunk
+
+
+def integrated(mean: float, std: float, sample: list[float], noise: float) -> tuple[float, float]:
+    """Return mean and standard deviation of a posterior on a grid."""
+    grid = np.linspace(mean - 12 * std, mean + 12 * std, 200_001)
+    log_density = -(((grid - mean) / std) ** 2) / 2
+    for score in sample:
+        log_density -= ((score - grid) / noise) ** 2 / 2
+    density = np.exp(log_density - log_density.max())
+    density /= density.sum()
+    value = float(density @ grid)
+    return value, math.sqrt(float(density @ (grid - value) ** 2))
+
+
+def test_posterior_equals_integral():
+    prior = Belief(np.array([0.9, 0.92, 0.88, 0.91]), np.array([0.02, 0.03, 0.02, 0.01]))
+    samples = [[0.89, 0.91], [0.93], [0.885, 0.87, 0.9], []]  # none further from the prior than it allows
+    found = posterior(prior, samples, noise=0.01)
+    expected = [integrated(m, s, x, 0.01) for m, s, x in zip(prior.mean, prior.std, samples, strict=True)]
+    assert found.mean.tolist() == pytest.approx([mean for mean, _ in expected], abs=1e-6)
+    assert found.std.tolist() == pytest.approx([std for _, std in expected], abs=1e-6)
+
+
+def test_posterior_of_wrong_prior_follows_scores():
+    prior = Belief(np.array([0.9, 0.8]), np.array([0.001, 0.001]))
+    found = posterior(prior, [[0.7, 0.7], [0.95, 0.95]], noise=0.01)
+    assert found.mean.tolist() == pytest.approx([0.7, 0.95], abs=0.002)
+    exact = posterior(Belief(np.array([0.5]), np.array([0.0])), [[0.6]], noise=0.0)
+    assert (exact.mean.tolist(), exact.std.tolist()) == ([0.6], [0.0])
+
+
+def test_shrunk_scores_are_less_wrong():
+    generator = np.random.default_rng(0)
+    true = generator.normal(0.9, 0.01, 500)
+    scores = true + generator.normal(0, 0.01, 500)
+    belief = shrunk(scores.tolist(), 0.01)
+    assert np.mean((belief.mean - true) ** 2) < 0.6 * np.mean((scores - true) ** 2)
+    errors = (belief.mean - true) / belief.std
+    assert 0.9 < np.std(errors) < 1.1
+    assert set(shrunk([0.5, 0.5, 0.5], 0.01).mean) == {0.5}
+
+
+def test_pooled_noise_starts_from_guess():
+    assert pooled_noise([[0.5], []], guess=0.02) == pytest.approx(0.02)
+    samples = np.random.default_rng(1).normal(0, 0.01, (200, 3))
+    assert pooled_noise(samples.tolist(), guess=0.05) == pytest.approx(0.01, rel=0.1)
+
+
+def returned(true: np.ndarray, generator: np.random.Generator, *, num: int, is_race: bool) -> float:
+    """Return the true mean of the winner after `num` trainings in all."""
+    flat = Belief(np.full(len(true), 0.9), np.full(len(true), 0.02))
+    race = Race(lambda noise: flat, len(true), num_trainings=num, num_seeds=num, guess=0.01)
+    wanted = race.rounds() if is_race else [[(k, 1) for k in range(len(true))] * (num // len(true))]
+    for trainings in wanted:
+        for finalist, _ in trainings:
+            race.scores[finalist].append(float(generator.normal(true[finalist], 0.01)))
+    assert sum(map(len, race.scores)) <= num
+    return float(true[race.belief.mean.argmax()])
+
+
+def test_race_returns_better_winner_than_equal_shares():
+    generator, true = np.random.default_rng(2), 0.92 - 0.004 * np.arange(8)
+    raced, equal = (
+        np.mean([returned(true, generator, num=24, is_race=is_race) for _ in range(400)]) for is_race in (True, False)
+    )
+    assert raced > equal
+
+
+def test_race_stops_what_is_out_of_reach():
+    flat = Belief(np.zeros(3), np.full(3, 10.0))
+    race = Race(lambda noise: flat, 3, num_trainings=15, num_seeds=5, guess=0.01)
+    for trainings in race.rounds():
+        for finalist, _ in trainings:
+            race.scores[finalist].append((0.5, 0.9, 0.3)[finalist])
+            if finalist == 2:
+                race.failed.add(finalist)
+    assert [len(scores) for scores in race.scores] == [1, 5, 1]
+
+
+@pytest.mark.parametrize(("num", "expected"), [(0, 0), (1, 1), (3, 1), (8, 4), (15, 7), (50, 10)])
+def test_num_finalists(num: int, expected: int):
+    assert num_finalists(num, 10) == expected

@@ -1,0 +1,110 @@
+"""Plans: the method of search.method=auto, and the division of all trainings."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gflownet.components import Components
+from gflownet.config import load_config
+from gflownet.evaluation.task import Score
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.run.plan import divided
+from gflownet.run_status import read_status
+from tests.small_run import run
+from tests.toy_tasks import RewardsHiddenNodes
+
+SMALL_DIGITS = ("task=digits", "model.num_emb=8", "model.num_layers=1", "env.max_hidden_nodes=1", "env.max_edges=3")
+HYPERGRID = ("task=hypergrid", "env.name=hypergrid", "evaluation.floor_score=1e-6")
+
+
+def plan(*options: str):
+    return Components(load_config(None, [*SMALL_DIGITS, *options])).plan
+
+
+@pytest.mark.parametrize(
+    ("options", "method", "reason"),
+    [
+        ((), "surrogate_gflownet", "scores depend on a training"),
+        (("num_workers=1",), "gflownet", "only it uses num_workers"),
+        (("algo.method=a2c",), "gflownet", "a surrogate does not work with algo.method=a2c"),
+        (
+            ("evaluation.objectives=[accuracy,parameters]",),
+            "gflownet",
+            "the policy is conditioned on sampled preferences",
+        ),
+        (
+            ("task=hypergrid", "env.name=hypergrid", "evaluation.floor_score=1e-6"),
+            "gflownet",
+            "scores do not depend on a training",
+        ),
+        (("search.method=random",), "random", ""),
+    ],
+)
+def test_auto_method_follows_task_and_options(options, method, reason):
+    chosen = plan(*options)
+    assert (chosen.method, chosen.reason) == (method, reason)
+
+
+def test_divided_is_exact():
+    assert divided(60, 0.25, most=50) == (45, 15)
+    assert divided(400, 0.25, most=50) == (350, 50)
+    assert divided(2, 0.25, most=50) == (1, 1)
+    assert divided(1, 0.25, most=50) == (1, 0)
+    assert divided(60, 0.0, most=50) == divided(60, 0.25, most=0) == (60, 0)
+
+
+def test_plan_divides_budget_and_gives_random_as_many():
+    chosen = plan("budget.evaluations=60", "budget.seconds=100")
+    assert (chosen.num_search, chosen.num_final) == (45, 15)
+    assert (chosen.num_random, chosen.num_random_final) == (45, 15)
+    assert chosen.final_seconds == 25
+    unlimited = plan("num_training_steps=10", "algo.num_from_policy=3", "final.num_random=10")
+    assert (unlimited.num_search, unlimited.num_final, unlimited.num_compared) == (30, 10, 10)
+    assert plan("budget.evaluations=60", "final.top=0").num_trainings == plan("budget.evaluations=60").num_search + 15
+
+
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (("search.method=gflownet", "budget.evaluations=40"), "2 policy steps in 30 evaluations, fewer than 20"),
+        (("search.method=evolution", "search.options.population=50", "budget.evaluations=40"), "population of 50"),
+        (("budget.evaluations=12",), "search.num_initial=10 random candidates are all 9 evaluations"),
+        (("budget.evaluations=60",), ""),
+    ],
+)
+def test_plan_names_random_methods(options, warning):
+    chosen = plan(*options)
+    assert warning in chosen.warning
+    assert bool(chosen.warning) == bool(warning)
+
+
+class NoisyNodes(RewardsHiddenNodes):
+    """Scores that depend on the seed."""
+
+    is_cheap = False
+
+    def evaluate(self, graph: ComputationGraph, *, seed: int) -> Score:
+        score = super().evaluate(graph, seed=seed)
+        return replace(score, value=score.value + seed % 100 / 5_000)
+
+
+def test_budget_holds_over_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Search and final stage together do no training beyond the budget, also when it grows."""
+    folder = tmp_path / "run"
+    options = (f"task={__name__}:NoisyNodes", "evaluation.executor=inline", "search.method=auto", "final.top=10")
+    options += ("search.num_initial=50", "final.share=0.4", "search.train_sampler=false")
+    for budget, resume in ((10, "false"), (15, "true")):
+        assert run(folder, *options, f"budget.evaluations={budget}", f"resume={resume}") == 0
+        shown = capsys.readouterr().out
+        parts = [shown.partition(f"{name} ")[2].split()[0] for name in ("processes: search", ", final stage")]
+        assert int(parts[0]) == 0.6 * budget
+        assert 0 < int(parts[1]) <= 0.4 * budget
+    assert "search.method=surrogate_gflownet (auto: scores depend on a training); plan: 9 evaluations" in shown
+    status = read_status(folder)
+    assert status is not None
+    assert status.plan["method"] == "surrogate_gflownet"
+    assert json.loads((folder / "run.json").read_text())["config"]["search"]["method"] == "auto"
+    assert run(folder, *options, "resume=true", "num_workers=1") == 2
+    assert "expected options with which auto is surrogate_gflownet" in capsys.readouterr().err

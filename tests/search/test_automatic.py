@@ -1,0 +1,89 @@
+"""The mixture of surrogates: weights by left out observations, and the left out predictions themselves."""
+
+import pytest
+import torch
+
+from gflownet.search.automatic import Automatic, AutomaticConfig, stacked
+from gflownet.search.config import SurrogateConfig
+from gflownet.search.gaussian_process import GaussianProcess
+from gflownet.search.kernel import Hyperparameters
+from gflownet.search.regression import Regression
+from gflownet.search.surrogate import Prediction, mixture
+from tests.contracts.environments import computation_graphs
+from tests.search.terminal_states import random_terminal_states
+
+NUM = 40
+
+
+@pytest.fixture(scope="module")
+def env():
+    return computation_graphs(max_hidden_nodes=4, max_edges=8)
+
+
+def test_left_out_predictions_equal_those_of_a_model_without_the_observation(env):
+    states = random_terminal_states(env, NUM, seed=0)
+    features, values = GaussianProcess(env, SurrogateConfig(), seed=0).encode(states), states.num_nodes.double().sin()
+    regression = Regression(features, torch.arange(NUM), Hyperparameters.initial(features.num_blocks + 2))
+    regression.observe(values)
+    result, posterior = regression.left_out(), regression.posterior
+    covariance = regression.factor @ regression.factor.T
+    for row in (0, 17):
+        others = torch.arange(NUM) != row
+        weights = torch.linalg.solve(covariance[others][:, others], covariance[others, row])
+        expected = posterior.mean + weights @ (values[others] - posterior.mean)
+        assert float(result.mean[row]) == pytest.approx(float(expected))
+        variance = (covariance[row, row] - weights @ covariance[others, row]) * posterior.variance
+        assert float(result.std[row]) == pytest.approx(float(variance.sqrt()))
+
+
+def test_weights_prefer_the_model_that_predicts():
+    values = torch.randn(60, generator=torch.Generator().manual_seed(0)).double()
+    noise = torch.randn(60, generator=torch.Generator().manual_seed(1)).double()
+    good, bad = Prediction(values + 0.2 * noise, 0.2 * torch.ones(60)), Prediction(noise, torch.ones(60))
+    assert stacked([good, bad], values) == [1.0, 0.0]
+    halves = stacked([good, good], values)
+    assert halves == pytest.approx([0.5, 0.5])
+
+
+def test_mixture_has_mean_and_variance_of_its_parts():
+    parts = [
+        Prediction(torch.tensor([0.0]), torch.tensor([1.0]), 0.5),
+        Prediction(torch.tensor([2.0]), torch.tensor([1.0])),
+    ]
+    result = mixture(parts, [0.5, 0.5])
+    assert float(result.mean) == 1.0
+    assert float(result.std) == pytest.approx(2**0.5)
+    assert result.noise == pytest.approx((0.5 * 0.25) ** 0.5)
+
+
+def test_automatic_shows_weights_and_covariances(env):
+    states = random_terminal_states(env, 2 * NUM, seed=0)
+    surrogate = Automatic(env, SurrogateConfig(), seed=0)
+    features, scores = surrogate.encode(states), states.num_nodes.double() + states.has_edge.sum((1, 2))
+    surrogate.fit(features[:NUM], scores[:NUM])
+    metrics = surrogate.metrics()
+    assert sum(metrics[f"surrogate_weight_{name}"] for name in ("labels", "numbers", "forest")) == pytest.approx(1)
+    new = features[NUM:]
+    prediction, covariance = surrogate.predict(new), surrogate.covariance(new, 3)
+    assert covariance is not None
+    assert float(covariance[3]) == pytest.approx(float(prediction.latent_std[3] ** 2), rel=1e-3)
+    assert bool((covariance.abs() <= prediction.latent_std * prediction.latent_std[3] + 1e-6).all())
+
+
+@pytest.mark.slow
+def test_automatic_with_networks_resumes(env):
+    states = random_terminal_states(env, 2 * NUM, seed=0)
+    surrogate, resumed = (
+        Automatic(env, SurrogateConfig(options=AutomaticConfig(graph_networks=True)), seed=0) for _ in range(2)
+    )
+    features, scores = surrogate.encode(states), states.num_nodes.double() + states.has_edge.sum((1, 2))
+    for num in (NUM, NUM + 1):
+        surrogate.fit(features[:num], scores[:num])
+    surrogate.weights = [0.0, 0.0, 0.5, 0.5]
+    resumed.load_state_dict(surrogate.state_dict())
+    resumed.encode(states)
+    for each in (surrogate, resumed):
+        each.fit(features[: NUM + 2], scores[: NUM + 2])
+    expected, result = surrogate.predict(features), resumed.predict(features)
+    assert torch.equal(result.mean, expected.mean)
+    assert torch.equal(result.std, expected.std)
