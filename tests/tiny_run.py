@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from gflownet.run.logging import TIME_KEYS
-from tests.recorded_space import RECORDED_DIGITS
+from tests.recorded_space import RECORDED_DIGITS, RECORDED_MNIST1D
 
 # Two steps of the default search, as small as it gets.
 TINY_RUN = (
@@ -36,6 +36,7 @@ TINY_TASKS = {
     "mnist1d": _TENSORS,
     "cells_exact": ("certify=false",),
     "recorded_digits": (*_SEARCH, f"task_options.table={RECORDED_DIGITS}"),
+    "recorded_mnist1d": (*_SEARCH, f"task_options.table={RECORDED_MNIST1D}"),
     "tensor_mixing": ("final.top=1", "final.num_seeds=1", "final.num_random=0"),
     "cells": _SEARCH,
     "catalogue": _SEARCH,
