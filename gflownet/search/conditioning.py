@@ -14,6 +14,7 @@ from torch import Tensor
 from gflownet.search.surrogate import Prediction, Surrogate
 
 _MIN_VARIANCE = 1e-10  # of a prediction
+_NUM_TRIED = 4  # random points of which a design takes one
 
 
 class Believed:
@@ -56,11 +57,15 @@ class BelievedModel:
             part.add(row)
 
 
-def spread_order(points: Tensor, num: int) -> Tensor:
-    """Return up to `num` positions of points [B, D]: the first, then each time the one farthest from all before."""
-    chosen, distance = [0], torch.full((len(points),), torch.inf, dtype=torch.float64)
-    while len(chosen) < min(num, len(points)):
-        distance = torch.minimum(distance, (points - points[chosen[-1]]).square().sum(1))
-        distance[chosen] = -1.0
-        chosen.append(int(distance.argmax()))
-    return torch.tensor(chosen[: len(points)], dtype=torch.int64)
+def spread_order(points: Tensor) -> Tensor:
+    """Return the positions of random points [B, D], spread ones first (Mitchell 1991, best-candidate sampling).
+
+    Of each four points the one that is farthest from those before is chosen. Farthest of all points would be extremes.
+    """
+    chosen = [0]
+    for tried in torch.arange(1, len(points)).split(_NUM_TRIED) if len(points) > 1 else ():
+        distance = torch.cdist(points[tried], points[chosen]).amin(1)
+        chosen.append(int(tried[distance.argmax()]))
+    first = torch.tensor(chosen[: len(points)], dtype=torch.int64)
+    rest = torch.arange(len(points))
+    return torch.cat([first, rest[~torch.isin(rest, first)]])

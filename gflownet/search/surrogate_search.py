@@ -284,10 +284,10 @@ class SurrogateSearch(SearchMethod):
 
     @cached_property
     def _design(self) -> GraphStates:
-        """Random architectures, each the one whose descriptors are farthest from those before."""
+        """Random architectures, those first whose descriptors are far from each other."""
         states = uniform_states(self.env, _NUM_DESIGN, generator=self.setup.generator(0, _RANDOM))
         states = states[unknown_mask(History(self.env), states)]
-        return states[spread_order(Descriptors(self.env, seed=self.setup.seed)(states), len(states))]
+        return states[spread_order(Descriptors(self.env, seed=self.setup.seed)(states))]
 
     def _refused(self, states: GraphStates, index: int) -> bool:
         return self.setup.is_refused(self.env.terminal(states, index))

@@ -29,7 +29,7 @@ def test_believed_candidates_shrink_deviations_as_observations_do():
     assert believed.best == float(before.mean[rows].max())
 
 
-def test_spread_order_takes_the_farthest_point():
-    points = torch.tensor([[0.0], [0.1], [1.0], [0.6], [0.1]], dtype=torch.float64)
-    assert spread_order(points, 3).tolist() == [0, 2, 3]
-    assert sorted(spread_order(points, 9).tolist()) == [0, 1, 2, 3, 4]
+def test_spread_order_takes_the_farthest_of_four_points():
+    points = torch.tensor([[0.0], [0.1], [1.0], [0.6], [0.1], [0.9], [0.5]], dtype=torch.float64)
+    assert spread_order(points).tolist() == [0, 2, 6, 1, 3, 4, 5]
+    assert spread_order(points[:1]).tolist() == [0]
