@@ -69,7 +69,8 @@ def test_policy_of_a_search_is_sampled(finished):
 
 
 def test_closing_line_of_a_search(tmp_path, capsys):
-    assert run(tmp_path / "run", "search.method=surrogate", "search.patience=5", "num_training_steps=1") == 0
+    options = ("task=tests.search.searches:ScoresAlike", "search.patience=5", "num_training_steps=1")
+    assert run(tmp_path / "run", "search.method=surrogate", *options) == 0
     text = capsys.readouterr().out
     line = next(line for line in text.splitlines() if line.startswith("search.method=surrogate: "))
     assert "no better score in 5 evaluations" in line

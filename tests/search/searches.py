@@ -43,6 +43,13 @@ class ScoresPlaces(GFNTask):
         return Score(score_of(graph), num_parameters=1)
 
 
+class ScoresAlike(ScoresPlaces):
+    """One score for all settings: none is better than the first."""
+
+    def evaluate(self, graph: Assignment, *, seed: int) -> Score:
+        return Score(0.5, num_parameters=1)
+
+
 class FailsOrRefuses(ScoresPlaces):
     """Settings with a=0 fail, settings with d=2 are refused."""
 
