@@ -1,4 +1,4 @@
-"""A race of finalists with noisy scores: posterior means, and successive rejects of those that fall behind.
+"""A race of finalists with noisy scores: posterior means, and further trainings of those that may be the best.
 
 Letters: K finalists, n scores of a search.
 """
@@ -6,7 +6,7 @@ Letters: K finalists, n scores of a search.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,8 @@ _HALF_WIDTH = 1.96
 _GUESS_WEIGHT = 2.0
 # Trainings per finalist on average: fewer finalists race where the trainings do not suffice.
 _MIN_TRAININGS = 2
+# Finalists that are trained at the same time, after the first seed of all.
+_WIDTH = 4
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,10 @@ def posterior(prior: Belief, samples: Sequence[Sequence[float]], *, noise: float
 
 
 class Race:
-    """Trainings of K finalists on new seeds, with successive rejects (Audibert, Bubeck and Munos 2010).
+    """Trainings of K finalists on new seeds, by their upper bounds (Kalyanakrishnan et al. 2012, LUCB).
 
-    The worst by posterior mean is rejected after each phase, as long as the trainings do not suffice for all. A
-    finalist whose interval cannot reach the best gets no further training, nor does one with a failed training.
+    Each finalist gets a seed. Then those with the highest bounds are trained again, as long as their interval reaches
+    the best: one that falls behind stops, and goes on where the best turns out worse. A failed training ends them.
     """
 
     def __init__(
@@ -143,50 +145,26 @@ class Race:
 
         The caller adds their scores to `scores` before it takes the next round; a round without one is the last.
         """
-        alive = list(range(len(self)))
-        for goal in (*self._goals(), self._num_seeds):
-            while lacking := [finalist for finalist in alive if self._lacks(finalist, goal)]:
-                if not (yield from self._round([(finalist, len(self.scores[finalist]) + 1) for finalist in lacking])):
-                    return
-                alive = self._near(alive)
-            alive = self._survivors(alive)
-
-    def _round(self, wanted: list[tuple[int, int]]) -> Generator[list[tuple[int, int]], None, bool]:
-        """Yield the trainings that are left of the wanted ones; return whether there were any."""
-        num_before = self._num_done
-        if wanted := wanted[: self._num_trainings - num_before]:
-            yield wanted
-        return self._num_done > num_before
+        while lacking := [finalist for finalist in range(len(self)) if self._lacks(finalist)]:
+            unseen = [finalist for finalist in lacking if not self.scores[finalist]]
+            num_before = self._num_done
+            wanted = (unseen or self._near(lacking)[:_WIDTH])[: self._num_trainings - num_before]
+            if wanted:
+                yield [(finalist, len(self.scores[finalist]) + 1) for finalist in wanted]
+            if self._num_done == num_before:
+                return
 
     @property
     def _num_done(self) -> int:
         return sum(map(len, self.scores))
 
-    def _lacks(self, finalist: int, num: int) -> bool:
-        """Return whether a finalist has fewer scores than that."""
-        return len(self.scores[finalist]) < num and finalist not in self.failed
+    def _lacks(self, finalist: int) -> bool:
+        """Return whether a finalist may be trained again."""
+        return len(self.scores[finalist]) < self._num_seeds and finalist not in self.failed
 
-    def _goals(self) -> Iterator[int]:
-        """Yield the number of seeds of each survivor after each phase, until two are left."""
-        num = len(self)
-        logarithm = 0.5 + sum(1 / i for i in range(2, num + 1))
-        for phase in range(1, num - 1):
-            goal = math.ceil((self._num_trainings - num) / (logarithm * (num + 1 - phase)))
-            yield min(max(goal, 1), self._num_seeds)
-
-    def _near(self, alive: list[int]) -> list[int]:
-        """Return the finalists whose interval reaches the best."""
+    def _near(self, lacking: list[int]) -> list[int]:
+        """Return the finalists whose interval reaches the best, those with the highest upper bound first."""
         belief = self.belief
-        racing = [finalist for finalist in alive if finalist not in self.failed] or alive
-        best = max(racing, key=lambda finalist: belief.mean[finalist])
-        reach = belief.mean + _HALF_WIDTH * belief.std
-        return [finalist for finalist in racing if finalist == best or reach[finalist] >= belief.mean[best]]
-
-    def _survivors(self, alive: list[int]) -> list[int]:
-        """Return the finalists without the worst one, or all where the trainings suffice for all."""
-        num_wanted = sum(self._num_seeds - len(self.scores[finalist]) for finalist in alive)
-        if len(alive) <= 2 or num_wanted <= self._num_trainings - self._num_done:
-            return alive
-        mean = self.belief.mean
-        worst = min(alive, key=lambda finalist: mean[finalist])
-        return [finalist for finalist in alive if finalist != worst]
+        best = max(belief.mean[finalist] for finalist in range(len(self)) if finalist not in self.failed)
+        bound = belief.mean + _HALF_WIDTH * belief.std
+        return sorted((k for k in lacking if bound[k] >= best), key=lambda finalist: -bound[finalist])
