@@ -42,7 +42,10 @@ def write_best_random(
     from_dict: Callable[[dict[str, Any]], Any],
     write: Callable[[Path, bytes | str], None],
 ) -> str:
-    """Write the best random architecture with its weights, and return the line that loads it, empty without one."""
+    """Write the best random architecture with its weights, and return the line that loads it, empty without one.
+
+    An architecture without a module is loaded as node-link data.
+    """
     best = final.best_random
     if best is None or not best.scores:
         return ""
@@ -50,8 +53,10 @@ def write_best_random(
     entry = entry_of(folder, best, interval, rank=0, name="random", graph=graph, task=task, write=write)
     write(folder / RANDOM_NAME, as_json([entry]))
     end = "" if "weights" in entry else ", weights=False"
-    is_loadable = task.network(graph) is not None or "language_model" in entry
-    return f'import gflownet; model = gflownet.load("{folder / RANDOM_NAME}", rank=0{end})' if is_loadable else ""
+    path, is_model = folder / RANDOM_NAME, task.network(graph) is not None or "language_model" in entry
+    if not is_model:
+        return f'import json; graph = json.load(open("{path}"))[0]["graph"]'
+    return f'import gflownet; model = gflownet.load("{path}", rank=0{end})'
 
 
 def verdict_lines(final: FinalStage, references: Sequence[Reference]) -> list[str]:
