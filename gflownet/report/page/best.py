@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gflownet.evaluation.extrapolation import rank_correlation
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.report.page.axes import number_text
 from gflownet.report.page.drawings import Drawing, drawing_of
@@ -47,7 +48,7 @@ def best_section(run: RunData) -> BestSection | None:
     """Return the best architectures from top_architectures.json, or from the evaluations before the end."""
     if run.top:
         ranked = [_from_file(run, entry, rank) for rank, entry in enumerate(run.top[:NUM_SHOWN])]
-        return BestSection(ranked, _source(run.top))
+        return BestSection(ranked, _source(run.top) + _correlation_words(run))
     records = best_records(run)[:NUM_SHOWN]
     if not records:
         return None
@@ -75,6 +76,23 @@ def _source(top: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"Scores are means of up to {num_seeds} new trainings on new seeds, with 95 % intervals that hold for all "
         "ranks at once, so also for the best. Test data had no part in the search."
+    )
+
+
+def _correlation_words(run: RunData) -> str:
+    """Return the rank correlation of the finalists in search and final stage, where these may train differently."""
+    finals = [(entry.get("validation_score"), _mapping(entry.get("final"))) for entry in run.top]
+    pairs = [
+        (float(score), float(final["mean"]))
+        for score, final in finals
+        if _is_number(score) and _is_number(final.get("mean")) and not final.get("errors")
+    ]
+    correlation = rank_correlation(pairs) if run.option("final.epochs") is not None else math.nan
+    if math.isnan(correlation):
+        return ""
+    return (
+        f" With final.epochs={run.option('final.epochs')}, the rank correlation of the finalists in the search and on "
+        f"new seeds is {number_text(correlation, 2)}."
     )
 
 

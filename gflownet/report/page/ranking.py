@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gflownet.report.page.axes import number_text
@@ -47,7 +47,8 @@ def reference_section(run: RunData) -> ReferenceSection | None:
         for each, entry in known
     ]
     best = next((entry["final"] for entry in run.top if _rank(entry, 0) is not None), {})
-    verdict = verdict_of(_side(ranks[0], has_interval=bool(best.get("interval"))), sides) if ranks else ()
+    side = [replace(_side(each, has_interval=bool(best.get("interval"))), name=each.name.lower()) for each in ranks[:1]]
+    verdict = verdict_of(*side, sides) if side else ()
     return ReferenceSection(chart, verdict)
 
 

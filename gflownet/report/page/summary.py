@@ -23,7 +23,7 @@ def summary_of(contents: Mapping[str, Any]) -> list[Sentence]:
 
 def _sentences(contents: Mapping[str, Any]) -> Iterator[Sentence]:
     if (references := contents.get("references")) is not None:
-        yield from (Sentence("references", "Result", f"{words}.") for words in references.sentences)
+        yield from (Sentence("references", "Result", words) for words in references.sentences)
     if (best := contents.get("best")) is not None:
         first = best.ranked[0]
         name, score = first.facts[0]
