@@ -55,7 +55,7 @@ def write_best_random(
     end = "" if "weights" in entry else ", weights=False"
     path, is_model = folder / RANDOM_NAME, task.network(graph) is not None or "language_model" in entry
     if not is_model:
-        return f'import json; graph = json.load(open("{path}"))[0]["graph"]'
+        return f'import json, pathlib; graph = json.loads(pathlib.Path("{path}").read_text())[0]["graph"]'
     return f'import gflownet; model = gflownet.load("{path}", rank=0{end})'
 
 
