@@ -9,7 +9,7 @@ Letters: B states, N nodes, P parts of a label, V values, S places, D numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
@@ -26,6 +26,7 @@ from gflownet.graphs.operation import INPUT_PORT
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.labelled_graphs import NO_EDGE, LabelledGraphs
 from gflownet.mdp.states import UNSET, GraphStates
+from gflownet.search.message_passing import known_values
 from gflownet.search.proxies import mean_and_deviation
 from gflownet.workers.process import stream_seed
 
@@ -49,15 +50,6 @@ class Group(IntEnum):
     ENDS = 6
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """Names, groups and values of descriptors."""
-
-    names: tuple[str, ...]
-    groups: Tensor  # [D] int64
-    values: Tensor  # [B, D] float64
-
-
 class Descriptors:
     """Standardised numbers of terminal states; those that are equal for all random architectures are left out."""
 
@@ -68,20 +60,22 @@ class Descriptors:
         generator = torch.Generator().manual_seed(stream_seed(seed, _REFERENCES))
         references = uniform_states(env, _NUM_REFERENCES, generator=generator)
         graphs = env.labelled_graphs(references)
-        self._types = _values(graphs.labels[:, :, 0])
-        numbers = self._numbers(references)
-        self._mean, self._deviation = mean_and_deviation(numbers.values)
-        varying = (numbers.values - self._mean).nan_to_num(0.0).abs().amax(0) > _CONSTANT * (1 + self._mean.abs())
+        self._types = known_values(graphs.labels[:, :, 0]).tolist()
+        names, groups, values = self._numbers(references)
+        self._mean, self._deviation = mean_and_deviation(values)
+        varying = (values - self._mean).nan_to_num(0.0).abs().amax(0) > _CONSTANT * (1 + self._mean.abs())
         self._columns = varying.nonzero().squeeze(1)
-        self.names = tuple(numbers.names[column] for column in self._columns.tolist())
-        self.groups = numbers.groups[self._columns]  # [D]
+        self.names = tuple(names[column] for column in self._columns.tolist())
+        self.groups = torch.tensor(groups)[self._columns]  # [D]
 
     def __call__(self, states: GraphStates) -> Tensor:
         """Return the numbers [B, D] float64 of terminal states, 0 for an unknown one."""
-        values = (self._numbers(states).values - self._mean) / self._deviation
+        *_, values = self._numbers(states)
+        values = (values - self._mean) / self._deviation
         return values[:, self._columns].nan_to_num(0.0).clamp(-_BOUND, _BOUND).round(decimals=_DECIMALS)
 
-    def _numbers(self, states: GraphStates) -> Numbers:
+    def _numbers(self, states: GraphStates) -> tuple[tuple[str, ...], tuple[Group, ...], Tensor]:
+        """Return the names [D], the groups [D] and the values [B, D] float64 of all numbers."""
         graphs = self.env.labelled_graphs(states)
         columns = [*path_numbers(graphs), *type_counts(graphs, self._types)]
         if isinstance(self.env, SlotEnv):
@@ -91,7 +85,7 @@ class Descriptors:
         if self._shapes is not None:
             columns += self._shapes(states)
         names, groups, values = zip(*columns, strict=True)
-        return Numbers(names, torch.tensor(groups), torch.stack([value.double() for value in values], 1))
+        return names, groups, torch.stack([value.double() for value in values], 1)
 
 
 def path_numbers(graphs: LabelledGraphs) -> Columns:
@@ -287,8 +281,3 @@ def ordered(values: Sequence[Any]) -> Tensor | None:
     if len(values) < 2 or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
         return None
     return torch.tensor(values, dtype=torch.float64)
-
-
-def _values(codes: Tensor) -> list[int]:
-    """Return the codes that occur, ascending."""
-    return [value for value in codes.unique().tolist() if value != UNSET]

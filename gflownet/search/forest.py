@@ -44,7 +44,7 @@ class RandomForest(CrossValidated):
         super().__init__(env, config, seed=seed)
         options = config.options if isinstance(config.options, RandomForestConfig) else RandomForestConfig()
         self._num_trees, self._descriptors = options.num_trees, descriptors or Descriptors(env, seed=seed)
-        self._warping = self._growth_warping = Warping(0.0, 1.0)  # of all scores, and of those when the trees grew
+        self._growth_warping = self._warping  # of the scores when the trees grew
         self._num_fitted = 0  # observations when the trees grew
         self._trees: list[Any] = []
         self._unseen = torch.empty(0, 0, dtype=torch.bool)  # [T, n], observations out of the bag of each tree
@@ -56,14 +56,6 @@ class RandomForest(CrossValidated):
         """Return the numbers of B terminal states, [B, D] float64."""
         numbers = self._descriptors(states)
         return numbers if extra is None else torch.cat([numbers, extra.double()], 1)
-
-    def warp(self, scores: Tensor) -> Tensor:
-        """Return warped scores."""
-        return self._warping.warp(scores)
-
-    def unwarp(self, values: Tensor) -> Tensor:
-        """Return the scores of warped values."""
-        return self._warping.unwarp(values)
 
     def fit(self, features: Tensor, scores: Tensor) -> None:
         """Grow all trees, again after enough new observations."""

@@ -163,6 +163,15 @@ class History:
         self.in_flight = {}
 
 
+def first_mask(codes: Tensor, earlier: set[int] | None = None) -> Tensor:
+    """Return which codes [B] have not occurred before, [B] bool; they are added to the earlier ones."""
+    seen, mask = set[int]() if earlier is None else earlier, []
+    for code in codes.tolist():
+        mask.append(code not in seen)
+        seen.add(code)
+    return torch.tensor(mask, dtype=torch.bool)
+
+
 def _number(origin: ProposalOrigin | None) -> int | None:
     return None if origin is None else int(origin)
 

@@ -15,7 +15,7 @@ from gflownet.data.uniform import uniform_states
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.search.calibration import ranked
-from gflownet.search.history import History, ProposalOrigin
+from gflownet.search.history import History, ProposalOrigin, first_mask
 from gflownet.search.mutations import mutated
 
 LogValues = Callable[[GraphStates], Tensor]  # acquisition of terminal states [B], on a logarithmic scale
@@ -67,12 +67,7 @@ def unknown(history: History, states: GraphStates) -> GraphStates:
 def unknown_mask(history: History, states: GraphStates) -> Tensor:
     """Return which states [B] are the first of an architecture that is neither evaluated nor in flight, [B] bool."""
     codes = history.env.identify(states)
-    is_first = torch.zeros(len(codes), dtype=torch.bool)
-    seen: set[int] = set()
-    for position, code in enumerate(codes.tolist()):
-        is_first[position] = code not in seen
-        seen.add(code)
-    return is_first & history.is_unknown(codes)
+    return first_mask(codes) & history.is_unknown(codes)
 
 
 def random_unknown(history: History, num: int, generator: torch.Generator) -> GraphStates:

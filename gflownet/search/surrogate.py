@@ -17,6 +17,7 @@ from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.plugins import Configurable
 from gflownet.search.config import SurrogateConfig
+from gflownet.search.warping import Warping
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,19 @@ class Surrogate(Configurable, ABC):
 
 class CrossValidated(Surrogate):
     """A surrogate that predicts each of its observations from the others, at little cost."""
+
+    def __init__(self, env: Environment, config: SurrogateConfig, *, seed: int) -> None:
+        """Keep the components; `fit` sets the warping."""
+        super().__init__(env, config, seed=seed)
+        self._warping = Warping(0.0, 1.0)
+
+    def warp(self, scores: Tensor) -> Tensor:
+        """Return warped scores."""
+        return self._warping.warp(scores)
+
+    def unwarp(self, values: Tensor) -> Tensor:
+        """Return the scores of warped values."""
+        return self._warping.unwarp(values)
 
     @abstractmethod
     def held_out(self) -> Prediction:
