@@ -212,22 +212,6 @@ class View(ABC):
         """End the view."""
 
 
-class NoView(View):
-    """Shows nothing."""
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Do nothing."""
-
-    def show(self, values: Mapping[str, float]) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def _show_stage(self, stage: Stage) -> None:
-        """Do nothing."""
-
-
 class PlainLines(View):
     """One line every `print_every` steps, for the last step, and now and then for a stage."""
 
@@ -362,7 +346,7 @@ def make_view(
     """
     clock = Clock(num_training_steps, first_step=first_step, limits=limits)
     if is_quiet:
-        return NoView(clock)
+        return PlainLines(Console(quiet=True), clock, print_every=print_every)
     return LivePanel(console, clock) if console.is_terminal else PlainLines(console, clock, print_every=print_every)
 
 

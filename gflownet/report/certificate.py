@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.table import Table
 from gflownet.certification.result import Certified, RunCertificate
 from gflownet.certification.verdict import errors, findings, has_converged, rule_findings
 from gflownet.console import print_line
-from gflownet.files import write_whole
+from gflownet.files import json_text, write_whole
 from gflownet.metrics.certificate import NO_DISTANCE, Certificate, EstimatedCertificate, ExactCertificate, SymmetryClass
 from gflownet.metrics.statistics import Interval
 
@@ -49,7 +48,7 @@ def write_certificate(path: Path, certificate: RunCertificate, *, run: Mapping[s
         "rules": _rules(certificate),
         "certificates": [_content(certificate, part) for part in certificate.parts],
     }
-    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_whole(path, json_text(content, indent=1))
 
 
 def _rules(certificate: RunCertificate) -> dict[str, Any]:
@@ -70,21 +69,15 @@ def _rules(certificate: RunCertificate) -> dict[str, Any]:
 
 
 def _content(certificate: RunCertificate, part: Certified) -> dict[str, Any]:
-    classes = [
-        {
-            "automorphisms": c.automorphisms,
-            "num_states": c.num_states,
-            "deviation": c.deviation if math.isfinite(c.deviation) else None,
-        }
-        for c in part.certificate.classes
-    ]
+    names = ("automorphisms", "num_states", "deviation")
+    classes = [{name: getattr(each, name) for name in names} for each in part.certificate.classes]
     return {
         "kind": "exact" if isinstance(part.certificate, ExactCertificate) else "estimated",
         "beta": part.beta,
         "conditioning": list(part.conditioning),
         "symmetries_hold": part.certificate.symmetries_hold,
         "verdict": [f"{finding.subject}: {finding.text}" for finding in findings(certificate, part)],
-        **{name: value if math.isfinite(value) else None for name, value in _figures(part).items()},
+        **_figures(part),
         "classes": classes,
     }
 

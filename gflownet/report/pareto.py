@@ -75,10 +75,17 @@ def _drawn(objectives: Sequence[str], values: np.ndarray, order: Sequence[int]) 
     highlights = []
     for rank, i in enumerate(order):
         measured = [f"{name} {value:.6g}" for name, value in zip(objectives, values[i], strict=True)]
-        highlights.append(Highlight(*values[i, 1::-1].tolist(), f"rank {rank}: {', '.join(measured)}"))
+        highlights.append(Highlight(float(values[i, 1]), float(values[i, 0]), f"rank {rank}: {', '.join(measured)}"))
     title = f"Pareto front: {len(order)} of {len(values)} architectures"
     points = [(x, y) for y, x, *_ in np.delete(values, order, axis=0).tolist()]
-    labels = {"x_label": objectives[1], "y_label": objectives[0]}
-    chart = scatter_chart("front", title, points, highlights, names=("evaluated", "on the front"), **labels)
+    chart = scatter_chart(
+        "front",
+        title,
+        points,
+        highlights,
+        x_label=objectives[1],
+        y_label=objectives[0],
+        names=("evaluated", "on the front"),
+    )
     assert chart is not None, "there is at least one evaluation"
     return svg_of(chart)

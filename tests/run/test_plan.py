@@ -65,11 +65,20 @@ def test_plan_divides_budget_and_gives_random_as_many():
     assert plan("budget.evaluations=60", "final.top=0").num_trainings == plan("budget.evaluations=60").num_search + 15
 
 
+@pytest.mark.parametrize("options", [HYPERGRID, ("final.top=0",), ("final.share=0",)])
+def test_plan_without_final_stage_leaves_all_to_the_search(options):
+    chosen = plan(*options, "budget.evaluations=60")
+    assert (chosen.num_search, chosen.num_final, chosen.num_compared) == (60, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("options", "warning"),
     [
         (("search.method=gflownet", "budget.evaluations=40"), "2 policy steps in 30 evaluations, fewer than 20"),
-        (("search.method=evolution", "search.options.population=50", "budget.evaluations=40"), "population of 50"),
+        (("search.method=evolution", "search.options.population=50", "budget.evaluations=40"), "its population of 50"),
+        (("search.method=reinforce", "budget.evaluations=40", "search.batch_size=4"), "8 policy steps in 30"),
+        (("search.method=reinforce", "budget.evaluations=40", "search.batch_size=1"), ""),
+        (("search.method=tpe", "budget.evaluations=12"), "its num_startup of 10 is not filled by 9 evaluations"),
         (("budget.evaluations=12",), "search.num_initial=10 random candidates are all 9 evaluations"),
         (("budget.evaluations=60",), ""),
     ],

@@ -47,9 +47,10 @@ def reference_section(run: RunData) -> ReferenceSection | None:
         for each, entry in known
     ]
     best = next((entry["final"] for entry in run.top if _rank(entry, 0) is not None), {})
-    side = [replace(_side(each, has_interval=bool(best.get("interval"))), name=each.name.lower()) for each in ranks[:1]]
-    verdict = verdict_of(*side, sides) if side else ()
-    return ReferenceSection(chart, verdict)
+    if not ranks:
+        return ReferenceSection(chart, ())
+    side = _side(ranks[0], has_interval=bool(best.get("interval")))
+    return ReferenceSection(chart, verdict_of(replace(side, name=side.name.lower()), sides))
 
 
 def _rank(entry: Mapping[str, Any], place: int) -> Estimate | None:
