@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def write_reports(
     """
     folders = run_folders(paths)
     if json_path is not None:
-        _check_own_json(json_path)
+        _check_own(json_path, option="--json", is_own=_is_comparison)
     if is_each or len(folders) == 1:
         for folder in folders:
             yield _write_page(folder, output)
@@ -83,16 +83,11 @@ def _claim(folder: Path) -> None:
     write_marker(folder, replace(marker, files=(*marker.files, PAGE_NAME)))
 
 
-def _check_own(path: Path) -> None:
-    """Raise UserError if a file, folder or link at a path is not a page of gflownet."""
-    if path.is_symlink() or (path.exists() and not (path.is_file() and is_own_page(path))):
-        raise UserError(f"{path}: expected no file or a page of gflownet, got another one; choose --output FILE")
-
-
-def _check_own_json(path: Path) -> None:
-    """Raise UserError if a file, folder or link at a path is not a comparison."""
-    if path.is_symlink() or (path.exists() and not (path.is_file() and _is_comparison(path))):
-        raise UserError(f"{path}: expected no file or an earlier comparison, got another one; choose --json FILE")
+def _check_own(path: Path, *, option: str = "--output", is_own: Callable[[Path], bool] = is_own_page) -> None:
+    """Raise UserError if a file, folder or link at a path is not one that gflownet has written."""
+    if path.is_symlink() or (path.exists() and not (path.is_file() and is_own(path))):
+        kind = "a page of gflownet" if is_own is is_own_page else "an earlier comparison"
+        raise UserError(f"{path}: expected no file or {kind}, got another one; choose {option} FILE")
 
 
 def _is_comparison(path: Path) -> bool:

@@ -51,11 +51,6 @@ class Plan:
     warning: str = ""  # that the method is random
 
     @property
-    def num_trainings(self) -> int:
-        """Return the trainings of search and final stage together."""
-        return self.num_search + self.num_final
-
-    @property
     def num_compared(self) -> int:
         """Return the trainings of the random reference."""
         return self.num_random + self.num_random_final

@@ -118,18 +118,13 @@ def _reachable(env: Environment, max_num: int) -> GraphStates:
             num_transitions += int(masks.num_actions().sum())
             if num_finished > max_num or num_transitions > _TRANSITIONS_PER_TERMINAL * size:
                 raise _TooLargeError
-            children = _children(env, part, masks)
+            graph, action = ActionMasks({k: m for k, m in masks.masks.items() if k != GraphActionType.Stop}).positions()
+            children = env.apply(part[graph], action)
             following.append(children[first_mask(env.identify(children), codes)])
             if len(codes) > _STATES_PER_TERMINAL * size:
                 raise _TooLargeError
         frontier = GraphStates.cat(following)
     return GraphStates.cat(finished)
-
-
-def _children(env: Environment, states: GraphStates, masks: ActionMasks) -> GraphStates:
-    moves = {kind: mask for kind, mask in masks.masks.items() if kind != GraphActionType.Stop}
-    graph, action = ActionMasks(moves).positions()
-    return env.apply(states[graph], action)
 
 
 def _chunks(states: GraphStates) -> list[GraphStates]:

@@ -5,8 +5,9 @@ Letters: B candidates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -49,14 +50,8 @@ def sampled_order(log_weights: Tensor, generator: torch.Generator, *, beta: floa
 
 def accepted(states: GraphStates, order: Tensor, num: int, is_refused: Callable[[GraphStates, int], bool]) -> Tensor:
     """Return the first `num` positions of an order that no hard cap refuses."""
-    return torch.tensor(list(_first(iter(order.tolist()), num, lambda i: not is_refused(states, i))), dtype=torch.int64)
-
-
-def _first(positions: Iterator[int], num: int, accepts: Callable[[int], bool]) -> Iterator[int]:
-    while num > 0 and (position := next(positions, None)) is not None:
-        if accepts(position):
-            num -= 1
-            yield position
+    positions = (position for position in order.tolist() if not is_refused(states, position))
+    return torch.tensor(list(islice(positions, num)), dtype=torch.int64)
 
 
 def unknown(history: History, states: GraphStates) -> GraphStates:

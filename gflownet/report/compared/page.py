@@ -7,11 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
-from typing import Any
-
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from gflownet.report.compared.comparison import Comparison, state_of
 from gflownet.report.compared.curves import CURVES
@@ -23,6 +19,8 @@ from gflownet.report.page.axes import duration_text, number_text
 from gflownet.report.page.best import Ranked, best_section
 from gflownet.report.page.chart import Chart, Table
 from gflownet.report.page.line_chart import Line, line_chart
+from gflownet.report.page.overview import minute_text
+from gflownet.report.page.page import render
 from gflownet.report.page.run_data import RunData
 
 COMPARISON_NAME = "comparison.html"
@@ -51,23 +49,20 @@ def comparison_page(comparison: Comparison, *, folder: Path, written: datetime |
         written: time of writing; None: now.
     """
     written = datetime.now(UTC) if written is None else written
-    return (
-        _environment()
-        .get_template("comparison.html.j2")
-        .render(
-            comparison=comparison,
-            num_runs=len(comparison.runs),
-            num_groups=len(comparison.groups),
-            verdict=verdict_of(comparison),
-            figures=figure_table(comparison),
-            charts=charts_of(comparison),
-            differences=difference_table(comparison),
-            architectures=top_architectures(comparison),
-            runs=run_rows(comparison, folder=folder),
-            run_header=[kind.title for kind in FIGURES],
-            warnings=list(_warnings(comparison)),
-            written=written.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        )
+    return render(
+        "comparison.html.j2",
+        comparison=comparison,
+        num_runs=len(comparison.runs),
+        num_groups=len(comparison.groups),
+        verdict=verdict_of(comparison),
+        figures=figure_table(comparison),
+        charts=charts_of(comparison),
+        differences=difference_table(comparison),
+        architectures=top_architectures(comparison),
+        runs=run_rows(comparison, folder=folder),
+        run_header=[kind.title for kind in FIGURES],
+        warnings=list(_warnings(comparison)),
+        written=minute_text(written),
     )
 
 
@@ -150,11 +145,3 @@ def _warnings(comparison: Comparison) -> Iterator[str]:
             yield f"{run.folder.name} is {state}: its figures are of the evaluations so far."
         for problem in run.problems:
             yield f"{run.folder.name}: {problem}"
-
-
-@cache
-def _environment() -> Environment:
-    loaders: list[Any] = [PackageLoader("gflownet.report.compared"), PackageLoader("gflownet.report.page")]
-    return Environment(
-        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )

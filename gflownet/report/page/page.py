@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from gflownet.report.page.best import best_section
 from gflownet.report.page.certificate_words import certificate_section
@@ -127,10 +127,7 @@ def _logged(key: str, error: Exception) -> str:
 
 @cache
 def _environment() -> Environment:
+    loaders = [PackageLoader(f"gflownet.report.{package}") for package in ("page", "compared")]
     return Environment(
-        loader=PackageLoader("gflownet.report.page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
