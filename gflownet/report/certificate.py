@@ -41,10 +41,9 @@ def write_certificate(path: Path, certificate: RunCertificate, *, run: Mapping[s
     content = {
         **run,
         "errors": errors(certificate),
-        "num_rewards": certificate.num_rewards,
-        "num_evaluated": certificate.num_evaluated,
-        "num_failed": certificate.num_failed,
-        "num_predicted": certificate.num_predicted,
+        **{
+            name: getattr(certificate, name) for name in ("num_rewards", "num_evaluated", "num_failed", "num_predicted")
+        },
         "rules": _rules(certificate),
         "certificates": [_content(certificate, part) for part in certificate.parts],
     }
@@ -53,17 +52,10 @@ def write_certificate(path: Path, certificate: RunCertificate, *, run: Mapping[s
 
 def _rules(certificate: RunCertificate) -> dict[str, Any]:
     rules = certificate.rules
+    names = ("is_complete", "num_states", "num_forward", "num_backward", "num_edges", "num_counted", "num_compared")
     violations = [{"check": v.check.value, "num": v.num, "example": v.example} for v in rules.violations]
     return {
-        "hold": rules.holds,
-        "is_complete": rules.is_complete,
-        "num_states": rules.num_states,
-        "num_forward": rules.num_forward,
-        "num_backward": rules.num_backward,
-        "num_edges": rules.num_edges,
-        "num_counted": rules.num_counted,
-        "num_compared": rules.num_compared,
-        "violations": violations,
+        **{"hold": rules.holds, **{name: getattr(rules, name) for name in names}, "violations": violations},
         "verdict": [f"{finding.subject}: {finding.text}" for finding in rule_findings(rules)],
     }
 

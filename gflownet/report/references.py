@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gflownet.console import ReportRow
-from gflownet.evaluation.final import FinalStage
+from gflownet.evaluation.final import FinalStage, TopArchitecture
 from gflownet.evaluation.task import GFNTask, Reference
 from gflownet.report.architectures import as_json, bounds_of, entry_of, final_intervals, intervals_of, margin_of
 from gflownet.report.verdict import Side, verdict_of
@@ -21,8 +21,15 @@ REFERENCES_NAME = "references.json"
 RANDOM_NAME = "random_architecture.json"  # the best random architecture, as an entry of top_architectures.json
 
 
-def references_of(final: FinalStage) -> list[Reference]:
-    """Return the references with scores."""
+def references_of(
+    folder: Path,
+    final: FinalStage,
+    *,
+    task: GFNTask,
+    from_dict: Callable[[dict[str, Any]], Any],
+    write: Callable[[Path, bytes | str], None],
+) -> list[Reference]:
+    """Write and return the references with scores, the best random architecture with the line that loads it."""
     references = [*final.references]
     best = final.best_random
     if best is not None and best.scores:
@@ -30,25 +37,24 @@ def references_of(final: FinalStage) -> list[Reference]:
         name = f"best of {final.num_random} random architectures"
         if final.num_random_trainings < final.num_trainings:
             name += f" in {final.num_random_trainings} trainings; the run had {final.num_trainings}"
-        references.insert(0, Reference(name, best.scores, tests, best.record.num_parameters))
+        code = _write_best_random(folder, best, task=task, from_dict=from_dict, write=write)
+        references.insert(0, Reference(name, best.scores, tests, best.record.num_parameters, code))
+    write(folder / REFERENCES_NAME, _references_text(references))
     return references
 
 
-def write_best_random(
+def _write_best_random(
     folder: Path,
-    final: FinalStage,
+    best: TopArchitecture,
     *,
     task: GFNTask,
     from_dict: Callable[[dict[str, Any]], Any],
     write: Callable[[Path, bytes | str], None],
 ) -> str:
-    """Write the best random architecture with its weights, and return the line that loads it, empty without one.
+    """Write an architecture with its weights, and return the line that loads it.
 
     An architecture without a module is loaded as node-link data.
     """
-    best = final.best_random
-    if best is None or not best.scores:
-        return ""
     interval, graph = final_intervals([best])[0], from_dict(json.loads(best.record.graph))
     entry = entry_of(folder, best, interval, rank=0, name="random", graph=graph, task=task, write=write)
     write(folder / RANDOM_NAME, as_json([entry]))
@@ -95,7 +101,7 @@ def reference_rows(references: Sequence[Reference]) -> list[ReportRow]:
     ]
 
 
-def references_text(references: Sequence[Reference]) -> str:
+def _references_text(references: Sequence[Reference]) -> str:
     """Return the references as JSON."""
     entries: list[dict[str, Any]] = []
     for reference in references:

@@ -17,7 +17,7 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.metrics.statistics import simultaneous_intervals
 from gflownet.report.closing import report_run
-from gflownet.report.references import write_best_random
+from gflownet.report.references import references_of
 from gflownet.translation import to_pytorch_model
 from tests.evaluation.candidates import StubTask
 from tests.report.test_architectures import GRAPHS, architecture
@@ -81,9 +81,9 @@ def test_best_random_architecture_without_a_module_has_a_load_line(tmp_path):
     graph = Assignment.of({"kernel": "rbf"}).to_dict()
     record = replace(architecture(GRAPHS[0]).record, graph=json.dumps(graph))
     final = stage(best_random=TopArchitecture(record, scores=(0.9, 0.9), tests=(None, None)))
-    line = write_best_random(tmp_path, final, task=StubTask({}), from_dict=Assignment.from_dict, write=write_whole)
+    reference, *_ = references_of(tmp_path, final, task=StubTask({}), from_dict=Assignment.from_dict, write=write_whole)
     names: dict[str, Any] = {}
-    exec(line, names)
+    exec(reference.code, names)
     assert names["graph"] == graph
 
 
