@@ -17,8 +17,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.options import AT_LEAST_ONE, option
 from gflownet.search.config import SurrogateConfig
 from gflownet.search.descriptors import Descriptors
-from gflownet.search.surrogate import CrossValidated, Prediction, check_scores, next_fit
-from gflownet.search.warping import Warping
+from gflownet.search.surrogate import CrossValidated, Prediction, Warping, check_scores, next_fit
 
 _MIN_STD = 1e-3  # of a prediction, in warped scores
 _MIN_LEAF, _MAX_FEATURES = 2, 0.5  # observations of a leaf, share of the numbers tried at a split

@@ -17,8 +17,7 @@ from gflownet.search.descriptors import Descriptors, Group
 from gflownet.search.features import GraphFeatures, WeisfeilerLehman
 from gflownet.search.kernel import Hyperparameters
 from gflownet.search.regression import CrossCovariance, Regression, best_and_random
-from gflownet.search.surrogate import CrossValidated, Prediction, check_scores, next_fit
-from gflownet.search.warping import Warping
+from gflownet.search.surrogate import CrossValidated, Prediction, Warping, check_scores, next_fit
 
 _NUM_ROUNDS = 3
 _FIELDS = ("mean", "std")

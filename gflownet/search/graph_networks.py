@@ -28,8 +28,7 @@ from gflownet.search.message_passing import (
     initial_weights,
     label_vocabulary,
 )
-from gflownet.search.surrogate import CrossValidated, Prediction, check_scores
-from gflownet.search.warping import Warping
+from gflownet.search.surrogate import CrossValidated, Prediction, Warping, check_scores
 from gflownet.workers.process import stream_seed
 
 _NUM_REFERENCES = 512  # random architectures whose labels are known to the networks
