@@ -31,8 +31,8 @@ from gflownet.mdp.policy import PolicyFunction
 from gflownet.progress_view import Limits
 from gflownet.report.closing import report_run
 from gflownet.report.leaders import current_leaders
-from gflownet.run.evaluation_line import evaluation_line
 from gflownet.run.executor_status import ExecutorStatus, simulated_time
+from gflownet.run.failures import evaluation_line
 from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, RunFolder
 from gflownet.run.logging import MetricLogger
 from gflownet.run.progress import mean

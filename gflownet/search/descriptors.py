@@ -123,27 +123,23 @@ def path_numbers(graphs: LabelledGraphs) -> Columns:
 
 def type_counts(graphs: LabelledGraphs, types: Sequence[int]) -> Columns:
     """Return the numbers of nodes of each type: all, those that read a source, those that a sink reads."""
-    first, last = ends(graphs.edges != NO_EDGE)
-    columns: Columns = []
-    for value in types:
-        mask = graphs.labels[:, :, 0] == value
-        columns += [
-            (f"nodes of type {value}", Group.COUNTS, mask.sum(1)),
-            (f"nodes of type {value} at a source", Group.ENDS, (mask & first).sum(1)),
-            (f"nodes of type {value} at a sink", Group.ENDS, (mask & last).sum(1)),
-        ]
-    return columns
+    places, labels = _ends(graphs.exists, graphs.edges != NO_EDGE), graphs.labels[:, :, 0]
+    return [
+        (f"nodes of type {value}{place}", Group.ENDS if place else Group.COUNTS, ((labels == value) & at).sum(1))
+        for value in types
+        for place, at in places.items()
+    ]
 
 
-def ends(edge: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which nodes read a source, and which a sink reads, [B, N] bool each, for edges [B, N, N]."""
-    return (edge & ~edge.any(1)[:, :, None]).any(1), (edge & ~edge.any(2)[:, None, :]).any(2)
+def _ends(exists: Tensor, edge: Tensor) -> dict[str, Tensor]:
+    """Return all nodes [B, N], those that read a source, and those that a sink reads, for edges [B, N, N]."""
+    first, last = (edge & ~edge.any(1)[:, :, None]).any(1), (edge & ~edge.any(2)[:, None, :]).any(2)
+    return {"": exists, " at a source": first, " at a sink": last}
 
 
 def setting_numbers(env: Environment, states: GraphStates) -> Columns:
     """Return mean, extremes and sum over the nodes of attributes that are numbers, counts of the values of others."""
-    columns: Columns = []
-    first, last = ends(states.has_edge)
+    columns, ends = Columns(), _ends(states.exists, states.has_edge)
     for position, attribute in enumerate(env.vocabulary.node_attributes):
         index = states.node_attr[:, :, position].long()
         is_set = index != UNSET
@@ -155,10 +151,11 @@ def setting_numbers(env: Environment, states: GraphStates) -> Columns:
             ]
             continue
         value = numbers[index].masked_fill(~is_set, 0.0)
-        for place, mask in (("", is_set), (" at a source", is_set & first), (" at a sink", is_set & last)):
-            columns += [
-                (f"{kind} of {attribute.name}{place}", Group.SETTINGS, x) for kind, x in summaries(value, mask).items()
-            ]
+        columns += [
+            (f"{kind} of {attribute.name}{place}", Group.SETTINGS, number)
+            for place, at in ends.items()
+            for kind, number in summaries(value, is_set & at).items()
+        ]
         filled = value.masked_fill(~is_set, 1.0)
         products = torch.einsum("bs,bst,bt->b", filled, states.has_edge.double(), filled)
         columns.append((f"products of {attribute.name} along edges", Group.SIZES, products.abs().log1p()))

@@ -18,8 +18,6 @@ from gflownet.search.features import ABSENT, GraphFeatures
 _MAX_ENTRIES = 2**23  # of one array at a time, to bound memory
 _ROUNDING = 2e-6  # below it, a squared distance in float32 is zero
 _ALL = slice(None)
-
-
 _FREQUENT = 1 / 8  # share of the graphs from which a label has a column of a matrix; others have lists of graphs
 _MAX_INDEXED = 2**21  # of one array at a time, to bound memory
 

@@ -104,7 +104,7 @@ def _overview(run: RunData, *, written: datetime) -> Overview:
 def _sentences(sections: Sequence[Section]) -> Sequence[Sentence]:
     """Return the main sentences, none if they cannot be formed."""
     try:
-        return summary_of({section.key: section.content for section in sections if not section.error})
+        return list(summary_of({section.key: section.content for section in sections if not section.error}))
     except Exception as error:  # as for a section
         _logged("summary", error)
         return ()
@@ -141,12 +141,8 @@ class Sentence:
     words: str
 
 
-def summary_of(contents: Mapping[str, Any]) -> list[Sentence]:
-    """Return the main sentences of the sections, by key of their content."""
-    return list(_main_sentences(contents))
-
-
-def _main_sentences(contents: Mapping[str, Any]) -> Iterator[Sentence]:
+def summary_of(contents: Mapping[str, Any]) -> Iterator[Sentence]:
+    """Yield the main sentences of the sections, by key of their content."""
     if (references := contents.get("references")) is not None:
         yield from (Sentence("references", "Result", words) for words in references.sentences)
     if (best := contents.get("best")) is not None:
