@@ -44,16 +44,12 @@ class Cap:
             self.surrogate.fit(features[positions], scores)
 
     def log_probability(self, features: Any) -> Tensor:
-        """Return log P(value <= limit) of candidates [B] float64; 0 without observations."""
+        """Return log P(value <= limit) of candidates [B] float64, without underflow; 0 without observations."""
         if not self._is_fitted:
             return torch.zeros(len(features), dtype=torch.float64)
         limit = self.surrogate.warp(torch.tensor([-self.limit], dtype=torch.float64))
-        return log_probability_above(self.surrogate.predict(features), float(limit))
-
-
-def log_probability_above(prediction: Prediction, limit: float) -> Tensor:
-    """Return log P(value >= limit) of normal distributions [B], float64, without underflow."""
-    return torch.special.log_ndtr((prediction.mean.double() - limit) / prediction.std.double())
+        prediction = self.surrogate.predict(features)
+        return torch.special.log_ndtr((prediction.mean.double() - float(limit)) / prediction.std.double())
 
 
 class CandidateModel:

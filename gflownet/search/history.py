@@ -83,11 +83,6 @@ class History:
         """Return the number of proposals that were evaluated for this search."""
         return sum(proposal.is_new for proposal in self.proposals)
 
-    @property
-    def best_score(self) -> float:
-        """Return the best score. Raises ValueError before the first evaluation."""
-        return max(self.scores)
-
     def ok(self) -> Tensor:
         """Return which evaluations succeeded, [n] bool."""
         return torch.tensor([status is EvaluationStatus.OK for status in self.statuses], dtype=torch.bool)

@@ -31,9 +31,9 @@ class Ranked:
     title: str
     facts: Sequence[tuple[str, str]]
     drawing: Drawing
-    network: Drawing | None  # the whole network around a cell
-    load: str  # Python lines; empty if there is nothing to load yet
-    load_note: str
+    network: Drawing | None = None  # the whole network around a cell
+    load: str = ""  # Python lines; empty if there is nothing to load yet
+    load_note: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ def best_records(run: RunData) -> list[EvaluationRecord]:
 
 
 def _source(top: Sequence[Mapping[str, Any]]) -> str:
-    num_seeds = max((_num_scores(entry) for entry in top), default=0)
+    scores = [mapping_of(entry.get("final")).get("scores") for entry in top]
+    num_seeds = max((len(each) for each in scores if isinstance(each, list)), default=0)
     if not num_seeds:
         return "Scores of the search, as they were when each architecture was found."
     if num_seeds == 1:
@@ -93,11 +94,6 @@ def _correlation_words(run: RunData) -> str:
     )
 
 
-def _num_scores(entry: Mapping[str, Any]) -> int:
-    scores = mapping_of(entry.get("final")).get("scores")
-    return len(scores) if isinstance(scores, list) else 0
-
-
 def _from_file(run: RunData, entry: Mapping[str, Any], rank: int) -> Ranked:
     rank_of_file = entry.get("rank") if isinstance(entry.get("rank"), int) else rank
     graph = mapping_of(entry.get("graph"))
@@ -116,12 +112,8 @@ def _from_file(run: RunData, entry: Mapping[str, Any], rank: int) -> Ranked:
 
 
 def _from_record(run: RunData, record: EvaluationRecord, rank: int) -> Ranked:
-    entry = {
-        "validation_score": record.score,
-        "num_parameters": record.num_parameters,
-        "metrics": record.metrics,
-        "step": record.step,
-    }
+    entry = {"validation_score": record.score, "num_parameters": record.num_parameters}
+    entry |= {"metrics": record.metrics, "step": record.step}
     graph = json.loads(record.graph)
     words = choices_in_words(graph, width=record.metrics.get("width"))
     return Ranked(
@@ -129,8 +121,6 @@ def _from_record(run: RunData, record: EvaluationRecord, rank: int) -> Ranked:
         title=f"Rank {rank} so far" + (f": {words}" if words else ""),
         facts=list(_facts(entry)),
         drawing=drawing_of(graph),
-        network=None,
-        load="",
         load_note="A line that loads it with its weights appears here after the final stage.",
     )
 

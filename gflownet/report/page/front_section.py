@@ -66,15 +66,7 @@ def _chart(run: RunData, first: str, other: str, front: Sequence[Mapping[str, An
 
 def _card(entry: Mapping[str, Any], rank: int, names: Sequence[str]) -> Ranked:
     facts = [(name, number_text(_metric(entry, name))) for name in names]
-    return Ranked(
-        key=f"front-{rank}",
-        title=f"Front {rank}",
-        facts=facts,
-        drawing=drawing_of(mapping_of(entry.get("graph"))),
-        network=None,
-        load="",
-        load_note="",
-    )
+    return Ranked(f"front-{rank}", f"Front {rank}", facts, drawing_of(mapping_of(entry.get("graph"))))
 
 
 def _metric(entry: Mapping[str, Any], name: str) -> float:
