@@ -138,7 +138,8 @@ class Clock:
         """
         values, elapsed = values or {}, self.now() - self._start
         done = step - self._first_step
-        estimates = [elapsed / done * (self.num_steps - step)] if done > 0 else []
+        # Repeated proposals may take more steps than expected.
+        estimates = [elapsed / done * (self.num_steps - step)] if done > 0 and step <= self.num_steps else []
         used, limits, seconds_after = values.get("num_distinct"), self._limits, 0.0
         if used is not None:
             if self._first_evaluations is None:

@@ -111,6 +111,7 @@ def test_clock_time_left() -> None:
     now.moment += 75.5
     assert clock.time_left(101) == "2:04:34"
     assert clock.time_left(200) == "0:00:00"
+    assert clock.time_left(201) == "-", "more steps than expected"
 
 
 @pytest.mark.parametrize(

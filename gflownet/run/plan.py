@@ -75,6 +75,7 @@ class Plan:
         parts += [f"{self.num_final:,} final trainings"] if self.num_final else []
         parts += [f"{self.num_compared:,} trainings of random architectures"] if self.num_compared else []
         parts += [f"{self.num_steps:,} policy steps"] if self.num_steps else []
+        parts += [f"at most {duration(self.seconds)} without random ones"] if self.seconds else []
         return ", ".join(parts)
 
     def time_line(self, mean_seconds: float, *, num_evaluated: int) -> str:

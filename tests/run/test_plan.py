@@ -60,6 +60,8 @@ def test_plan_divides_budget_and_gives_random_as_many():
     assert (chosen.num_search, chosen.num_final) == (45, 15)
     assert (chosen.num_random, chosen.num_random_final) == (45, 15)
     assert chosen.final_seconds == 25
+    assert "15 final trainings" in chosen.words()
+    assert "at most 0:01:40" in chosen.words()
     unlimited = plan("num_training_steps=10", "algo.num_from_policy=3", "final.num_random=10")
     assert (unlimited.num_search, unlimited.num_final, unlimited.num_compared) == (30, 10, 10)
 
