@@ -64,6 +64,10 @@ class Plan:
         """Return what a budget with this number of evaluations (0: no limit) leaves to the final stage."""
         return Reserve(self.num_final if num_evaluations else 0, self.final_seconds)
 
+    def seconds_after(self, used: float) -> float:
+        """Return the seconds for final trainings, summed over places: at least their share of the budget."""
+        return self.num_places * max(self.seconds - used, self.final_seconds) if self.seconds else math.inf
+
     def line(self) -> str:
         """Return method, reason and numbers."""
         reason = f" (auto: {self.reason})" if self.reason else ""

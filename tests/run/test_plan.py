@@ -1,6 +1,7 @@
 """Plans: the method of search.method=auto, and the division of all trainings."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +63,9 @@ def test_plan_divides_budget_and_gives_random_as_many():
     assert chosen.final_seconds == 25
     assert "15 final trainings" in chosen.words()
     assert "at most 0:01:40" in chosen.words()
+    assert chosen.seconds_after(60.0) == 40 * chosen.num_places
+    assert chosen.seconds_after(130.0) == 25 * chosen.num_places, "the training of a sampler does not take the share"
+    assert plan("budget.evaluations=60").seconds_after(130.0) == math.inf
     unlimited = plan("num_training_steps=10", "algo.num_from_policy=3", "final.num_random=10")
     assert (unlimited.num_search, unlimited.num_final, unlimited.num_compared) == (30, 10, 10)
 
