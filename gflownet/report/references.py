@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gflownet.console import ReportRow
-from gflownet.evaluation.final import FinalStage, TopArchitecture
+from gflownet.evaluation.final import FinalStage
 from gflownet.evaluation.task import GFNTask, Reference
 from gflownet.report.architectures import as_json, bounds_of, entry_of, final_intervals, intervals_of, margin_of
 from gflownet.report.verdict import Side, verdict_of
@@ -29,40 +29,26 @@ def references_of(
     from_dict: Callable[[dict[str, Any]], Any],
     write: Callable[[Path, bytes | str], None],
 ) -> list[Reference]:
-    """Write and return the references with scores, the best random architecture with the line that loads it."""
-    references = [*final.references]
-    best = final.best_random
-    if best is not None and best.scores:
-        tests = [test for test in best.tests if test is not None]
-        name = f"best of {final.num_random} random architectures"
-        if final.num_random_trainings < final.num_trainings:
-            name += f" in {final.num_random_trainings} trainings; the run had {final.num_trainings}"
-        code = _write_best_random(folder, best, task=task, from_dict=from_dict, write=write)
-        references.insert(0, Reference(name, best.scores, tests, best.record.num_parameters, code))
-    write(folder / REFERENCES_NAME, _references_text(references))
-    return references
-
-
-def _write_best_random(
-    folder: Path,
-    best: TopArchitecture,
-    *,
-    task: GFNTask,
-    from_dict: Callable[[dict[str, Any]], Any],
-    write: Callable[[Path, bytes | str], None],
-) -> str:
-    """Write an architecture with its weights, and return the line that loads it.
+    """Write and return the references with scores, the best random architecture with the line that loads it.
 
     An architecture without a module is loaded as node-link data.
     """
-    interval, graph = final_intervals([best])[0], from_dict(json.loads(best.record.graph))
-    entry = entry_of(folder, best, interval, rank=0, name="random", graph=graph, task=task, write=write)
-    write(folder / RANDOM_NAME, as_json([entry]))
-    end = "" if "weights" in entry else ", weights=False"
-    path, is_model = folder / RANDOM_NAME, task.network(graph) is not None or "language_model" in entry
-    if not is_model:
-        return f'import json, pathlib; graph = json.loads(pathlib.Path("{path}").read_text())[0]["graph"]'
-    return f'import gflownet; model = gflownet.load("{path}", rank=0{end})'
+    references, best = [*final.references], final.best_random
+    if best is not None and best.scores:
+        name = f"best of {final.num_random} random architectures"
+        if final.num_random_trainings < final.num_trainings:
+            name += f" in {final.num_random_trainings} trainings; the run had {final.num_trainings}"
+        interval, graph = final_intervals([best])[0], from_dict(json.loads(best.record.graph))
+        entry = entry_of(folder, best, interval, rank=0, name="random", graph=graph, task=task, write=write)
+        path, end = folder / RANDOM_NAME, "" if "weights" in entry else ", weights=False"
+        write(path, as_json([entry]))
+        code = f'import json, pathlib; graph = json.loads(pathlib.Path("{path}").read_text())[0]["graph"]'
+        if task.network(graph) is not None or "language_model" in entry:
+            code = f'import gflownet; model = gflownet.load("{path}", rank=0{end})'
+        tests = [test for test in best.tests if test is not None]
+        references.insert(0, Reference(name, best.scores, tests, best.record.num_parameters, code))
+    write(folder / REFERENCES_NAME, _references_text(references))
+    return references
 
 
 def verdict_lines(final: FinalStage, references: Sequence[Reference]) -> list[str]:
