@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gzip
+import json
+import math
 import os
 import secrets
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from gflownet.errors import UserError
 
@@ -55,6 +57,19 @@ def save_whole(path: Path, content: bytes | str) -> None:
     except OSError as error:
         raise cannot_write(path, error) from error
     _replace(path, content, temporary=path.with_name(f".{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"))
+
+
+def json_text(content: Any, *, indent: int | None = None) -> str:
+    """Return a line of JSON, or an indented text; NaN and infinity become null."""
+    return json.dumps(_finite(content), indent=indent, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 @contextlib.contextmanager

@@ -64,7 +64,6 @@ def final_stage(
     )
     before = [row for row in store if row.run == run.run_id and row.seed and row.fidelity == (trainings.fidelity or 0)]
     spent = [row for row in before if row.seed < RANDOM_REPEAT]
-    seconds = plan.num_places * (config.budget.seconds - run.progress.seconds) if config.budget.seconds else math.inf
 
     def random_finalists(rows: Sequence[EvaluationRecord]) -> Finalists | None:
         rows = [row for row in rows if not run.task.limits or exceeded(row.metrics, run.task.limits) is None]
@@ -79,14 +78,14 @@ def final_stage(
             records,
             plan.num_final,
             num_before=len(spent),
-            seconds=seconds - math.fsum(row.seconds for row in spent),
+            seconds=plan.seconds_after(run.progress.seconds) - math.fsum(row.seconds for row in spent),
             predicted=_predicted(run, records),
         ),
         random_candidates=random_candidates(run, plan.num_random),
         random_finalists=random_finalists,
         num_planned=plan.num_compared,
     )
-    return replace(stage, num_trainings=run.progress.num_distinct + plan.num_final)
+    return replace(stage, num_trainings=run.progress.num_distinct + sum(len(each.scores) for each in stage.top))
 
 
 def _finalists(

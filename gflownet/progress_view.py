@@ -64,13 +64,29 @@ STATUS_FIGURES = (
     Figure("num_refused", "refused by budget", "refused", "{:,.0f}".format),
 )
 
+# Origins of proposed candidates (gflownet.search.history.ProposalOrigin), with their words.
+ORIGINS = {
+    "design": "first design",
+    "space": "whole space",
+    "mutation": "mutations",
+    "policy": "policy",
+    "random": "random",
+}
+# Models of the surrogate `auto` (gflownet.search.automatic.MODELS), with their words.
+MIXED_MODELS = {
+    "labels": "Gaussian process, labels",
+    "numbers": "Gaussian process, numbers",
+    "forest": "random forest",
+    "networks": "graph networks",
+}
 # Origins of the candidates of a round, shown as STATUS_FIGURES.
-ORIGIN_FIGURES = (
-    Figure("proposed_design", "proposed as first design", "first design", "{:,.0f}".format),
-    Figure("proposed_space", "proposed from the whole space", "of the whole space", "{:,.0f}".format),
-    Figure("proposed_mutation", "proposed as mutations", "mutations", "{:,.0f}".format),
-    Figure("proposed_policy", "proposed by the policy", "of the policy", "{:,.0f}".format),
-    Figure("proposed_random", "proposed at random", "random", "{:,.0f}".format),
+ORIGIN_FIGURES = tuple(
+    Figure(f"proposed_{name}", f"proposed: {words}", words, "{:,.0f}".format) for name, words in ORIGINS.items()
+)
+# Models of the surrogate, shown in the panel where they have a weight.
+SURROGATE_FIGURES = tuple(
+    Figure(f"surrogate_weight_{name}", f"surrogate: {words}", words, "{:.0%}".format)
+    for name, words in MIXED_MODELS.items()
 )
 
 
@@ -122,7 +138,8 @@ class Clock:
         """
         values, elapsed = values or {}, self.now() - self._start
         done = step - self._first_step
-        estimates = [elapsed / done * (self.num_steps - step)] if done > 0 else []
+        # Repeated proposals may take more steps than expected.
+        estimates = [elapsed / done * (self.num_steps - step)] if done > 0 and step <= self.num_steps else []
         used, limits, seconds_after = values.get("num_distinct"), self._limits, 0.0
         if used is not None:
             if self._first_evaluations is None:
@@ -194,22 +211,6 @@ class View(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the view."""
-
-
-class NoView(View):
-    """Shows nothing."""
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Do nothing."""
-
-    def show(self, values: Mapping[str, float]) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def _show_stage(self, stage: Stage) -> None:
-        """Do nothing."""
 
 
 class PlainLines(View):
@@ -313,7 +314,7 @@ class LivePanel(View):
 
     def _figures(self) -> Table:
         num_columns = 2 if self._console.width >= _TWO_COLUMN_WIDTH else 1
-        figures = _shown(self._values)
+        figures = [*_shown(self._values), *(each for each in SURROGATE_FIGURES if self._values.get(each.key))]
         num_rows = math.ceil(len(figures) / num_columns)
         table = Table.grid(padding=(0, 2), expand=True)
         for _ in range(num_columns):
@@ -346,7 +347,7 @@ def make_view(
     """
     clock = Clock(num_training_steps, first_step=first_step, limits=limits)
     if is_quiet:
-        return NoView(clock)
+        return PlainLines(Console(quiet=True), clock, print_every=print_every)
     return LivePanel(console, clock) if console.is_terminal else PlainLines(console, clock, print_every=print_every)
 
 

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, nullcontext, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,8 @@ from gflownet.mdp.policy import PolicyFunction
 from gflownet.progress_view import Limits
 from gflownet.report.closing import report_run
 from gflownet.report.leaders import current_leaders
-from gflownet.run.evaluation_line import evaluation_line
 from gflownet.run.executor_status import ExecutorStatus, simulated_time
+from gflownet.run.failures import evaluation_line
 from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, RunFolder
 from gflownet.run.logging import MetricLogger
 from gflownet.run.progress import mean
@@ -93,7 +94,7 @@ class GFNTrainer(Components):
                 stop=stop,
                 report_line=logger.print,
                 report_detail=logger.detail,
-                plan=self.plan.to_dict(),
+                plan=asdict(self.plan),
             ) as record:
                 self._search_and_report(folder, store, executor, evaluator, logger, stop, quarantine, record)
         return stop.signal
@@ -319,7 +320,7 @@ class GFNTrainer(Components):
                 best_score = progress.best_score
                 self._name_best(logger, store)
             logger.write(self.step, metrics, progress.samples)
-            if is_first and self.task.is_noisy and progress.num_distinct:
+            if is_first and self.task.is_noisy and evaluator.mean_seconds:
                 is_first = False
                 logger.print(self.plan.time_line(evaluator.mean_seconds, num_evaluated=progress.num_distinct))
             record.refresh()

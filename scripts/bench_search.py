@@ -27,10 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gflownet.comparison.accounting import Accounting, Quantity
 from gflownet.comparison.methods import Method, read_methods
 from gflownet.comparison.plan import Plan
-from gflownet.comparison.result import Comparison
+from gflownet.comparison.result import Comparison, summary_of
 from gflownet.comparison.result_file import write_comparison
 from gflownet.comparison.session import run_plan
-from gflownet.comparison.statistics import summary_of
 from gflownet.console import make_console
 from gflownet.interrupts import stop_signals
 from scripts.bench import Row, at_least, at_most, figure, finish, skip

@@ -59,7 +59,7 @@ class ImagesTask(TensorTask):
         ]
         channels, *size = self.input_shape.sizes
         if tuple(size) == _LENET_SIZE:
-            references.append(model_reference(self, "LeNet-5", lambda: lenet5(channels, self.num_outputs), seeds=seeds))
+            references.append(model_reference(self, "LeNet-5", lenet5, channels, self.num_outputs, seeds=seeds))
         return [reference for reference in references if reference is not None]
 
 

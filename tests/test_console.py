@@ -79,8 +79,10 @@ def test_plain_lines_show_status_that_is_not_0() -> None:
 
 def test_live_panel_shows_status_and_values_of_running_step() -> None:
     view, output, now = panel(80)
-    view.write(1, VALUES | STATUS)
+    view.write(1, VALUES | STATUS | {"surrogate_weight_forest": 0.75, "surrogate_weight_labels": 0.0})
     text = output.getvalue()
+    assert re.search(r"surrogate: random forest +75%", text)
+    assert "labels" not in text
     for figure, shown in zip(STATUS_FIGURES, SHOWN_STATUS, strict=True):
         assert re.search(rf"{re.escape(figure.label)} +{re.escape(shown)}", text), figure.label
     now.moment += 1
@@ -109,6 +111,7 @@ def test_clock_time_left() -> None:
     now.moment += 75.5
     assert clock.time_left(101) == "2:04:34"
     assert clock.time_left(200) == "0:00:00"
+    assert clock.time_left(201) == "-", "more steps than expected"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ import gflownet
 from gflownet.config import load_config
 from gflownet.evaluation.randomness import candidate_seed
 from gflownet.graphs.assignment import Assignment
+from gflownet.report.page import read_run
+from gflownet.report.verdict import spent_on
 from gflownet.rhn.checkpoint import describe
 from gflownet.rhn.stack_model import RecurrentStack
 from gflownet.train import main
@@ -43,9 +45,11 @@ def test_saved_models_have_the_reported_scores(copied_run, capsys):
     assert f"{means[0]:.4f} ± {(high - low) / 2:.4f}" in shown
     references = json.loads((folder / "references.json").read_text())
     assert [each["name"] for each in references] == [
-        "best of 2 random architectures in 6 trainings; the run had 10",
+        "best of 2 random architectures in 6 trainings; the run had 8",
         "scikit-learn MLPClassifier",
     ]
+    spent = spent_on(read_run(folder).evaluations)
+    assert spent["search"].num + spent["final stage"].num == 8
     assert "scikit-learn MLPClassifier (" in shown.split("mean score of sampled")[0]  # the winner comes first
     assert "best of 2 random" in shown
     random = gflownet.load(folder / "random_architecture.json")

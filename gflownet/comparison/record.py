@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -67,8 +66,3 @@ def write_record(folder: Path, record: RunRecord) -> None:
     if path.is_symlink() or path.exists():
         raise UserError(f"{path}: expected no file before the end of the run, got one; choose another --out")
     write_whole(path, json.dumps({"format": _FORMAT, **asdict(record)}, allow_nan=False) + "\n")
-
-
-def finite(value: float | None) -> float | None:
-    """Return a number for JSON: None for NaN and infinity."""
-    return None if value is None or not math.isfinite(value) else float(value)

@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gflownet.comparison.accounting import Accounting, Quantity
-from gflownet.comparison.result import Comparison
-from gflownet.comparison.statistics import Summary
+from gflownet.comparison.result import Comparison, Summary
 from gflownet.console import print_line
 from gflownet.errors import printable
 

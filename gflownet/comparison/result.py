@@ -23,13 +23,33 @@ from gflownet.comparison.accounting import (
     values_after,
 )
 from gflownet.comparison.record import RunRecord
-from gflownet.comparison.statistics import Summary, summary_of
 from gflownet.metrics.mean_intervals import mean_intervals
 
 _CHECKPOINTS = (10, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 RANDOM = "random"
 # Number of seeds from which on a difference has a verdict.
 _MIN_SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A figure over S seeds; NaN where it is unknown."""
+
+    mean: float
+    low: float  # ends of the 95 % interval of the mean, NaN for one seed
+    high: float
+    median: float
+    lower_quartile: float
+    upper_quartile: float
+
+
+def summary_of(values: np.ndarray) -> Summary:
+    """Return the summary of one value per seed, [S]."""
+    if not np.isfinite(values).all():
+        return Summary(*[math.nan] * 6)
+    low, high = mean_intervals(values[:, None])
+    quartiles = np.quantile(values, [0.5, 0.25, 0.75])
+    return Summary(float(values.mean()), float(low[0]), float(high[0]), *map(float, quartiles))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,9 +14,8 @@ from typing import Any
 from gflownet.comparison.accounting import Accounting
 from gflownet.comparison.drawing import draw
 from gflownet.comparison.plan import JSON_NAME, PNG_NAME, SVG_NAME, header
-from gflownet.comparison.record import finite
 from gflownet.comparison.result import Comparison
-from gflownet.files import save_whole
+from gflownet.files import json_text, save_whole
 
 _FORMAT = 1
 _PACKAGES = ("gflownet", "numpy", "torch")
@@ -60,7 +58,7 @@ def to_json(comparison: Comparison, *, command: Sequence[str]) -> str:
         "methods": {label: _method(comparison, label) for label in comparison.labels},
         "differences": [asdict(each) | {"verdict": each.verdict} for each in comparison.differences()],
     }
-    return json.dumps(_without_nan(content), allow_nan=False) + "\n"
+    return json_text(content)
 
 
 def versions() -> dict[str, str]:
@@ -103,12 +101,3 @@ def _method(comparison: Comparison, label: str) -> dict[str, Any]:
             for seed, record in zip(comparison.seeds, records, strict=True)
         ],
     }
-
-
-def _without_nan(value: Any) -> Any:
-    """Return a JSON value with null for NaN and infinity."""
-    if isinstance(value, dict):
-        return {key: _without_nan(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(each) for each in value]
-    return finite(value) if isinstance(value, float) else value

@@ -275,17 +275,8 @@ _DISTRIBUTIONS: dict[str, tuple[str, int, Callable[[Sequence[float]], bool]]] = 
 # Options of `evaluation` that do not change scores.
 NEUTRAL_OPTIONS = frozenset(
     {
-        "executor",
-        "capacity",
-        "deadline",
-        "memory_limit",
-        "max_attempts",
-        "lease",
-        "ray",
-        "halving",
-        "store_url",
-        "target_flops",
-        "target_latency",
+        *("executor", "capacity", "deadline", "memory_limit", "max_attempts", "lease", "ray"),
+        *("halving", "store_url", "target_flops", "target_latency"),
     }
 )
 

@@ -64,11 +64,6 @@ class FinalStage:
     is_complete: bool = True  # whether no stop request has ended the race
 
 
-def has_final_stage(config: FinalConfig, task: GFNTask) -> bool:
-    """Return whether a run ends with new trainings: scores depend on the seed."""
-    return config.top > 0 and config.share > 0 and task.is_noisy
-
-
 def check_final(config: FinalConfig, task: GFNTask) -> None:
     """Raise UserError for a number of epochs where trainings have none."""
     if config.epochs is not None and not task.max_fidelity:

@@ -123,7 +123,8 @@ class FinalTrainings:
         num_compared = num_planned or len(random_candidates)
         self._num_planned = finalists.num_trainings + num_compared
         self.report_line(
-            f"final stage: {len(finalists.records)} finalists, {finalists.num_trainings} trainings on new seeds; "
+            f"final stage: {len(finalists.records)} finalist{'s' * (len(finalists.records) != 1)}, "
+            f"{finalists.num_trainings} trainings on new seeds; "
             f"{len(random_candidates)} random architectures, {num_compared} trainings"
         )
         heat = self._heat(finalists)

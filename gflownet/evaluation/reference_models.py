@@ -45,20 +45,24 @@ def estimator_reference(
     return Reference(name, validation, test, size, code)
 
 
-def model_reference(task: TensorTask, name: str, build: Callable[[], nn.Module], *, seeds: Sequence[int]) -> Reference:
-    """Return the scores of a network that is trained as the candidates of the final stage are."""
+def model_reference(
+    task: TensorTask, name: str, build: Callable[..., nn.Module], *arguments: int, seeds: Sequence[int]
+) -> Reference:
+    """Return the scores of `build(*arguments)`, trained as the candidates of the final stage are."""
     num_epochs = task.config.final.epochs or task.max_fidelity
     validation, test, size = [], [], 0
     for seed in seeds:
         with seeded(seed):
-            training = ModelTraining(build(), torch.Generator().manual_seed(seed))
+            training = ModelTraining(build(*arguments), torch.Generator().manual_seed(seed))
             task.trainer.continue_training(
                 training, num_epochs=num_epochs, schedule=num_epochs, validation=task.measure
             )
         size = task.num_parameters(training.model)
         validation.append(task.value(task.quality(training.values), size))
         test.append(task.test_score(training.model))
-    return Reference(f"{name}, {num_epochs} epochs", validation, test, size)
+    call = f"{build.__name__}({', '.join(map(str, arguments))})"
+    code = f"from {build.__module__} import {build.__name__}; model = {call}"
+    return Reference(f"{name}, {num_epochs} epochs", validation, test, size, code)
 
 
 def classifier_or_regressor(task: TensorTask, classifier: str, regressor: str) -> Callable[[int], Any]:

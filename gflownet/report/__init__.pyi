@@ -5,5 +5,3 @@ from .certificate import write_certificate as write_certificate
 from .closing import report_run as report_run
 from .pareto import ParetoFront as ParetoFront
 from .pareto import write_pareto_front as write_pareto_front
-from .scatter import Axis as Axis
-from .scatter import scatter_svg as scatter_svg

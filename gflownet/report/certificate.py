@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.table import Table
 from gflownet.certification.result import Certified, RunCertificate
 from gflownet.certification.verdict import errors, findings, has_converged, rule_findings
 from gflownet.console import print_line
-from gflownet.files import write_whole
+from gflownet.files import json_text, write_whole
 from gflownet.metrics.certificate import NO_DISTANCE, Certificate, EstimatedCertificate, ExactCertificate, SymmetryClass
 from gflownet.metrics.statistics import Interval
 
@@ -42,49 +41,35 @@ def write_certificate(path: Path, certificate: RunCertificate, *, run: Mapping[s
     content = {
         **run,
         "errors": errors(certificate),
-        "num_rewards": certificate.num_rewards,
-        "num_evaluated": certificate.num_evaluated,
-        "num_failed": certificate.num_failed,
-        "num_predicted": certificate.num_predicted,
+        **{
+            name: getattr(certificate, name) for name in ("num_rewards", "num_evaluated", "num_failed", "num_predicted")
+        },
         "rules": _rules(certificate),
         "certificates": [_content(certificate, part) for part in certificate.parts],
     }
-    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_whole(path, json_text(content, indent=1))
 
 
 def _rules(certificate: RunCertificate) -> dict[str, Any]:
     rules = certificate.rules
+    names = ("is_complete", "num_states", "num_forward", "num_backward", "num_edges", "num_counted", "num_compared")
     violations = [{"check": v.check.value, "num": v.num, "example": v.example} for v in rules.violations]
     return {
-        "hold": rules.holds,
-        "is_complete": rules.is_complete,
-        "num_states": rules.num_states,
-        "num_forward": rules.num_forward,
-        "num_backward": rules.num_backward,
-        "num_edges": rules.num_edges,
-        "num_counted": rules.num_counted,
-        "num_compared": rules.num_compared,
-        "violations": violations,
+        **{"hold": rules.holds, **{name: getattr(rules, name) for name in names}, "violations": violations},
         "verdict": [f"{finding.subject}: {finding.text}" for finding in rule_findings(rules)],
     }
 
 
 def _content(certificate: RunCertificate, part: Certified) -> dict[str, Any]:
-    classes = [
-        {
-            "automorphisms": c.automorphisms,
-            "num_states": c.num_states,
-            "deviation": c.deviation if math.isfinite(c.deviation) else None,
-        }
-        for c in part.certificate.classes
-    ]
+    names = ("automorphisms", "num_states", "deviation")
+    classes = [{name: getattr(each, name) for name in names} for each in part.certificate.classes]
     return {
         "kind": "exact" if isinstance(part.certificate, ExactCertificate) else "estimated",
         "beta": part.beta,
         "conditioning": list(part.conditioning),
         "symmetries_hold": part.certificate.symmetries_hold,
         "verdict": [f"{finding.subject}: {finding.text}" for finding in findings(certificate, part)],
-        **{name: value if math.isfinite(value) else None for name, value in _figures(part).items()},
+        **_figures(part),
         "classes": classes,
     }
 

@@ -6,7 +6,6 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,7 @@ from gflownet.files import write_whole
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, write_top_architectures
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME, write_pareto_front
-from gflownet.report.references import (
-    REFERENCES_NAME,
-    reference_rows,
-    references_of,
-    references_text,
-    verdict_lines,
-    write_best_random,
-)
+from gflownet.report.references import reference_rows, references_of, verdict_lines
 from gflownet.report.verdict import spent_line
 
 NUM_WRITTEN = 3  # programs printed, of the first ranks
@@ -77,15 +69,18 @@ def report_run(
         except UserError as error:
             write_errors.append(error)
 
-    references = [] if final is None else _references(folder, final, task, terminal_type, write=attempt)
-    for line in (*([] if final is None else verdict_lines(final, references)), _mean_line(score_means)):
-        report_line(line)
+    references: list[Reference] = []
+    if final is not None:
+        references = references_of(folder, final, task=task, from_dict=terminal_type.from_dict, write=attempt)
+        for line in verdict_lines(final, references):
+            report_line(line)
+    report_line(_mean_line(score_means))
     rows = write_top_architectures(
         folder, top, task=task, from_dict=terminal_type.from_dict, report_line=report_line, write=attempt
     )
     notes = () if final is None else [*_captions(final, unit=task.fidelity_unit), *final.notes]
-    no_rows = _no_rows_line(task, num_successful)
-    _print_ranks(folder, [*rows, *reference_rows(references)], top, task, terminal_type, notes, no_rows, console)
+    rows += reference_rows(references)
+    _print_ranks(folder, rows, top, task, terminal_type, notes, num_successful, console)
     if evaluated:
         report_line(_report_front(folder, evaluated, task=task, console=console, write=attempt))
     for line in (spent_line(spent), f"everything about this run: {folder}", _failure_line(errors)):
@@ -101,12 +96,16 @@ def _print_ranks(
     task: GFNTask,
     terminal_type: Any,
     notes: Sequence[str],
-    no_rows: str,
+    num_successful: int,
     console: Console,
 ) -> None:
     """Print the table and the lines that load an architecture."""
+    no_rows = "no architecture could be evaluated"
+    if task.limits and num_successful:
+        no_rows = f"no architecture is within evaluation.constraints, {num_successful} could be evaluated"
     is_drawn = terminal_type is ComputationGraph
-    is_language_model = _is_language_model(top, task=task, from_dict=terminal_type.from_dict)
+    first = [terminal_type.from_dict(json.loads(each.record.graph)) for each in top[:1]]
+    is_language_model = any("language_model" in task.description(each) for each in first)
     print_report(
         rows,
         load_line=_load_line(folder, top) if is_drawn or is_language_model else None,
@@ -117,32 +116,6 @@ def _print_ranks(
     )
     for line in _other_lines(folder, top, is_drawn=is_drawn, is_language_model=is_language_model):
         print_line(console, line)
-
-
-def _is_language_model(
-    top: Sequence[TopArchitecture], *, task: GFNTask, from_dict: Callable[[dict[str, Any]], Any]
-) -> bool:
-    """Return whether the architectures are language models, see `GFNTask.description`."""
-    return any("language_model" in task.description(from_dict(json.loads(each.record.graph))) for each in top[:1])
-
-
-def _references(
-    folder: Path, final: FinalStage, task: GFNTask, terminal_type: Any, *, write: Callable[[Path, bytes | str], None]
-) -> list[Reference]:
-    """Write the references of a final stage, and return them; the best random architecture can be loaded."""
-    references = references_of(final)
-    load = write_best_random(folder, final, task=task, from_dict=terminal_type.from_dict, write=write)
-    if load:
-        references[0] = replace(references[0], code=load)
-    write(folder / REFERENCES_NAME, references_text(references))
-    return references
-
-
-def _no_rows_line(task: GFNTask, num_successful: int) -> str:
-    """Return the line of a report without architectures."""
-    if task.limits and num_successful:
-        return f"no architecture is within evaluation.constraints, {num_successful} could be evaluated"
-    return "no architecture could be evaluated"
 
 
 def _failure_line(errors: Counter[str]) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import glob
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gflownet.config import CONFIG_NAME
 from gflownet.errors import UserError
 from gflownet.files import locked_folder, save_whole, write_whole
-from gflownet.report.compared.folders import run_folders
 from gflownet.report.page import PAGE_NAME, page_of, read_run
 from gflownet.report.page.file_name import is_own_page
-from gflownet.run_marker import read_marker, write_marker
+from gflownet.run_marker import MARKER_NAME, not_a_search, read_marker, write_marker
 from gflownet.run_status import RunState, read_status
 
 _HEAD_BYTES = 1_024
@@ -33,7 +36,7 @@ def write_reports(
     """
     folders = run_folders(paths)
     if json_path is not None:
-        _check_own_json(json_path)
+        _check_own(json_path, option="--json", is_own=_is_comparison)
     if is_each or len(folders) == 1:
         for folder in folders:
             yield _write_page(folder, output)
@@ -83,16 +86,11 @@ def _claim(folder: Path) -> None:
     write_marker(folder, replace(marker, files=(*marker.files, PAGE_NAME)))
 
 
-def _check_own(path: Path) -> None:
-    """Raise UserError if a file, folder or link at a path is not a page of gflownet."""
-    if path.is_symlink() or (path.exists() and not (path.is_file() and is_own_page(path))):
-        raise UserError(f"{path}: expected no file or a page of gflownet, got another one; choose --output FILE")
-
-
-def _check_own_json(path: Path) -> None:
-    """Raise UserError if a file, folder or link at a path is not a comparison."""
-    if path.is_symlink() or (path.exists() and not (path.is_file() and _is_comparison(path))):
-        raise UserError(f"{path}: expected no file or an earlier comparison, got another one; choose --json FILE")
+def _check_own(path: Path, *, option: str = "--output", is_own: Callable[[Path], bool] = is_own_page) -> None:
+    """Raise UserError if a file, folder or link at a path is not one that gflownet has written."""
+    if path.is_symlink() or (path.exists() and not (path.is_file() and is_own(path))):
+        kind = "a page of gflownet" if is_own is is_own_page else "an earlier comparison"
+        raise UserError(f"{path}: expected no file or {kind}, got another one; choose {option} FILE")
 
 
 def _is_comparison(path: Path) -> bool:
@@ -100,3 +98,59 @@ def _is_comparison(path: Path) -> bool:
 
     with path.open("rb") as file:
         return COMPARISON_FORMAT.encode() in file.read(_HEAD_BYTES)
+
+
+def run_folders(paths: Sequence[Path]) -> list[Path]:
+    """Return the run folders in the order of the paths, those inside of one path by name, each once.
+
+    Args:
+        paths: run folders, folders with runs at any depth, or patterns with `*`. Of several paths, files are left out:
+            a shell expands `logs/*` to all entries.
+
+    Raises:
+        UserError: no run at a path.
+    """
+    folders: dict[Path, Path] = {}
+    for path in [path for path in paths if not path.is_file()] or paths:
+        runs = [run for match in _matches(path) for run in _runs_below(match)]
+        if not runs:
+            raise UserError(not_a_search(path) if is_run(path) else _without_run(path))
+        for run in runs:
+            folders.setdefault(run.resolve(), run)
+    return list(folders.values())
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder holds a run, of this version or an earlier one."""
+    return (folder / MARKER_NAME).is_file() or (folder / CONFIG_NAME).is_file()
+
+
+def _matches(path: Path) -> list[Path]:
+    """Return the path, or what its pattern matches."""
+    if path.exists() or not glob.has_magic(str(path)):
+        return [path]
+    return [Path(match) for match in sorted(glob.glob(str(path)), key=_natural)]
+
+
+def _runs_below(folder: Path) -> Iterator[Path]:
+    """Yield the folder if it holds the run of a search, else those inside of it."""
+    for name, inner, _ in os.walk(folder):
+        if is_run(Path(name)):
+            inner.clear()
+            marker = read_marker(Path(name))
+            if marker is None or marker.is_search:
+                yield Path(name)
+        inner.sort(key=_natural)
+
+
+def _without_run(path: Path) -> str:
+    if not path.exists() and glob.has_magic(str(path)):
+        return f"{path}: expected run folders, got a pattern that matches none"
+    if not path.exists():
+        return f"no such folder: {path}"
+    return f"{path}: expected a run folder or a folder with runs, got neither"
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Return a key that sorts seed_10 after seed_2."""
+    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", text)]

@@ -15,7 +15,8 @@ from gflownet.evaluation.task import GFNTask
 from gflownet.files import write_whole
 from gflownet.metrics.pareto import hypervolume, non_dominated
 from gflownet.report.architectures import as_json, with_translation
-from gflownet.report.scatter import Axis, scatter_svg
+from gflownet.report.page.chart import svg_of
+from gflownet.report.page.scatter_chart import Highlight, scatter_chart
 
 FRONT_NAME = "pareto_front.json"
 FRONT_PICTURE_NAME = "pareto_front.svg"
@@ -71,13 +72,20 @@ def write_pareto_front(
 
 def _drawn(objectives: Sequence[str], values: np.ndarray, order: Sequence[int]) -> str:
     """Return a picture of the measured values, the second objective to the right and the first upwards."""
-    tooltips = {}
+    highlights = []
     for rank, i in enumerate(order):
         measured = [f"{name} {value:.6g}" for name, value in zip(objectives, values[i], strict=True)]
-        tooltips[i] = f"rank {rank}: {', '.join(measured)}"
-    return scatter_svg(
-        Axis(objectives[1], values[:, 1].tolist()),
-        Axis(objectives[0], values[:, 0].tolist()),
-        highlighted=tooltips,
-        title=f"Pareto front: {len(order)} of {len(values)} architectures",
+        highlights.append(Highlight(float(values[i, 1]), float(values[i, 0]), f"rank {rank}: {', '.join(measured)}"))
+    title = f"Pareto front: {len(order)} of {len(values)} architectures"
+    points = [(x, y) for y, x, *_ in np.delete(values, order, axis=0).tolist()]
+    chart = scatter_chart(
+        "front",
+        title,
+        points,
+        highlights,
+        x_label=objectives[1],
+        y_label=objectives[0],
+        names=("evaluated", "on the front"),
     )
+    assert chart is not None, "there is at least one evaluation"
+    return svg_of(chart)

@@ -21,37 +21,34 @@ REFERENCES_NAME = "references.json"
 RANDOM_NAME = "random_architecture.json"  # the best random architecture, as an entry of top_architectures.json
 
 
-def references_of(final: FinalStage) -> list[Reference]:
-    """Return the references with scores."""
-    references = [*final.references]
-    best = final.best_random
-    if best is not None and best.scores:
-        tests = [test for test in best.tests if test is not None]
-        name = f"best of {final.num_random} random architectures"
-        if final.num_random_trainings < final.num_trainings:
-            name += f" in {final.num_random_trainings} trainings; the run had {final.num_trainings}"
-        references.insert(0, Reference(name, best.scores, tests, best.record.num_parameters))
-    return references
-
-
-def write_best_random(
+def references_of(
     folder: Path,
     final: FinalStage,
     *,
     task: GFNTask,
     from_dict: Callable[[dict[str, Any]], Any],
     write: Callable[[Path, bytes | str], None],
-) -> str:
-    """Write the best random architecture with its weights, and return the line that loads it, empty without one."""
-    best = final.best_random
-    if best is None or not best.scores:
-        return ""
-    interval, graph = final_intervals([best])[0], from_dict(json.loads(best.record.graph))
-    entry = entry_of(folder, best, interval, rank=0, name="random", graph=graph, task=task, write=write)
-    write(folder / RANDOM_NAME, as_json([entry]))
-    end = "" if "weights" in entry else ", weights=False"
-    is_loadable = task.network(graph) is not None or "language_model" in entry
-    return f'import gflownet; model = gflownet.load("{folder / RANDOM_NAME}", rank=0{end})' if is_loadable else ""
+) -> list[Reference]:
+    """Write and return the references with scores, the best random architecture with the line that loads it.
+
+    An architecture without a module is loaded as node-link data.
+    """
+    references, best = [*final.references], final.best_random
+    if best is not None and best.scores:
+        name = f"best of {final.num_random} random architectures"
+        if final.num_random_trainings < final.num_trainings:
+            name += f" in {final.num_random_trainings} trainings; the run had {final.num_trainings}"
+        interval, graph = final_intervals([best])[0], from_dict(json.loads(best.record.graph))
+        entry = entry_of(folder, best, interval, rank=0, name="random", graph=graph, task=task, write=write)
+        path, end = folder / RANDOM_NAME, "" if "weights" in entry else ", weights=False"
+        write(path, as_json([entry]))
+        code = f'import json, pathlib; graph = json.loads(pathlib.Path("{path}").read_text())[0]["graph"]'
+        if task.network(graph) is not None or "language_model" in entry:
+            code = f'import gflownet; model = gflownet.load("{path}", rank=0{end})'
+        tests = [test for test in best.tests if test is not None]
+        references.insert(0, Reference(name, best.scores, tests, best.record.num_parameters, code))
+    write(folder / REFERENCES_NAME, _references_text(references))
+    return references
 
 
 def verdict_lines(final: FinalStage, references: Sequence[Reference]) -> list[str]:
@@ -90,7 +87,7 @@ def reference_rows(references: Sequence[Reference]) -> list[ReportRow]:
     ]
 
 
-def references_text(references: Sequence[Reference]) -> str:
+def _references_text(references: Sequence[Reference]) -> str:
     """Return the references as JSON."""
     entries: list[dict[str, Any]] = []
     for reference in references:

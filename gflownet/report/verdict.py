@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gflownet.console import duration
 from gflownet.evaluation.racing import RANDOM_REPEAT
@@ -72,6 +73,14 @@ def spent_on(records: Iterable[EvaluationRecord]) -> dict[str, Spent]:
         for kind, rows in groups.items()
         if rows
     }
+
+
+def spent_words(records: Iterable[EvaluationRecord], plan: Mapping[str, Any]) -> str:
+    """Return the evaluations of a run against its plan (gflownet.run.plan.Plan.to_dict)."""
+    planned = {"search": ("num_search",), "final stage": ("num_final",), "random": ("num_random", "num_random_final")}
+    spent = {kind.removesuffix(" reference"): each.num for kind, each in spent_on(records).items()}
+    parts = {kind: sum(int(plan.get(name, 0)) for name in names) for kind, names in planned.items()}
+    return ", ".join(f"{kind} {spent.get(kind, 0):,} of {num:,}" for kind, num in parts.items() if num)
 
 
 def spent_line(records: Iterable[EvaluationRecord]) -> str | None:

@@ -1,11 +1,13 @@
-"""Kinds of failed evaluations: equal for failures with one cause."""
+"""Evaluations in one line, and kinds of failed ones: equal for failures with one cause."""
 
 from __future__ import annotations
 
 import re
 
 from gflownet.evaluation.evaluator import Evaluation
+from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.status import EvaluationStatus
+from gflownet.evaluation.store import EvaluationRecord
 
 _TYPED = re.compile(r"(?:\w+\.cost: )?(?P<type>\w+): .*\((?P<place>[^()\s]+:\d+)\)")  # as written by `describe`
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
@@ -37,3 +39,17 @@ def failure_line(evaluation: Evaluation) -> str:
     """Return the line that reports the first failure of its kind."""
     verb = _VERBS.get(evaluation.status, "failed")
     return f"evaluation of {evaluation.hash[:_HASH_LENGTH]} {verb}: {evaluation.error or 'no reason known'}"
+
+
+_SHORT_HASH = 11  # with its version, as in g1-
+
+
+def evaluation_line(record: EvaluationRecord) -> str:
+    """Return hash, status or score, seconds and size of an evaluation, and the reason of a failure."""
+    result = f"score {record.score:.4f}" if record.status is EvaluationStatus.OK else str(record.status)
+    size = "" if record.num_parameters is None else f", {record.num_parameters:,} parameters"
+    is_random, seed = record.seed >= RANDOM_REPEAT, record.seed % RANDOM_REPEAT
+    place = (", random" if is_random else "") + (f", seed {seed}" if seed else "")
+    place += f", {record.fidelity} epochs or steps" if record.fidelity else ""
+    reason = "" if record.error is None else f": {' '.join(record.error.split())}"
+    return f"evaluation {record.hash[:_SHORT_HASH]}: {result} in {record.seconds:.1f} s{size}{place}{reason}"

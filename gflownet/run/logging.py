@@ -21,8 +21,7 @@ from gflownet.layered_drawing import shortened
 from gflownet.progress_view import Limits, make_view
 from gflownet.report.leaders import Leader
 from gflownet.run.executor_status import COUNTS
-from gflownet.run.results import read_results
-from gflownet.run.run_log import RunLog, RunResults, StepSamples, first_line
+from gflownet.run.run_log import RunLog, RunResults, StepSamples, first_line, read_results
 from gflownet.run.tensorboard_log import TensorBoardLog
 from gflownet.run.wandb_log import WandbLog
 

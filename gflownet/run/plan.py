@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from gflownet.config import Config
 from gflownet.console import duration
@@ -17,6 +17,8 @@ from gflownet.evaluation.task import GFNTask
 _MAX_RANDOM = 100
 # A policy that is trained for fewer steps on the scores themselves is hardly better than random.
 _MIN_STEPS = 20
+# Options of methods that begin with so many random architectures.
+_RANDOM_STARTS = {"evolution": "population", "tpe": "num_startup"}
 
 
 class MethodClass(Protocol):
@@ -27,6 +29,9 @@ class MethodClass(Protocol):
 
     @property
     def trains_sampler(self) -> bool: ...
+
+    @property
+    def is_on_policy(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -46,11 +51,6 @@ class Plan:
     warning: str = ""  # that the method is random
 
     @property
-    def num_trainings(self) -> int:
-        """Return the trainings of search and final stage together."""
-        return self.num_search + self.num_final
-
-    @property
     def num_compared(self) -> int:
         """Return the trainings of the random reference."""
         return self.num_random + self.num_random_final
@@ -64,6 +64,10 @@ class Plan:
         """Return what a budget with this number of evaluations (0: no limit) leaves to the final stage."""
         return Reserve(self.num_final if num_evaluations else 0, self.final_seconds)
 
+    def seconds_after(self, used: float) -> float:
+        """Return the seconds for final trainings, summed over places: at least their share of the budget."""
+        return self.num_places * max(self.seconds - used, self.final_seconds) if self.seconds else math.inf
+
     def line(self) -> str:
         """Return method, reason and numbers."""
         reason = f" (auto: {self.reason})" if self.reason else ""
@@ -75,6 +79,7 @@ class Plan:
         parts += [f"{self.num_final:,} final trainings"] if self.num_final else []
         parts += [f"{self.num_compared:,} trainings of random architectures"] if self.num_compared else []
         parts += [f"{self.num_steps:,} policy steps"] if self.num_steps else []
+        parts += [f"at most {duration(self.seconds)} without random ones"] if self.seconds else []
         return ", ".join(parts)
 
     def time_line(self, mean_seconds: float, *, num_evaluated: int) -> str:
@@ -91,10 +96,6 @@ class Plan:
             f"plan: about {duration(seconds)} for {at_most}{num:,} more trainings of {mean_seconds:.2g} s, "
             f"{self.num_places} at a time"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON values."""
-        return asdict(self)
 
 
 def divided(num: int, share: float, *, most: int) -> tuple[int, int]:
@@ -122,7 +123,7 @@ def plan_of(config: Config, task: GFNTask, method: MethodClass | None, *, reason
         num_search = config.num_training_steps * config.algo.num_from_policy
         num_final = min(max(round(num_search * final.share / (1 - final.share)), 1), most) if final.share else 0
     num_random = _num_random(final, num_search + num_final) if num_final else 0
-    steps = config.num_training_steps
+    num_places, steps = places(task, config.evaluation), config.num_training_steps
     if method is None:
         steps = min(steps, math.ceil(num_search / config.algo.num_from_policy))
     elif not (method.trains_sampler and config.search.train_sampler):
@@ -136,8 +137,8 @@ def plan_of(config: Config, task: GFNTask, method: MethodClass | None, *, reason
         num_steps=steps,
         seconds=config.budget.seconds,
         final_seconds=final.share * config.budget.seconds if num_final else 0.0,
-        num_places=places(task, config.evaluation),
-        warning=_warning(config, method, num_search, steps) if task.is_noisy else "",
+        num_places=num_places,
+        warning=_warning(config, method, num_search, steps, num_places=num_places) if task.is_noisy else "",
     )
 
 
@@ -145,14 +146,15 @@ def _num_random(final: FinalConfig, num_trainings: int) -> int:
     return min(num_trainings, _MAX_RANDOM) if final.num_random is None else final.num_random
 
 
-def _warning(config: Config, method: MethodClass | None, num: int, num_steps: int) -> str:
+def _warning(config: Config, method: MethodClass | None, num: int, num_steps: int, *, num_places: int) -> str:
     """Return a line where the budget leaves a method no choice but random architectures, otherwise empty."""
     options, start = config.search, f"search.method={config.search.method} is random search here"
-    if method is None and num_steps < _MIN_STEPS:
+    if method is not None and method.is_on_policy:
+        num_steps = math.ceil(num / (options.batch_size or num_places))
+    if (method is None or method.is_on_policy) and num_steps < _MIN_STEPS:
         return f"{start}: {num_steps} policy steps in {num} evaluations, fewer than {_MIN_STEPS}"
     if method is not None and method.uses_surrogate and num <= options.num_initial:
         return f"{start}: search.num_initial={options.num_initial} random candidates are all {num} evaluations"
-    population = options.options.population if options.method == "evolution" else 0
-    if population >= num:
-        return f"{start}: its population of {population} is not filled by {num} evaluations"
-    return ""
+    name = _RANDOM_STARTS.get(options.method)
+    num_start = getattr(options.options, name) if name else 0
+    return f"{start}: its {name} of {num_start} is not filled by {num} evaluations" if num_start >= num else ""

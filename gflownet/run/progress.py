@@ -48,11 +48,8 @@ class Progress:
             other_evaluations: of other scored graphs, included in best score, distinct graphs, failures and front.
             log_rewards: of the step's fresh samples.
         """
-        scores, num, every = (
-            [evaluation.score for evaluation in evaluations],
-            len(evaluations),
-            [*evaluations, *other_evaluations],
-        )
+        scores, every = [evaluation.score for evaluation in evaluations], [*evaluations, *other_evaluations]
+        num = len(evaluations)
         self._count_failures(every)
         self.best_score = max(self.best_score, *(evaluation.score for evaluation in every))
         self.score_means.append(mean(scores))

@@ -49,17 +49,8 @@ class Quarantine:
 
 
 def _entry(record: EvaluationRecord) -> dict[str, object]:
-    return {
-        "hash": record.hash,
-        "status": record.status.value,
-        "attempts": record.attempts,
-        "error": record.error,
-        "seconds": record.seconds,
-        "step": record.step,
-        "run": record.run,
-        "fidelity": record.fidelity,
-        "graph": json.loads(record.graph),
-    }
+    names = ("hash", "status", "attempts", "error", "seconds", "step", "run", "fidelity")
+    return {name: getattr(record, name) for name in names} | {"graph": json.loads(record.graph)}
 
 
 def _append(path: Path, line: bytes) -> None:

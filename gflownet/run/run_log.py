@@ -8,8 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gflownet.report.leaders import Leader
+from gflownet.config import CONFIG_NAME
+from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
+from gflownet.report.leaders import Leader, final_leaders
+from gflownet.report.page import PAGE_NAME
+from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME
+from gflownet.report.references import RANDOM_NAME, REFERENCES_NAME
 from gflownet.run.executor_status import COUNTS
+from gflownet.run_status import RunState, read_status
 
 # Group of each key of metrics.jsonl; other keys are of losses and belong to `train`.
 GROUPS = {
@@ -114,3 +120,27 @@ def axes_of(step: int, values: Mapping[str, float]) -> dict[str, float]:
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, its type without one."""
     return str(error).partition("\n")[0] or type(error).__name__
+
+
+_ARCHITECTURE_FILES = (TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, FRONT_PICTURE_NAME, CONFIG_NAME)
+
+
+def read_results(folder: Path, *, checkpoint: Path | None) -> RunResults:
+    """Return the results of the run in a folder; missing files give empty fields.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: a file is damaged.
+    """
+    status = read_status(folder)
+    report = folder / PAGE_NAME
+    has_top = (folder / TOP_NAME).exists()
+    files = [folder / name for name in _ARCHITECTURE_FILES if (folder / name).exists()]
+    drawings = sorted(path for path in (folder / PICTURES_NAME).glob("ran*") if path.is_file())
+    return RunResults(
+        leaders=final_leaders(folder),
+        checkpoint=checkpoint if checkpoint is not None and checkpoint.exists() else None,
+        architectures=[*files, *drawings] if has_top else [],
+        report=report if report.exists() else None,
+        state=RunState.RUNNING if status is None else status.state,
+        seconds=None if status is None else sum(status.seconds.values()),
+    )

@@ -269,15 +269,8 @@ def _summary_of(results: RunResults) -> dict[str, Any]:
     summary: dict[str, Any] = {"state": str(results.state), "total_seconds": results.seconds}
     if results.leaders:
         best = results.leaders[0]
-        summary |= {
-            "best/score": best.score,
-            "best/low": best.low,
-            "best/high": best.high,
-            "best/test_score": best.test_score,
-            "best/num_parameters": best.num_parameters,
-            "best/words": best.words or None,
-            "best/load": best.load,
-        }
+        names = ("score", "low", "high", "test_score", "num_parameters", "load")
+        summary |= {"best/words": best.words or None, **{f"best/{name}": getattr(best, name) for name in names}}
     return {key: value for key, value in summary.items() if value is not None}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from gflownet.mdp.states import GraphStates
+from gflownet.search.history import first_mask
 from gflownet.search.method import SearchSetup
 
 # Rounds of samples per call: where all of them are refused or known, the space has hardly any other candidate.
@@ -30,7 +31,7 @@ def allowed_states(setup: SearchSetup, num: int, sample: Sample, *, only_new: bo
         states = sample(num_missing)
         mask = is_allowed(setup, states)
         if only_new:
-            mask &= setup.history.is_unknown(env.identify(states)) & _is_first(env.identify(states).tolist(), codes)
+            mask &= setup.history.is_unknown(env.identify(states)) & first_mask(env.identify(states), codes)
         parts.append(states[mask.nonzero().squeeze(1)])
         num_missing -= len(parts[-1])
         if not num_missing:
@@ -43,12 +44,3 @@ def is_allowed(setup: SearchSetup, states: GraphStates) -> torch.Tensor:
     env = setup.context.env
     refused = [setup.is_refused(env.terminal(states, index)) for index in range(len(states))]
     return ~torch.tensor(refused, dtype=torch.bool)
-
-
-def _is_first(codes: list[int], earlier: set[int]) -> torch.Tensor:
-    """Return which codes are new, [B] bool, and add them to the earlier ones."""
-    mask = []
-    for code in codes:
-        mask.append(code not in earlier)
-        earlier.add(code)
-    return torch.tensor(mask, dtype=torch.bool)

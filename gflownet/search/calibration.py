@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gflownet.evaluation import extrapolation
 from gflownet.search.surrogate import Prediction
 
 WINDOW = 50  # latest evaluations of the running figures
@@ -71,16 +72,8 @@ class Calibration:
 
 def rank_correlation(first: Tensor, second: Tensor) -> float:
     """Return Spearman's rank correlation of two vectors [B], with average ranks of ties; 0 where one is constant."""
-    ranks = torch.stack([_ranks(first), _ranks(second)])
-    centred = ranks - ranks.mean(1, keepdim=True)
-    norm = centred.square().sum(1).prod().sqrt()
-    return float(centred.prod(0).sum() / norm) if norm > 0 else 0.0
-
-
-def _ranks(values: Tensor) -> Tensor:
-    _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
-    last = counts.cumsum(0).double()
-    return (last - (counts - 1) / 2)[inverse]
+    value = extrapolation.rank_correlation(list(zip(first.tolist(), second.tolist(), strict=True)))
+    return 0.0 if math.isnan(value) else value
 
 
 def ranked(scores: Sequence[float]) -> Tensor:

@@ -6,7 +6,7 @@ Letters: n observations, B candidates, K objectives.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,12 +19,37 @@ from gflownet.mdp.states import GraphStates
 from gflownet.search.acquisition import build_acquisition
 from gflownet.search.conditioning import Believed, BelievedModel
 from gflownet.search.config import ACQUISITIONS
-from gflownet.search.feasibility import Cap
 from gflownet.search.history import History
 from gflownet.search.method import SearchSetup
 from gflownet.search.multi_objective import Boxes, boxes_above, log_expected_improvement
 from gflownet.search.proxies import ProxyFeatures
 from gflownet.search.surrogate import Prediction, Surrogate
+
+
+class Cap:
+    """One metric with a limit, and the surrogate that predicts it; smaller values are better."""
+
+    def __init__(self, name: str, limit: float, surrogate: Surrogate) -> None:
+        self.name, self.limit, self.surrogate = name, limit, surrogate
+        self._is_fitted = False
+
+    def fit(self, features: Any, metrics: Sequence[Mapping[str, float]]) -> None:
+        """Fit to the n observations that have a finite value of the metric."""
+        values = [row.get(self.name, math.nan) for row in metrics]
+        positions = torch.tensor([place for place, value in enumerate(values) if math.isfinite(value)])
+        self._is_fitted = bool(len(positions))
+        if self._is_fitted:
+            # Negated, so that the warp compresses values far above the median, which never are within the limit.
+            scores = -torch.tensor(values, dtype=torch.float64)[positions]
+            self.surrogate.fit(features[positions], scores)
+
+    def log_probability(self, features: Any) -> Tensor:
+        """Return log P(value <= limit) of candidates [B] float64, without underflow; 0 without observations."""
+        if not self._is_fitted:
+            return torch.zeros(len(features), dtype=torch.float64)
+        limit = self.surrogate.warp(torch.tensor([-self.limit], dtype=torch.float64))
+        prediction = self.surrogate.predict(features)
+        return torch.special.log_ndtr((prediction.mean.double() - float(limit)) / prediction.std.double())
 
 
 class CandidateModel:

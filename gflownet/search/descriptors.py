@@ -9,7 +9,7 @@ Letters: B states, N nodes, P parts of a label, V values, S places, D numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
@@ -26,6 +26,7 @@ from gflownet.graphs.operation import INPUT_PORT
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.labelled_graphs import NO_EDGE, LabelledGraphs
 from gflownet.mdp.states import UNSET, GraphStates
+from gflownet.search.message_passing import known_values
 from gflownet.search.proxies import mean_and_deviation
 from gflownet.workers.process import stream_seed
 
@@ -49,15 +50,6 @@ class Group(IntEnum):
     ENDS = 6
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """Names, groups and values of descriptors."""
-
-    names: tuple[str, ...]
-    groups: Tensor  # [D] int64
-    values: Tensor  # [B, D] float64
-
-
 class Descriptors:
     """Standardised numbers of terminal states; those that are equal for all random architectures are left out."""
 
@@ -68,20 +60,22 @@ class Descriptors:
         generator = torch.Generator().manual_seed(stream_seed(seed, _REFERENCES))
         references = uniform_states(env, _NUM_REFERENCES, generator=generator)
         graphs = env.labelled_graphs(references)
-        self._types = _values(graphs.labels[:, :, 0])
-        numbers = self._numbers(references)
-        self._mean, self._deviation = mean_and_deviation(numbers.values)
-        varying = (numbers.values - self._mean).nan_to_num(0.0).abs().amax(0) > _CONSTANT * (1 + self._mean.abs())
+        self._types = known_values(graphs.labels[:, :, 0]).tolist()
+        names, groups, values = self._numbers(references)
+        self._mean, self._deviation = mean_and_deviation(values)
+        varying = (values - self._mean).nan_to_num(0.0).abs().amax(0) > _CONSTANT * (1 + self._mean.abs())
         self._columns = varying.nonzero().squeeze(1)
-        self.names = tuple(numbers.names[column] for column in self._columns.tolist())
-        self.groups = numbers.groups[self._columns]  # [D]
+        self.names = tuple(names[column] for column in self._columns.tolist())
+        self.groups = torch.tensor(groups)[self._columns]  # [D]
 
     def __call__(self, states: GraphStates) -> Tensor:
         """Return the numbers [B, D] float64 of terminal states, 0 for an unknown one."""
-        values = (self._numbers(states).values - self._mean) / self._deviation
+        *_, values = self._numbers(states)
+        values = (values - self._mean) / self._deviation
         return values[:, self._columns].nan_to_num(0.0).clamp(-_BOUND, _BOUND).round(decimals=_DECIMALS)
 
-    def _numbers(self, states: GraphStates) -> Numbers:
+    def _numbers(self, states: GraphStates) -> tuple[tuple[str, ...], tuple[Group, ...], Tensor]:
+        """Return the names [D], the groups [D] and the values [B, D] float64 of all numbers."""
         graphs = self.env.labelled_graphs(states)
         columns = [*path_numbers(graphs), *type_counts(graphs, self._types)]
         if isinstance(self.env, SlotEnv):
@@ -91,7 +85,7 @@ class Descriptors:
         if self._shapes is not None:
             columns += self._shapes(states)
         names, groups, values = zip(*columns, strict=True)
-        return Numbers(names, torch.tensor(groups), torch.stack([value.double() for value in values], 1))
+        return names, groups, torch.stack([value.double() for value in values], 1)
 
 
 def path_numbers(graphs: LabelledGraphs) -> Columns:
@@ -129,27 +123,23 @@ def path_numbers(graphs: LabelledGraphs) -> Columns:
 
 def type_counts(graphs: LabelledGraphs, types: Sequence[int]) -> Columns:
     """Return the numbers of nodes of each type: all, those that read a source, those that a sink reads."""
-    first, last = ends(graphs.edges != NO_EDGE)
-    columns: Columns = []
-    for value in types:
-        mask = graphs.labels[:, :, 0] == value
-        columns += [
-            (f"nodes of type {value}", Group.COUNTS, mask.sum(1)),
-            (f"nodes of type {value} at a source", Group.ENDS, (mask & first).sum(1)),
-            (f"nodes of type {value} at a sink", Group.ENDS, (mask & last).sum(1)),
-        ]
-    return columns
+    places, labels = _ends(graphs.exists, graphs.edges != NO_EDGE), graphs.labels[:, :, 0]
+    return [
+        (f"nodes of type {value}{place}", Group.ENDS if place else Group.COUNTS, ((labels == value) & at).sum(1))
+        for value in types
+        for place, at in places.items()
+    ]
 
 
-def ends(edge: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which nodes read a source, and which a sink reads, [B, N] bool each, for edges [B, N, N]."""
-    return (edge & ~edge.any(1)[:, :, None]).any(1), (edge & ~edge.any(2)[:, None, :]).any(2)
+def _ends(exists: Tensor, edge: Tensor) -> dict[str, Tensor]:
+    """Return all nodes [B, N], those that read a source, and those that a sink reads, for edges [B, N, N]."""
+    first, last = (edge & ~edge.any(1)[:, :, None]).any(1), (edge & ~edge.any(2)[:, None, :]).any(2)
+    return {"": exists, " at a source": first, " at a sink": last}
 
 
 def setting_numbers(env: Environment, states: GraphStates) -> Columns:
     """Return mean, extremes and sum over the nodes of attributes that are numbers, counts of the values of others."""
-    columns: Columns = []
-    first, last = ends(states.has_edge)
+    columns, ends = Columns(), _ends(states.exists, states.has_edge)
     for position, attribute in enumerate(env.vocabulary.node_attributes):
         index = states.node_attr[:, :, position].long()
         is_set = index != UNSET
@@ -161,10 +151,11 @@ def setting_numbers(env: Environment, states: GraphStates) -> Columns:
             ]
             continue
         value = numbers[index].masked_fill(~is_set, 0.0)
-        for place, mask in (("", is_set), (" at a source", is_set & first), (" at a sink", is_set & last)):
-            columns += [
-                (f"{kind} of {attribute.name}{place}", Group.SETTINGS, x) for kind, x in summaries(value, mask).items()
-            ]
+        columns += [
+            (f"{kind} of {attribute.name}{place}", Group.SETTINGS, number)
+            for place, at in ends.items()
+            for kind, number in summaries(value, is_set & at).items()
+        ]
         filled = value.masked_fill(~is_set, 1.0)
         products = torch.einsum("bs,bst,bt->b", filled, states.has_edge.double(), filled)
         columns.append((f"products of {attribute.name} along edges", Group.SIZES, products.abs().log1p()))
@@ -287,8 +278,3 @@ def ordered(values: Sequence[Any]) -> Tensor | None:
     if len(values) < 2 or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
         return None
     return torch.tensor(values, dtype=torch.float64)
-
-
-def _values(codes: Tensor) -> list[int]:
-    """Return the codes that occur, ascending."""
-    return [value for value in codes.unique().tolist() if value != UNSET]

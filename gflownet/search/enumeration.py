@@ -18,6 +18,7 @@ from gflownet.mdp.action import ActionMasks, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.search.candidate_model import CandidateModel
+from gflownet.search.history import first_mask
 from gflownet.search.surrogate import Prediction
 
 _CHUNK = 2_000  # states expanded at once, to bound memory
@@ -117,27 +118,13 @@ def _reachable(env: Environment, max_num: int) -> GraphStates:
             num_transitions += int(masks.num_actions().sum())
             if num_finished > max_num or num_transitions > _TRANSITIONS_PER_TERMINAL * size:
                 raise _TooLargeError
-            following.append(_new_states(env, _children(env, part, masks), codes))
+            graph, action = ActionMasks({k: m for k, m in masks.masks.items() if k != GraphActionType.Stop}).positions()
+            children = env.apply(part[graph], action)
+            following.append(children[first_mask(env.identify(children), codes)])
             if len(codes) > _STATES_PER_TERMINAL * size:
                 raise _TooLargeError
         frontier = GraphStates.cat(following)
     return GraphStates.cat(finished)
-
-
-def _children(env: Environment, states: GraphStates, masks: ActionMasks) -> GraphStates:
-    moves = {kind: mask for kind, mask in masks.masks.items() if kind != GraphActionType.Stop}
-    graph, action = ActionMasks(moves).positions()
-    return env.apply(states[graph], action)
-
-
-def _new_states(env: Environment, states: GraphStates, codes: set[int]) -> GraphStates:
-    """Return one state of each code that is not in `codes`, and add the codes."""
-    new = []
-    for position, code in enumerate(env.identify(states).tolist()):
-        if code not in codes:
-            codes.add(code)
-            new.append(position)
-    return states[torch.tensor(new, dtype=torch.int64)]
 
 
 def _chunks(states: GraphStates) -> list[GraphStates]:

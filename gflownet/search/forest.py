@@ -17,8 +17,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.options import AT_LEAST_ONE, option
 from gflownet.search.config import SurrogateConfig
 from gflownet.search.descriptors import Descriptors
-from gflownet.search.surrogate import CrossValidated, Prediction, check_scores, next_fit
-from gflownet.search.warping import Warping
+from gflownet.search.surrogate import CrossValidated, Prediction, Warping, check_scores, next_fit
 
 _MIN_STD = 1e-3  # of a prediction, in warped scores
 _MIN_LEAF, _MAX_FEATURES = 2, 0.5  # observations of a leaf, share of the numbers tried at a split
@@ -44,7 +43,7 @@ class RandomForest(CrossValidated):
         super().__init__(env, config, seed=seed)
         options = config.options if isinstance(config.options, RandomForestConfig) else RandomForestConfig()
         self._num_trees, self._descriptors = options.num_trees, descriptors or Descriptors(env, seed=seed)
-        self._warping = self._growth_warping = Warping(0.0, 1.0)  # of all scores, and of those when the trees grew
+        self._growth_warping = self._warping  # of the scores when the trees grew
         self._num_fitted = 0  # observations when the trees grew
         self._trees: list[Any] = []
         self._unseen = torch.empty(0, 0, dtype=torch.bool)  # [T, n], observations out of the bag of each tree
@@ -56,14 +55,6 @@ class RandomForest(CrossValidated):
         """Return the numbers of B terminal states, [B, D] float64."""
         numbers = self._descriptors(states)
         return numbers if extra is None else torch.cat([numbers, extra.double()], 1)
-
-    def warp(self, scores: Tensor) -> Tensor:
-        """Return warped scores."""
-        return self._warping.warp(scores)
-
-    def unwarp(self, values: Tensor) -> Tensor:
-        """Return the scores of warped values."""
-        return self._warping.unwarp(values)
 
     def fit(self, features: Tensor, scores: Tensor) -> None:
         """Grow all trees, again after enough new observations."""

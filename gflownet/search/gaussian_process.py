@@ -17,8 +17,7 @@ from gflownet.search.descriptors import Descriptors, Group
 from gflownet.search.features import GraphFeatures, WeisfeilerLehman
 from gflownet.search.kernel import Hyperparameters
 from gflownet.search.regression import CrossCovariance, Regression, best_and_random
-from gflownet.search.surrogate import CrossValidated, Prediction, check_scores, next_fit
-from gflownet.search.warping import Warping
+from gflownet.search.surrogate import CrossValidated, Prediction, Warping, check_scores, next_fit
 
 _NUM_ROUNDS = 3
 _FIELDS = ("mean", "std")
@@ -36,7 +35,6 @@ class GaussianProcess(CrossValidated):
         """Keep the components; the distances of `descriptors` are added to those of labels."""
         super().__init__(env, config, seed=seed)
         self._encoder, self._descriptors = WeisfeilerLehman(env, num_rounds=_NUM_ROUNDS), descriptors
-        self._warping = Warping(0.0, 1.0)
         self._hyperparameters: Hyperparameters | None = None
         self._num_fitted = 0  # observations at the last fit of hyperparameters
         self._observed: GraphFeatures | None = None  # all n observations
@@ -52,14 +50,6 @@ class GaussianProcess(CrossValidated):
             own = torch.arange(extra.shape[1]) + len(Group)  # a distance for each
             groups, numbers = torch.cat([groups, own]), torch.cat([numbers, extra.double()], 1)
         return self._encoder.encode(states, numbers, groups.unique(return_inverse=True)[1])
-
-    def warp(self, scores: Tensor) -> Tensor:
-        """Return warped scores."""
-        return self._warping.warp(scores)
-
-    def unwarp(self, values: Tensor) -> Tensor:
-        """Return the scores of warped values."""
-        return self._warping.unwarp(values)
 
     def fit(self, features: GraphFeatures, scores: Tensor) -> None:
         """Fit to n observations."""

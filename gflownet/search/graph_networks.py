@@ -28,8 +28,7 @@ from gflownet.search.message_passing import (
     initial_weights,
     label_vocabulary,
 )
-from gflownet.search.surrogate import CrossValidated, Prediction, check_scores
-from gflownet.search.warping import Warping
+from gflownet.search.surrogate import CrossValidated, Prediction, Warping, check_scores
 from gflownet.workers.process import stream_seed
 
 _NUM_REFERENCES = 512  # random architectures whose labels are known to the networks
@@ -67,7 +66,6 @@ class GraphNetworks(CrossValidated):
         options = config.options
         self.options = options if isinstance(options, GraphNetworksConfig) else GraphNetworksConfig()
         self._vocabulary: LabelVocabulary | None = None
-        self._warping = Warping(0.0, 1.0)
         self._weights: dict[str, Tensor] | None = None  # float32
         self._doubles: dict[str, Tensor] = {}  # the same in float64: predictions do not depend on the batch
         self._num_fitted = 0
@@ -82,14 +80,6 @@ class GraphNetworks(CrossValidated):
             references = uniform_states(self.env, _NUM_REFERENCES, generator=generator)
             self._vocabulary = label_vocabulary(self.env.labelled_graphs(references))
         return encode_graphs(self.env.labelled_graphs(states), self._vocabulary, extra)
-
-    def warp(self, scores: Tensor) -> Tensor:
-        """Return warped scores."""
-        return self._warping.warp(scores)
-
-    def unwarp(self, values: Tensor) -> Tensor:
-        """Return the scores of warped values."""
-        return self._warping.unwarp(values)
 
     def fit(self, features: GraphTensors, scores: Tensor) -> None:
         """Train all members on n observations: many steps at first, few when observations are added."""

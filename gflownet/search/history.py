@@ -83,11 +83,6 @@ class History:
         """Return the number of proposals that were evaluated for this search."""
         return sum(proposal.is_new for proposal in self.proposals)
 
-    @property
-    def best_score(self) -> float:
-        """Return the best score. Raises ValueError before the first evaluation."""
-        return max(self.scores)
-
     def ok(self) -> Tensor:
         """Return which evaluations succeeded, [n] bool."""
         return torch.tensor([status is EvaluationStatus.OK for status in self.statuses], dtype=torch.bool)
@@ -161,6 +156,15 @@ class History:
         codes = self.env.identify(self.states).tolist() if self._chunks else []
         self._position = {code: position for position, code in enumerate(codes)}
         self.in_flight = {}
+
+
+def first_mask(codes: Tensor, earlier: set[int] | None = None) -> Tensor:
+    """Return which codes [B] have not occurred before, [B] bool; they are added to the earlier ones."""
+    seen, mask = set[int]() if earlier is None else earlier, []
+    for code in codes.tolist():
+        mask.append(code not in seen)
+        seen.add(code)
+    return torch.tensor(mask, dtype=torch.bool)
 
 
 def _number(origin: ProposalOrigin | None) -> int | None:

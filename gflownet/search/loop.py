@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from heapq import nlargest
 from itertools import count
 from typing import Any
 
@@ -28,6 +29,8 @@ _CHECK_EVERY_S = 0.2
 _WORK_S = 0.1
 # Proposals in a row without a new evaluation after which a search ends: its method only repeats itself.
 _MAX_REPEATS = 2_000
+# Best proposals whose origins are counted.
+_NUM_BEST = 10
 
 
 @dataclass(frozen=True)
@@ -352,13 +355,20 @@ class SearchLoop:
 
 
 def origin_counts(proposals: Sequence[Proposal], first: int) -> dict[str, float]:
-    """Return how many proposals from position `first` on, and in all, have each origin; nothing without origins."""
-    new, total = (Counter(each.origin for each in part) for part in (proposals[first:], proposals))
-    if not any(origin is not None for origin in total):
+    """Return how many proposals have each origin: from position `first` on, in all, and of the best scores.
+
+    Nothing without origins.
+    """
+    best = nlargest(_NUM_BEST, proposals, key=lambda each: each.score)
+    groups = {"": proposals[first:], "_total": proposals, "_best": best}
+    if not any(each.origin is not None for each in proposals):
         return {}
-    names = {f"proposed_{origin.name.lower()}": origin for origin in ProposalOrigin}
-    counts = {name: float(new[origin]) for name, origin in names.items()}
-    return counts | {f"{name}_total": float(total[origin]) for name, origin in names.items()}
+    counts = {end: Counter(each.origin for each in group) for end, group in groups.items()}
+    return {
+        f"proposed_{origin.name.lower()}{end}": float(count[origin])
+        for end, count in counts.items()
+        for origin in ProposalOrigin
+    }
 
 
 def _evaluation(pending: _Pending, evaluator: Dispatcher) -> Evaluation:

@@ -57,9 +57,9 @@ def label_vocabulary(graphs: LabelledGraphs) -> LabelVocabulary:
     """Return the values that occur in some graphs."""
     edges = graphs.edges.unique()
     return LabelVocabulary(
-        tuple(_values(part) for part in graphs.labels.unbind(2)),
+        tuple(known_values(part) for part in graphs.labels.unbind(2)),
         edges[edges != NO_EDGE],
-        tuple(_values(place) for place in graphs.places.unbind(1)),
+        tuple(known_values(place) for place in graphs.places.unbind(1)),
     )
 
 
@@ -143,7 +143,8 @@ def _pooled(state: Tensor, num_graphs: int) -> Tensor:
     return state.unflatten(1, (num_graphs, -1)).sum(2)
 
 
-def _values(codes: Tensor) -> Tensor:
+def known_values(codes: Tensor) -> Tensor:
+    """Return the codes that occur, ascending."""
     values = codes.unique()
     return values[values != UNSET]
 

@@ -12,6 +12,7 @@ from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.moves import Moves
 from gflownet.mdp.states import GraphStates
+from gflownet.search.history import first_mask
 
 # Edits of one kind that are tried for a mutation, and kinds: few edits are legal where shapes and budgets are tight.
 _MAX_EDITS, _MAX_KINDS = 4, 3
@@ -78,10 +79,7 @@ def neighbours(env: Environment, state: GraphStates, generator: torch.Generator,
 
 def distinct(env: Environment, states: GraphStates) -> GraphStates:
     """Return the first of all isomorphic states, in order."""
-    first: dict[int, int] = {}
-    for index, code in enumerate(env.identify(states).tolist()):
-        first.setdefault(code, index)
-    return states[torch.tensor(list(first.values()), dtype=torch.int64)]
+    return states[first_mask(env.identify(states))]
 
 
 def _replaced(states: GraphStates, index: Tensor, others: GraphStates) -> GraphStates:

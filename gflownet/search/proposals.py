@@ -5,8 +5,9 @@ Letters: B candidates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from gflownet.data.uniform import uniform_states
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.search.calibration import ranked
-from gflownet.search.history import History, ProposalOrigin
+from gflownet.search.history import History, ProposalOrigin, first_mask
 from gflownet.search.mutations import mutated
 
 LogValues = Callable[[GraphStates], Tensor]  # acquisition of terminal states [B], on a logarithmic scale
@@ -49,14 +50,8 @@ def sampled_order(log_weights: Tensor, generator: torch.Generator, *, beta: floa
 
 def accepted(states: GraphStates, order: Tensor, num: int, is_refused: Callable[[GraphStates, int], bool]) -> Tensor:
     """Return the first `num` positions of an order that no hard cap refuses."""
-    return torch.tensor(list(_first(iter(order.tolist()), num, lambda i: not is_refused(states, i))), dtype=torch.int64)
-
-
-def _first(positions: Iterator[int], num: int, accepts: Callable[[int], bool]) -> Iterator[int]:
-    while num > 0 and (position := next(positions, None)) is not None:
-        if accepts(position):
-            num -= 1
-            yield position
+    positions = (position for position in order.tolist() if not is_refused(states, position))
+    return torch.tensor(list(islice(positions, num)), dtype=torch.int64)
 
 
 def unknown(history: History, states: GraphStates) -> GraphStates:
@@ -67,12 +62,7 @@ def unknown(history: History, states: GraphStates) -> GraphStates:
 def unknown_mask(history: History, states: GraphStates) -> Tensor:
     """Return which states [B] are the first of an architecture that is neither evaluated nor in flight, [B] bool."""
     codes = history.env.identify(states)
-    is_first = torch.zeros(len(codes), dtype=torch.bool)
-    seen: set[int] = set()
-    for position, code in enumerate(codes.tolist()):
-        is_first[position] = code not in seen
-        seen.add(code)
-    return is_first & history.is_unknown(codes)
+    return first_mask(codes) & history.is_unknown(codes)
 
 
 def random_unknown(history: History, num: int, generator: torch.Generator) -> GraphStates:

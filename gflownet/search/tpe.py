@@ -14,6 +14,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.options import AT_LEAST_ONE, option
 from gflownet.search.allowed import is_allowed
 from gflownet.search.decisions import construct, decisions_of
+from gflownet.search.history import first_mask
 from gflownet.search.method import SearchMethod, SearchSetup
 from gflownet.workers.process import stream_seed
 
@@ -86,10 +87,8 @@ class TreeParzen(SearchMethod):
 
     def _is_new(self, state: GraphStates, codes: set[int]) -> bool:
         """Return whether one terminal state is unknown and its code not in `codes`, and add the code."""
-        identities = self.env.identify(state)
-        is_new = bool(self.history.is_unknown(identities)) and int(identities) not in codes
-        codes.add(int(identities))
-        return is_new
+        code = self.env.identify(state)
+        return bool(first_mask(code, codes) & self.history.is_unknown(code))
 
     def _trial(self, state: GraphStates, score: float) -> Any:
         """Return a finished trial with the decisions of one terminal state."""

@@ -20,25 +20,10 @@ from gflownet.evaluation.tensor_training import outputs_of
 MISSING = math.nan
 _EIGENVALUE_FLOOR = 1e-5  # Mellor et al. 2020, section 4
 # Operators of activation functions; the sign of their first argument is a binary code.
-_ACTIVATIONS = frozenset(
-    [
-        "relu",
-        "leaky_relu",
-        "elu",
-        "gelu",
-        "silu",
-        "mish",
-        "softplus",
-        "hardtanh",
-        "hardswish",
-        "hardsigmoid",
-        "tanh",
-        "sigmoid",
-        "log_sigmoid_forward",
-        "_prelu_kernel",
-        "rrelu_with_noise",
-    ]
-)
+_ACTIVATIONS = {
+    *("relu", "leaky_relu", "elu", "gelu", "silu", "mish", "softplus", "hardtanh", "hardswish", "hardsigmoid", "tanh"),
+    *("sigmoid", "log_sigmoid_forward", "_prelu_kernel", "rrelu_with_noise"),
+}
 
 
 def naswot(model: nn.Module, inputs: Tensor) -> float:

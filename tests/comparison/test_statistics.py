@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gflownet.comparison.statistics import summary_of
+from gflownet.comparison.result import summary_of
 from gflownet.metrics.mean_intervals import mean_intervals
 
 

@@ -13,15 +13,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.config import EvaluationConfig, FinalConfig
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.executors.inline import InlineExecutor
-from gflownet.evaluation.final import (
-    FinalStage,
-    NoStore,
-    TopArchitecture,
-    check_final,
-    has_final_stage,
-    ranked,
-    with_test_scores,
-)
+from gflownet.evaluation.final import FinalStage, NoStore, TopArchitecture, check_final, ranked, with_test_scores
 from gflownet.evaluation.final_trainings import Finalists, FinalTrainings
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief
 from gflownet.evaluation.randomness import candidate_seed
@@ -257,22 +249,6 @@ def test_final_epochs_set_fidelity(store):
     check_final(FinalConfig(epochs=9), task)
     with pytest.raises(UserError, match=r"final\.epochs: expected null with NoisyTask, whose evaluations have no"):
         check_final(FinalConfig(epochs=9), NoisyTask({}))
-
-
-def test_tasks_without_noise_have_no_final_stage():
-    class CheapTask(StubTask):
-        is_cheap = True
-
-    class NoisyTable(CheapTask):
-        @property
-        def is_noisy(self) -> bool:
-            return True
-
-    assert has_final_stage(FinalConfig(), StubTask({}))
-    assert has_final_stage(FinalConfig(), NoisyTable({}))
-    assert not has_final_stage(FinalConfig(), CheapTask({}))
-    assert not has_final_stage(FinalConfig(top=0), StubTask({}))
-    assert not has_final_stage(FinalConfig(share=0.0), StubTask({}))
 
 
 @pytest.mark.parametrize("kind", [NoisyTask, TrainedTask])

@@ -19,12 +19,14 @@ from gflownet.evaluation.examples import Split, Splits
 from gflownet.evaluation.execution import restored, run_job
 from gflownet.evaluation.job import Job, Outcome
 from gflownet.evaluation.metrics import METRICS
+from gflownet.evaluation.reference_models import model_reference
 from gflownet.evaluation.store import EvaluationStatus
 from gflownet.evaluation.tasks import TASKS
 from gflownet.evaluation.tensor_task import TensorTask
 from gflownet.evaluation.tensor_training import CandidateDivergedError
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.translation import to_pytorch_model
+from tasks.images import lenet5
 from tests.evaluation.candidates import classifier_graph, config_with
 from tests.evaluation.data_sources import LENGTH, NUM_TOKENS
 
@@ -266,3 +268,20 @@ def test_regression_of_a_table_learns():
     score = task.evaluate(classifier_graph((8, "relu"), input_size=10, num_classes=1), seed=0)
     assert score.metrics["validation_r2"] == pytest.approx(score.value)
     assert score.value > 0.25
+
+
+def test_model_reference_has_the_code_that_builds_its_network():
+    task: Any = SimpleNamespace(
+        config=SimpleNamespace(final=SimpleNamespace(epochs=3)),
+        trainer=SimpleNamespace(continue_training=lambda *_, **__: None),
+        measure=None,
+        num_parameters=lambda model: sum(weight.numel() for weight in model.parameters()),
+        value=lambda score, size: score,
+        quality=lambda values: 0.5,
+        test_score=lambda model: 0.5,
+    )
+    reference = model_reference(task, "LeNet-5", lenet5, 1, 10, seeds=[1])
+    names: dict[str, Any] = {}
+    exec(reference.code, names)
+    assert (reference.name, reference.num_parameters) == ("LeNet-5, 3 epochs", 61_706)
+    assert task.num_parameters(names["model"]) == 61_706

@@ -3,17 +3,21 @@
 import io
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from gflownet.evaluation.final import FinalStage
+from gflownet.evaluation.final import FinalStage, TopArchitecture
 from gflownet.evaluation.task import Reference
+from gflownet.files import write_whole
+from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.metrics.statistics import simultaneous_intervals
 from gflownet.report.closing import report_run
+from gflownet.report.references import references_of
 from gflownet.translation import to_pytorch_model
 from tests.evaluation.candidates import StubTask
 from tests.report.test_architectures import GRAPHS, architecture
@@ -71,6 +75,16 @@ def test_report_of_complete_final_stage(tmp_path):
         "num_parameters": 12_345,
         "load": "",
     }
+
+
+def test_best_random_architecture_without_a_module_has_a_load_line(tmp_path):
+    graph = Assignment.of({"kernel": "rbf"}).to_dict()
+    record = replace(architecture(GRAPHS[0]).record, graph=json.dumps(graph))
+    final = stage(best_random=TopArchitecture(record, scores=(0.9, 0.9), tests=(None, None)))
+    reference, *_ = references_of(tmp_path, final, task=StubTask({}), from_dict=Assignment.from_dict, write=write_whole)
+    names: dict[str, Any] = {}
+    exec(reference.code, names)
+    assert names["graph"] == graph
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Plans: the method of search.method=auto, and the division of all trainings."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,16 +61,29 @@ def test_plan_divides_budget_and_gives_random_as_many():
     assert (chosen.num_search, chosen.num_final) == (45, 15)
     assert (chosen.num_random, chosen.num_random_final) == (45, 15)
     assert chosen.final_seconds == 25
+    assert "15 final trainings" in chosen.words()
+    assert "at most 0:01:40" in chosen.words()
+    assert chosen.seconds_after(60.0) == 40 * chosen.num_places
+    assert chosen.seconds_after(130.0) == 25 * chosen.num_places, "the training of a sampler does not take the share"
+    assert plan("budget.evaluations=60").seconds_after(130.0) == math.inf
     unlimited = plan("num_training_steps=10", "algo.num_from_policy=3", "final.num_random=10")
     assert (unlimited.num_search, unlimited.num_final, unlimited.num_compared) == (30, 10, 10)
-    assert plan("budget.evaluations=60", "final.top=0").num_trainings == plan("budget.evaluations=60").num_search + 15
+
+
+@pytest.mark.parametrize("options", [HYPERGRID, ("final.top=0",), ("final.share=0",)])
+def test_plan_without_final_stage_leaves_all_to_the_search(options):
+    chosen = plan(*options, "budget.evaluations=60")
+    assert (chosen.num_search, chosen.num_final, chosen.num_compared) == (60, 0, 0)
 
 
 @pytest.mark.parametrize(
     ("options", "warning"),
     [
         (("search.method=gflownet", "budget.evaluations=40"), "2 policy steps in 30 evaluations, fewer than 20"),
-        (("search.method=evolution", "search.options.population=50", "budget.evaluations=40"), "population of 50"),
+        (("search.method=evolution", "search.options.population=50", "budget.evaluations=40"), "its population of 50"),
+        (("search.method=reinforce", "budget.evaluations=40", "search.batch_size=4"), "8 policy steps in 30"),
+        (("search.method=reinforce", "budget.evaluations=40", "search.batch_size=1"), ""),
+        (("search.method=tpe", "budget.evaluations=12"), "its num_startup of 10 is not filled by 9 evaluations"),
         (("budget.evaluations=12",), "search.num_initial=10 random candidates are all 9 evaluations"),
         (("budget.evaluations=60",), ""),
     ],

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from gflownet.search.automatic import Automatic, AutomaticConfig, stacked
+from gflownet.progress_view import MIXED_MODELS
+from gflownet.search.automatic import MODELS, Automatic, AutomaticConfig, stacked
 from gflownet.search.config import SurrogateConfig
 from gflownet.search.gaussian_process import GaussianProcess
 from gflownet.search.kernel import Hyperparameters
@@ -62,6 +63,7 @@ def test_automatic_shows_weights_and_covariances(env):
     features, scores = surrogate.encode(states), states.num_nodes.double() + states.has_edge.sum((1, 2))
     surrogate.fit(features[:NUM], scores[:NUM])
     metrics = surrogate.metrics()
+    assert tuple(MIXED_MODELS) == MODELS, "panel and report have words for each"
     assert sum(metrics[f"surrogate_weight_{name}"] for name in ("labels", "numbers", "forest")) == pytest.approx(1)
     new = features[NUM:]
     prediction, covariance = surrogate.predict(new), surrogate.covariance(new, 3)

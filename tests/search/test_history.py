@@ -35,7 +35,7 @@ def test_history_counts_an_architecture_once(env):
     assert [proposal.position for proposal in history.proposals] == [0, 1, 1, 2, 1]
     assert [proposal.is_new for proposal in history.proposals] == [True, True, False, True, True]
     assert history.num_new == 4
-    assert history.best_score == 0.9
+    assert max(history.scores) == 0.9
     assert bool(history.states.equals(states).all())
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
+from gflownet.progress_view import ORIGINS
 from gflownet.search import loop as loop_module
 from tests.search.searches import RIDGE, UnorderedEvaluator, build, dispatcher, run_search
 
@@ -156,7 +157,10 @@ def test_metrics_count_the_origins_of_proposals():
     _, steps = run_search(build("surrogate", *options))
     assert [step.metrics["proposed_design"] for step in steps] == [4, 0, 0]
     assert [step.metrics["proposed_space"] for step in steps] == [0, 4, 4]
-    assert steps[-1].metrics["proposed_space_total"] == 8
+    last = steps[-1].metrics
+    assert last["proposed_space_total"] == 8
+    assert last["proposed_design_best"] + last["proposed_space_best"] == 10, "of the ten best"
+    assert {name.removeprefix("proposed_").removesuffix("_best") for name in last if "_best" in name} == set(ORIGINS)
     trainer = build("surrogate_gflownet", *options, "search.proposals.num_enumerated=0", "search.num_initial=8")
     last = run_search(trainer)[1][-1].metrics
     assert sum(last[f"proposed_{name}"] for name in ("mutation", "policy", "random")) == 4

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gflownet.search.warping import Warping
+from gflownet.search.surrogate import Warping
 
 SCORES = torch.tensor([0.0, 80.0, 81.0, 82.0, 84.0, 85.0])
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gflownet.files import json_text
 from gflownet.report.compared.curves import CURVES, GroupCurve, group_curve
 from gflownet.report.compared.figures import FIGURES, Estimate, figures_of
 from gflownet.report.compared.groups import SEED, Difference, Group, differences, groups_of
@@ -38,7 +37,7 @@ class Comparison:
             "groups": [self._group_entry(index) for index in range(len(self.groups))],
             "differences": [asdict(difference) for difference in self.differences],
         }
-        return json.dumps(_finite(content), indent=1, allow_nan=False) + "\n"
+        return json_text(content, indent=1)
 
     def _group_entry(self, index: int) -> dict[str, Any]:
         group = self.groups[index]
@@ -73,12 +72,3 @@ def comparison_of(folders: Sequence[Path]) -> Comparison:
 def state_of(run: RunData) -> str:
     """Return the state of a run in a word."""
     return "unknown" if run.status is None else run.status.state.value
-
-
-def _finite(value: Any) -> Any:
-    """Replace numbers that JSON lacks by null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(entry) for key, entry in value.items()}
-    return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.metrics.mean_intervals import mean_intervals
 from gflownet.report.compared.groups import Group
-from gflownet.report.page.run_data import RunData
+from gflownet.report.page.run_data import RunData, figure_of, mapping_of, number_of
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,14 @@ def best_score(run: RunData) -> float:
 def test_score(run: RunData) -> float:
     """Return the test score of rank 0: the mean over the trainings of the final stage, where there was one."""
     top = run.top[0] if run.top else {}
-    scores = [score for score in _mapping(top, "final").get("test_scores") or [] if _is_number(score)]
-    return float(np.mean(scores)) if scores else _number(top.get("test_score"))
+    scores = [score for score in mapping_of(top.get("final")).get("test_scores") or [] if number_of(score) is not None]
+    return float(np.mean(scores)) if scores else figure_of(top.get("test_score"))
 
 
 def final_score(run: RunData) -> float:
     """Return the mean validation score of rank 0 in the final stage."""
-    return _number(_mapping(run.top[0] if run.top else {}, "final").get("mean"))
+    top = run.top[0] if run.top else {}
+    return figure_of(mapping_of(top.get("final")).get("mean"))
 
 
 def num_evaluations(run: RunData) -> float:
@@ -69,7 +69,7 @@ def seconds_of(run: RunData) -> float:
     """Return the seconds of all phases of the run; of runs of earlier versions, of the search."""
     if run.status is not None and run.status.sessions:
         return sum(run.status.seconds.values())
-    return _number(run.metrics[-1].get("seconds")) if run.metrics else math.nan
+    return figure_of(run.metrics[-1].get("seconds")) if run.metrics else math.nan
 
 
 FIGURES = (
@@ -94,16 +94,3 @@ def estimate_of(values: Sequence[float]) -> Estimate:
         return Estimate(tuple(values), math.nan, math.nan, math.nan)
     (low,), (high,) = mean_intervals(known[:, None])
     return Estimate(tuple(values), float(known.mean()), float(low), float(high))
-
-
-def _mapping(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = entry.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _number(value: Any) -> float:
-    return float(value) if _is_number(value) else math.nan

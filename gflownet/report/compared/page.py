@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
-from typing import Any
-
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from gflownet.report.compared.comparison import Comparison, state_of
 from gflownet.report.compared.curves import CURVES
-from gflownet.report.compared.figures import FIGURES, best_score, final_score
+from gflownet.report.compared.figures import FIGURES, Estimate, FigureKind, best_score, final_score
 from gflownet.report.compared.groups import SEED, num_unknown_seeds, repeated_seeds, unknown_options
-from gflownet.report.compared.verdict import estimate_text, verdict_of
 from gflownet.report.page import PAGE_NAME
 from gflownet.report.page.axes import duration_text, number_text
 from gflownet.report.page.best import Ranked, best_section
 from gflownet.report.page.chart import Chart, Table
 from gflownet.report.page.line_chart import Line, line_chart
+from gflownet.report.page.overview import minute_text
+from gflownet.report.page.page import render
 from gflownet.report.page.run_data import RunData
 
 COMPARISON_NAME = "comparison.html"
@@ -51,23 +48,20 @@ def comparison_page(comparison: Comparison, *, folder: Path, written: datetime |
         written: time of writing; None: now.
     """
     written = datetime.now(UTC) if written is None else written
-    return (
-        _environment()
-        .get_template("comparison.html.j2")
-        .render(
-            comparison=comparison,
-            num_runs=len(comparison.runs),
-            num_groups=len(comparison.groups),
-            verdict=verdict_of(comparison),
-            figures=figure_table(comparison),
-            charts=charts_of(comparison),
-            differences=difference_table(comparison),
-            architectures=top_architectures(comparison),
-            runs=run_rows(comparison, folder=folder),
-            run_header=[kind.title for kind in FIGURES],
-            warnings=list(_warnings(comparison)),
-            written=written.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        )
+    return render(
+        "comparison.html.j2",
+        comparison=comparison,
+        num_runs=len(comparison.runs),
+        num_groups=len(comparison.groups),
+        verdict=verdict_of(comparison),
+        figures=figure_table(comparison),
+        charts=charts_of(comparison),
+        differences=difference_table(comparison),
+        architectures=top_architectures(comparison),
+        runs=run_rows(comparison, folder=folder),
+        run_header=[kind.title for kind in FIGURES],
+        warnings=list(_warnings(comparison)),
+        written=minute_text(written),
     )
 
 
@@ -152,9 +146,42 @@ def _warnings(comparison: Comparison) -> Iterator[str]:
             yield f"{run.folder.name}: {problem}"
 
 
-@cache
-def _environment() -> Environment:
-    loaders: list[Any] = [PackageLoader("gflownet.report.compared"), PackageLoader("gflownet.report.page")]
-    return Environment(
-        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+# The first of these that two groups have is compared.
+_COMPARED = ("test_score", "final_score", "best_score")
+
+
+def verdict_of(comparison: Comparison) -> str:
+    """Return the sentence, empty with less than two comparable groups."""
+    for key in _COMPARED:
+        kind = next(kind for kind in FIGURES if kind.key == key)
+        estimates = [figures[key] for figures in comparison.figures]
+        order = sorted(_known(estimates), key=lambda index: -estimates[index].mean)
+        if len(order) > 1:
+            names = [comparison.groups[index].name for index in order[:2]]
+            return _sentence(kind, names, [estimates[index] for index in order[:2]])
+    return ""
+
+
+def estimate_text(estimate: Estimate, *, unit: str = "") -> str:
+    """Return a mean with its interval as text."""
+    suffix = f" {unit}" if unit else ""
+    if math.isnan(estimate.low):
+        return number_text(estimate.mean) + (suffix if math.isfinite(estimate.mean) else "")
+    low, high = number_text(estimate.low, 3), number_text(estimate.high, 3)
+    return f"{number_text(estimate.mean)} [{low}, {high}]{suffix}"
+
+
+def _known(estimates: Sequence[Estimate]) -> list[int]:
+    return [index for index, estimate in enumerate(estimates) if math.isfinite(estimate.mean)]
+
+
+def _sentence(kind: FigureKind, names: Sequence[str], estimates: Sequence[Estimate]) -> str:
+    first, second = estimates
+    start = (
+        f"Highest {kind.title}: {estimate_text(first)} of {names[0]}; next is {estimate_text(second)} of {names[1]}."
     )
+    if math.isnan(first.low) or math.isnan(second.low):
+        return f"{start} Without two seeds of each, the order may be chance."
+    if first.low > second.high:
+        return f"{start} Their 95 % intervals over seeds do not overlap."
+    return f"{start} Their 95 % intervals over seeds overlap: the order may be chance."

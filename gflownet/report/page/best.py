@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gflownet.evaluation.extrapolation import rank_correlation
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.report.page.axes import number_text
 from gflownet.report.page.drawings import Drawing, drawing_of
-from gflownet.report.page.run_data import RunData
+from gflownet.report.page.run_data import RunData, figure_of, mapping_of, number_of
 from gflownet.rhn.stack_choices import choices_in_words
 from gflownet.run_status import RunState
 
@@ -30,9 +31,9 @@ class Ranked:
     title: str
     facts: Sequence[tuple[str, str]]
     drawing: Drawing
-    network: Drawing | None  # the whole network around a cell
-    load: str  # Python lines; empty if there is nothing to load yet
-    load_note: str
+    network: Drawing | None = None  # the whole network around a cell
+    load: str = ""  # Python lines; empty if there is nothing to load yet
+    load_note: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def best_section(run: RunData) -> BestSection | None:
     """Return the best architectures from top_architectures.json, or from the evaluations before the end."""
     if run.top:
         ranked = [_from_file(run, entry, rank) for rank, entry in enumerate(run.top[:NUM_SHOWN])]
-        return BestSection(ranked, _source(run.top))
+        return BestSection(ranked, _source(run.top) + _correlation_words(run))
     records = best_records(run)[:NUM_SHOWN]
     if not records:
         return None
@@ -67,7 +68,8 @@ def best_records(run: RunData) -> list[EvaluationRecord]:
 
 
 def _source(top: Sequence[Mapping[str, Any]]) -> str:
-    num_seeds = max((_num_scores(entry) for entry in top), default=0)
+    scores = [mapping_of(entry.get("final")).get("scores") for entry in top]
+    num_seeds = max((len(each) for each in scores if isinstance(each, list)), default=0)
     if not num_seeds:
         return "Scores of the search, as they were when each architecture was found."
     if num_seeds == 1:
@@ -78,15 +80,24 @@ def _source(top: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _num_scores(entry: Mapping[str, Any]) -> int:
-    scores = _mapping(entry.get("final")).get("scores")
-    return len(scores) if isinstance(scores, list) else 0
+def _correlation_words(run: RunData) -> str:
+    """Return the rank correlation of the finalists in search and final stage, where these may train differently."""
+    finals = [(entry.get("validation_score"), mapping_of(entry.get("final"))) for entry in run.top]
+    known = [(figure_of(score), figure_of(final.get("mean"))) for score, final in finals if not final.get("errors")]
+    pairs = [pair for pair in known if all(map(math.isfinite, pair))]
+    correlation = rank_correlation(pairs) if run.option("final.epochs") is not None else math.nan
+    if math.isnan(correlation):
+        return ""
+    return (
+        f" With final.epochs={run.option('final.epochs')}, the rank correlation of the finalists in the search and on "
+        f"new seeds is {number_text(correlation, 2)}."
+    )
 
 
 def _from_file(run: RunData, entry: Mapping[str, Any], rank: int) -> Ranked:
     rank_of_file = entry.get("rank") if isinstance(entry.get("rank"), int) else rank
-    graph = _mapping(entry.get("graph"))
-    network = _mapping(entry.get("network"))
+    graph = mapping_of(entry.get("graph"))
+    network = mapping_of(entry.get("network"))
     code, note = _load_lines(run, entry, rank=int(rank_of_file or 0))
     words = entry.get("words")
     return Ranked(
@@ -101,12 +112,8 @@ def _from_file(run: RunData, entry: Mapping[str, Any], rank: int) -> Ranked:
 
 
 def _from_record(run: RunData, record: EvaluationRecord, rank: int) -> Ranked:
-    entry = {
-        "validation_score": record.score,
-        "num_parameters": record.num_parameters,
-        "metrics": record.metrics,
-        "step": record.step,
-    }
+    entry = {"validation_score": record.score, "num_parameters": record.num_parameters}
+    entry |= {"metrics": record.metrics, "step": record.step}
     graph = json.loads(record.graph)
     words = choices_in_words(graph, width=record.metrics.get("width"))
     return Ranked(
@@ -114,8 +121,6 @@ def _from_record(run: RunData, record: EvaluationRecord, rank: int) -> Ranked:
         title=f"Rank {rank} so far" + (f": {words}" if words else ""),
         facts=list(_facts(entry)),
         drawing=drawing_of(graph),
-        network=None,
-        load="",
         load_note="A line that loads it with its weights appears here after the final stage.",
     )
 
@@ -136,7 +141,7 @@ def _score(value: float) -> str:
 
 
 def _facts(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    final = _mapping(entry.get("final"))
+    final = mapping_of(entry.get("final"))
     if _is_number(final.get("mean")):
         yield "score, new seeds", score_words(final["mean"], final.get("interval"))
         yield "score in the search", score_words(entry.get("validation_score"), None)
@@ -148,7 +153,7 @@ def _facts(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "parameters", f"{entry['num_parameters']:,}"
     if _is_number(entry.get("step")):
         yield "found in step", f"{entry['step']:,}"
-    metrics = _mapping(entry.get("metrics"))
+    metrics = mapping_of(entry.get("metrics"))
     for name in [name for name in metrics if name not in ("validation_accuracy", "parameters")][:3]:
         if _is_number(metrics[name]):
             yield name.replace("_", " "), number_text(float(metrics[name]))
@@ -157,27 +162,23 @@ def _facts(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _load_lines(run: RunData, entry: Mapping[str, Any], *, rank: int) -> tuple[str, str]:
     """Return the Python lines that load an architecture, and a note."""
     path = str(run.folder / "top_architectures.json")
-    graph = _mapping(entry.get("network")) or _mapping(entry.get("graph"))
+    graph = mapping_of(entry.get("network")) or mapping_of(entry.get("graph"))
     nodes = graph.get("nodes")
-    first = _mapping(nodes[0]) if isinstance(nodes, list) and nodes else {}
+    first = mapping_of(nodes[0]) if isinstance(nodes, list) and nodes else {}
     if "node_type" in first or "language_model" in entry:
-        has_weights = bool(_mapping(entry.get("weights")))
+        has_weights = bool(mapping_of(entry.get("weights")))
         end = "" if has_weights else ", weights=False"
         note = "With its trained weights." if has_weights else "A new, untrained model: no weights were saved."
         return f"import gflownet\nmodel = gflownet.load({path!r}, rank={rank}{end})", note
     kind = _ASSIGNMENT if "name" in first else _COLOURED
-    if _mapping(graph.get("graph")).get("program") is not None:
+    if mapping_of(graph.get("graph")).get("program") is not None:
         kind = _PROGRAM
     lines = f"import json, pathlib\n{kind}\nentries = json.loads(pathlib.Path({path!r}).read_text())\n"
-    weights = _mapping(entry.get("weights")).get("file")
+    weights = mapping_of(entry.get("weights")).get("file")
     note = f"Trained weights: {run.folder / str(weights)} (safetensors)." if weights else ""
     chosen = f"next(entry['graph'] for entry in entries if entry['rank'] == {rank})"
     return f"{lines}graph = Graph.from_dict({chosen})", note
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and number_of(value) is not None

@@ -10,7 +10,7 @@ from typing import Any
 from gflownet.report.page.axes import number_text
 from gflownet.report.page.chart import Table
 from gflownet.report.page.overview import has_search_method
-from gflownet.report.page.run_data import RunData
+from gflownet.report.page.run_data import RunData, figure_of, mapping_of
 
 # Largest distance of a network that has converged (gflownet.certification.verdict.CONVERGED, which imports torch).
 CONVERGED = 0.05
@@ -62,7 +62,7 @@ def certificate_section(run: RunData, *, command: str) -> CertificateSection:
         return CertificateSection((), (), words, command)
     parts = [part for part in content.get("certificates") or () if isinstance(part, Mapping)]
     errors = [str(error) for error in content.get("errors") or ()]
-    rules = [str(line) for line in _mapping(content.get("rules")).get("verdict") or ()]
+    rules = [str(line) for line in mapping_of(content.get("rules")).get("verdict") or ()]
     verdicts = [_verdict(part, errors, rules if number == 0 else []) for number, part in enumerate(parts)]
     return CertificateSection(verdicts, errors, "" if verdicts else "certificate.json has no verdict.", "")
 
@@ -95,12 +95,12 @@ def words_of(part: Mapping[str, Any], errors: Sequence[str]) -> tuple[str, str]:
 def _distance(part: Mapping[str, Any]) -> tuple[str, float, float | None, float | None]:
     """Return name, value and interval of the distance from the target."""
     if part.get("kind") == "exact":
-        return "total variation", _number(part.get("total_variation")), None, None
+        return "total variation", figure_of(part.get("total_variation")), None, None
     low, high = (part.get(f"flow_consistency_{end}") for end in ("low", "high"))
-    value = _number(part.get("flow_consistency"))
+    value = figure_of(part.get("flow_consistency"))
     if low is None or high is None:
         return "flow consistency", value, None, None
-    return "flow consistency", value, _number(low), _number(high)
+    return "flow consistency", value, figure_of(low), figure_of(high)
 
 
 def _verdict(part: Mapping[str, Any], errors: Sequence[str], rules: Sequence[str]) -> Verdict:
@@ -129,11 +129,3 @@ def _short(value: float) -> str:
     if not math.isfinite(value):
         return number_text(None)
     return f"{value:.2f}".replace("0.", ".", 1) if value >= 0.01 else number_text(value, 1)
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
+from gflownet.errors import printable
 from gflownet.report.page.axes import Scale, number_text
 
 # Pixels of the view box. Narrow, so that text stays readable on a phone.
 WIDTH, HEIGHT = 460.0, 270.0
 LEFT, RIGHT, TOP, BOTTOM = 66.0, 14.0, 14.0, 46.0
 NUM_COLOURS = 8
+# Of `svg_of`: room above and at the sides of the chart, and colours in place of the style sheet of a page.
+_TITLE_HEIGHT, _MARGIN = 26.0, 12.0
+_STYLE = (
+    "text{font:12px Helvetica,Arial,sans-serif;fill:#0f172a}.title{font-weight:bold}.gridline{stroke:#e2e8f0}"
+    ".axis{stroke:#0f172a;fill:none}.dot{fill:#dc2626}"
+    ".dots{stroke:#94a3b8;stroke-width:5;stroke-linecap:round;stroke-opacity:.55;fill:none}"
+)
 
 
 @dataclass(frozen=True)
@@ -108,9 +117,33 @@ class Frame:
         self.add("text", self.y_label, class_="label", transform=turned, text_anchor="middle")
 
 
+def svg_of(chart: Chart) -> str:
+    """Return a chart with its title as an SVG document."""
+    marks = [
+        f"<{mark.tag}{''.join(f' {name}={_quoted(value)}' for name, value in mark.attributes.items())}>"
+        f"{f'<title>{_escaped(mark.tooltip)}</title>' if mark.tooltip else ''}{_escaped(mark.text)}</{mark.tag}>"
+        for mark in chart.marks
+    ]
+    width, height, title = chart.width + 2 * _MARGIN, chart.height + _TITLE_HEIGHT, _escaped(chart.title)
+    box = f"{-_MARGIN:g} {-_TITLE_HEIGHT:g} {width:g} {height:g}"
+    size = f'width="{1.5 * width:g}" height="{1.5 * height:g}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" {size} role="img">'
+    background = f'<rect x="{-_MARGIN:g}" y="{-_TITLE_HEIGHT:g}" width="100%" height="100%" fill="#ffffff"/>'
+    heading = f'<text class="title" x="12" y="-8">{title}</text>'
+    return "\n".join([head, f"<title>{title}</title><style>{_STYLE}</style>", background, heading, *marks, "</svg>\n"])
+
+
 def colour_class(index: int) -> str:
     """Return the CSS classes of the colour and dashes of a series."""
     return f"s{index % NUM_COLOURS} d{index // NUM_COLOURS % 3}"
+
+
+def _escaped(text: str) -> str:
+    return escape(printable(text))
+
+
+def _quoted(text: str) -> str:
+    return f'"{_escaped(text)}"'
 
 
 def _text(value: Any) -> str:

@@ -15,7 +15,7 @@ from gflownet.report.page.run_data import RunData
 from gflownet.report.page.secrets import masked_command
 from gflownet.run_status import RunState
 
-TRAIN = "python -m gflownet.train"
+TRAIN = ("python", "-m", "gflownet.train")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def configuration_section(run: RunData) -> ConfigurationSection:
         started_as=started_as(sessions[0].command) if sessions else "",
         reproduce=reproduce_command(run),
         resume=resume_command(run) if is_resumable(run) else "",
-        rebuild=_words("python", "-m", "gflownet.report", folder),
+        rebuild=shlex.join(["python", "-m", "gflownet.report", folder]),
     )
 
 
@@ -59,12 +59,12 @@ def changed_options(config: Mapping[str, Any]) -> Iterator[list[str]]:
 def reproduce_command(run: RunData) -> str:
     """Return the command that starts the run anew in another folder, also for a resumed run."""
     started = [f"{key}=false" for key in ("resume", "overwrite_existing_exp") if run.option(key)]
-    return _words(*_train(), "--config", f"{run.folder}/{CONFIG_NAME}", f"log_dir={run.folder}_again", *started)
+    return shlex.join([*TRAIN, "--config", f"{run.folder}/{CONFIG_NAME}", f"log_dir={run.folder}_again", *started])
 
 
 def resume_command(run: RunData, *options: str) -> str:
     """Return the command that continues a run."""
-    return _words(*_train(), f"log_dir={run.folder}", "resume=true", *options)
+    return shlex.join([*TRAIN, f"log_dir={run.folder}", "resume=true", *options])
 
 
 def is_resumable(run: RunData) -> bool:
@@ -106,11 +106,3 @@ def _facts(run: RunData) -> Iterator[tuple[str, str]]:
 def _as_text(value: Any) -> str:
     """Return a value as it is written in YAML."""
     return value if isinstance(value, str) else json.dumps(value, default=str, sort_keys=True)
-
-
-def _train() -> Sequence[str]:
-    return TRAIN.split()
-
-
-def _words(*words: str) -> str:
-    return shlex.join(words)

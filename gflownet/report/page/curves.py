@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gflownet.progress_view import MIXED_MODELS, ORIGINS
+from gflownet.report.page.bar_chart import Bar, bar_chart
 from gflownet.report.page.chart import Chart
 from gflownet.report.page.line_chart import Line, line_chart, moving_mean
 from gflownet.report.page.run_data import RunData
@@ -27,6 +29,9 @@ def curves_of(run: RunData) -> list[Chart]:
         _shares(rows),
         _smoothed(rows, "busy_share", "Evaluator at work", "share of the time", start=0.0),
         _plain(rows, "hypervolume", "Hypervolume of the Pareto front", "hypervolume"),
+        _proposals(rows),
+        _surrogate(rows, "weight", "Surrogate: weight of each model", "weight"),
+        _surrogate(rows, "rank", "Surrogate: rank correlation of predictions and scores", "Spearman's correlation"),
     ]
     return [chart for chart in built if chart is not None]
 
@@ -89,6 +94,33 @@ def _shares(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
         is_log=False,
         note="Known before: evaluated in an earlier step, or by another run with the same store; costs nothing again.",
     )
+
+
+def _proposals(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
+    """Return the number of proposals of each origin, and how many of them are among the ten best."""
+    last = next((row for row in reversed(rows) if any(f"proposed_{name}_total" in row for name in ORIGINS)), {})
+    totals = {name: int(last.get(f"proposed_{name}_total", 0)) for name in ORIGINS}
+    best = {name: int(last.get(f"proposed_{name}_best", 0)) for name in ORIGINS}
+    bars = [
+        Bar(ORIGINS[name], num, f"{num:,}, {best[name]} of the {sum(best.values())} best")
+        for name, num in totals.items()
+        if num
+    ]
+    title = "Proposed candidates by their origin"
+    return bar_chart("proposals", title, bars, x_label="candidates", header=("origin", "candidates"))
+
+
+def _surrogate(rows: Sequence[Mapping[str, Any]], name: str, title: str, label: str) -> Chart | None:
+    """Return the figures of each model of the mixture; rank correlations also of the predictions of proposals."""
+    keys = {f"surrogate_{name}_{model}": words for model, words in MIXED_MODELS.items()}
+    if name == "rank":
+        keys["surrogate_rank_correlation"] = "mixture, last 50 proposals"
+    # Before the first fit all correlations are 0 and all weights are equal.
+    rows = [row for row in rows if any(row.get(f"surrogate_rank_{model}") for model in MIXED_MODELS)]
+    x = steps_of(rows)
+    lines = [Line(words, x, values_of(rows, key)) for key, words in keys.items() if any(key in row for row in rows)]
+    note = "By cross-validation on the evaluations so far." if len(lines) > 1 else ""
+    return line_chart(_key(f"surrogate_{name}"), title, lines, x_label=STEP, y_label=label, is_log=False, note=note)
 
 
 def _key(name: str) -> str:

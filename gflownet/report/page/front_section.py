@@ -11,7 +11,7 @@ from gflownet.report.page.axes import number_text
 from gflownet.report.page.best import Ranked
 from gflownet.report.page.chart import Chart
 from gflownet.report.page.drawings import drawing_of
-from gflownet.report.page.run_data import RunData
+from gflownet.report.page.run_data import RunData, figure_of, mapping_of
 from gflownet.report.page.scatter_chart import Highlight, scatter_chart
 
 # Architectures of the front that are drawn.
@@ -65,20 +65,9 @@ def _chart(run: RunData, first: str, other: str, front: Sequence[Mapping[str, An
 
 
 def _card(entry: Mapping[str, Any], rank: int, names: Sequence[str]) -> Ranked:
-    graph = entry.get("graph")
     facts = [(name, number_text(_metric(entry, name))) for name in names]
-    return Ranked(
-        key=f"front-{rank}",
-        title=f"Front {rank}",
-        facts=facts,
-        drawing=drawing_of(graph if isinstance(graph, Mapping) else {}),
-        network=None,
-        load="",
-        load_note="",
-    )
+    return Ranked(f"front-{rank}", f"Front {rank}", facts, drawing_of(mapping_of(entry.get("graph"))))
 
 
 def _metric(entry: Mapping[str, Any], name: str) -> float:
-    metrics = entry.get("metrics")
-    value = metrics.get(name) if isinstance(metrics, Mapping) else None
-    return float(value) if isinstance(value, int | float) else math.nan
+    return figure_of(mapping_of(entry.get("metrics")).get(name))

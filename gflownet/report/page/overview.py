@@ -15,6 +15,7 @@ from gflownet.plugins import ExtensionPoint
 from gflownet.report.page.axes import duration_text, number_text
 from gflownet.report.page.run_data import RunData, number_of
 from gflownet.report.page.secrets import masked
+from gflownet.report.verdict import spent_words
 from gflownet.run_status import Phase, RunState
 from gflownet.search.config import GFLOWNET, SEARCH_METHODS
 
@@ -187,9 +188,7 @@ def _facts(run: RunData, progress: Progress, *, written: datetime) -> Iterator[t
         yield "best score in the search", number_text(run.best_score)
     yield "evaluations", f"{len(run.searched):,}" + (f", {num_failed:,} failed" if num_failed else "")
     if run.plan.get("num_final"):
-        num_compared = run.plan.get("num_random", 0) + run.plan.get("num_random_final", 0)
-        words = f"{run.plan.get('num_search', 0):,} in the search, {run.plan['num_final']:,} in the final stage"
-        yield "plan of trainings", f"{words}, {num_compared:,} random"
+        yield "trainings and their plan", spent_words(run.evaluations, run.plan)
     num_distinct = len({(record.hash, record.key) for record in run.searched})
     yield "different architectures", f"{num_distinct:,}"
     if not has_search_method(run):

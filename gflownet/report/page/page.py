@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from gflownet.report.page.best import best_section
 from gflownet.report.page.certificate_words import certificate_section
@@ -22,7 +22,6 @@ from gflownet.report.page.front_section import front_section
 from gflownet.report.page.overview import Overview, Progress, minute_text, overview_of
 from gflownet.report.page.ranking import reference_section
 from gflownet.report.page.run_data import RunData
-from gflownet.report.page.summary import Sentence, summary_of
 from gflownet.report.page.timing import time_section
 
 _log = logging.getLogger(__name__)
@@ -105,7 +104,7 @@ def _overview(run: RunData, *, written: datetime) -> Overview:
 def _sentences(sections: Sequence[Section]) -> Sequence[Sentence]:
     """Return the main sentences, none if they cannot be formed."""
     try:
-        return summary_of({section.key: section.content for section in sections if not section.error})
+        return list(summary_of({section.key: section.content for section in sections if not section.error}))
     except Exception as error:  # as for a section
         _logged("summary", error)
         return ()
@@ -127,10 +126,36 @@ def _logged(key: str, error: Exception) -> str:
 
 @cache
 def _environment() -> Environment:
+    loaders = [PackageLoader(f"gflownet.report.{package}") for package in ("page", "compared")]
     return Environment(
-        loader=PackageLoader("gflownet.report.page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence about a section."""
+
+    section: str  # key
+    topic: str
+    words: str
+
+
+def summary_of(contents: Mapping[str, Any]) -> Iterator[Sentence]:
+    """Yield the main sentences of the sections, by key of their content."""
+    if (references := contents.get("references")) is not None:
+        yield from (Sentence("references", "Result", words) for words in references.sentences)
+    if (best := contents.get("best")) is not None:
+        first = best.ranked[0]
+        name, score = first.facts[0]
+        yield Sentence("best", "Best", f"{first.title.lower()}: {score} ({name}).")
+    if (time := contents.get("time")) is not None and time.spent:
+        yield Sentence("time", "Spent", f"{time.spent}.")
+    if (certificate := contents.get("certificate")) is not None and certificate.verdicts:
+        yield Sentence("certificate", "Certificate", certificate.verdicts[0].words)
+    if (effects := contents.get("effects")) is not None and effects.sentences:
+        yield Sentence("effects", "What matters", effects.sentences[0])
+    if (failures := contents.get("failures")) is not None and failures.num_failed:
+        kind = failures.kinds[0]
+        words = f"{failures.num_failed:,} of {failures.num_evaluated:,} evaluations, most often: {kind.error}"
+        yield Sentence("failures", "Failures", words)

@@ -95,8 +95,8 @@ class RunData:
     @cached_property
     def limits(self) -> dict[str, float]:
         """Known limits of evaluation.constraints, by metric."""
-        limits = self.option("evaluation.constraints")
-        numbers = {name: number_of(limit) for name, limit in limits.items()} if isinstance(limits, Mapping) else {}
+        limits = mapping_of(self.option("evaluation.constraints"))
+        numbers = {name: number_of(limit) for name, limit in limits.items()}
         return {name: limit for name, limit in numbers.items() if limit is not None}
 
     @property
@@ -133,6 +133,17 @@ def number_of(value: object) -> float | None:
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+def figure_of(value: object) -> float:
+    """Return a finite number like `number_of`, NaN for anything else."""
+    number = number_of(value)
+    return math.nan if number is None else number
+
+
+def mapping_of(value: object) -> Mapping[str, Any]:
+    """Return a mapping, an empty one for anything else."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def read_run(folder: Path) -> RunData:

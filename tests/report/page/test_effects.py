@@ -11,9 +11,8 @@ from scipy import stats
 from gflownet.envs.tensor_program import TensorProgram
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.report.page import read_run
-from gflownet.report.page.effects import MIN_GROUP, effects, effects_of
+from gflownet.report.page.effects import MAX_SCORES, MIN_GROUP, clear_features, effects, effects_of
 from gflownet.report.page.features import features_of, size_of
-from gflownet.report.page.permutation_test import MAX_SCORES, clear_features
 from tests.evaluation.candidates import classifier_graph
 from tests.report.page.folders import assignment_of, record, write_run
 

@@ -17,6 +17,7 @@ from gflownet.cli import parse
 from gflownet.config import command_config
 from gflownet.console import duration
 from gflownet.errors import UserError
+from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.graphs.assignment import Assignment
 from gflownet.progress_view import Clock, Limits
@@ -100,7 +101,7 @@ def test_page_of_finished_run_has_every_section(tmp_path):
 def test_summary_has_the_main_sentence_of_each_section(tmp_path):
     header = page(finished_run(tmp_path)).sections["header"]
     assert f"rank 0: 0.9000 {PLUS_MINUS} 0.0500 (score, new seeds)." in header
-    assert header.index("Rank 0 (0.9000") < header.index("rank 0: 0.9000")  # the winner comes first
+    assert header.index("rank 0 (0.9000") < header.index("rank 0: 0.9000")  # the winner comes first
     assert "5 of 45 evaluations, most often: ValueError: node 0 has no input" in header
     assert "kernel = a: the 20 architectures with it score" in header
 
@@ -117,6 +118,37 @@ def test_curves_show_what_metrics_have(tmp_path):
     bare = page(write_run(tmp_path / "bare", rows=[{"step": 1, "score_mean": 0.5}, {"step": 2, "score_mean": None}]))
     assert "Score of sampled" in bare.sections["curves"]
     assert "Loss" not in bare.sections["curves"]
+
+
+def test_curves_show_origins_and_models_of_a_surrogate(tmp_path):
+    rows = [
+        {
+            **{"step": step, "score_mean": 0.5, "surrogate_weight_labels": 0.25, "surrogate_weight_forest": 0.75},
+            **{"surrogate_rank_labels": 0.1 * step, "surrogate_rank_correlation": -0.2},
+            **{"proposed_design_total": 4, "proposed_policy_total": 2 * step, "proposed_space_total": 0},
+            **{"proposed_design_best": 3, "proposed_policy_best": 7},
+        }
+        for step in range(3)
+    ]
+    curves = page(write_run(tmp_path, rows=rows)).sections["curves"]
+    assert "first design · 4, 3 of the 10 best" in curves
+    assert "policy · 4, 7 of the 10 best" in curves
+    assert "whole space" not in curves
+    assert "random forest: 0.75 at 1, 0.75 at 2" in curves, "step 0 is before the first fit"
+    assert f"mixture, last 50 proposals: {MINUS}0.2 at 1" in curves
+
+
+def test_plan_is_compared_with_trainings(tmp_path):
+    plan = {"num_search": 48, "num_final": 6, "num_random": 5, "num_random_final": 2, "method": "surrogate"}
+    trained = [record(50 + i, 0.5, assignment_of(x=i), seed=seed) for i, seed in enumerate((1, 2, RANDOM_REPEAT))]
+    folder = write_run(tmp_path, [*choices(40), *trained], status=status_of("completed") | {"plan": plan})
+    assert "search 40 of 48, final stage 2 of 6, random 1 of 7" in page(folder).sections["header"]
+
+
+def test_rank_correlation_is_that_of_finalists_with_other_epochs(tmp_path):
+    assert "rank correlation" not in page(finished_run(tmp_path / "equal")).sections["best"]
+    read = page(finished_run(tmp_path / "longer", config="digits_small", options=("final.epochs=9",)))
+    assert "the rank correlation of the finalists in the search and on new seeds is 1." in read.sections["best"]
 
 
 def test_best_architectures_have_scores_and_load_lines(tmp_path):
