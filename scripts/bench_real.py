@@ -57,7 +57,10 @@ _HERE = "scripts.real_problems"
 PROBLEMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "mnist1d": ("mnist1d", ("env.operation_graph.max_parameters=2500", "final.epochs=null")),
     "images": ("images", ("env.operation_graph.max_parameters=1000", "evaluation.num_epochs=3", "final.epochs=null")),
-    "regression": ("table", (f"task_options.data={_HERE}:half_digits", "evaluation.num_epochs=8")),
+    "regression": (
+        "table",
+        (f"task_options.data={_HERE}:slant", "evaluation.num_epochs=2", "evaluation.batch_size=32"),
+    ),
     "classification": ("table", ("task_options.data=digits", "evaluation.num_epochs=2", "evaluation.batch_size=32")),
     "choices": (
         "choices",

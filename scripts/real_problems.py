@@ -32,10 +32,13 @@ _SPLIT_SEED = 0
 _ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
 
-def half_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Return the upper halves of handwritten digits [1797, 32] and the ink of each lower half [1797]."""
+def slant() -> tuple[np.ndarray, np.ndarray]:
+    """Return handwritten digits [1797, 64] and their slants [1797]: the correlation of x and y, weighted by ink."""
     pixels = np.asarray(load_digits(return_X_y=True)[0])
-    return pixels[:, :32], pixels[:, 32:].mean(1)
+    y, x = (places.ravel() - 3.5 for places in np.mgrid[:8, :8])
+    ink = pixels / pixels.sum(1, keepdims=True)
+    dx, dy = x - (ink @ x)[:, None], y - (ink @ y)[:, None]
+    return pixels, (ink * dx * dy).sum(1) / np.sqrt((ink * dx**2).sum(1) * (ink * dy**2).sum(1))
 
 
 def score(choices: Mapping[str, Any], seed: int) -> float:
