@@ -44,7 +44,7 @@ RENAMED = {
 # Former values of options, accepted for one release.
 RENAMED_VALUES = {("env.name", "cell_space"): "cells"}
 # The config of a command that names neither a config nor a task.
-DEFAULT_CONFIG = "images"
+DEFAULT_CONFIG = "mnist1d"
 # The file of a run folder that holds the run's config.
 CONFIG_NAME = "config.yaml"
 # The file of configs/ that is a sweep of wandb.
