@@ -209,8 +209,8 @@ class GFNTask(Configurable, ABC):
     def description(self, candidate: Any) -> Mapping[str, Any]:
         """Return further JSON values of a candidate by name, for its entry in top_architectures.json.
 
-        `language_model`, the content of the model.json of a language model, makes the entry readable by `gflownet.load`
-        and `python -m gflownet.language --from`.
+        `gflownet.load` reads an entry with `language_model`, the content of the model.json of a language model (also
+        for `python -m gflownet.language --from`), or `module`: {"build": "module:function"} of the choices by name.
         """
         return {}
 

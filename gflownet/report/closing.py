@@ -19,8 +19,9 @@ from gflownet.evaluation.final import FinalStage, TopArchitecture
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.evaluation.task import GFNTask, Reference
 from gflownet.files import write_whole
+from gflownet.graphs.assignment import Assignment, as_yaml, differing
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, write_top_architectures
+from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, is_loadable, write_top_architectures
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME, write_pareto_front
 from gflownet.report.references import (
     REFERENCES_NAME,
@@ -32,7 +33,7 @@ from gflownet.report.references import (
 )
 from gflownet.report.verdict import spent_line
 
-NUM_WRITTEN = 3  # programs printed, of the first ranks
+NUM_WRITTEN = 3  # programs or choices printed, of the first ranks
 NUM_FAILURE_KINDS = 5  # kinds of failed evaluations printed
 
 
@@ -106,24 +107,29 @@ def _print_ranks(
 ) -> None:
     """Print the table and the lines that load an architecture."""
     is_drawn = terminal_type is ComputationGraph
-    is_language_model = _is_language_model(top, task=task, from_dict=terminal_type.from_dict)
+    best = [terminal_type.from_dict(json.loads(each.record.graph)) for each in top]
     print_report(
         rows,
-        load_line=_load_line(folder, top) if is_drawn or is_language_model else None,
+        load_line=_load_line(folder, top) if any(is_loadable(task, each) for each in best[:1]) else None,
         pictures=str(folder / PICTURES_NAME) if is_drawn else "",
         notes=notes,
         no_rows=no_rows,
         console=console,
     )
+    is_language_model = any("language_model" in task.description(each) for each in best[:1])
     for line in _other_lines(folder, top, is_drawn=is_drawn, is_language_model=is_language_model):
+        print_line(console, line)
+    for line in _choices(best, task):
         print_line(console, line)
 
 
-def _is_language_model(
-    top: Sequence[TopArchitecture], *, task: GFNTask, from_dict: Callable[[dict[str, Any]], Any]
-) -> bool:
-    """Return whether the architectures are language models, see `GFNTask.description`."""
-    return any("language_model" in task.description(from_dict(json.loads(each.record.graph))) for each in top[:1])
+def _choices(best: Sequence[Any], task: GFNTask) -> Iterator[str]:
+    """Yield the choices of the first ranks as YAML, a line each; none where the task draws or names them."""
+    if any(task.words(each) or task.network(each) is not None for each in best[:1]):
+        return
+    settings = [each.as_dict() for each in best if isinstance(each, Assignment)]
+    for rank, setting in enumerate(settings[:NUM_WRITTEN]):
+        yield f"rank {rank}: {as_yaml(setting, first=differing(settings))}"
 
 
 def _references(

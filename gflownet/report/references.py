@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 from gflownet.console import ReportRow
 from gflownet.evaluation.final import FinalStage
 from gflownet.evaluation.task import GFNTask, Reference
-from gflownet.report.architectures import as_json, bounds_of, entry_of, final_intervals, intervals_of, margin_of
+from gflownet.report.architectures import (
+    as_json,
+    bounds_of,
+    entry_of,
+    final_intervals,
+    intervals_of,
+    is_loadable,
+    margin_of,
+)
 from gflownet.report.verdict import Side, verdict_of
 
 if TYPE_CHECKING:
@@ -50,8 +58,8 @@ def write_best_random(
     entry = entry_of(folder, best, interval, rank=0, name="random", graph=graph, task=task, write=write)
     write(folder / RANDOM_NAME, as_json([entry]))
     end = "" if "weights" in entry else ", weights=False"
-    is_loadable = task.network(graph) is not None or "language_model" in entry
-    return f'import gflownet; model = gflownet.load("{folder / RANDOM_NAME}", rank=0{end})' if is_loadable else ""
+    line = f'import gflownet; model = gflownet.load("{folder / RANDOM_NAME}", rank=0{end})'
+    return line if is_loadable(task, graph) else ""
 
 
 def verdict_lines(final: FinalStage, references: Sequence[Reference]) -> list[str]:

@@ -11,12 +11,13 @@ from rich.console import Console
 
 from gflownet.evaluation.final import FinalStage
 from gflownet.evaluation.task import Reference
+from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.metrics.statistics import simultaneous_intervals
 from gflownet.report.closing import report_run
 from gflownet.translation import to_pytorch_model
 from tests.evaluation.candidates import StubTask
-from tests.report.test_architectures import GRAPHS, architecture
+from tests.report.test_architectures import GRAPHS, ChoicesStub, architecture, choices_of
 
 
 def printed(folder: Path, final: FinalStage) -> list[str]:
@@ -71,6 +72,24 @@ def test_report_of_complete_final_stage(tmp_path):
         "num_parameters": 12_345,
         "load": "",
     }
+
+
+def test_report_of_choices_prints_yaml_and_the_load_line(tmp_path):
+    output = io.StringIO()
+    top = [choices_of({"act": "relu", "width": width}) for width in (4, 8)]
+    report_run(
+        tmp_path,
+        top,
+        task=ChoicesStub({}),
+        terminal_type=Assignment,
+        score_means=[0.5],
+        errors=Counter(),
+        console=Console(file=output, width=110),
+    )
+    text = output.getvalue()
+    assert "rank 1: {width: 8, act: relu}\n" in text
+    assert f'gflownet.load("{tmp_path}/top_architectures.json", rank=0, weights=False)' in text
+    assert "hidden" not in text
 
 
 @pytest.mark.parametrize(
