@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gflownet.components import CERTIFICATE_STREAM, Components
@@ -35,7 +36,7 @@ from gflownet.run.executor_status import ExecutorStatus, simulated_time
 from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, RunFolder
 from gflownet.run.logging import MetricLogger
 from gflownet.run.progress import mean
-from gflownet.run.quarantine import Quarantine
+from gflownet.run.quarantine import Quarantine, Reopened, raised_limits
 from gflownet.run_record import RunRecord, recorded
 from gflownet.run_status import Phase, read_status
 from gflownet.search_stage import closing_line, completed_scores, sampler_steps, search_steps
@@ -56,6 +57,7 @@ class GFNTrainer(Components):
     """
 
     _is_abandoned = False  # a signal has ended the last step in its middle
+    _raised: Mapping[EvaluationStatus, str] = MappingProxyType({})  # limits larger than before the resume
 
     def run(self) -> int | None:
         """Train, write the report, and return the number of the signal that stopped the run, None without one.
@@ -206,6 +208,7 @@ class GFNTrainer(Components):
             folder.check_unchanged(self.chosen_config)
             self._check_method(folder)
             checkpoint = folder.last_checkpoint()
+            self._raised = raised_limits(folder.started_options.get("evaluation", {}), self.config.evaluation)
         if checkpoint is not None:
             try:
                 self.load_state_dict(checkpoint.state)
@@ -248,9 +251,20 @@ class GFNTrainer(Components):
         report_earlier_versions(store)
         if folder.resumed:
             store.requeue(run=self.run_id)
+            self._reopened = Reopened(store, self._raised, run=self.run_id)
             if self.step and store.num_evaluations(run=self.run_id) and not store.count(run=self.run_id):
                 self._forget_scores()
         return store
+
+    def _evaluate_again(self, evaluator: Dispatcher, report_line: Callable[[str], None]) -> None:
+        """Evaluate failures of earlier, smaller limits; the search method learns from the new results."""
+        for line in self._reopened.lines:
+            report_line(line)
+        candidates = list(map(self.env.terminal_type.from_dict, self._reopened.graphs))
+        with suppress(EvaluationStoppedError):  # the next step ends the search
+            evaluations = evaluator.evaluate(candidates, step=self.step)
+            if self.search is not None:
+                self.search.history.revise(evaluations)
 
     def _forget_scores(self) -> None:
         """Empty replay and memory, and reset the best score: all scores are of an earlier version of the task."""
@@ -302,6 +316,8 @@ class GFNTrainer(Components):
             record.refresh()
 
         evaluator.watch = watch
+        if self._raised:
+            self._evaluate_again(evaluator, logger.print)
         steps = self._steps(evaluator, logger, stop, record)
         while (metrics := self._next(steps, stop)) is not None:
             for line in progress.new_failures:

@@ -127,6 +127,13 @@ class GFNTask(Configurable, ABC):
         limited = (name for name in self.limits if name in self.objectives)
         return tuple(dict.fromkeys((*self.chosen_objectives, *limited)))
 
+    def warm_up(self) -> None:
+        """Load what an evaluation needs only once per process, such as data in a `cached_property`.
+
+        Called in each worker process of a pool before its first candidate, whose deadline starts afterwards. Elsewhere
+        it may not be called: `evaluate` works without it.
+        """
+
     @abstractmethod
     def evaluate(self, graph: Any, *, seed: int) -> Score:
         """Return the score of a finished graph, the same for the same seed. An exception is recorded as a failure.
