@@ -17,9 +17,9 @@ def printable(text: str) -> str:
     return "".join(c if c == "\n" or unicodedata.category(c) not in _HIDDEN else _escaped(c) for c in text)
 
 
-def counted(number: int, noun: str, *, plural: str = "") -> str:
+def counted(number: int, noun: str) -> str:
     """Return a number with its noun: 1 step, 2 steps, 1,000 steps."""
-    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+    return f"{number:,} {noun if number == 1 else f'{noun}s'}"
 
 
 def error_line(error: Exception) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gflownet.command_line import CommandLine, positive_integer, print_plain_messages, program, run_command
-from gflownet.errors import UserError, printable
+from gflownet.errors import UserError, counted, printable
 from gflownet.rhn.stack_choices import choices_in_words
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def export_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
     num_rows = write_rows(options.file, overview.results())
     num_others = overview.count() - num_rows
     others = f"; {num_others} without a valid result were left out" if num_others else ""
-    print(printable(f"{num_rows} rows exported to {options.file}{others}"))
+    print(printable(f"{counted(num_rows, 'row')} exported to {options.file}{others}"))
 
 
 def import_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
@@ -123,7 +123,7 @@ def import_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
 
     num_rows = sum(1 for _ in read_rows(options.file))
     num_new = overview.add(read_rows(options.file))
-    print(printable(f"{num_rows} rows read from {options.file}, {num_new} of them new"))
+    print(printable(f"{counted(num_rows, 'row')} read from {options.file}, {num_new} of them new"))
 
 
 def requeue_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
@@ -145,7 +145,7 @@ def requeue_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
     elif status is None:
         status = EvaluationStatus.RUNNING
     num_rows = overview.requeue(status, ids=ids, is_forced=options.force)
-    print(f"{num_rows} {'row' if num_rows == 1 else 'rows'} requeued")
+    print(f"{counted(num_rows, 'row')} requeued")
 
 
 def _open(text: str, *, creates: bool) -> StoreOverview:

@@ -15,7 +15,7 @@ from gflownet.components import CERTIFICATE_STREAM, Components
 from gflownet.config import to_mapping
 from gflownet.data.rollouts import local_rollouts, worker_rollouts
 from gflownet.data.source import Rollout
-from gflownet.errors import UserError
+from gflownet.errors import UserError, counted
 from gflownet.evaluation.constraints import best_within
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluator
@@ -96,6 +96,7 @@ class GFNTrainer(Components):
                 report_line=logger.print,
                 report_detail=logger.detail,
                 plan=self.plan.to_dict(),
+                start_seconds=self.start_seconds,
             ) as record:
                 self._search_and_report(folder, store, executor, evaluator, logger, stop, quarantine, record)
         return stop.signal
@@ -264,7 +265,7 @@ class GFNTrainer(Components):
         with suppress(EvaluationStoppedError):  # the next step ends the search
             evaluations = evaluator.evaluate(candidates, step=self.step)
             if self.search is not None:
-                self.search.history.revise(evaluations)
+                self.search.revise(evaluations)
 
     def _forget_scores(self) -> None:
         """Empty replay and memory, and reset the best score: all scores are of an earlier version of the task."""
@@ -384,7 +385,7 @@ class GFNTrainer(Components):
         """Take the steps of the search, and yield the metrics of each."""
         if self.search is None:
             if self.config.num_workers:
-                logger.print(f"starting {self.config.num_workers} workers")
+                logger.print(f"starting {counted(self.config.num_workers, 'worker')}")
             with record.phase(Phase.TRAINING), closing(self._rollouts(evaluator)) as rollouts:
                 yield from self.fit(self._until_stopped(rollouts, logger, stop))
             return

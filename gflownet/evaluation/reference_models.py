@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gflownet.errors import counted
 from gflownet.evaluation.examples import Split
 from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.task import Reference
@@ -58,7 +59,7 @@ def model_reference(task: TensorTask, name: str, build: Callable[[], nn.Module],
         size = task.num_parameters(training.model)
         validation.append(task.value(task.quality(training.values), size))
         test.append(task.test_score(training.model))
-    return Reference(f"{name}, {num_epochs} epochs", validation, test, size)
+    return Reference(f"{name}, {counted(num_epochs, 'epoch')}", validation, test, size)
 
 
 def classifier_or_regressor(task: TensorTask, classifier: str, regressor: str) -> Callable[[int], Any]:

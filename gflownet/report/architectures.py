@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import save
 
 from gflownet.console import ReportRow
+from gflownet.errors import counted
 from gflownet.evaluation.final import TopArchitecture
 from gflownet.evaluation.task import GFNTask
 from gflownet.files import write_whole
@@ -221,8 +222,8 @@ def _complaints(top: Sequence[TopArchitecture]) -> Iterator[str]:
     failed = [(rank, each) for rank, each in enumerate(top) if each.errors]
     if failed:
         rank, first = failed[0]
-        remaining = f" (and some of {len(failed) - 1} more ranks)" if len(failed) > 1 else ""
-        counts = f"{len(first.errors)} of {len(first.scores)} trainings on new seeds failed"
+        remaining = f" (and some of {counted(len(failed) - 1, 'more rank')})" if len(failed) > 1 else ""
+        counts = f"{len(first.errors)} of {counted(len(first.scores), 'training')} on new seeds failed"
         yield f"rank {rank}: {counts}: {first.errors[0]}{remaining}"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from gflownet.console import ReportRow, print_front, print_line, print_report
-from gflownet.errors import UserError
+from gflownet.errors import UserError, counted
 from gflownet.evaluation.final import FinalStage, TopArchitecture
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.evaluation.task import GFNTask, Reference
@@ -155,9 +155,9 @@ def _failure_line(errors: Counter[str]) -> str:
     """Return the number of failed evaluations by kind, the most frequent kinds first; empty without any."""
     if not errors:
         return ""
-    kinds = [f"{times} {kind}" for kind, times in errors.most_common(NUM_FAILURE_KINDS)]
+    kinds = [f"{times} x {kind}" for kind, times in errors.most_common(NUM_FAILURE_KINDS)]
     if len(errors) > len(kinds):
-        kinds.append(f"{len(errors) - len(kinds)} more kinds")
+        kinds.append(counted(len(errors) - len(kinds), "more kind"))
     return f"failed evaluations: {errors.total()} ({'; '.join(kinds)})"
 
 
@@ -166,9 +166,8 @@ def _mean_line(score_means: Sequence[float]) -> str:
         return "mean score of sampled architectures: none, no step is complete"
     tenth = max(1, len(score_means) // 10)
     first, last = sum(score_means[:tenth]) / tenth, sum(score_means[-tenth:]) / tenth
-    return (
-        f"mean score of sampled architectures: {first:.3f} in the first {tenth} steps, {last:.3f} in the last {tenth}"
-    )
+    start, end = ("first step", "last") if tenth == 1 else (f"first {tenth} steps", f"last {tenth}")
+    return f"mean score of sampled architectures: {first:.3f} in the {start}, {last:.3f} in the {end}"
 
 
 def _load_line(folder: Path, top: Sequence[TopArchitecture]) -> str:
@@ -182,10 +181,10 @@ def _captions(final: FinalStage, *, unit: str) -> Iterator[str]:
     if not any(architecture.scores for architecture in final.top):
         yield "no architecture was trained on a new seed: the scores are those of the search, too high for the best"
         return
-    length = "" if final.fidelity is None else f" of {final.fidelity} {unit}"
+    length = "" if final.fidelity is None else f" of {counted(final.fidelity, unit.removesuffix('s'))}"
     numbers = sorted({len(architecture.scores) for architecture in final.top if architecture.scores})
     number = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-    seeds = "1 new seed" if numbers == [1] else f"{number} new seeds"
+    seeds = counted(1, "new seed") if numbers == [1] else f"{number} new seeds"
     search_score = f"{final.top[0].record.score:.4f}"
     yield f"validation, test: means of trainings{length} on {seeds} (rank 0 in the search: {search_score})"
     yield "ranks: by the posterior mean, which combines the search and the new seeds"

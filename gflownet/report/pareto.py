@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gflownet.errors import counted
 from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
@@ -79,5 +80,5 @@ def _drawn(objectives: Sequence[str], values: np.ndarray, order: Sequence[int]) 
         Axis(objectives[1], values[:, 1].tolist()),
         Axis(objectives[0], values[:, 0].tolist()),
         highlighted=tooltips,
-        title=f"Pareto front: {len(order)} of {len(values)} architectures",
+        title=f"Pareto front: {len(order)} of {counted(len(values), 'architecture')}",
     )

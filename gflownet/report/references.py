@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gflownet.console import ReportRow
+from gflownet.errors import counted
 from gflownet.evaluation.final import FinalStage
 from gflownet.evaluation.task import GFNTask, Reference
 from gflownet.report.architectures import (
@@ -35,9 +36,9 @@ def references_of(final: FinalStage) -> list[Reference]:
     best = final.best_random
     if best is not None and best.scores:
         tests = [test for test in best.tests if test is not None]
-        name = f"best of {final.num_random} random architectures"
+        name = f"best of {counted(final.num_random, 'random architecture')}"
         if final.num_random_trainings < final.num_trainings:
-            name += f" in {final.num_random_trainings} trainings; the run had {final.num_trainings}"
+            name += f" in {counted(final.num_random_trainings, 'training')}; the run had {final.num_trainings}"
         references.insert(0, Reference(name, best.scores, tests, best.record.num_parameters))
     return references
 

@@ -26,10 +26,12 @@ def failure_kind(evaluation: Evaluation) -> str:
     typed = _TYPED.fullmatch(error)
     if typed is not None:
         cause = f"{typed['type']} ({typed['place']})"
+    elif evaluation.status is EvaluationStatus.TIMEOUT:  # the deadline of a job depends on its size
+        cause = ""
     elif evaluation.status is EvaluationStatus.CRASHED:  # its numbers are exit statuses
         cause = error[:_MAX_LENGTH]
     else:
-        cause = _NUMBER.sub("#", error)[:_MAX_LENGTH]
+        cause = _NUMBER.sub("…", error)[:_MAX_LENGTH]
     return f"{evaluation.status.value}: {cause}" if cause else evaluation.status.value
 
 

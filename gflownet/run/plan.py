@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from gflownet.config import Config
 from gflownet.console import duration
+from gflownet.errors import counted
 from gflownet.evaluation.budget import Reserve
 from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.executors.choice import places
@@ -71,10 +72,10 @@ class Plan:
 
     def words(self) -> str:
         """Return the numbers of the plan."""
-        parts = [f"{self.num_search:,} evaluations of the search"]
-        parts += [f"{self.num_final:,} final trainings"] if self.num_final else []
-        parts += [f"{self.num_compared:,} trainings of random architectures"] if self.num_compared else []
-        parts += [f"{self.num_steps:,} policy steps"] if self.num_steps else []
+        parts = [f"{counted(self.num_search, 'evaluation')} of the search"]
+        parts += [counted(self.num_final, "final training")] if self.num_final else []
+        parts += [f"{counted(self.num_compared, 'training')} of random architectures"] if self.num_compared else []
+        parts += [counted(self.num_steps, "policy step")] if self.num_steps else []
         return ", ".join(parts)
 
     def time_line(self, mean_seconds: float, *, num_evaluated: int) -> str:
@@ -88,7 +89,7 @@ class Plan:
         at_most = "at most " if self.seconds else ""
         seconds = min(num * each, self.seconds + self.num_compared * each) if self.seconds else num * each
         return (
-            f"plan: about {duration(seconds)} for {at_most}{num:,} more trainings of {mean_seconds:.2g} s, "
+            f"plan: about {duration(seconds)} for {at_most}{counted(num, 'more training')} of {mean_seconds:.2g} s, "
             f"{self.num_places} at a time"
         )
 
@@ -149,10 +150,11 @@ def _warning(config: Config, method: MethodClass | None, num: int, num_steps: in
     """Return a line where the budget leaves a method no choice but random architectures, otherwise empty."""
     options, start = config.search, f"search.method={config.search.method} is random search here"
     if method is None and num_steps < _MIN_STEPS:
-        return f"{start}: {num_steps} policy steps in {num} evaluations, fewer than {_MIN_STEPS}"
+        return f"{start}: {counted(num_steps, 'policy step')} in {counted(num, 'evaluation')}, fewer than {_MIN_STEPS}"
     if method is not None and method.uses_surrogate and num <= options.num_initial:
-        return f"{start}: search.num_initial={options.num_initial} random candidates are all {num} evaluations"
+        random = f"search.num_initial={options.num_initial} random candidates are all"
+        return f"{start}: {random} {counted(num, 'evaluation')}"
     population = options.options.population if options.method == "evolution" else 0
     if population >= num:
-        return f"{start}: its population of {population} is not filled by {num} evaluations"
+        return f"{start}: its population of {population} is not filled by {counted(num, 'evaluation')}"
     return ""

@@ -90,6 +90,7 @@ def test_report_of_choices_prints_yaml_and_the_load_line(tmp_path):
     assert "rank 1: {width: 8, act: relu}\n" in text
     assert f'gflownet.load("{tmp_path}/top_architectures.json", rank=0, weights=False)' in text
     assert "hidden" not in text
+    assert "mean score of sampled architectures: 0.500 in the first step, 0.500 in the last\n" in text
 
 
 @pytest.mark.parametrize(

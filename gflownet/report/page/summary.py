@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gflownet.errors import counted
+
 
 @dataclass(frozen=True)
 class Sentence:
@@ -36,5 +38,5 @@ def _sentences(contents: Mapping[str, Any]) -> Iterator[Sentence]:
         yield Sentence("effects", "What matters", effects.sentences[0])
     if (failures := contents.get("failures")) is not None and failures.num_failed:
         kind = failures.kinds[0]
-        words = f"{failures.num_failed:,} of {failures.num_evaluated:,} evaluations, most often: {kind.error}"
+        words = f"{failures.num_failed:,} of {counted(failures.num_evaluated, 'evaluation')}, most often: {kind.error}"
         yield Sentence("failures", "Failures", words)
