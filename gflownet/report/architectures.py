@@ -98,11 +98,16 @@ def entry_of(
 ) -> dict[str, Any]:
     """Write the weights of an architecture under a name, and return its entry of top_architectures.json."""
     weights = _write_weights(folder, f"{PICTURES_NAME}/{name}.safetensors", architecture, write)
+    described = described_in_words(graph, task, first)
+    return _entry(rank, architecture, interval) | described | weights | _graphs(graph, task.network(graph), task)
+
+
+def described_in_words(graph: Any, task: GFNTask, first: Sequence[str]) -> dict[str, Any]:
+    """Return the words, the choices as YAML (some names first) and the description of a candidate, for its entry."""
     words = task.words(graph)
     described = {"words": words} if words else {}
     described |= {"choices": as_yaml(graph.as_dict(), first=first)} if isinstance(graph, Assignment) else {}
-    described |= task.description(graph)
-    return _entry(rank, architecture, interval) | described | weights | _graphs(graph, task.network(graph), task)
+    return described | task.description(graph)
 
 
 def _graphs(candidate: Any, network: ComputationGraph | None, task: GFNTask) -> dict[str, Any]:
