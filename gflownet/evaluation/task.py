@@ -128,7 +128,7 @@ class GFNTask(Configurable, ABC):
         return tuple(dict.fromkeys((*self.chosen_objectives, *limited)))
 
     def warm_up(self) -> None:
-        """Load what an evaluation needs only once per process, such as data in a `cached_property`.
+        """Load the state that evaluations of a process share, such as data in a `cached_property`.
 
         Called in each worker process of a pool before its first candidate, whose deadline starts afterwards. Elsewhere
         it may not be called: `evaluate` works without it.

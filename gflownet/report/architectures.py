@@ -107,7 +107,7 @@ def described_in_words(graph: Any, task: GFNTask, first: Sequence[str]) -> dict[
     words = task.words(graph)
     described = {"words": words} if words else {}
     described |= {"choices": as_yaml(graph.as_dict(), first=first)} if isinstance(graph, Assignment) else {}
-    return described | task.description(graph)
+    return {**described, **task.description(graph)}
 
 
 def _graphs(candidate: Any, network: ComputationGraph | None, task: GFNTask) -> dict[str, Any]:
