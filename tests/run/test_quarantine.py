@@ -8,6 +8,7 @@ import pytest
 
 from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStatus
+from gflownet.evaluation.store_overview import StoreOverview
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.run.folder import QUARANTINE_NAME, RunFolder
 from gflownet.run.quarantine import Quarantine, raised_limits
@@ -84,8 +85,9 @@ def test_larger_limit_on_resume_evaluates_earlier_failures_again(tmp_path, capsy
     options = (f"task={__name__}:FillsMemory", "evaluation.executor=inline", f"search.method={method}")
     options = (*options, "num_training_steps=2", "budget.evaluations=8")
     assert run(folder, *options, "evaluation.memory_limit=1", "evaluation.deadline=5") == 0
+    failed = {entry["hash"] for entry in entries(folder)}
     num = statuses(folder).count("out_of_memory")
-    assert num
+    assert num == len(failed) > 0
     monkeypatch.setattr(FillsMemory, "has_enough", True)
     assert run(folder, *options, "resume=true", "evaluation.memory_limit=1.5", "evaluation.deadline=4") == 0
     verb = "failure is" if num == 1 else "failures are"
@@ -94,6 +96,8 @@ def test_larger_limit_on_resume_evaluates_earlier_failures_again(tmp_path, capsy
     )
     assert expected in capsys.readouterr().out
     assert set(statuses(folder)) == {"ok"}
+    with StoreOverview(str(folder / "evaluations.sqlite")) as overview:
+        assert failed <= {row["hash"] for row in overview.results()}
 
 
 @pytest.mark.parametrize(
