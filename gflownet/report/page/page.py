@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from gflownet.errors import counted
 from gflownet.report.page.best import best_section
 from gflownet.report.page.certificate_words import certificate_section
 from gflownet.report.page.configuration import configuration_section, resume_command
@@ -127,10 +128,12 @@ def _logged(key: str, error: Exception) -> str:
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("gflownet.report.page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["counted"] = counted
+    return environment

@@ -295,6 +295,7 @@ def test_failures_are_grouped_without_their_numbers(tmp_path):
     assert "5 failed (71% of the failures): ValueError: node 0 has no input" in text
     assert "1 exceeded the deadline" in text
     assert "OSError: gone" in text
+    assert "None of 1 evaluation failed" in page(write_run(tmp_path / "one", choices(1))).sections["failures"]
     assert "None of 10 evaluations failed" in page(write_run(tmp_path / "b", choices(10))).sections["failures"]
 
 
