@@ -49,6 +49,8 @@ def test_revised_results_change_the_predictions():
     (worst, *_) = sorted(loop.history.proposals, key=lambda proposal: proposal.score)
     loop.revise([Evaluation(1.0, EvaluationStatus.OK, 0.1, None, 7, {}, False, (), worst.hash)])
     after = loop.method.predicted(loop.history.states)
+    assert before is not None
+    assert after is not None
     assert after.mean[worst.position] > before.mean[worst.position]
 
 
