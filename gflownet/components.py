@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,7 @@ class Components:
 
     def __init__(self, config: Config) -> None:
         """Build all components. Raises ValueError (mostly UserError) with the name of an invalid option."""
+        start = time.monotonic()
         validate(config)
         self.config, self.extensions = load_extensions(config)
         config = self.config
@@ -93,6 +95,7 @@ class Components:
         self.run_id = uuid.uuid4().hex  # marks rows of a shared store; `run` sets the id of the run folder
         self.step = 0
         self.progress = Progress()
+        self.start_seconds = time.monotonic() - start  # `train` adds the imports
 
     def _resolve_method(self) -> Plan:
         """Replace search.method=auto, and return the plan."""

@@ -17,6 +17,11 @@ def printable(text: str) -> str:
     return "".join(c if c == "\n" or unicodedata.category(c) not in _HIDDEN else _escaped(c) for c in text)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 step, 2 steps, 1,000 steps."""
+    return f"{number:,} {noun if number == 1 else f'{noun}s'}"
+
+
 def error_line(error: Exception) -> str:
     """Return the line that a command prints for a user error."""
     return f"error: {printable(' '.join(str(error).split()))}"

@@ -35,6 +35,7 @@ class RunRecord:
         report_line: Callable[[str], None],
         report_detail: Callable[[str], None] = lambda text: None,
         plan: Mapping[str, Any] | None = None,
+        start_seconds: float = 0.0,
     ) -> None:
         """Write status.json, and start the process that rewrites the page.
 
@@ -44,9 +45,12 @@ class RunRecord:
             report_line: prints the path of the page.
             report_detail: prints the phases of a verbose run.
             plan: of the run, for status.json.
+            start_seconds: of the session so far.
         """
         self._folder, self._report_line, self._report_detail = folder, report_line, report_detail
-        self._status = StatusLog(folder.path, resumed=folder.resumed, write=folder.write, plan=plan)
+        self._status = StatusLog(
+            folder.path, resumed=folder.resumed, write=folder.write, plan=plan, start_seconds=start_seconds
+        )
         self._page = None if config.every is None else folder.path / PAGE_NAME
         self._follower: Follower | None = None
         self._is_announced = not config.every  # without pages during the run there is nothing to name
@@ -77,12 +81,19 @@ class RunRecord:
 
     def end(self, state: RunState, message: str = "", *, writes_page: bool = True) -> None:
         """Write the final state and the final page; their errors never end the run."""
-        self._status.end(state, " ".join(message.split()))
+        with self._status.phase(Phase.REPORT):
+            self._status.end(state, " ".join(message.split()))
+            is_written = writes_page and self._writes_page()
         self._report_line(_time_line(self._status.seconds))
         if state is not RunState.COMPLETED:
             self._report_line(f"resume: {program('train')} log_dir={shlex.quote(str(self._folder.path))} resume=true")
-        if self._page is None or not writes_page:
-            return
+        if is_written:
+            self._report_line(f"report: {self._page}")
+
+    def _writes_page(self) -> bool:
+        """Write the final page; return whether it is there."""
+        if self._page is None:
+            return False
         from gflownet.report.page import page_of, read_run  # the templates are not needed before
 
         try:
@@ -92,8 +103,8 @@ class RunRecord:
                 write_whole(self._page, page)
         except Exception as error:
             _log.warning("%s was not written: %s", self._page, " ".join(str(error).split()))
-        else:
-            self._report_line(f"report: {self._page}")
+            return False
+        return True
 
     def close(self) -> None:
         """End the process that rewrites the page."""
@@ -110,9 +121,12 @@ def recorded(
     report_line: Callable[[str], None],
     report_detail: Callable[[str], None] = lambda text: None,
     plan: Mapping[str, Any] | None = None,
+    start_seconds: float = 0.0,
 ) -> Iterator[RunRecord]:
     """Record the run in the block; `stop` is the signal that ends it. See RunRecord for the other arguments."""
-    record = RunRecord(folder, config, report_line=report_line, report_detail=report_detail, plan=plan)
+    record = RunRecord(
+        folder, config, report_line=report_line, report_detail=report_detail, plan=plan, start_seconds=start_seconds
+    )
     stop.mark = record.mark_interrupted
     if stop.signal is not None:  # since the start of the run
         record.mark_interrupted(stop.signal)

@@ -157,7 +157,13 @@ class StatusLog:
     """Writes status.json of one session."""
 
     def __init__(
-        self, folder: Path, *, resumed: bool, write: Callable[[Path, str], None], plan: Mapping[str, Any] | None = None
+        self,
+        folder: Path,
+        *,
+        resumed: bool,
+        write: Callable[[Path, str], None],
+        plan: Mapping[str, Any] | None = None,
+        start_seconds: float = 0.0,
     ) -> None:
         """Write the state RUNNING.
 
@@ -166,13 +172,14 @@ class StatusLog:
             resumed: keep the sessions of earlier processes.
             write: writes a file.
             plan: of the run.
+            start_seconds: of the session so far: imports, data, policy.
         """
         self._plan = dict(plan or {})
         self.path, self._write = folder / STATUS_NAME, write
         before = read_status(folder) if resumed else None
         self._session = _new_session()
         self._sessions = (*(() if before is None else before.sessions), self._session)
-        self._began = time.monotonic()
+        self._began = time.monotonic() - start_seconds
         self.state, self.message = RunState.RUNNING, ""
         self._save()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gflownet.command_line import CommandLine, positive_integer, print_plain_messages, program, run_command
-from gflownet.errors import UserError, printable
+from gflownet.errors import UserError, counted, printable
 from gflownet.files import cannot_write
 
 if TYPE_CHECKING:
@@ -97,7 +97,11 @@ def sample(options: argparse.Namespace) -> None:
                 sys.stdout.flush()
     if not options.json:
         where = f", written to {options.output}" if options.output else ""
-        print(printable(f"{options.num} graphs, {len(hashes)} distinct, {num_scored} evaluated by the run{where}"))
+        print(
+            printable(
+                f"{counted(options.num, 'graph')}, {len(hashes)} distinct, {num_scored} evaluated by the run{where}"
+            )
+        )
 
 
 def _probability(restored: RestoredPolicy, options: argparse.Namespace) -> TerminatingProbability | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gflownet.components import SAMPLER_STREAM, Components
 from gflownet.data.source import Rollout
+from gflownet.errors import counted
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.interrupts import StopRequest
 from gflownet.learning.learner import fit, sampled_rollouts
@@ -89,7 +90,7 @@ def closing_line(run: Components, search: SearchLoop, *, has_converged: bool | N
             False: "the policy has not converged to the completed reward; more num_training_steps may help",
         }[has_converged]
     end, num = search.end or "stopped", search.history.num_new
-    total = "" if end.startswith(f"{num} ") else f", {num} {'evaluation' if num == 1 else 'evaluations'} in all"
+    total = "" if end.startswith(counted(num, "evaluation")) else f", {counted(num, 'evaluation')} in all"
     return f"search.method={run.config.search.method}: {end}{total}; {sampler}"
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gflownet.console import make_console, print_line
+from gflownet.errors import counted
 
 if TYPE_CHECKING:
     from gflownet.components import Components
@@ -57,7 +58,8 @@ def start_details(run: Components) -> Iterator[str]:
     yield f"start-up: python {python}, torch {torch.__version__}, {run.device} with {torch.get_num_threads()} threads"
     yield (
         f"start-up: task {config.task}, environment {config.env.name}, policy {config.model.name} with "
-        f"{num_parameters:,} parameters, objective {config.algo.method}, search method {config.search.method}"
+        f"{counted(num_parameters, 'parameter')}, objective {config.algo.method}, search method {config.search.method}"
     )
-    yield f"start-up: executor {config.evaluation.executor}, {config.num_workers} workers, seed {config.seed}"
+    workers = counted(config.num_workers, "worker")
+    yield f"start-up: executor {config.evaluation.executor}, {workers}, seed {config.seed}"
     yield f"start-up: step {run.step} of {run.num_steps}, run {run.run_id}, command {' '.join(sys.argv)}"

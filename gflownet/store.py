@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gflownet.command_line import CommandLine, positive_integer, print_plain_messages, program, run_command
-from gflownet.errors import UserError, printable
+from gflownet.errors import UserError, counted, printable
 from gflownet.rhn.stack_choices import choices_in_words
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def export_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
     num_rows = write_rows(options.file, overview.results())
     num_others = overview.count() - num_rows
     others = f"; {num_others} without a valid result were left out" if num_others else ""
-    print(printable(f"{num_rows} rows exported to {options.file}{others}"))
+    print(printable(f"{counted(num_rows, 'row')} exported to {options.file}{others}"))
 
 
 def import_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
@@ -122,7 +123,7 @@ def import_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
 
     num_rows = sum(1 for _ in read_rows(options.file))
     num_new = overview.add(read_rows(options.file))
-    print(printable(f"{num_rows} rows read from {options.file}, {num_new} of them new"))
+    print(printable(f"{counted(num_rows, 'row')} read from {options.file}, {num_new} of them new"))
 
 
 def requeue_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
@@ -144,7 +145,7 @@ def requeue_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
     elif status is None:
         status = EvaluationStatus.RUNNING
     num_rows = overview.requeue(status, ids=ids, is_forced=options.force)
-    print(f"{num_rows} {'row' if num_rows == 1 else 'rows'} requeued")
+    print(f"{counted(num_rows, 'row')} requeued")
 
 
 def _open(text: str, *, creates: bool) -> StoreOverview:
@@ -230,6 +231,8 @@ def _print_row(row: Row) -> None:
     for name, value in values.items():
         if value not in (None, "", "{}", "[]"):
             print(f"{name:<15}{printable(' '.join(str(value).split()))}")
+    for _, text in _choices([row]):
+        print(f"{'choices':<15}{printable(text)}")
     print(f"{'graph':<15}{_graph(row)}")
 
 
@@ -238,6 +241,8 @@ def _print_rows(rows: Iterable[Row], names: Iterable[str]) -> None:
     if not any(map(_words, rows)):
         names.remove("architecture")
     _print_table(names, [[_COLUMNS[name](row) for name in names] for row in rows])
+    for row, text in _choices(rows):
+        print(f"{row['id']}: {printable(text)}")
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -275,6 +280,20 @@ def _words(row: Row) -> str:
         return choices_in_words(json.loads(row["graph"]), width=json.loads(row["metrics"]).get("width"))
     except (ValueError, TypeError, AttributeError):
         return ""
+
+
+def _choices(rows: Sequence[Row]) -> Iterator[tuple[Row, str]]:
+    """Yield the rows of choices with their YAML, those in which the rows of a task differ first."""
+    from gflownet.graphs.assignment import as_yaml, differing, values_of
+
+    contexts: dict[str, list[tuple[Row, dict[str, Any]]]] = {}
+    for row in rows:
+        with suppress(ValueError):
+            if not _words(row) and (values := values_of(json.loads(row["graph"]))):
+                contexts.setdefault(row["context"], []).append((row, values))
+    for settings in contexts.values():
+        first = differing([values for _, values in settings])
+        yield from ((row, as_yaml(values, first=first)) for row, values in settings)
 
 
 def _graph(row: Row) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,8 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train(command: Command) -> int:
     """Build the trainer and run it."""
+    start = time.monotonic()
     with _refused_values_as_user_errors():
         trainer = _build(command)
+    if trainer is not None:
+        trainer.start_seconds = time.monotonic() - start
     stopped_by = None if trainer is None else trainer.run()
     return 0 if stopped_by is None else EXIT_SIGNAL + stopped_by
 

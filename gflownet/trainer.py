@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gflownet.components import CERTIFICATE_STREAM, Components
 from gflownet.config import to_mapping
 from gflownet.data.rollouts import local_rollouts, worker_rollouts
 from gflownet.data.source import Rollout
-from gflownet.errors import UserError
+from gflownet.errors import UserError, counted
 from gflownet.evaluation.constraints import best_within
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluator
@@ -36,7 +37,7 @@ from gflownet.run.failures import evaluation_line
 from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, RunFolder
 from gflownet.run.logging import MetricLogger
 from gflownet.run.progress import mean
-from gflownet.run.quarantine import Quarantine
+from gflownet.run.quarantine import Quarantine, Reopened, raised_limits
 from gflownet.run_record import RunRecord, recorded
 from gflownet.run_status import Phase, read_status
 from gflownet.search_stage import closing_line, completed_scores, sampler_steps, search_steps
@@ -57,6 +58,7 @@ class GFNTrainer(Components):
     """
 
     _is_abandoned = False  # a signal has ended the last step in its middle
+    _raised: Mapping[EvaluationStatus, str] = MappingProxyType({})  # limits larger than before the resume
 
     def run(self) -> int | None:
         """Train, write the report, and return the number of the signal that stopped the run, None without one.
@@ -95,6 +97,7 @@ class GFNTrainer(Components):
                 report_line=logger.print,
                 report_detail=logger.detail,
                 plan=asdict(self.plan),
+                start_seconds=self.start_seconds,
             ) as record:
                 self._search_and_report(folder, store, executor, evaluator, logger, stop, quarantine, record)
         return stop.signal
@@ -207,6 +210,7 @@ class GFNTrainer(Components):
             folder.check_unchanged(self.chosen_config)
             self._check_method(folder)
             checkpoint = folder.last_checkpoint()
+            self._raised = raised_limits(folder.started_options.get("evaluation", {}), self.config.evaluation)
         if checkpoint is not None:
             try:
                 self.load_state_dict(checkpoint.state)
@@ -249,9 +253,20 @@ class GFNTrainer(Components):
         report_earlier_versions(store)
         if folder.resumed:
             store.requeue(run=self.run_id)
+            self._reopened = Reopened(store, self._raised, run=self.run_id)
             if self.step and store.num_evaluations(run=self.run_id) and not store.count(run=self.run_id):
                 self._forget_scores()
         return store
+
+    def _evaluate_again(self, evaluator: Dispatcher, report_line: Callable[[str], None]) -> None:
+        """Evaluate failures of earlier, smaller limits; the search method learns from the new results."""
+        for line in self._reopened.lines:
+            report_line(line)
+        candidates = list(map(self.env.terminal_type.from_dict, self._reopened.graphs))
+        with suppress(EvaluationStoppedError):  # the next step ends the search
+            evaluations = evaluator.evaluate(candidates, step=self.step)
+            if self.search is not None:
+                self.search.revise(evaluations)
 
     def _forget_scores(self) -> None:
         """Empty replay and memory, and reset the best score: all scores are of an earlier version of the task."""
@@ -303,6 +318,8 @@ class GFNTrainer(Components):
             record.refresh()
 
         evaluator.watch = watch
+        if self._raised:
+            self._evaluate_again(evaluator, logger.print)
         steps = self._steps(evaluator, logger, stop, record)
         while (metrics := self._next(steps, stop)) is not None:
             for line in progress.new_failures:
@@ -369,7 +386,7 @@ class GFNTrainer(Components):
         """Take the steps of the search, and yield the metrics of each."""
         if self.search is None:
             if self.config.num_workers:
-                logger.print(f"starting {self.config.num_workers} workers")
+                logger.print(f"starting {counted(self.config.num_workers, 'worker')}")
             with record.phase(Phase.TRAINING), closing(self._rollouts(evaluator)) as rollouts:
                 yield from self.fit(self._until_stopped(rollouts, logger, stop))
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -103,6 +103,10 @@ class ChoicesTask(TensorTask):
         if self._trains:
             return super().test(graph, seed=seed)
         return None if self._test_function is None else self._called(self._test_function, graph, seed).value
+
+    def description(self, candidate: Assignment) -> Mapping[str, Any]:
+        """Return the name of the function that builds the module, for `gflownet.load`; empty for other functions."""
+        return {"module": {"build": self.config.task_options.build}} if self._trains else {}
 
     def fingerprint(self) -> str:
         """Return a digest of the code behind the function, and of the data."""

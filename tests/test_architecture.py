@@ -71,7 +71,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         "sampling": None,
         "generate": {"rhn"},
         "language": None,
-        "store": {"config", "evaluation", "rhn"},
+        "store": {"config", "evaluation", "graphs", "rhn"},
         "comparison": None,
     },
     {"testing": None, "scaffold": None},

@@ -6,7 +6,7 @@ import unicodedata
 import pytest
 
 from gflownet.command_line import OneLineFormatter
-from gflownet.errors import UserError, error_line, printable
+from gflownet.errors import UserError, counted, error_line, printable
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202e\u2066\u200b\u2028\udc80\x00end"
 
@@ -24,6 +24,19 @@ def test_printable_escapes_hidden_characters():
     assert shown.encode().decode("unicode_escape").encode("utf-16", "surrogatepass") == "".join(hidden).encode(
         "utf-16", "surrogatepass"
     )
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [
+        (0, "step", "0 steps"),
+        (1, "new seed", "1 new seed"),
+        (2, "new seed", "2 new seeds"),
+        (1000, "row", "1,000 rows"),
+    ],
+)
+def test_counted(number, noun, text):
+    assert counted(number, noun) == text
 
 
 def test_error_line_is_one_printable_line():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -15,6 +16,9 @@ from gflownet.train import main
 from gflownet.trainer import GFNTrainer
 from tests.tiny_run import TINY_RUN
 
+ONE_OF_SEVERAL = re.compile(
+    r"(?<![\d.,:/])1 (?:[a-z]+ )?(?:steps|seeds|evaluations|trainings|epochs|finalists|workers|graphs)\b"
+)
 SPACE = ("task=hypergrid", "env.name=hypergrid", "model.name=mlp", "num_training_steps=4", "print_every=2")
 
 
@@ -41,6 +45,7 @@ def test_output_by_verbosity(run) -> None:
     quiet, normal, verbose = run("-q"), run(), run("--verbose")
     assert all(is_summary(lines) for lines in (quiet, normal, verbose))
     assert quiet[0].startswith("mean score of sampled architectures"), "nothing but the summary"
+    assert not [line for line in (*quiet, *normal, *verbose) if ONE_OF_SEVERAL.search(line)]
     steps = [[line.split()[1] for line in lines if line.startswith("step ")] for lines in (quiet, normal, verbose)]
     assert steps == [[], ["2/4", "4/4"], ["1/4", "2/4", "3/4", "4/4"]]
     evaluations = [line for line in verbose if re.match(r"evaluation \w+-\w+: score 0\.\d{4} in \d", line)]
@@ -48,6 +53,12 @@ def test_output_by_verbosity(run) -> None:
     for words in ("start-up: python ", "start-up: task hypergrid", "training begins", "training took 0:00:"):
         assert any(line.startswith(words) for line in verbose), words
     assert not any(line.startswith(("start-up: task", "evaluation ", "training ")) for line in normal)
+
+
+def test_time_includes_imports_and_data(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=iter([0.0, 1000.0]).__next__)  # before and after the trainer is built
+    monkeypatch.setattr("gflownet.train.time", clock)
+    assert any(re.match(r"time: 0:1[67]:\d\d", line) for line in run("-q"))
 
 
 def test_interrupted_run_ends_with_the_line_that_resumes_it(

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore, Identity
 from gflownet.evaluation.store_overview import StoreOverview
+from gflownet.graphs.assignment import Assignment
 from gflownet.store import main
 from tests.evaluation.stub_rows import StubCandidate, record
 
@@ -86,6 +88,17 @@ def test_best_lists_the_search_of_each_task(folder: Path, shell: Shell) -> None:
     rows = [line.split() for line in shell("best", folder, "--num", "2").splitlines() if "hash" in line][1:]
     scores = [float(word) for row in rows for word in row if re.fullmatch(r"0\.\d+", word) and word != "0.1"]
     assert sorted(scores) == [0.25, 0.3, 0.4]
+
+
+def test_best_and_show_print_choices_as_yaml(tmp_path: Path, shell: Shell) -> None:
+    settings = [{"act": "relu", "width": 4}, {"act": "relu", "width": 8, "rate": 0.1}]
+    graphs = [json.dumps(Assignment.of(values).to_dict()) for values in settings]
+    with EvaluationStore(tmp_path / "all.sqlite", context=CONTEXT) as store:
+        store.add([record(f"{i}", score=i / 10, graph=graph) for i, graph in enumerate(graphs)])
+    lines = shell("best", tmp_path / "all.sqlite").splitlines()[-2:]
+    assert lines == ["2: {rate: 0.1, width: 8, act: relu}", "1: {width: 4, act: relu}"]
+    assert yaml.safe_load("\n".join(lines)) == {2: settings[1], 1: settings[0]}
+    assert "choices        {act: relu, width: 4}" in shell("show", tmp_path / "all.sqlite", "1")
 
 
 def test_show_prints_a_row(folder: Path, shell: Shell) -> None:

@@ -101,7 +101,7 @@ def test_run_with_only_failures_reports_reason(tmp_path, capsys):
     assert re.fullmatch(
         r"step 1: evaluation of \S{12} failed: RuntimeError: nothing works \(toy_tasks\.py:\d+\)", lines[0]
     )
-    assert re.search(r"failed evaluations: \d+ \(\d+ failed: RuntimeError \(toy_tasks\.py:\d+\)\)\n", shown.out)
+    assert re.search(r"failed evaluations: \d+ \(\d+ x failed: RuntimeError \(toy_tasks\.py:\d+\)\)\n", shown.out)
     assert "every evaluation failed" in shown.err
     assert "gflownet.load" not in shown.out
 

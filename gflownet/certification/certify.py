@@ -12,6 +12,7 @@ from gflownet.certification.enumeration import Enumeration
 from gflownet.certification.result import RunCertificate
 from gflownet.certification.sampling import Sampling
 from gflownet.certification.subject import Subject
+from gflownet.errors import counted
 from gflownet.evaluation.store import EvaluationStatus, Identity
 from gflownet.mdp.states import GraphStates
 from gflownet.metrics.exact import enumerate_states
@@ -98,7 +99,8 @@ def _completed(
     num_measured = int(is_measured.sum())
     num_predicted = len(scores) - num_measured
     report_stage(
-        f"certificate: the target is the completed reward, {num_measured} measured and {num_predicted} predicted scores"
+        f"certificate: the target is the completed reward, {num_measured} measured and "
+        f"{counted(num_predicted, 'predicted score')}"
     )
     return _Rewards(scores.float(), num_predicted=num_predicted)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gflownet.errors import counted
 from gflownet.evaluation.claims import Store
 from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
@@ -122,11 +123,9 @@ class FinalTrainings:
         """
         num_compared = num_planned or len(random_candidates)
         self._num_planned = finalists.num_trainings + num_compared
-        self.report_line(
-            f"final stage: {len(finalists.records)} finalist{'s' * (len(finalists.records) != 1)}, "
-            f"{finalists.num_trainings} trainings on new seeds; "
-            f"{len(random_candidates)} random architectures, {num_compared} trainings"
-        )
+        compared = f"{counted(len(random_candidates), 'random architecture')}, {counted(num_compared, 'training')}"
+        raced = f"{counted(len(finalists.records), 'finalist')}, {counted(finalists.num_trainings, 'training')}"
+        self.report_line(f"final stage: {raced} on new seeds; {compared}")
         heat = self._heat(finalists)
         heats = [heat]
         singles = self._round(heats, [Request(candidate, repeat=RANDOM_REPEAT) for candidate in random_candidates])

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gflownet.errors import UserError
+from gflownet.errors import UserError, counted
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.extrapolation import CurveExtrapolation, rank_correlation
 from gflownet.evaluation.job import EvaluationStatus
@@ -103,9 +103,8 @@ class SuccessiveHalving:
         return values if math.isnan(correlation) else values | {"extrapolation_rank_correlation": correlation}
 
     def __str__(self) -> str:
-        text = (
-            f"successive halving: {self.num_stopped} candidates stopped early, {len(self._finished)} trained to the end"
-        )
+        stopped = counted(self.num_stopped, "candidate")
+        text = f"successive halving: {stopped} stopped early, {len(self._finished)} trained to the end"
         correlation = self.metrics().get("extrapolation_rank_correlation")
         if correlation is None:
             return text

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gflownet.errors import counted
 from gflownet.evaluation.examples import Split
 from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.task import Reference
@@ -62,7 +63,7 @@ def model_reference(
         test.append(task.test_score(training.model))
     call = f"{build.__name__}({', '.join(map(str, arguments))})"
     code = f"from {build.__module__} import {build.__name__}; model = {call}"
-    return Reference(f"{name}, {num_epochs} epochs", validation, test, size, code)
+    return Reference(f"{name}, {counted(num_epochs, 'epoch')}", validation, test, size, code)
 
 
 def classifier_or_regressor(task: TensorTask, classifier: str, regressor: str) -> Callable[[int], Any]:

@@ -13,7 +13,7 @@ import sqlalchemy as sql
 
 from gflownet.errors import UserError
 from gflownet.evaluation.status import EvaluationStatus as EvaluationStatus
-from gflownet.evaluation.store_claims import claim_statement, is_claim, is_expired
+from gflownet.evaluation.store_claims import REQUEUED, claim_statement, is_claim, is_expired
 from gflownet.evaluation.store_database import Database, damage_after_kill, is_network_file_system
 from gflownet.evaluation.store_migrations import SCHEMA_VERSION as SCHEMA_VERSION
 from gflownet.evaluation.store_migrations import add_contexts, prepare_schema
@@ -167,6 +167,13 @@ class EvaluationStore(Closing):
         """End the leases of all claims of a run, whose process has ended; return their number."""
         claims = IS_RUNNING & (EVALUATIONS.c.run == run)
         return self._update(sql.update(EVALUATIONS).where(claims).values(owner=None, lease_until=0.0))
+
+    def reopen(self, status: EvaluationStatus, *, run: str) -> list[EvaluationRecord]:
+        """Turn the rows of a run with a status into claims without an owner or attempts; return their last results."""
+        rows = (EVALUATIONS.c.status == status.value) & (EVALUATIONS.c.run == run)
+        records = self._select(self._finished().where(rows).order_by(EVALUATIONS.c.id))
+        self._update(sql.update(EVALUATIONS).where(EVALUATIONS.c.context == self._context, rows).values(REQUEUED))
+        return records
 
     def abandon(self, *, run: str) -> int:
         """Delete the RUNNING rows of a finished run without a live lease, in every context; return their number."""

@@ -6,6 +6,7 @@ from functools import cache
 
 import sqlalchemy as sql
 
+from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store_rows import EVALUATIONS, IS_RUNNING, RETRIED_BY_OTHER_RUNS
 
 # The batch is one bound value, so that the statement is the same for every size. Writers of PostgreSQL lock rows, in
@@ -51,6 +52,12 @@ _CLAIM = """
             AND (coalesce(evaluations.lease_until, 0) <= {clock} OR evaluations.owner = excluded.owner))
         OR evaluations.status = 'refused' OR {is_retried}
     RETURNING identity_digest, attempts"""
+
+# Values of a row that the next run evaluates again, with all attempts.
+REQUEUED = {
+    **{"status": EvaluationStatus.RUNNING.value, "is_transient": False, "score": 0.0, "error": None, "checksum": None},
+    **{"attempts": 0, "owner": None, "lease_until": 0.0, "started": 0},
+}
 
 
 @cache

@@ -14,7 +14,7 @@ import sqlalchemy as sql
 
 from gflownet.errors import UserError
 from gflownet.evaluation.status import EvaluationStatus
-from gflownet.evaluation.store_claims import is_expired
+from gflownet.evaluation.store_claims import REQUEUED, is_expired
 from gflownet.evaluation.store_database import Database, damage_after_kill
 from gflownet.evaluation.store_migrations import add_contexts, prepare_schema, stored_version
 from gflownet.evaluation.store_rows import (
@@ -37,10 +37,6 @@ COLUMNS = tuple(c for c in EVALUATIONS.columns if c.name not in ("id", "owner", 
 _CHUNK = 500
 # Longer decimal texts are prefixes of a hash, not row ids.
 _MAX_ID_DIGITS = 9
-_REQUEUED = {
-    **{"status": EvaluationStatus.RUNNING.value, "is_transient": False, "score": 0.0, "error": None, "checksum": None},
-    **{"attempts": 0, "owner": None, "lease_until": 0.0, "started": 0},
-}
 
 
 @dataclass
@@ -163,7 +159,7 @@ class StoreOverview(Closing):
             is_forced: also claims with a live lease.
         """
         columns = EVALUATIONS.c
-        update = sql.update(EVALUATIONS).where(columns.context != DAMAGED).values(_REQUEUED)
+        update = sql.update(EVALUATIONS).where(columns.context != DAMAGED).values(REQUEUED)
         if status is not None:
             update = update.where(columns.status == status.value)
         if ids is not None:

@@ -127,6 +127,13 @@ class GFNTask(Configurable, ABC):
         limited = (name for name in self.limits if name in self.objectives)
         return tuple(dict.fromkeys((*self.chosen_objectives, *limited)))
 
+    def warm_up(self) -> None:
+        """Load the state that evaluations of a process share, such as data in a `cached_property`.
+
+        Called in each worker process of a pool before its first candidate, whose deadline starts afterwards. Elsewhere
+        it may not be called: `evaluate` works without it.
+        """
+
     @abstractmethod
     def evaluate(self, graph: Any, *, seed: int) -> Score:
         """Return the score of a finished graph, the same for the same seed. An exception is recorded as a failure.
@@ -209,8 +216,8 @@ class GFNTask(Configurable, ABC):
     def description(self, candidate: Any) -> Mapping[str, Any]:
         """Return further JSON values of a candidate by name, for its entry in top_architectures.json.
 
-        `language_model`, the content of the model.json of a language model, makes the entry readable by `gflownet.load`
-        and `python -m gflownet.language --from`.
+        `gflownet.load` reads an entry with `language_model`, the content of the model.json of a language model (also
+        for `python -m gflownet.language --from`), or `module`: {"build": "module:function"} of the choices by name.
         """
         return {}
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import yaml
 
 from gflownet.graphs.canonical import versioned_hash
 from gflownet.graphs.elements import checked_int
@@ -64,3 +66,28 @@ class Assignment:
         nodes = objects_under(data, "nodes", ("id", "name", "value"))
         nodes.sort(key=lambda node: checked_int(node["id"], "nodes", "id"))
         return cls(tuple(node["name"] for node in nodes), tuple(node["value"] for node in nodes))
+
+
+def values_of(data: object) -> dict[str, Any]:
+    """Return names and values of an assignment's node-link data; empty for data of other objects."""
+    nodes = data.get("nodes") if isinstance(data, Mapping) else None
+    if not isinstance(nodes, list) or not all(
+        isinstance(node, Mapping) and {"name", "value"} <= {*node} for node in nodes
+    ):
+        return {}
+    return {str(node["name"]): node["value"] for node in nodes}
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names whose values differ among settings, absent ones included, in order of appearance."""
+    names = dict.fromkeys(name for setting in settings for name in setting)
+    return [name for name in names if len({json.dumps(setting.get(name)) for setting in settings}) > 1]
+
+
+def as_yaml(values: Mapping[str, Any], *, first: Sequence[str] = ()) -> str:
+    """Return values as one line of YAML, such as {depth: 2, norm: true}; some names before the others."""
+    names = [name for name in first if name in values]
+    ordered = {name: values[name] for name in [*names, *(name for name in values if name not in names)]}
+    return yaml.safe_dump(
+        ordered, default_flow_style=True, sort_keys=False, width=float("inf"), allow_unicode=True
+    ).strip()

@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import save
 
 from gflownet.console import ReportRow
+from gflownet.errors import counted
 from gflownet.evaluation.final import TopArchitecture
 from gflownet.evaluation.task import GFNTask
 from gflownet.files import write_whole
-from gflownet.graphs.assignment import Assignment
+from gflownet.graphs.assignment import Assignment, as_yaml, differing
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.drawing import to_svg
+from gflownet.graphs.node_link import MODULES
 
 if TYPE_CHECKING:
     from gflownet.metrics.statistics import Interval
 
 TOP_NAME = "top_architectures.json"
 PICTURES_NAME = "architectures"
-_MAX_WORDS = 60  # characters of an assignment in the table
+_MAX_WORDS = 120  # characters of an assignment in the table
 
 
 def write_top_architectures(
@@ -49,22 +51,37 @@ def write_top_architectures(
         write: writes a file; without a drawing on disk the row has no picture.
     """
     entries, rows = [], []
-    for rank, (architecture, interval) in enumerate(zip(top, final_intervals(top), strict=True)):
-        graph = from_dict(json.loads(architecture.record.graph))
+    graphs = [from_dict(json.loads(architecture.record.graph)) for architecture in top]
+    first = differing([graph.as_dict() for graph in graphs if isinstance(graph, Assignment)])
+    intervals = final_intervals(top)
+    for rank, (architecture, interval, graph) in enumerate(zip(top, intervals, graphs, strict=True)):
         network = task.network(graph)
         picture = _draw(folder / PICTURES_NAME / f"rank_{rank}.svg", network, write)
         words = task.words(graph)
-        shown = words or (_in_words(graph) if picture is None else picture.name)
+        shown = words or (_in_words(graph, first) if picture is None else picture.name)
         rows.append(_row(rank, architecture, interval, sizes=_sizes(network or graph, words), shown=shown))
         entries.append(
             entry_of(
-                folder, architecture, interval, rank=rank, name=f"rank_{rank}", graph=graph, task=task, write=write
+                folder,
+                architecture,
+                interval,
+                rank=rank,
+                name=f"rank_{rank}",
+                graph=graph,
+                task=task,
+                write=write,
+                first=first,
             )
         )
     write(folder / TOP_NAME, as_json(entries))
     for line in _complaints(top):
         report_line(line)
     return rows
+
+
+def is_loadable(task: GFNTask, candidate: Any) -> bool:
+    """Return whether `gflownet.load` reads the entry of a candidate."""
+    return task.network(candidate) is not None or any(name in task.description(candidate) for name in MODULES)
 
 
 def entry_of(
@@ -77,13 +94,20 @@ def entry_of(
     graph: Any,
     task: GFNTask,
     write: Callable[[Path, bytes | str], None],
+    first: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Write the weights of an architecture under a name, and return its entry of top_architectures.json."""
     weights = _write_weights(folder, f"{PICTURES_NAME}/{name}.safetensors", architecture, write)
+    described = described_in_words(graph, task, first)
+    return _entry(rank, architecture, interval) | described | weights | _graphs(graph, task.network(graph), task)
+
+
+def described_in_words(graph: Any, task: GFNTask, first: Sequence[str]) -> dict[str, Any]:
+    """Return the words, the choices as YAML (some names first) and the description of a candidate, for its entry."""
     words = task.words(graph)
     described = {"words": words} if words else {}
-    described |= task.description(graph)
-    return _entry(rank, architecture, interval) | described | weights | _graphs(graph, task.network(graph), task)
+    described |= {"choices": as_yaml(graph.as_dict(), first=first)} if isinstance(graph, Assignment) else {}
+    return {**described, **task.description(graph)}
 
 
 def _graphs(candidate: Any, network: ComputationGraph | None, task: GFNTask) -> dict[str, Any]:
@@ -203,17 +227,21 @@ def _complaints(top: Sequence[TopArchitecture]) -> Iterator[str]:
     failed = [(rank, each) for rank, each in enumerate(top) if each.errors]
     if failed:
         rank, first = failed[0]
-        remaining = f" (and some of {len(failed) - 1} more ranks)" if len(failed) > 1 else ""
-        counts = f"{len(first.errors)} of {len(first.scores)} trainings on new seeds failed"
+        remaining = f" (and some of {counted(len(failed) - 1, 'more rank')})" if len(failed) > 1 else ""
+        counts = f"{len(first.errors)} of {counted(len(first.scores), 'training')} on new seeds failed"
         yield f"rank {rank}: {counts}: {first.errors[0]}{remaining}"
 
 
-def _in_words(candidate: Any) -> str:
-    """Return the values of an assignment, in short, and - for other objects."""
+def _in_words(candidate: Any, first: Sequence[str]) -> str:
+    """Return an assignment as YAML, without the last values if it is long, and - for other objects."""
     if not isinstance(candidate, Assignment):
         return "-"
-    text = " ".join(f"{name}={value}" for name, value in candidate.as_dict().items())
-    return text if len(text) <= _MAX_WORDS else f"{text[: _MAX_WORDS - 1]}…"
+    text = as_yaml(candidate.as_dict(), first=first)
+    return (
+        text
+        if len(text) <= _MAX_WORDS
+        else f"{text[: _MAX_WORDS - 1].rpartition(', ')[0] or text[: _MAX_WORDS - 1]}, …"
+    )
 
 
 def _draw(path: Path, graph: ComputationGraph | None, write: Callable[[Path, bytes | str], None]) -> Path | None:
@@ -225,8 +253,8 @@ def _draw(path: Path, graph: ComputationGraph | None, write: Callable[[Path, byt
 
 
 def _sizes(graph: Any, words: str) -> tuple[int, int] | tuple[None, None]:
-    """Return the number of hidden nodes and of edges; None for a candidate that is shown in words."""
-    if words:
+    """Return the number of hidden nodes and of edges; None for values of places and candidates shown in words."""
+    if words or isinstance(graph, Assignment):
         return None, None
     data = graph.to_dict()
     hidden = [n for n in data["nodes"] if n.get("node_type", NodeType.HIDDEN.value) == NodeType.HIDDEN.value]

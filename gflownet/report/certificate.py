@@ -14,6 +14,7 @@ from rich.table import Table
 from gflownet.certification.result import Certified, RunCertificate
 from gflownet.certification.verdict import errors, findings, has_converged, rule_findings
 from gflownet.console import print_line
+from gflownet.errors import counted
 from gflownet.files import json_text, write_whole
 from gflownet.metrics.certificate import NO_DISTANCE, Certificate, EstimatedCertificate, ExactCertificate, SymmetryClass
 from gflownet.metrics.statistics import Interval
@@ -103,9 +104,9 @@ def print_certificate(certificate: RunCertificate, *, path: Path, console: Conso
         print_line(console, "verdict")
         for finding in [*(rules if index == 0 else []), *findings(certificate, part)]:
             print_line(console, f"  {finding.subject + ':':<15}{finding.text}")
-    paid = f"rewards: {certificate.num_rewards} terminal states, {certificate.num_evaluated} evaluated for this alone"
-    if certificate.num_predicted:
-        paid = f"rewards: {certificate.num_rewards} terminal states, {certificate.num_predicted} predicted"
+    paid = f"rewards: {counted(certificate.num_rewards, 'terminal state')}, "
+    num = certificate.num_predicted
+    paid += f"{num} predicted" if num else f"{certificate.num_evaluated} evaluated for this alone"
     failed = f", {certificate.num_failed} failed" if certificate.num_failed else ""
     print_line(console, f"{paid}{failed}; all figures: {path}")
 

@@ -13,18 +13,19 @@ from typing import Any
 from rich.console import Console
 
 from gflownet.console import ReportRow, print_front, print_line, print_report
-from gflownet.errors import UserError
+from gflownet.errors import UserError, counted
 from gflownet.evaluation.final import FinalStage, TopArchitecture
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.evaluation.task import GFNTask, Reference
 from gflownet.files import write_whole
+from gflownet.graphs.assignment import Assignment, as_yaml, differing
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, write_top_architectures
+from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, is_loadable, write_top_architectures
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME, write_pareto_front
 from gflownet.report.references import reference_rows, references_of, verdict_lines
 from gflownet.report.verdict import spent_line
 
-NUM_WRITTEN = 3  # programs printed, of the first ranks
+NUM_WRITTEN = 3  # programs or choices printed, of the first ranks
 NUM_FAILURE_KINDS = 5  # kinds of failed evaluations printed
 
 
@@ -104,27 +105,38 @@ def _print_ranks(
     if task.limits and num_successful:
         no_rows = f"no architecture is within evaluation.constraints, {num_successful} could be evaluated"
     is_drawn = terminal_type is ComputationGraph
-    first = [terminal_type.from_dict(json.loads(each.record.graph)) for each in top[:1]]
-    is_language_model = any("language_model" in task.description(each) for each in first)
+    best = [terminal_type.from_dict(json.loads(each.record.graph)) for each in top]
     print_report(
         rows,
-        load_line=_load_line(folder, top) if is_drawn or is_language_model else None,
+        load_line=_load_line(folder, top) if any(is_loadable(task, each) for each in best[:1]) else None,
         pictures=str(folder / PICTURES_NAME) if is_drawn else "",
         notes=notes,
         no_rows=no_rows,
         console=console,
     )
+    is_language_model = any("language_model" in task.description(each) for each in best[:1])
     for line in _other_lines(folder, top, is_drawn=is_drawn, is_language_model=is_language_model):
         print_line(console, line)
+    for line in _choices(best, task):
+        print_line(console, line)
+
+
+def _choices(best: Sequence[Any], task: GFNTask) -> Iterator[str]:
+    """Yield the choices of the first ranks as YAML, a line each; none where the task draws or names them."""
+    if any(task.words(each) or task.network(each) is not None for each in best[:1]):
+        return
+    settings = [each.as_dict() for each in best if isinstance(each, Assignment)]
+    for rank, setting in enumerate(settings[:NUM_WRITTEN]):
+        yield f"rank {rank}: {as_yaml(setting, first=differing(settings))}"
 
 
 def _failure_line(errors: Counter[str]) -> str:
     """Return the number of failed evaluations by kind, the most frequent kinds first; empty without any."""
     if not errors:
         return ""
-    kinds = [f"{times} {kind}" for kind, times in errors.most_common(NUM_FAILURE_KINDS)]
+    kinds = [f"{times} x {kind}" for kind, times in errors.most_common(NUM_FAILURE_KINDS)]
     if len(errors) > len(kinds):
-        kinds.append(f"{len(errors) - len(kinds)} more kinds")
+        kinds.append(counted(len(errors) - len(kinds), "more kind"))
     return f"failed evaluations: {errors.total()} ({'; '.join(kinds)})"
 
 
@@ -133,9 +145,8 @@ def _mean_line(score_means: Sequence[float]) -> str:
         return "mean score of sampled architectures: none, no step is complete"
     tenth = max(1, len(score_means) // 10)
     first, last = sum(score_means[:tenth]) / tenth, sum(score_means[-tenth:]) / tenth
-    return (
-        f"mean score of sampled architectures: {first:.3f} in the first {tenth} steps, {last:.3f} in the last {tenth}"
-    )
+    start, end = ("first step", "last") if tenth == 1 else (f"first {tenth} steps", f"last {tenth}")
+    return f"mean score of sampled architectures: {first:.3f} in the {start}, {last:.3f} in the {end}"
 
 
 def _load_line(folder: Path, top: Sequence[TopArchitecture]) -> str:
@@ -149,10 +160,10 @@ def _captions(final: FinalStage, *, unit: str) -> Iterator[str]:
     if not any(architecture.scores for architecture in final.top):
         yield "no architecture was trained on a new seed: the scores are those of the search, too high for the best"
         return
-    length = "" if final.fidelity is None else f" of {final.fidelity} {unit}"
+    length = "" if final.fidelity is None else f" of {counted(final.fidelity, unit.removesuffix('s'))}"
     numbers = sorted({len(architecture.scores) for architecture in final.top if architecture.scores})
     number = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-    seeds = "1 new seed" if numbers == [1] else f"{number} new seeds"
+    seeds = counted(1, "new seed") if numbers == [1] else f"{number} new seeds"
     search_score = f"{final.top[0].record.score:.4f}"
     yield f"validation, test: means of trainings{length} on {seeds} (rank 0 in the search: {search_score})"
     yield "ranks: by the posterior mean, which combines the search and the new seeds"

@@ -11,7 +11,8 @@ from typing import Any
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
 from gflownet.graphs.drawing import to_svg
-from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
+from gflownet.graphs.node_link import MODULES
+from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, described_in_words
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Leader:
     high: float | None = None
     test_score: float | None = None
     drawing: str | None = None  # SVG; None for candidates that are no networks
-    words: str = ""  # of the task; empty for tasks without
+    words: str = ""  # of the task, or choices as YAML; empty for others
     load: str = ""  # a line of Python; empty before the end, and for other objects than graphs
 
     @property
@@ -49,7 +50,8 @@ def current_leaders(
         candidate = from_dict(json.loads(record.graph))
         network = task.network(candidate)
         drawing = None if network is None else to_svg(network)
-        words = task.words(candidate)
+        described = described_in_words(candidate, task, ())
+        words = described.get("words", "") or ("" if drawing else described.get("choices", ""))
         leaders.append(Leader(rank, record.score, record.num_parameters, drawing=drawing, words=words))
     return leaders
 
@@ -66,7 +68,7 @@ def _leader(entry: dict[str, Any], path: Path) -> Leader:
     rank, final = entry["rank"], entry.get("final") or {}
     picture = path.parent / PICTURES_NAME / f"rank_{rank}.svg"
     low, high = final.get("interval") or (None, None)
-    is_loadable = "language_model" in entry or (picture.exists() and "network" not in entry)
+    is_loadable = any(name in entry for name in MODULES) or (picture.exists() and "network" not in entry)
     arguments = f"rank={rank}" if "weights" in entry else f"rank={rank}, weights=False"
     return Leader(
         rank=rank,
@@ -76,6 +78,6 @@ def _leader(entry: dict[str, Any], path: Path) -> Leader:
         high=high,
         test_score=entry["test_score"],
         drawing=picture.read_text(encoding="utf-8") if picture.exists() else None,
-        words=entry.get("words", ""),
+        words=entry.get("words", "") or ("" if picture.exists() else entry.get("choices", "")),
         load=f'gflownet.load("{path}", {arguments})' if is_loadable else "",
     )

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
+from gflownet.errors import counted
 from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
 from gflownet.files import write_whole
+from gflownet.graphs.assignment import Assignment, differing, values_of
 from gflownet.metrics.pareto import hypervolume, non_dominated
-from gflownet.report.architectures import as_json, with_translation
+from gflownet.report.architectures import as_json, described_in_words, with_translation
 from gflownet.report.page.chart import svg_of
 from gflownet.report.page.scatter_chart import Highlight, scatter_chart
 
@@ -52,6 +54,8 @@ def write_pareto_front(
     is_on_front = non_dominated(utilities)
     # Best in the first objective first, ties by the next objective.
     order = [i for i in np.lexsort(-utilities.T[::-1]) if is_on_front[i]]
+    graphs = [json.loads(records[i].graph) for i in order]
+    first = differing([values_of(graph) for graph in graphs])
     entries = [
         {
             "rank": rank,
@@ -60,9 +64,10 @@ def write_pareto_front(
             "validation_score": records[i].score,
             "num_parameters": records[i].num_parameters,
             "metrics": dict(records[i].metrics),
-            "graph": with_translation(json.loads(records[i].graph), task),
+            **(described_in_words(Assignment.from_dict(graph), task, first) if values_of(graph) else {}),
+            "graph": with_translation(graph, task),
         }
-        for rank, i in enumerate(order)
+        for rank, (i, graph) in enumerate(zip(order, graphs, strict=True))
     ]
     write(folder / FRONT_NAME, as_json(entries))
     values = np.array([[record.metrics[name] for name in objectives] for record in records])
@@ -76,7 +81,7 @@ def _drawn(objectives: Sequence[str], values: np.ndarray, order: Sequence[int]) 
     for rank, i in enumerate(order):
         measured = [f"{name} {value:.6g}" for name, value in zip(objectives, values[i], strict=True)]
         highlights.append(Highlight(float(values[i, 1]), float(values[i, 0]), f"rank {rank}: {', '.join(measured)}"))
-    title = f"Pareto front: {len(order)} of {len(values)} architectures"
+    title = f"Pareto front: {len(order)} of {counted(len(values), 'architecture')}"
     points = [(x, y) for y, x, *_ in np.delete(values, order, axis=0).tolist()]
     chart = scatter_chart(
         "front",

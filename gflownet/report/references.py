@@ -9,9 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gflownet.console import ReportRow
+from gflownet.errors import counted
 from gflownet.evaluation.final import FinalStage
 from gflownet.evaluation.task import GFNTask, Reference
-from gflownet.report.architectures import as_json, bounds_of, entry_of, final_intervals, intervals_of, margin_of
+from gflownet.report.architectures import (
+    as_json,
+    bounds_of,
+    entry_of,
+    final_intervals,
+    intervals_of,
+    is_loadable,
+    margin_of,
+)
 from gflownet.report.verdict import Side, verdict_of
 
 if TYPE_CHECKING:
@@ -35,15 +44,15 @@ def references_of(
     """
     references, best = [*final.references], final.best_random
     if best is not None and best.scores:
-        name = f"best of {final.num_random} random architectures"
+        name = f"best of {counted(final.num_random, 'random architecture')}"
         if final.num_random_trainings < final.num_trainings:
-            name += f" in {final.num_random_trainings} trainings; the run had {final.num_trainings}"
+            name += f" in {counted(final.num_random_trainings, 'training')}; the run had {final.num_trainings}"
         interval, graph = final_intervals([best])[0], from_dict(json.loads(best.record.graph))
         entry = entry_of(folder, best, interval, rank=0, name="random", graph=graph, task=task, write=write)
         path, end = folder / RANDOM_NAME, "" if "weights" in entry else ", weights=False"
         write(path, as_json([entry]))
         code = f'import json, pathlib; graph = json.loads(pathlib.Path("{path}").read_text())[0]["graph"]'
-        if task.network(graph) is not None or "language_model" in entry:
+        if is_loadable(task, graph):
             code = f'import gflownet; model = gflownet.load("{path}", rank=0{end})'
         tests = [test for test in best.tests if test is not None]
         references.insert(0, Reference(name, best.scores, tests, best.record.num_parameters, code))

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from gflownet.console import duration
+from gflownet.errors import counted
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.inline import InlineExecutor
 
@@ -55,5 +56,4 @@ def simulated_time(dispatcher: Dispatcher) -> str:
     assert executor.simulated_clock is not None
     seconds, capacity = executor.simulated_clock(), executor.capacity
     busy = dispatcher.evaluation_seconds / (seconds * capacity) if seconds else 0.0
-    workers = "1 worker" if capacity == 1 else f"{capacity} workers"
-    return f"simulated: {duration(dispatcher.budget.seconds)} on {workers}, busy {busy:.0%} of it"
+    return f"simulated: {duration(dispatcher.budget.seconds)} on {counted(capacity, 'worker')}, busy {busy:.0%} of it"

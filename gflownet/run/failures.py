@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from gflownet.errors import counted
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.status import EvaluationStatus
@@ -28,10 +29,12 @@ def failure_kind(evaluation: Evaluation) -> str:
     typed = _TYPED.fullmatch(error)
     if typed is not None:
         cause = f"{typed['type']} ({typed['place']})"
+    elif evaluation.status is EvaluationStatus.TIMEOUT:  # the deadline of a job depends on its size
+        cause = ""
     elif evaluation.status is EvaluationStatus.CRASHED:  # its numbers are exit statuses
         cause = error[:_MAX_LENGTH]
     else:
-        cause = _NUMBER.sub("#", error)[:_MAX_LENGTH]
+        cause = _NUMBER.sub("…", error)[:_MAX_LENGTH]
     return f"{evaluation.status.value}: {cause}" if cause else evaluation.status.value
 
 
@@ -47,7 +50,7 @@ _SHORT_HASH = 11  # with its version, as in g1-
 def evaluation_line(record: EvaluationRecord) -> str:
     """Return hash, status or score, seconds and size of an evaluation, and the reason of a failure."""
     result = f"score {record.score:.4f}" if record.status is EvaluationStatus.OK else str(record.status)
-    size = "" if record.num_parameters is None else f", {record.num_parameters:,} parameters"
+    size = "" if record.num_parameters is None else f", {counted(record.num_parameters, 'parameter')}"
     is_random, seed = record.seed >= RANDOM_REPEAT, record.seed % RANDOM_REPEAT
     place = (", random" if is_random else "") + (f", seed {seed}" if seed else "")
     place += f", {record.fidelity} epochs or steps" if record.fidelity else ""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from gflownet.config import Config
 from gflownet.console import duration
+from gflownet.errors import counted
 from gflownet.evaluation.budget import Reserve
 from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.executors.choice import places
@@ -75,10 +76,10 @@ class Plan:
 
     def words(self) -> str:
         """Return the numbers of the plan."""
-        parts = [f"{self.num_search:,} evaluations of the search"]
-        parts += [f"{self.num_final:,} final trainings"] if self.num_final else []
-        parts += [f"{self.num_compared:,} trainings of random architectures"] if self.num_compared else []
-        parts += [f"{self.num_steps:,} policy steps"] if self.num_steps else []
+        parts = [f"{counted(self.num_search, 'evaluation')} of the search"]
+        parts += [counted(self.num_final, "final training")] if self.num_final else []
+        parts += [f"{counted(self.num_compared, 'training')} of random architectures"] if self.num_compared else []
+        parts += [counted(self.num_steps, "policy step")] if self.num_steps else []
         parts += [f"at most {duration(self.seconds)} without random ones"] if self.seconds else []
         return ", ".join(parts)
 
@@ -93,7 +94,7 @@ class Plan:
         at_most = "at most " if self.seconds else ""
         seconds = min(num * each, self.seconds + self.num_compared * each) if self.seconds else num * each
         return (
-            f"plan: about {duration(seconds)} for {at_most}{num:,} more trainings of {mean_seconds:.2g} s, "
+            f"plan: about {duration(seconds)} for {at_most}{counted(num, 'more training')} of {mean_seconds:.2g} s, "
             f"{self.num_places} at a time"
         )
 
@@ -151,10 +152,11 @@ def _warning(config: Config, method: MethodClass | None, num: int, num_steps: in
     options, start = config.search, f"search.method={config.search.method} is random search here"
     if method is not None and method.is_on_policy:
         num_steps = math.ceil(num / (options.batch_size or num_places))
+    evaluations = counted(num, "evaluation")
     if (method is None or method.is_on_policy) and num_steps < _MIN_STEPS:
-        return f"{start}: {num_steps} policy steps in {num} evaluations, fewer than {_MIN_STEPS}"
+        return f"{start}: {counted(num_steps, 'policy step')} in {evaluations}, fewer than {_MIN_STEPS}"
     if method is not None and method.uses_surrogate and num <= options.num_initial:
-        return f"{start}: search.num_initial={options.num_initial} random candidates are all {num} evaluations"
+        return f"{start}: search.num_initial={options.num_initial} random candidates are all {evaluations}"
     name = _RANDOM_STARTS.get(options.method)
     num_start = getattr(options.options, name) if name else 0
-    return f"{start}: its {name} of {num_start} is not filled by {num} evaluations" if num_start >= num else ""
+    return f"{start}: its {name} of {num_start} is not filled by {evaluations}" if num_start >= num else ""

@@ -106,6 +106,13 @@ class History:
         for index, (code, origin) in enumerate(zip(self.env.identify(states).tolist(), known, strict=True)):
             self.in_flight.setdefault(code, InFlight(states[index : index + 1], origin))
 
+    def revise(self, evaluations: Sequence[Evaluation]) -> None:
+        """Replace the results of known architectures."""
+        positions = {proposal.hash: proposal.position for proposal in self.proposals}
+        for evaluation in evaluations:
+            if evaluation.hash in positions:
+                self._set(positions[evaluation.hash], evaluation)
+
     def add(self, states: GraphStates, evaluations: Sequence[Evaluation]) -> None:
         """Add the results of B terminal states; an architecture that is known stays at its position."""
         codes, new = self.env.identify(states).tolist(), []
@@ -119,15 +126,19 @@ class History:
                 continue
             self._position[code] = position
             new.append(index)
-            self.scores.append(evaluation.score)
-            measured = evaluation.infeasible_score
-            self.measured.append(evaluation.score if measured is None else measured)
-            self.utilities.append(tuple(evaluation.utilities))
-            self.metrics.append(dict(evaluation.metrics))
-            self.seconds.append(evaluation.seconds)
-            self.statuses.append(evaluation.status)
+            self._set(position, evaluation)
         if new:
             self._chunks.append(states[torch.tensor(new)])
+
+    def _set(self, position: int, evaluation: Evaluation) -> None:
+        """Write the result of a position, the next one for a new architecture."""
+        here, measured = slice(position, position + 1), evaluation.infeasible_score
+        self.scores[here] = [evaluation.score]
+        self.measured[here] = [evaluation.score if measured is None else measured]
+        self.utilities[here] = [tuple(evaluation.utilities)]
+        self.metrics[here] = [dict(evaluation.metrics)]
+        self.seconds[here] = [evaluation.seconds]
+        self.statuses[here] = [evaluation.status]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the contents as tensors and plain values, safe to load with `weights_only=True`."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gflownet.errors import UserError
+from gflownet.errors import UserError, counted
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
 from gflownet.evaluation.status import EvaluationStatus
@@ -148,22 +148,27 @@ class SearchLoop:
         self.method.load_state_dict(state["method"])
         self._stored = {name: state[name] for name in state if name.startswith("pending") and state["pending"]}
 
+    def revise(self, evaluations: Sequence[Evaluation]) -> None:
+        """Replace the results of known architectures; the method's model is fitted to the new ones."""
+        self.history.revise(evaluations)
+        self.method.load_state_dict(self.method.state_dict())
+
     def _num_left(self) -> int:
         return self.num_evaluations - self.history.num_new - len(self._pending)
 
     def _is_over(self) -> bool:
         if not self.end and self._num_left() <= 0 and not self._pending:
             num = self.num_evaluations
-            self.end = "1 evaluation is done" if num == 1 else f"{num} evaluations are done"
+            self.end = f"{counted(num, 'evaluation')} {'is' if num == 1 else 'are'} done"
         if not self.end and self.patience and self._since_best() >= self.patience:
-            self.end = f"no better score in {self.patience} evaluations (search.patience)"
+            self.end = f"no better score in {counted(self.patience, 'evaluation')} (search.patience)"
         self.end_at_repeats()
         return bool(self.end)
 
     def end_at_repeats(self) -> None:
         """End the search where its method has proposed only known architectures for a long time."""
         if not self.end and self._num_repeats >= _MAX_REPEATS:
-            self.end = f"no new architecture in {self._num_repeats} proposals"
+            self.end = f"no new architecture in {counted(self._num_repeats, 'proposal')}"
 
     def _since_best(self) -> int:
         """Return the number of architectures evaluated after the best one, without the surrogate's initial ones."""

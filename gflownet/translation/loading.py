@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
+from torch import nn
+from torch.nn.parameter import is_lazy
 
+from gflownet.errors import UserError
+from gflownet.graphs.assignment import values_of
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.elements import shown
+from gflownet.plugins import load_function
 from gflownet.rhn.checkpoint import model_of
-from gflownet.rhn.network import RecurrentNetwork
-from gflownet.translation.generated_model import GeneratedModel
 from gflownet.translation.model import to_pytorch_model
 
 _TOP_NAME = "top_architectures.json"
@@ -23,30 +26,40 @@ _UNTRAINED = "weights=False returns the architecture with new weights"
 
 
 def load(
-    path: str | Path, rank: int = 0, *, weights: bool = True, config: Mapping[str, Any] | None = None
-) -> GeneratedModel | RecurrentNetwork:
+    path: str | Path,
+    rank: int = 0,
+    *,
+    weights: bool = True,
+    config: Mapping[str, Any] | None = None,
+    build: Callable[[dict[str, Any]], nn.Module] | None = None,
+) -> Any:
     """Return the model of a rank in a run's top_architectures.json, trained and in evaluation mode.
 
     A language model is a `RecurrentNetwork`. The model of a graph is translated with the settings of the graph, as it
-    was scored, unless `config` (see TranslationConfig) overrides them.
+    was scored, unless `config` (see TranslationConfig) overrides them. The module of choices is built by the function
+    `build`, by default the one that the run called.
 
     Args:
         path: run folder, or its top_architectures.json.
         rank: of the architecture, 0 for the best.
         weights: load the weights of its first training of the final stage; False: new weights, in training mode.
         config: translation settings, of a graph only.
+        build: returns the module of choices, a dict; None: the function `module.build` of the entry is imported.
 
     Raises:
-        ValueError: an invalid file, a missing rank, missing, damaged or other weights, or `config` of a language model.
+        ValueError: an invalid file, a missing rank, missing, damaged or other weights, a function that cannot be
+            imported, or `config` or `build` of an entry that has none.
     """
     path = _file(path)
     entry = _entry(path, rank)
     if not weights:
-        return _untrained(path, entry, config)
+        return _untrained(path, entry, config, build)
     tensors = _weights(path, entry, rank=rank)
-    model = _untrained(path, entry, config)
-    expected = {name: list(value.shape) for name, value in model.state_dict().items()}
+    model = _untrained(path, entry, config, build)
     sizes = {name: list(value.shape) for name, value in tensors.items()}
+    expected = {  # a lazy module takes the sizes of its weights
+        name: sizes.get(name, []) if is_lazy(value) else list(value.shape) for name, value in model.state_dict().items()
+    }
     for name in [*expected, *sizes]:
         if expected.get(name) != sizes.get(name):
             raise ValueError(
@@ -58,14 +71,34 @@ def load(
 
 
 def _untrained(
-    path: Path, entry: Mapping[str, Any], config: Mapping[str, Any] | None
-) -> GeneratedModel | RecurrentNetwork:
+    path: Path,
+    entry: Mapping[str, Any],
+    config: Mapping[str, Any] | None,
+    build: Callable[[dict[str, Any]], nn.Module] | None,
+) -> nn.Module:
     """Return the model of an entry with new weights."""
-    if "language_model" not in entry:
+    choices = {} if "network" in entry else values_of(entry["graph"])
+    if build is not None and not choices:
+        raise ValueError(f"{path}: build: expected none for an entry without choices, got {build!r}")
+    kind = "a language model" if "language_model" in entry else "choices" if choices else ""
+    if config and kind:
+        raise ValueError(f"{path}: config: expected none for {kind}, got {shown(config)}")
+    if "language_model" in entry:
+        return model_of(entry["language_model"], f"{path}: language_model")
+    if build is None and "module" not in entry:
         return to_pytorch_model(_graph(entry), config)
-    if config:
-        raise ValueError(f"{path}: config: expected none for a language model, got {shown(config)}")
-    return model_of(entry["language_model"], f"{path}: language_model")
+    return (build or _builder(path, entry["module"]))(choices)
+
+
+def _builder(path: Path, described: object) -> Callable[[dict[str, Any]], nn.Module]:
+    """Return the function that an entry names."""
+    match described:
+        case {"build": str(name)}:
+            try:
+                return load_function(f"{path}: module.build", name)
+            except UserError as error:
+                raise UserError(f"{error}; add its folder to PYTHONPATH or pass build=FUNCTION") from None
+    raise ValueError(f'{path}: module: expected {{"build": "module:function"}}, got {shown(described)}')
 
 
 def _file(path: str | Path) -> Path:
@@ -101,8 +134,8 @@ def _graph(entry: Mapping[str, Any]) -> ComputationGraph:
     match entry.get("network", entry["graph"]):
         case {"nodes": [{"name": _}, *_]}:
             raise ValueError(
-                "expected a computation graph, got an object of another environment; build its module with your own "
-                "code and load the safetensors file of the entry into it (docs/search-your-own-space.md)"
+                "expected a computation graph, got an object of another environment; if your own code builds its "
+                "module, pass build=FUNCTION of the choices (docs/search-your-own-space.md)"
             )
         case data:
             graph = ComputationGraph.from_dict(data)

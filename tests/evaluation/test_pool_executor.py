@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
 import sys
 import time
 from collections import Counter
@@ -18,10 +20,13 @@ from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Handle
 from gflownet.evaluation.executors.machine import memory, num_cores, num_kills_without_memory
 from gflownet.evaluation.executors.pool import PoolExecutor, pickled_task
+from gflownet.evaluation.executors.sources import TaskSources
+from gflownet.evaluation.executors.worker import ReplyKind, WorkerSettings, _load, split_reply
 from gflownet.evaluation.job import EvaluationStatus, Job
 from gflownet.evaluation.store import EvaluationStore
 from tests.evaluation.candidates import StubCandidate, config_with
 from tests.evaluation.poison_tasks import PoisonTask
+from tests.evaluation.warm_task import WarmTask
 
 OK, FAILED, CRASHED = EvaluationStatus.OK, EvaluationStatus.FAILED, EvaluationStatus.CRASHED
 TIMEOUT, OUT_OF_MEMORY = EvaluationStatus.TIMEOUT, EvaluationStatus.OUT_OF_MEMORY
@@ -146,6 +151,31 @@ def test_server_imports_installed_modules_of_the_task_only(pool):
     modules = pool._context.server._preload_modules  # type: ignore[attr-defined]
     assert {"torch", "gflownet.evaluation.executors.child", "gflownet.config"} <= set(modules)
     assert not any(module.startswith("tests") for module in modules)
+    assert "torch._dynamo" not in modules
+    (_, *others) = PoolExecutor(WarmTask(), CONFIG)._context.server._preload_modules  # type: ignore[attr-defined]
+    assert "torch._dynamo" in others
+
+
+@pytest.mark.slow
+def test_task_is_warm_before_its_first_candidate():
+    with PoolExecutor(WarmTask(), config_with("evaluation.capacity=1").evaluation) as pool:
+        handle = submit(pool, "any")
+        assert status_of(pool, handle) is OK
+    assert handle.outcomes is not None
+    assert handle.outcomes[0].score is not None
+    assert handle.outcomes[0].score.value == 1.0
+
+
+def test_worker_warms_its_task_up_before_it_is_ready():
+    ours, theirs = multiprocessing.Pipe()
+    settings = [WorkerSettings(pickle.dumps(WarmTask(fails=f)), TaskSources.of(WarmTask), 1) for f in (False, True)]
+    task = _load(settings[0], theirs)
+    assert "data" in vars(task)
+    assert not ours.poll()
+    assert _load(settings[1], theirs) is None
+    kind, reason = split_reply(ours.recv_bytes())
+    assert kind is ReplyKind.REFUSED
+    assert reason.decode().startswith("WarmTask.warm_up: FileNotFoundError: no data (warm_task.py:")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 import gflownet
@@ -114,6 +115,73 @@ def test_write_top_architectures_saves_tied_and_transposed_weights(tmp_path):
     assert {name: value.tolist() for name, value in tensors.items()} == {k: v.tolist() for k, v in tied.items()}
 
 
+def build(choices: dict[str, Any]) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.LazyLinear(choices["width"]), torch.nn.ReLU(), torch.nn.LazyLinear(2))
+
+
+class ChoicesStub(StubTask):
+    def description(self, candidate: Assignment) -> dict[str, Any]:
+        return {"module": {"build": f"{__name__}:build"}}
+
+
+def choices_of(values: dict[str, Any], **fields: Any) -> TopArchitecture:
+    graph = json.dumps(Assignment.of(values).to_dict())
+    return TopArchitecture(dataclasses.replace(architecture(GRAPHS[0]).record, graph=graph), **fields)
+
+
+def write_choices(folder: Path, settings: Sequence[dict[str, Any]], **fields: Any) -> list[ReportRow]:
+    top = [choices_of(values, **fields) for values in settings]
+    return write_top_architectures(
+        folder, top, task=ChoicesStub({}), from_dict=Assignment.from_dict, report_line=lambda line: None
+    )
+
+
+def test_choices_in_which_ranks_differ_are_first(tmp_path):
+    settings = [{"act": "relu", "depth": 3, "rate": 1e-5, "width": 4}, {"act": "relu", "depth": 3, "width": 8}]
+    rows = write_choices(tmp_path, settings)
+    assert rows[0].picture == "{rate: 1.0e-05, width: 4, act: relu, depth: 3}"
+    assert rows[1].picture == "{width: 8, act: relu, depth: 3}"
+    entries = json.loads((tmp_path / TOP_NAME).read_text())
+    assert [yaml.safe_load(entry["choices"]) for entry in entries] == settings
+
+
+def test_load_builds_the_module_of_choices(tmp_path):
+    model = build({"width": 4})
+    inputs = torch.rand(3, 5)
+    expected = model(inputs)
+    write_choices(tmp_path, [{"width": 4}], weights=model.state_dict())
+    for function in (None, build):
+        loaded = gflownet.load(tmp_path, build=function)
+        assert torch.equal(loaded(inputs), expected)
+        assert not loaded.training
+    assert gflownet.load(tmp_path, weights=False).training
+    with pytest.raises(ValueError, match=r"rank 0: expected weights 0.weight of shape \[5, 5\], got \[4, 5\]"):
+        gflownet.load(tmp_path, build=lambda choices: torch.nn.Sequential(torch.nn.Linear(5, 5)))
+    with pytest.raises(ValueError, match="config: expected none for choices, got"):
+        gflownet.load(tmp_path, config={"projection": "auto"})
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (
+            {"build": "no_such_module:f"},
+            "importable module, got 'no_such_module' .*; add its folder to PYTHONPATH or pass",
+        ),
+        ({"build": 3}, 'module: expected {"build": "module:function"}, got'),
+        (None, "got an object of another environment; if your own code builds its module, pass build=FUNCTION"),
+    ],
+)
+def test_load_of_choices_without_a_function_raises(tmp_path, module, message):
+    write_choices(tmp_path, [{"width": 4}])
+    (entry,) = json.loads((tmp_path / TOP_NAME).read_text())
+    if module is None:
+        del entry["module"]
+    (tmp_path / TOP_NAME).write_text(json.dumps([entry | ({"module": module} if module else {})]))
+    with pytest.raises(ValueError, match=message):
+        gflownet.load(tmp_path, weights=False)
+
+
 def test_write_top_architectures_of_assignments(tmp_path):
     """A candidate that stands for a network is drawn and loaded as that; another one is written in words."""
 
@@ -122,18 +190,19 @@ def test_write_top_architectures_of_assignments(tmp_path):
             return GRAPHS[int(candidate["width"])] if "width" in candidate.names else None
 
     top = []
-    for values in ({"width": 2}, {"depth": 3, "norm": True}, {"words": "long " * 20}):
+    for values in ({"width": 2}, {"depth": 3, "norm": True}, {"words": "long " * 30}):
         candidate = Assignment.of(values)
         record = dataclasses.replace(architecture(GRAPHS[0]).record, graph=json.dumps(candidate.to_dict()))
         top.append(TopArchitecture(record))
     rows = write_top_architectures(
         tmp_path, top, task=CellTask({}), from_dict=Assignment.from_dict, report_line=lambda line: None
     )
-    assert [row.picture for row in rows[:2]] == ["rank_0.svg", "depth=3 norm=True"]
-    assert rows[2].picture.startswith("words=long long")
-    assert len(rows[2].picture) == 60
-    assert [(row.num_hidden, row.num_edges) for row in rows] == [(2, 3), (2, 0), (1, 0)]
+    assert [row.picture for row in rows[:2]] == ["rank_0.svg", "{depth: 3, norm: true}"]
+    assert rows[2].picture.startswith("{words: 'long long")
+    assert len(rows[2].picture) <= 122
+    assert [(row.num_hidden, row.num_edges) for row in rows] == [(2, 3), (None, None), (None, None)]
     entries = json.loads((tmp_path / TOP_NAME).read_text())
+    assert yaml.safe_load(entries[2]["choices"]) == {"words": "long " * 30}
     assert ["network" in entry for entry in entries] == [True, False, False]
     assert Assignment.from_dict(entries[0]["graph"]) == Assignment.of({"width": 2})
     assert gflownet.load_graph(tmp_path / TOP_NAME).canonical_key() == GRAPHS[2].canonical_key()

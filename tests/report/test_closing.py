@@ -20,7 +20,7 @@ from gflownet.report.closing import report_run
 from gflownet.report.references import references_of
 from gflownet.translation import to_pytorch_model
 from tests.evaluation.candidates import StubTask
-from tests.report.test_architectures import GRAPHS, architecture
+from tests.report.test_architectures import GRAPHS, ChoicesStub, architecture, choices_of
 
 
 def printed(folder: Path, final: FinalStage) -> list[str]:
@@ -85,6 +85,25 @@ def test_best_random_architecture_without_a_module_has_a_load_line(tmp_path):
     names: dict[str, Any] = {}
     exec(reference.code, names)
     assert names["graph"] == graph
+
+
+def test_report_of_choices_prints_yaml_and_the_load_line(tmp_path):
+    output = io.StringIO()
+    top = [choices_of({"act": "relu", "width": width}) for width in (4, 8)]
+    report_run(
+        tmp_path,
+        top,
+        task=ChoicesStub({}),
+        terminal_type=Assignment,
+        score_means=[0.5],
+        errors=Counter(),
+        console=Console(file=output, width=110),
+    )
+    text = output.getvalue()
+    assert "rank 1: {width: 8, act: relu}\n" in text
+    assert f'gflownet.load("{tmp_path}/top_architectures.json", rank=0, weights=False)' in text
+    assert "hidden" not in text
+    assert "mean score of sampled architectures: 0.500 in the first step, 0.500 in the last\n" in text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The Pareto front as data and as a picture."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -9,6 +10,7 @@ import pytest
 
 import gflownet
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus
+from gflownet.graphs.assignment import Assignment
 from gflownet.metrics.pareto import hypervolume
 from gflownet.report.page.chart import svg_of
 from gflownet.report.page.scatter_chart import Highlight, scatter_chart
@@ -19,11 +21,11 @@ from tests.toy_tasks import RewardsNodesOrEdges
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def write_front(folder: Path, measured: list[tuple[float, float]]) -> ParetoFront:
-    """Write the front of chains with i hidden nodes, with (nodes, edges) as their metrics."""
+def write_front(folder: Path, measured: list[tuple[float, float]], choices: Sequence[Assignment] = ()) -> ParetoFront:
+    """Write the front of choices, or of chains with i hidden nodes, with (nodes, edges) as their metrics."""
     records = []
     for length, (nodes, edges) in enumerate(measured):
-        graph = classifier_graph(*[(4, "relu")] * length)
+        graph = choices[length] if choices else classifier_graph(*[(4, "relu")] * length)
         metrics = {"nodes": nodes, "edges": edges}
         records.append(
             EvaluationRecord(
@@ -55,6 +57,13 @@ def test_front_is_sorted_by_first_objective(tmp_path):
     assert entries[1]["metrics"] == {"nodes": 3.0, "edges": 5.0}
     model: Any = gflownet.load(tmp_path / FRONT_NAME, rank=1, weights=False)
     assert len(model.plan.nodes) == 2  # one hidden node and the output
+
+
+def test_front_of_choices_has_yaml_with_differing_places_first(tmp_path):
+    settings = [{"act": "relu", "width": 4}, {"act": "relu", "width": 8}]
+    write_front(tmp_path, [(1.0, 2.0), (3.0, 5.0)], list(map(Assignment.of, settings)))
+    entries = json.loads((tmp_path / FRONT_NAME).read_text())
+    assert [entry["choices"] for entry in entries] == ["{width: 8, act: relu}", "{width: 4, act: relu}"]
 
 
 def circles(text: str) -> list[ElementTree.Element]:

@@ -61,13 +61,13 @@ def test_progress_counts_new_failures_only():
     [
         ("failed", "RuntimeError: no relu 7 here (toy_tasks.py:65)", "failed: RuntimeError (toy_tasks.py:65)"),
         ("failed", "MyTask.cost: KeyError: 'a' (mine.py:3)", "failed: KeyError (mine.py:3)"),
-        ("failed", "expected a score in [0, 1e+06], got -0.25", "failed: expected a score in [#, #], got #"),
-        ("timeout", "expected an end within 600 s", "timeout: expected an end within # s"),
+        ("failed", "expected a score in [0, 1e+06], got -0.25", "failed: expected a score in […, …], got …"),
+        ("timeout", "expected an end within 600 s", "timeout"),
         ("crashed", "its process exited with status 7", "crashed: its process exited with status 7"),
         (
             "refused",
             "expected at most 5 parameters (b.p), got 71",
-            "refused: expected at most # parameters (b.p), got #",
+            "refused: expected at most … parameters (b.p), got …",
         ),
         ("out_of_memory", None, "out_of_memory"),
     ],
@@ -89,7 +89,7 @@ def test_progress_reports_first_failure_of_each_kind():
     assert progress.new_failures == ["evaluation of 4 exceeded its deadline: 600 s"]
     progress.add([failed("timeout", "700 s", "5"), failed("refused", "too large", "6")])
     assert progress.new_failures == ["evaluation of 6 was refused: too large"]
-    assert progress.errors == {"failed: ValueError (a.py:1)": 3, "timeout: # s": 2, "refused: too large": 1}
+    assert progress.errors == {"failed: ValueError (a.py:1)": 3, "timeout": 2, "refused: too large": 1}
     assert progress.num_distinct == 5
 
 

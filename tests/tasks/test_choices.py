@@ -56,6 +56,7 @@ def test_choices_task_scores_numbers_and_scores(functions):
     assert task.test(SETTING, seed=4) == 0.5
     assert make_task(score="scored_choices:whole").evaluate(SETTING, seed=1).num_parameters == 7
     assert make_task(score="scored_choices:number").test(SETTING, seed=1) is None
+    assert task.description(SETTING) == {}
 
 
 def test_choices_task_trains_the_modules_of_build(functions):
@@ -66,6 +67,7 @@ def test_choices_task_trains_the_modules_of_build(functions):
     assert task.evaluate(SETTING, seed=4) == first
     assert 0 < (task.test(SETTING, seed=4) or 0) < 1
     (training,) = task.train_many([SETTING], seeds=[4], fidelity=2, schedule=2, states=[None])
+    assert task.description(SETTING) == {"module": {"build": "scored_choices:network"}}
     assert isinstance(training, CandidateTraining)
     assert training.score() == first
 

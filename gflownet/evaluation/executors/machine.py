@@ -10,6 +10,7 @@ import psutil
 # Memory limits of containers: cgroup version 2, version 1.
 _MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _STATISTICS = Path("/proc/vmstat")
+_GIGABYTE = 10**9
 
 
 def num_cores() -> int:
@@ -26,6 +27,11 @@ def memory() -> int:
         except (OSError, ValueError):  # no such control group, or the word max
             continue
     return min(limits)
+
+
+def memory_per_process(limit: float | None, *, capacity: int) -> int:
+    """Return evaluation.memory_limit in bytes; None: an equal share of the memory, one for the main process too."""
+    return memory() // (capacity + 1) if limit is None else int(limit * _GIGABYTE)
 
 
 def num_kills_without_memory() -> int:

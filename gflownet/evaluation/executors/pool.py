@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import pickle
 import pickletools
+import re
 import signal
-import site
 import sys
 import threading
 import time
@@ -29,7 +29,7 @@ from gflownet.evaluation.executors import child, server
 from gflownet.evaluation.executors.base import Executor, Handle
 from gflownet.evaluation.executors.descendants import end_descendants_of
 from gflownet.evaluation.executors.forkserver import IndependentContext
-from gflownet.evaluation.executors.machine import memory, num_cores
+from gflownet.evaluation.executors.machine import memory_per_process, num_cores
 from gflownet.evaluation.executors.sources import TaskSources
 from gflownet.evaluation.executors.worker import ReplyKind, WorkerSettings, split_reply
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
@@ -40,7 +40,10 @@ _GRACE_S = child.START_LIMIT_S + 30.0
 # Pools in a row that may break before a job is done.
 _MAX_BROKEN_POOLS = 3
 _ADVICE = "move it to a module that other processes can import, or set evaluation.executor=inline"
-_GIGABYTE = 10**9
+_PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})  # of every environment, a user's own included
+# The first optimiser of torch.optim in a process imports this module: a second or more, so the fork server does.
+_OPTIMISER_MODULE = "torch._dynamo"
+_OPTIMISER = re.compile(r"\btorch\.optim\b|\bfrom torch import .*\boptim\b")
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,7 @@ class PoolExecutor(Executor):
         """
         pickled = PickledTask.of(task) if isinstance(task, GFNTask) else task
         self._capacity = config.capacity or num_cores()
-        share = memory() // (self._capacity + 1)  # the main process gets a share too
-        limit = share if config.memory_limit is None else int(config.memory_limit * _GIGABYTE)
+        limit = memory_per_process(config.memory_limit, capacity=self._capacity)
         self._settings = WorkerSettings(pickled.content, pickled.sources, limit)
         self._context = IndependentContext(preload=pickled.modules, imports_main=pickled.is_of_main_script)
         self._pool: ProcessPool | None = None
@@ -288,10 +290,20 @@ def _preloaded(payload: bytes) -> list[str]:
     while open_names:
         names |= open_names
         users = [sys.modules[name] for name in open_names if not _is_installed(name)]
+        names |= {_OPTIMISER_MODULE for module in users if _has_optimiser(module)}
         values = (value for module in users for value in list(vars(module).values()))
         sources = {value.__name__ if isinstance(value, ModuleType) else _module_of(value) for value in values}
         open_names = {name for name in sources if _is_imported(name)} - names
-    return [child.__name__, *sorted(name for name in names if _is_installed(name)), server.__name__]
+    installed = {name for name in names if name == _OPTIMISER_MODULE or _is_installed(name)}
+    return [child.__name__, *sorted(installed), server.__name__]
+
+
+def _has_optimiser(module: ModuleType) -> bool:
+    """Return whether the source of a module names torch.optim."""
+    try:
+        return _OPTIMISER.search(Path(module.__file__ or "").read_text(errors="replace")) is not None
+    except (AttributeError, OSError):  # an interactive session, a built-in module
+        return False
 
 
 def _is_imported(module: str) -> bool:
@@ -308,7 +320,7 @@ def _is_installed(module: str) -> bool:
     if module.startswith(("gflownet.", "tasks.")):
         return True
     file = getattr(sys.modules[module], "__file__", None) or ""
-    return any(file.startswith(folder) for folder in site.getsitepackages())
+    return not _PACKAGE_FOLDERS.isdisjoint(Path(file).parts)
 
 
 def _end_of_monitor(code: int | None) -> str:

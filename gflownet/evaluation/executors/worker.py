@@ -139,6 +139,11 @@ def _load(settings: WorkerSettings, connection: Connection) -> GFNTask | None:
         settings.sources.check(None if task is None else type(task), loaded=loaded_sources())
     except UserError as error:
         task, reason = None, str(error)
+    try:
+        if task is not None:
+            task.warm_up()
+    except Exception as error:
+        task, reason = None, f"{type(task).__name__}.warm_up: {describe(error)}"
     if task is None:
         connection.send_bytes(reply(ReplyKind.REFUSED, reason.encode(errors="replace")))
     return task

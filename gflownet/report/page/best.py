@@ -10,6 +10,8 @@ from typing import Any
 
 from gflownet.evaluation.extrapolation import rank_correlation
 from gflownet.evaluation.store_rows import EvaluationRecord
+from gflownet.graphs.assignment import as_yaml, differing, values_of
+from gflownet.graphs.node_link import MODULES
 from gflownet.report.page.axes import number_text
 from gflownet.report.page.drawings import Drawing, drawing_of
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of, number_of
@@ -34,6 +36,7 @@ class Ranked:
     network: Drawing | None = None  # the whole network around a cell
     load: str = ""  # Python lines; empty if there is nothing to load yet
     load_note: str = ""
+    choices: str = ""  # YAML; empty for other objects than choices
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,19 @@ class BestSection:
 def best_section(run: RunData) -> BestSection | None:
     """Return the best architectures from top_architectures.json, or from the evaluations before the end."""
     if run.top:
-        ranked = [_from_file(run, entry, rank) for rank, entry in enumerate(run.top[:NUM_SHOWN])]
+        top = run.top[:NUM_SHOWN]
+        graphs = _differing_first([mapping_of(entry.get("graph")) for entry in top])
+        ranked = [
+            _from_file(run, entry, rank, graph) for rank, (entry, graph) in enumerate(zip(top, graphs, strict=True))
+        ]
         return BestSection(ranked, _source(run.top) + _correlation_words(run))
     records = best_records(run)[:NUM_SHOWN]
     if not records:
         return None
-    ranked = [_from_record(run, record, rank) for rank, record in enumerate(records)]
+    graphs = _differing_first([json.loads(record.graph) for record in records])
+    ranked = [
+        _from_record(record, rank, graph) for rank, (record, graph) in enumerate(zip(records, graphs, strict=True))
+    ]
     is_over = run.status is not None and run.status.state is not RunState.RUNNING
     when = "The run ended before its final stage" if is_over else "The final stage comes at the end of the run"
     source = (
@@ -94,34 +104,52 @@ def _correlation_words(run: RunData) -> str:
     )
 
 
-def _from_file(run: RunData, entry: Mapping[str, Any], rank: int) -> Ranked:
+def _differing_first(graphs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return node-link data with the choices in which architectures differ before the others."""
+    order = differing([values_of(graph) for graph in graphs])
+    places = {name: position for position, name in enumerate(order)}
+    return [
+        {**graph, "nodes": sorted(graph["nodes"], key=lambda node: places.get(str(node["name"]), len(places)))}
+        if values_of(graph)
+        else graph
+        for graph in graphs
+    ]
+
+
+def _choices(graph: Mapping[str, Any], drawing: Drawing, words: object) -> str:
+    """Return choices that are neither drawn nor named by the task as YAML, empty for other objects."""
+    values = values_of(graph)
+    return as_yaml(values) if values and drawing.svg is None and not words else ""
+
+
+def _from_file(run: RunData, entry: Mapping[str, Any], rank: int, graph: Mapping[str, Any]) -> Ranked:
     rank_of_file = entry.get("rank") if isinstance(entry.get("rank"), int) else rank
-    graph = mapping_of(entry.get("graph"))
     network = mapping_of(entry.get("network"))
     code, note = _load_lines(run, entry, rank=int(rank_of_file or 0))
-    words = entry.get("words")
+    words, drawing = entry.get("words"), drawing_of(graph)
     return Ranked(
         key=f"rank-{rank}",
         title=f"Rank {rank_of_file}" + (f": {words}" if isinstance(words, str) and words else ""),
         facts=list(_facts(entry)),
-        drawing=drawing_of(graph),
+        drawing=drawing,
         network=drawing_of(network) if network else None,
         load=code,
         load_note=note,
+        choices=_choices(graph, drawing, words),
     )
 
 
-def _from_record(run: RunData, record: EvaluationRecord, rank: int) -> Ranked:
+def _from_record(record: EvaluationRecord, rank: int, graph: Mapping[str, Any]) -> Ranked:
     entry = {"validation_score": record.score, "num_parameters": record.num_parameters}
     entry |= {"metrics": record.metrics, "step": record.step}
-    graph = json.loads(record.graph)
-    words = choices_in_words(graph, width=record.metrics.get("width"))
+    words, drawing = choices_in_words(graph, width=record.metrics.get("width")), drawing_of(graph)
     return Ranked(
         key=f"rank-{rank}",
         title=f"Rank {rank} so far" + (f": {words}" if words else ""),
         facts=list(_facts(entry)),
-        drawing=drawing_of(graph),
+        drawing=drawing,
         load_note="A line that loads it with its weights appears here after the final stage.",
+        choices=_choices(graph, drawing, words),
     )
 
 
@@ -165,7 +193,7 @@ def _load_lines(run: RunData, entry: Mapping[str, Any], *, rank: int) -> tuple[s
     graph = mapping_of(entry.get("network")) or mapping_of(entry.get("graph"))
     nodes = graph.get("nodes")
     first = mapping_of(nodes[0]) if isinstance(nodes, list) and nodes else {}
-    if "node_type" in first or "language_model" in entry:
+    if "node_type" in first or any(name in entry for name in MODULES):
         has_weights = bool(mapping_of(entry.get("weights")))
         end = "" if has_weights else ", weights=False"
         note = "With its trained weights." if has_weights else "A new, untrained model: no weights were saved."

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gflownet.errors import counted
 from gflownet.report.page.axes import number_text
 from gflownet.report.page.bar_chart import Sample, histogram
 from gflownet.report.page.chart import Chart
@@ -136,8 +137,8 @@ def _sentences(run: RunData) -> list[str]:
     best, last = top[0].score, top[-1].score
     distinct = len({(record.hash, record.key) for record in run.searched})
     return [
-        f"{distinct:,} different architectures were evaluated; the best {len(top)}{run.limit_words} score between "
-        f"{number_text(last)} and {number_text(best)}."
+        f"{counted(distinct, 'different architecture')} {'was' if distinct == 1 else 'were'} evaluated; the best "
+        f"{len(top)}{run.limit_words} score between {number_text(last)} and {number_text(best)}."
     ]
 
 

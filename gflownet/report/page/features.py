@@ -8,6 +8,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
+from gflownet.graphs.assignment import values_of
 from gflownet.graphs.vocabulary import short_name
 from gflownet.report.page.coloured_drawing import label_of
 from gflownet.report.page.drawings import text_of
@@ -56,9 +57,12 @@ def features_of(graph: Mapping[str, Any]) -> set[Feature]:
 
 
 def size_of(graph: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the number of hidden nodes, of all nodes where there are no inputs and outputs, and of edges."""
+    """Return the number of hidden nodes, of all nodes where there are no inputs and outputs, and of edges.
+
+    Choices have neither.
+    """
     nodes, edges = graph.get("nodes"), graph.get("edges")
-    if not isinstance(nodes, list) or not isinstance(edges, list):
+    if not isinstance(nodes, list) or not isinstance(edges, list) or values_of(graph):
         return 0, 0
     hidden = [node for node in nodes if not isinstance(node, dict) or node.get("node_type", "hidden") == "hidden"]
     return len(hidden), len(edges)

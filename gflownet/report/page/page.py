@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
+from gflownet.errors import counted
 from gflownet.report.page.best import best_section
 from gflownet.report.page.certificate_words import certificate_section
 from gflownet.report.page.configuration import configuration_section, resume_command
@@ -127,9 +128,11 @@ def _logged(key: str, error: Exception) -> str:
 @cache
 def _environment() -> Environment:
     loaders = [PackageLoader(f"gflownet.report.{package}") for package in ("page", "compared")]
-    return Environment(
+    environment = Environment(
         loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["counted"] = counted
+    return environment
 
 
 @dataclass(frozen=True)
@@ -157,5 +160,5 @@ def summary_of(contents: Mapping[str, Any]) -> Iterator[Sentence]:
         yield Sentence("effects", "What matters", effects.sentences[0])
     if (failures := contents.get("failures")) is not None and failures.num_failed:
         kind = failures.kinds[0]
-        words = f"{failures.num_failed:,} of {failures.num_evaluated:,} evaluations, most often: {kind.error}"
+        words = f"{failures.num_failed:,} of {counted(failures.num_evaluated, 'evaluation')}, most often: {kind.error}"
         yield Sentence("failures", "Failures", words)

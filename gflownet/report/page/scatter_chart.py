@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gflownet.errors import counted
 from gflownet.report.page.axes import number_text, scale_of
 from gflownet.report.page.chart import Chart, Frame, LegendEntry, Table
 
@@ -65,7 +66,7 @@ def scatter_chart(
     return Chart(
         key=key,
         title=title,
-        description=f"{len(finite):,} points; highlighted: {len(highlights)}.",
+        description=f"{counted(len(finite), 'point')}; highlighted: {len(highlights)}.",
         marks=frame.marks,
         legend=[LegendEntry("s0", names[0], "dot"), LegendEntry("s1", names[1], "dot")],
         table=Table([names[1], x_label, y_label], rows) if rows else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gflownet.errors import counted
 from gflownet.report.page.axes import duration_text
 from gflownet.report.page.bar_chart import Bar, bar_chart
 from gflownet.report.page.chart import Chart
@@ -41,7 +42,7 @@ def _evaluations(run: RunData) -> Chart | None:
     kinds = spent_on(run.evaluations)
     total = sum(spent.seconds for spent in kinds.values())
     bars = [
-        Bar(name, spent.seconds, f"{_share_text(spent.seconds, total)}, {spent.num:,} evaluations")
+        Bar(name, spent.seconds, f"{_share_text(spent.seconds, total)}, {counted(spent.num, 'evaluation')}")
         for name, spent in kinds.items()
         if spent.seconds > 0
     ]

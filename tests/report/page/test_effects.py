@@ -130,6 +130,7 @@ def test_features_of_network_are_those_of_hidden_nodes():
     assert {"activation relu", "activation tanh", "width 4", "width 8", "input → relu", "relu → tanh"} <= names
     assert not any("linear" in name and "activation" in name for name in names)
     assert size_of(graph) == (2, 3)
+    assert size_of(assignment_of(kernel=3)) == (0, 0), "choices have no hidden nodes"
 
 
 def test_features_of_operations_have_their_settings():

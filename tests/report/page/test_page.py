@@ -173,6 +173,23 @@ def test_load_line_of_choices_runs(tmp_path):
     assert space["graph"] == Assignment.of({"kernel": "rbf", "c": 1.5})
 
 
+def test_choices_of_the_best_are_yaml_with_differing_places_first(tmp_path):
+    entries = [
+        {
+            "rank": rank,
+            "validation_score": 0.5,
+            "graph": assignment_of(act="relu", width=width),
+            "module": {"build": "a:b"},
+        }
+        for rank, width in enumerate((4, 8))
+    ]
+    folder = write_run(tmp_path, files={"top_architectures.json": entries})
+    best = page(folder).sections["best"]
+    assert "{width: 4, act: relu}" in best
+    assert "{width: 8, act: relu}" in best
+    assert f"gflownet.load('{folder}/top_architectures.json', rank=1, weights=False)" in best
+
+
 def test_running_run_shows_best_evaluations_and_time_left(tmp_path):
     status = status_of("running", is_alive=True)
     folder = write_run(tmp_path, choices(40), rows=metric_rows(20), status=status)
@@ -310,6 +327,7 @@ def test_failures_are_grouped_without_their_numbers(tmp_path):
     assert "5 failed (71% of the failures): ValueError: node 0 has no input" in text
     assert "1 exceeded the deadline" in text
     assert "OSError: gone" in text
+    assert "None of 1 evaluation failed" in page(write_run(tmp_path / "one", choices(1))).sections["failures"]
     assert "None of 10 evaluations failed" in page(write_run(tmp_path / "b", choices(10))).sections["failures"]
 
 

@@ -1,0 +1,37 @@
+"""A task that prepares its worker process and names torch.optim, whose first use imports much."""
+
+from __future__ import annotations
+
+import sys
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+
+from gflownet.evaluation.task import GFNTask, Score
+from tests.evaluation.candidates import StubCandidate, config_with
+
+OPTIMISER = torch.optim.SGD
+
+
+class WarmTask(GFNTask):
+    """Scores .5 for the data that `warm_up` has loaded, and .5 for an imported module of optimisers."""
+
+    input_sizes = (1,)
+    output_sizes = (1,)
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__(cast(Any, config_with()))
+        self.fails = fails
+
+    @cached_property
+    def data(self) -> list[float]:
+        if self.fails:
+            raise FileNotFoundError("no data")
+        return [0.5]
+
+    def warm_up(self) -> None:
+        self.data  # noqa: B018, loads it
+
+    def evaluate(self, graph: StubCandidate, *, seed: int) -> Score:
+        return Score(0.5 * ("data" in vars(self)) + 0.5 * ("torch._dynamo" in sys.modules))
