@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from gflownet.errors import UserError
 from gflownet.evaluation.datasets import load_splits, standardised, with_standard_targets
@@ -13,24 +13,33 @@ from gflownet.evaluation.reference_models import classifier_or_regressor, estima
 from gflownet.evaluation.supervised import SupervisedTask
 from gflownet.evaluation.task import Reference
 from gflownet.options import option
+from gflownet.translation.table_columns import Column, ColumnKind, TableColumns, Target
 
 
 @dataclass
 class TableConfig:
     """The table."""
 
-    data: str = option("wine", "wine, iris, breast_cancer, diabetes, digits, a path (CSV or npz) or module:callable")
-    data_test: str = option("", "path of a CSV file with test rows; empty: a fifth of the rows")
-    target: str = option("", "column of a CSV file with the target; empty: the last")
+    data: str = option(
+        "wine", "wine, iris, breast_cancer, diabetes, digits, a path (CSV, Parquet or npz) or module:callable"
+    )
+    data_test: str = option("", "path of a file with test rows; empty: a fifth of the rows")
+    target: str = option("", "column of a file with the target; empty: the last")
     kind: Literal["auto", "classes", "numbers"] = option(
         "auto", "the target is a class or a number; auto: text and up to 50 different whole numbers are classes"
     )
+    header: Literal["auto", "yes", "no"] = option("auto", "whether the first row of a CSV file has the names")
+    columns: Any = option(
+        {}, "kinds of columns by name: number, boolean, date, text or ignored; others are found from their cells"
+    )
+    group: str = option("", "column whose equal values stay in one split, such as a patient; no input")
+    time: str = option("", "column in whose order rows are split: the oldest are trained on, the newest are the test")
 
 
 class TableTask(SupervisedTask):
-    """Predict a class or a number from the columns of a table, all standardised with the training rows.
+    """Predict a class or a number from the columns of a table, prepared and standardised with the training rows.
 
-    Rows are split 60/20/20 by `evaluation.split_seed`, stratified by class.
+    Rows are split 60/20/20 by `evaluation.split_seed`, stratified by class, by group or in order of time.
     """
 
     Config = TableConfig
@@ -41,11 +50,15 @@ class TableTask(SupervisedTask):
             options.data,
             key="task_options.data",
             seed=seed,
-            target=options.target,
             test=options.data_test,
-            kind=options.kind,
+            **{name: options[name] for name in ("target", "kind", "header", "columns", "group", "time")},
         )
         return with_standard_targets(standardised(flat(splits, source=options.data)))
+
+    def description(self, candidate: Any) -> Mapping[str, Any]:
+        """Return the columns, so that the loaded model predicts raw rows."""
+        columns = self.splits_in_use.columns
+        return {} if columns is None else {"columns": columns.to_dict()}
 
     def references(self, *, seeds: Sequence[int]) -> Sequence[Reference]:
         """Return the scores of scikit-learn's MLP and HistGradientBoosting."""
@@ -65,4 +78,11 @@ def flat(splits: Splits, *, source: str) -> Splits:
     parts = [Split(part.inputs.flatten(1).float(), part.targets) for part in splits if isinstance(part, Split)]
     if len(parts) < len(list(splits)):
         raise UserError(f"task_options.data: expected a table, got a Dataset from {source}")
-    return Splits(*parts, num_outputs=splits.num_outputs)
+    return Splits(*parts, num_outputs=splits.num_outputs, columns=splits.columns or _numbered_columns(parts[0]))
+
+
+def _numbered_columns(train: Split) -> TableColumns:
+    """Return the columns of a table that has no names."""
+    medians = train.inputs.median(dim=0).values.tolist()
+    columns = [Column(str(place), ColumnKind.NUMBER, fill, words="number") for place, fill in enumerate(medians)]
+    return TableColumns(tuple(columns), Target("target", not train.targets.is_floating_point()))

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from gflownet.errors import UserError
-from gflownet.evaluation.csv_files import read_csv
 from gflownet.evaluation.labelled_arrays import LabelledArrays, labelled
+from gflownet.evaluation.table_files import Reading, read_table
 
 # Type codes of the IDX format (LeCun, Cortes and Burges 1998).
 _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
@@ -22,15 +22,14 @@ _NPZ_TEST_PAIRS = (("x_test", "y_test"),)
 
 
 def read_file(
-    path: str, *, key: str, target: str = "", kind: str = "auto", train: LabelledArrays | None = None
+    path: str, *, key: str, reading: Reading | None = None, train: LabelledArrays | None = None
 ) -> LabelledArrays:
-    """Return the examples of a CSV or npz file, an IDX file of images, or a folder of IDX files.
+    """Return the examples of a CSV, Parquet or npz file, an IDX file of images, or a folder of IDX files.
 
     Args:
-        path: its ending names the format: .csv, .tsv, .npz, idx3-ubyte; .gz is unpacked.
+        path: its ending names the format: .csv, .tsv, .parquet, .npz, idx3-ubyte; .gz is unpacked.
         key: option that names it, for errors.
-        target: column of the target; empty: the last.
-        kind: of the target of a CSV file: classes, numbers, or auto.
+        reading: options of files; None: the defaults.
         train: training examples of which these are the test examples: columns, classes and scale are theirs.
 
     Raises:
@@ -43,8 +42,8 @@ def read_file(
     try:
         if file.is_dir():
             return _idx_folder(file, key=key, train=train)
-        if name.endswith((".csv", ".tsv", ".txt")):
-            return read_csv(file, key=key, target=target, kind=kind, train=train)
+        if name.endswith((".csv", ".tsv", ".txt", ".parquet")):
+            return read_table(file, key=key, reading=reading or Reading(), train=train)
         if name.endswith(".npz"):
             return _npz(file, key=key, train=train)
         if "idx" in name:
@@ -54,7 +53,7 @@ def read_file(
     except Exception as error:  # a damaged file: readers raise errors of many kinds
         text = " ".join(str(error).split())
         raise UserError(f"{key}: {path}: expected a readable file, got {type(error).__name__}: {text}") from None
-    raise UserError(f"{key}: expected a file .csv, .npz or idx3-ubyte, or a folder of idx files, got {path}")
+    raise UserError(f"{key}: expected a file .csv, .parquet, .npz or idx3-ubyte, or a folder of idx files, got {path}")
 
 
 def _idx_folder(folder: Path, *, key: str, train: LabelledArrays | None) -> LabelledArrays:

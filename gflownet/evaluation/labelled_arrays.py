@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gflownet.errors import UserError
+from gflownet.evaluation.table_fitting import RawTable
+from gflownet.translation.table_columns import is_number
 
 _BYTE = 255.0
 
@@ -26,6 +28,9 @@ class LabelledArrays:
     target: str = ""  # name of the target of a CSV file
     labels: tuple[str, ...] | None = None  # texts of classes, by class number; None: the data numbers them
     scale: float | None = None  # by which integer inputs were divided
+    table: RawTable | None = None  # cells of the inputs of a CSV or Parquet file
+    groups: np.ndarray | None = None  # [N] integers: rows of a group are in one split
+    times: np.ndarray | None = None  # [N] integers: order in which the rows are split
 
     @property
     def has_classes(self) -> bool:
@@ -77,15 +82,6 @@ def check_finite(values: np.ndarray, *, where: str) -> None:
     """Raise UserError for nan or inf."""
     if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
         raise UserError(f"{where}: expected finite numbers, got nan or inf")
-
-
-def is_number(cell: str) -> bool:
-    """Return whether a text is a number; nan and inf are."""
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def class_numbers(

@@ -17,6 +17,7 @@ from gflownet.rhn.checkpoint import model_of
 from gflownet.rhn.network import RecurrentNetwork
 from gflownet.translation.generated_model import GeneratedModel
 from gflownet.translation.model import to_pytorch_model
+from gflownet.translation.table_columns import TableColumns
 
 _TOP_NAME = "top_architectures.json"
 _UNTRAINED = "weights=False returns the architecture with new weights"
@@ -28,7 +29,8 @@ def load(
     """Return the model of a rank in a run's top_architectures.json, trained and in evaluation mode.
 
     A language model is a `RecurrentNetwork`. The model of a graph is translated with the settings of the graph, as it
-    was scored, unless `config` (see TranslationConfig) overrides them.
+    was scored, unless `config` (see TranslationConfig) overrides them. Of a run with task=table, `model.predict(rows)`
+    takes raw rows.
 
     Args:
         path: run folder, or its top_architectures.json.
@@ -62,7 +64,13 @@ def _untrained(
 ) -> GeneratedModel | RecurrentNetwork:
     """Return the model of an entry with new weights."""
     if "language_model" not in entry:
-        return to_pytorch_model(_graph(entry), config)
+        model = to_pytorch_model(_graph(entry), config)
+        if "columns" in entry:
+            try:
+                model.columns = TableColumns.from_dict(entry["columns"])
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from None
+        return model
     if config:
         raise ValueError(f"{path}: config: expected none for a language model, got {shown(config)}")
     return model_of(entry["language_model"], f"{path}: language_model")
