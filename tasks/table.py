@@ -60,13 +60,21 @@ class TableTask(SupervisedTask):
         columns = self.splits_in_use.columns
         return {} if columns is None else {"columns": columns.to_dict()}
 
+    def remarks(self) -> Sequence[str]:
+        """Return the table of columns, and the lines of the classes."""
+        columns = self.splits_in_use.columns
+        lines = () if columns is None else columns.lines()
+        return (*lines, *super().remarks())
+
     def references(self, *, seeds: Sequence[int]) -> Sequence[Reference]:
-        """Return the scores of scikit-learn's MLP and HistGradientBoosting."""
+        """Return the scores of scikit-learn's RandomForest, MLP and HistGradientBoosting on the same inputs."""
+        forest = classifier_or_regressor(self, "ensemble.RandomForestClassifier", "ensemble.RandomForestRegressor")
         mlp = classifier_or_regressor(self, "neural_network.MLPClassifier", "neural_network.MLPRegressor")
         boosting = classifier_or_regressor(
             self, "ensemble.HistGradientBoostingClassifier", "ensemble.HistGradientBoostingRegressor"
         )
         references = [
+            estimator_reference(self, "scikit-learn RandomForest", forest, seeds=seeds),
             estimator_reference(self, "scikit-learn MLP", mlp, seeds=seeds),
             estimator_reference(self, "scikit-learn HistGradientBoosting", boosting, seeds=seeds),
         ]

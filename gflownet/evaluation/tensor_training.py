@@ -81,6 +81,9 @@ class Measure:
 
     def value_of(self, batches: Iterable[Batch]) -> float:
         """Return the metric of batches (outputs, targets) of all examples in its unit."""
+        if self.metric.is_whole:
+            outputs, targets = zip(*batches, strict=True)
+            batches = [(torch.cat(outputs), torch.cat(targets))]
         mean = mean_value(self.metric.values, batches)
         return self.metric.finish(mean, self.constant_mean) if math.isfinite(mean) else mean
 
@@ -189,7 +192,7 @@ def build_measure(metric: Metric, examples: Examples, *, train: Examples, num_ou
     """Return a metric on a split, relative to the best constant prediction of the training examples where needed."""
     if not metric.is_relative:
         return Measure(metric, examples, 0.0)
-    constant = constant_prediction(train.targets, num_outputs)
+    constant = constant_prediction(train.targets, num_outputs, quantile=metric.quantile)
     parts = examples.targets.split(_TARGETS_AT_ONCE)
     return Measure(
         metric, examples, mean_value(metric.values, ((constant_outputs(constant, part), part) for part in parts))

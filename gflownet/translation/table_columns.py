@@ -21,6 +21,7 @@ ISO = "iso"
 DATE_FORMATS = (ISO, "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y %H:%M", "%m/%d/%Y %H:%M")
 # Periods of a date in days, each of which is two inputs, sine and cosine.
 _PERIODS = {"year": 365.2425, "week": 7.0, "hour": 1.0}
+_MAX_SHOWN = 10  # classes in the table of columns
 _EPOCH = datetime(1970, 1, 1)
 
 
@@ -80,6 +81,14 @@ class Target:
     mean: tuple[float, ...] = ()  # [O] of numbers; empty: predicted as they are
     deviation: tuple[float, ...] = ()
 
+    @property
+    def words(self) -> str:
+        """The kind of the target for the table of columns."""
+        if not self.has_classes:
+            return "target: number" + (", standardised" if self.mean else "")
+        shown = ", ".join(map(str, self.labels[:_MAX_SHOWN])) + (", ..." if len(self.labels) > _MAX_SHOWN else "")
+        return "target: classes" + (f" {shown}" if shown else "")
+
 
 @dataclass(frozen=True)
 class TableColumns:
@@ -125,6 +134,19 @@ class TableColumns:
             return np.array(target.labels)[classes] if target.labels else classes
         numbers = outputs * np.array(target.deviation) + np.array(target.mean) if target.mean else outputs
         return numbers[:, 0] if numbers.shape[1] == 1 else numbers
+
+    def lines(self, limit: int = 25) -> list[str]:
+        """Return the table of columns as text, at most `limit` columns; one line for columns of plain numbers."""
+        others = [column for column in self.columns if column.words != "number"]
+        num_plain = len(self.columns) - len(others)
+        rows = [(column.name, column.words) for column in others[:limit]]
+        rows += [("...", f"{len(others) - limit} more columns, see the report")] if len(others) > limit else []
+        rows += [(f"{num_plain} others" if others else f"{num_plain} columns", "numbers")] if num_plain else []
+        rows.append((self.target.name, self.target.words))
+        width = max(len(name) for name, _ in rows)
+        return ["columns, fitted on the training rows; numbers are standardised:"] + [
+            f"  {name:<{width}}  {words}" for name, words in rows
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data of which `from_dict` makes the same columns."""
