@@ -30,6 +30,10 @@ class ChoicesTaskConfig:
     test: str = option("", "score: module:function of (choices, seed): the test score in the final report; empty: none")
     build: str = option("", "module:function of the choices: an nn.Module, which is trained on the data")
     data: str = option("digits", "build: name of a data set, a path (npz, CSV, IDX) or module:callable")
+    kind: Literal["auto", "classes", "numbers"] = option("auto", "build: the targets are classes or numbers")
+    duplicates: Literal["refuse", "together", "keep"] = option(
+        "refuse", "build: examples of one split that are in another: refuse more than 5 %, together, or keep"
+    )
     normalise: Literal["none", "channel"] = option(
         "none", "build: channel: mean 0 and deviation 1 of each channel or column over the training examples"
     )
@@ -63,7 +67,8 @@ class ChoicesTask(TensorTask):
     def data(self) -> Splits:
         options = self.config.task_options
         seed = self.config.evaluation.split_seed
-        splits = load_splits(options.data, key="task_options.data", seed=seed, test=options.data_test)
+        reading = {name: options[name] for name in ("kind", "duplicates")}
+        splits = load_splits(options.data, key="task_options.data", seed=seed, test=options.data_test, **reading)
         splits = with_standard_targets(splits)
         return standardised(splits, per_channel=True) if options.normalise == "channel" else splits
 

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gflownet.errors import UserError
+from gflownet.evaluation.data_checks import check_vector_targets
 from gflownet.evaluation.datasets import load_splits, standardised, with_standard_targets
 from gflownet.evaluation.examples import Split, Splits
 from gflownet.evaluation.reference_models import classifier_or_regressor, estimator_reference
 from gflownet.evaluation.supervised import SupervisedTask
 from gflownet.evaluation.task import Reference
 from gflownet.options import option
-from gflownet.translation.table_columns import Column, ColumnKind, TableColumns, Target
+
+_READING = ("target", "kind", "header", "columns", "group", "time", "duplicates")
 
 
 @dataclass
@@ -34,6 +36,9 @@ class TableConfig:
     )
     group: str = option("", "column whose equal values stay in one split, such as a patient; no input")
     time: str = option("", "column in whose order rows are split: the oldest are trained on, the newest are the test")
+    duplicates: Literal["refuse", "together", "keep"] = option(
+        "refuse", "rows of one split that are in another: refuse more than 5 %, together in one split, or keep them"
+    )
 
 
 class TableTask(SupervisedTask):
@@ -51,8 +56,9 @@ class TableTask(SupervisedTask):
             key="task_options.data",
             seed=seed,
             test=options.data_test,
-            **{name: options[name] for name in ("target", "kind", "header", "columns", "group", "time")},
+            **{name: options[name] for name in _READING},
         )
+        check_vector_targets(splits, key="task_options.data")
         return with_standard_targets(standardised(flat(splits, source=options.data)))
 
     def description(self, candidate: Any) -> Mapping[str, Any]:
@@ -86,11 +92,4 @@ def flat(splits: Splits, *, source: str) -> Splits:
     parts = [Split(part.inputs.flatten(1).float(), part.targets) for part in splits if isinstance(part, Split)]
     if len(parts) < len(list(splits)):
         raise UserError(f"task_options.data: expected a table, got a Dataset from {source}")
-    return Splits(*parts, num_outputs=splits.num_outputs, columns=splits.columns or _numbered_columns(parts[0]))
-
-
-def _numbered_columns(train: Split) -> TableColumns:
-    """Return the columns of a table that has no names."""
-    medians = train.inputs.median(dim=0).values.tolist()
-    columns = [Column(str(place), ColumnKind.NUMBER, fill, words="number") for place, fill in enumerate(medians)]
-    return TableColumns(tuple(columns), Target("target", not train.targets.is_floating_point()))
+    return Splits(*parts, num_outputs=splits.num_outputs, columns=splits.columns)

@@ -290,6 +290,10 @@ NEUTRAL_OPTIONS = frozenset(
 )
 
 
+# Options of `evaluation.training` that stored contexts of earlier versions lack: left out with their defaults.
+_LATER_OPTIONS = frozenset({"augment", "class_weights", "quantile"})
+
+
 def scoring_context(config: TaskConfig, *, source: str, data: str) -> str:
     """Return everything except the graph that a score depends on, as JSON; a store separates rows by context.
 
@@ -303,7 +307,10 @@ def scoring_context(config: TaskConfig, *, source: str, data: str) -> str:
     # The limits are applied to measured values, of which a row has these.
     constraints = sorted(evaluation.pop("constraints"))
     evaluation |= {"constraints": constraints} if constraints else {}
-    evaluation["training"] = {f.name: getattr(config.evaluation.training, f.name) for f in fields(TrainingConfig)}
+    training = {f.name: getattr(config.evaluation.training, f.name) for f in fields(TrainingConfig)}
+    training["augment"] = list(training["augment"])
+    defaults = vars(TrainingConfig())
+    evaluation["training"] = {k: v for k, v in training.items() if k not in _LATER_OPTIONS or v != defaults[k]}
     return json.dumps(
         {
             "task": config.task,

@@ -14,6 +14,8 @@ from gflownet.random_states import seeded
 
 # More classes than examples are allowed up to here.
 _MAX_EMPTY_CLASSES = 1000
+# Share of the validation and test examples that may be training examples too; by chance a few are.
+MAX_REPEATED = 0.05
 
 
 def check_splits(splits: Splits, *, key: str) -> None:
@@ -44,6 +46,62 @@ def check_splits(splits: Splits, *, key: str) -> None:
         largest = max(int(part.targets.max()) for part in parts.values())
         if largest >= num_classes:
             raise UserError(f"{key}: expected tokens from 0 to {num_classes - 1} as targets, got {largest}")
+
+
+def check_vector_targets(splits: Splits, *, key: str) -> None:
+    """Raise UserError unless targets are one class or some numbers per example, as the models of graphs predict."""
+    targets, group = splits.train.targets, key.rpartition(".")[0]
+    shape = list(targets.shape[1:])
+    if not shape or (len(shape) == 1 and not is_classification(targets)):
+        return
+    if not is_classification(targets):
+        raise UserError(
+            f"{key}: expected numbers [N] or [N, K] as targets, got {list(targets.shape)}; "
+            f"targets.reshape(len(targets), -1) takes them as {targets[0].numel()} numbers per example"
+        )
+    if len(shape) == 1 and int(targets.max()) <= 1:
+        raise UserError(
+            f"{key}: expected one class per example, got {shape[0]} labels (multi-label); {group}.kind=numbers takes "
+            "them as numbers from 0 to 1"
+        )
+    raise UserError(
+        f"{key}: expected one class per example, got classes {shape}, one per pixel or position; task=choices takes "
+        "them with task_options.build, a module of yours"
+    )
+
+
+def check_present(splits: Splits, *, key: str) -> None:
+    """Raise UserError unless two or more classes occur, and all numbers below the largest."""
+    group = key.rpartition(".")[0]
+    if not is_classification(splits.train.targets) or splits.train.targets.ndim > 1:
+        return
+    present = torch.cat([part.targets for part in splits]).unique().tolist()
+    if len(present) < 2:
+        labels = () if splits.columns is None else splits.columns.target.labels
+        setting = f"{group}.target takes another column" if labels else f"{group}.kind=numbers takes numbers"
+        raise UserError(f"{key}: expected two or more classes, got only {(labels or present)[0]}; {setting}")
+    missing = sorted(set(range(present[-1])) - set(present))
+    if missing:
+        raise UserError(
+            f"{key}: expected all classes from 0 to {present[-1]}, got none with {missing[0]}; "
+            f"{group}.kind=classes takes those that occur, numbered from 0"
+        )
+
+
+def check_repeated(splits: Splits, *, key: str) -> None:
+    """Raise UserError if many validation and test examples are also training examples."""
+    known, *others = (
+        [x.tobytes() + y.tobytes() for x, y in zip(part.inputs.numpy(), part.targets.numpy(), strict=True)]
+        for part in splits
+    )
+    known, others = set(known), [row for rows in others for row in rows]
+    num = sum(row in known for row in others)
+    if num > MAX_REPEATED * len(others):
+        group = key.rpartition(".")[0]
+        raise UserError(
+            f"{key}: expected other examples for validation and test than in training, got {num} of {len(others)} that "
+            f"are in both; {group}.duplicates=together keeps equal rows in one split, =keep takes them as they are"
+        )
 
 
 def check_dataset(dataset: Dataset[Any], *, key: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from gflownet.errors import UserError
+from gflownet.evaluation.image_folders import is_image_folder, read_images
 from gflownet.evaluation.labelled_arrays import LabelledArrays, labelled
 from gflownet.evaluation.table_files import Reading, read_table
 
@@ -24,7 +25,7 @@ _NPZ_TEST_PAIRS = (("x_test", "y_test"),)
 def read_file(
     path: str, *, key: str, reading: Reading | None = None, train: LabelledArrays | None = None
 ) -> LabelledArrays:
-    """Return the examples of a CSV, Parquet or npz file, an IDX file of images, or a folder of IDX files.
+    """Return the examples of a CSV, Parquet or npz file, an IDX file of images, or a folder of IDX or image files.
 
     Args:
         path: its ending names the format: .csv, .tsv, .parquet, .npz, idx3-ubyte; .gz is unpacked.
@@ -40,6 +41,8 @@ def read_file(
         raise UserError(f"{key}: no such file: {path}")
     name = file.name.removesuffix(".gz")
     try:
+        if file.is_dir() and is_image_folder(file):
+            return _image_folder(file, key=key, size=(reading or Reading()).size, train=train)
         if file.is_dir():
             return _idx_folder(file, key=key, train=train)
         if name.endswith((".csv", ".tsv", ".txt", ".parquet")):
@@ -53,7 +56,19 @@ def read_file(
     except Exception as error:  # a damaged file: readers raise errors of many kinds
         text = " ".join(str(error).split())
         raise UserError(f"{key}: {path}: expected a readable file, got {type(error).__name__}: {text}") from None
-    raise UserError(f"{key}: expected a file .csv, .parquet, .npz or idx3-ubyte, or a folder of idx files, got {path}")
+    raise UserError(
+        f"{key}: expected a file .csv, .parquet, .npz or idx3-ubyte, or a folder of idx or image files, got {path}"
+    )
+
+
+def _image_folder(folder: Path, *, key: str, size: int, train: LabelledArrays | None) -> LabelledArrays:
+    """Return the images of class folders, or those of class folders in train and test."""
+    where = f"{key}: {folder}"
+    parts = [part for part in (folder / "train", folder / "test") if part.is_dir() and is_image_folder(part)]
+    first, *tests = parts or [folder]
+    arrays = labelled(*read_images(first, where=where, size=size), where=where, train=train)
+    tested = [labelled(*read_images(each, where=where, size=size), where=where, train=arrays) for each in tests]
+    return replace(arrays, test=tested[0] if tested else None)
 
 
 def _idx_folder(folder: Path, *, key: str, train: LabelledArrays | None) -> LabelledArrays:

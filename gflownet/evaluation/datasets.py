@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from gflownet.errors import UserError
-from gflownet.evaluation.data_checks import check_dataset, check_numbering, check_splits
+from gflownet.evaluation.data_checks import check_dataset, check_numbering, check_present, check_repeated, check_splits
 from gflownet.evaluation.data_files import read_file
 from gflownet.evaluation.examples import DatasetSplit, Examples, Split, Splits
 from gflownet.evaluation.labelled_arrays import LabelledArrays, labelled
 from gflownet.evaluation.table_files import Reading
-from gflownet.evaluation.table_fitting import fitted
+from gflownet.evaluation.table_fitting import fitted, table_of_numbers
 from gflownet.plugins import load_function
 from gflownet.random_states import seeded
 from gflownet.translation.table_columns import Target
@@ -64,6 +64,7 @@ def load_splits(source: str, *, key: str, seed: int, test: str = "", **reading: 
     """
     splits = _splits(source, key=key, seed=seed, test=test, reading=Reading(**reading))
     check_splits(splits, key=key)
+    check_present(splits, key=key)
     return splits
 
 
@@ -86,11 +87,48 @@ def _splits(source: str, *, key: str, seed: int, test: str, reading: Reading) ->
         )
     if test:
         data = replace(data, test=read_file(test, key=f"{key}_test", reading=reading, train=data))
+    data = _of_kind(data, reading.kind, key=key) if data.table is None else data
     _check_targets(data, key=key)
+    if reading.duplicates == "together" and data.groups is None:
+        data = replace(data, groups=_equal_rows(data))
     try:
-        return split(data, seed=seed)
+        splits = split(data, seed=seed)
     except UserError as error:
         raise UserError(f"{key}: {error}") from None
+    if reading.duplicates != "keep" and source not in NAMES:
+        check_repeated(splits, key=key)
+    return splits
+
+
+def _of_kind(data: DataSet, kind: str, *, key: str) -> DataSet:
+    """Return data with numbers, or with the classes that occur, numbered in their order.
+
+    Raises:
+        UserError: texts as numbers, or test examples of a class that is not in training.
+    """
+    if kind == "auto" or data.labels is not None:
+        if kind == "numbers":
+            raise UserError(f"{key}: expected numbers as targets, got texts such as {(data.labels or ('',))[0]}")
+        return data
+    values = np.unique(data.targets)
+
+    def converted(targets: np.ndarray) -> np.ndarray:
+        if kind == "numbers":
+            return targets.astype(np.float64)
+        if not np.isin(targets, values).all():
+            raise UserError(f"{key}_test: expected the classes of the training examples, {values.tolist()}")
+        return np.searchsorted(values, targets)
+
+    test = None if data.test is None else replace(data.test, targets=converted(data.test.targets))
+    labels = tuple(f"{value:g}" for value in values) if kind == "classes" else None
+    return replace(data, targets=converted(data.targets), test=test, labels=labels)
+
+
+def _equal_rows(data: DataSet) -> np.ndarray:
+    """Return a number per example [N], the same for equal inputs."""
+    rows = [x.tobytes() for x in data.inputs] if data.table is None else map(str, zip(*data.table.cells, strict=True))
+    numbers: dict[Any, int] = {}
+    return np.array([numbers.setdefault(row, len(numbers)) for row in rows])
 
 
 def _check_targets(data: DataSet, *, key: str) -> None:
@@ -107,10 +145,11 @@ def split(data: DataSet, *, seed: int) -> Splits:
     labels = data.targets if is_classes and data.targets.ndim == 1 else np.zeros(len(data.targets), dtype=int)
     train, validation, test = _parts(data, labels, seed=seed)
     inputs, columns, tested = data.inputs, None, data.test
-    if data.table is not None:
-        target = Target(data.target, is_classes, _class_values(data.labels or ()))
-        columns = fitted(data.table, train, target)
-        inputs = columns.features(data.table.by_name)
+    table = data.table or table_of_numbers(inputs)
+    if table is not None:
+        target = Target(data.target or "target", is_classes, _class_values(data.labels or ()))
+        columns = fitted(table, train, target)
+        inputs = columns.features(table.by_name)
         if tested is not None and tested.table is not None:
             tested = replace(tested, inputs=columns.features(tested.table.by_name))
     if tested is None:

@@ -33,6 +33,8 @@ class Reading:
     columns: Mapping[str, Any] = field(default_factory=dict)  # kinds of columns by name, see ColumnKind
     group: str = ""  # column whose equal values stay in one split
     time: str = ""  # column in whose order the rows are split
+    duplicates: str = "refuse"  # equal examples in several splits: refuse, together in one split, or keep
+    size: int = 0  # side of the images of a folder; 0: as they are
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,13 @@ def _formats(values: Sequence[Any]) -> list[str]:
     return [each for each in DATE_FORMATS if all(days_of(value, each) is not None for value in values)]
 
 
+def table_of_numbers(inputs: np.ndarray) -> RawTable | None:
+    """Return vectors [N, F] as columns with numbers as names, None for other inputs."""
+    if inputs.ndim != 2 or inputs.dtype.kind != "f" or not inputs.shape[1]:
+        return None
+    return RawTable(tuple(Column(str(place), ColumnKind.NUMBER) for place in range(inputs.shape[1])), tuple(inputs.T))
+
+
 def fitted(table: RawTable, rows: np.ndarray, target: Target) -> TableColumns:
     """Return the columns of a table, fitted on some of its rows. Raises UserError if no column holds a value."""
     training = [cells[rows] for cells in table.cells]

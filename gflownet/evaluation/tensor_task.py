@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gflownet.evaluation.augmentation import check_augmentation
 from gflownet.evaluation.config import EvaluationConfig, TaskConfig
 from gflownet.evaluation.data_checks import check_splits
 from gflownet.evaluation.digest import data_digest
@@ -197,7 +198,8 @@ class TensorTask(GFNTask):
         weights = balanced_weights(self.train.targets, self.num_outputs) if is_weighted else None
         loss = build_loss(options, is_classification=classifies, class_weights=weights)
         limit = loss_limit(loss, self.train.targets)
-        self.trainer = ModelTrainer(self.train, loss, self._evaluation, limit)
+        check_augmentation(options.augment, self.train, loss=options.loss)
+        self.trainer = ModelTrainer(self.train, loss, self._evaluation, limit, self.num_outputs)
         has_positions = self.train.targets.ndim > 1
         own = options.metric if ":" in options.metric and options.test_metric == "auto" else options.test_metric
         names = (("metric", options.metric), ("test_metric", own))

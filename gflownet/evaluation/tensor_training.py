@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gflownet.evaluation.augmentation import augmented
 from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.examples import Batch, Examples, Split, num_steps
 from gflownet.evaluation.metrics import Loss, Metric, constant_outputs, constant_prediction, mean_value
@@ -102,6 +103,7 @@ class ModelTrainer:
     loss: Loss
     config: EvaluationConfig
     loss_limit: float = DIVERGED_LOSS  # mean loss of an epoch above which a training ends
+    num_outputs: int = 0  # classes, for the augmentation
 
     def continue_training(
         self,
@@ -131,7 +133,7 @@ class ModelTrainer:
         optimisation = Optimisation(model, self.config, num_steps=total, state=training.optimisation)
         while training.num_epochs < num_epochs:
             model.train()
-            batches = self.train.shuffled(size, training.generator)
+            batches = self._batches(size, training.generator)
             training.train_loss = train_epoch(model, batches, optimisation, loss=self.loss)
             check_loss(training.train_loss, epoch=training.num_epochs, limit=self.loss_limit)
             training.num_epochs += 1
@@ -141,6 +143,13 @@ class ModelTrainer:
         training.optimisation = optimisation.state_dict()
         optimisation.finish()
         training.global_states = global_states()
+
+    def _batches(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
+        """Return the batches of one epoch, with the augmentation of the config."""
+        batches, names = self.train.shuffled(size, generator), self.config.training.augment
+        if not names:
+            return batches
+        return (augmented(each, names, num_outputs=self.num_outputs, generator=generator) for each in batches)
 
 
 def _compact(state: Any) -> Any:

@@ -32,7 +32,7 @@ def trains_together(config: EvaluationConfig, examples: Examples) -> bool:
         and options.loss in ("auto", "cross_entropy")
         and options.optimizer != "muon"
         and options.class_weights == "none"
-        and not (options.label_smoothing or options.weight_decay or options.clip or options.average)
+        and not (options.augment or options.label_smoothing or options.weight_decay or options.clip or options.average)
     )
 
 

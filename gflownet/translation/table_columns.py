@@ -141,7 +141,7 @@ class TableColumns:
         num_plain = len(self.columns) - len(others)
         rows = [(column.name, column.words) for column in others[:limit]]
         rows += [("...", f"{len(others) - limit} more columns, see the report")] if len(others) > limit else []
-        rows += [(f"{num_plain} others" if others else f"{num_plain} columns", "numbers")] if num_plain else []
+        rows += [(f"{num_plain} more" if others else f"{num_plain} columns", "numbers")] if num_plain else []
         rows.append((self.target.name, self.target.words))
         width = max(len(name) for name, _ in rows)
         return ["columns, fitted on the training rows; numbers are standardised:"] + [

@@ -191,8 +191,8 @@ def test_parquet_equals_csv(tmp_path):
 def test_header_by_option(tmp_path):
     rows = [[colour, size, kind] for colour in ("red", "blue") for size in ("big", "small") for kind in ("a", "b")] * 5
     path = write_rows(tmp_path / "a.csv", (), rows)
-    assert sum(len(part) for part in load(path)) == 39
-    assert sum(len(part) for part in load(path, header="no")) == 40
+    assert sum(len(part) for part in load(path, duplicates="keep")) == 39
+    assert sum(len(part) for part in load(path, header="no", duplicates="keep")) == 40
 
 
 def test_header_above_a_column_with_gaps(tmp_path):

@@ -103,11 +103,11 @@ def test_convolutions_learn_the_digits():
     [
         (),
         ("evaluation.training.optimizer=sgd", "evaluation.training.clip=1"),
-        ("evaluation.training.average=0.9",),
+        ("evaluation.training.average=0.9", "evaluation.training.augment=[crop,flip,noise,mixup]"),
         (f"task_options.data={SOURCES}:stripes_in_three",),
         (f"task_options.data={SOURCES}:noisy_stripes",),
     ],
-    ids=["adamw", "sgd", "average", "data set of each split", "data set with noise"],
+    ids=["adamw", "sgd", "average and augmentation", "data set of each split", "data set with noise"],
 )
 def test_training_in_parts_equals_full_training(overrides):
     task = build("evaluation.num_epochs=3", *overrides)

@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gflownet.report.page.best import best_section
 from gflownet.report.page.certificate_words import certificate_section
+from gflownet.report.page.columns import column_section
 from gflownet.report.page.configuration import configuration_section, resume_command
 from gflownet.report.page.curves import curves_of
 from gflownet.report.page.diversity import distribution_section, diversity_section
@@ -78,6 +79,7 @@ def sections_of(run: RunData) -> Sequence[Section]:
         ("front", "Pareto front", "Pareto front", front_section),
         ("diversity", "Diversity and novelty", "Diversity", diversity_section),
         ("distribution", "Scores: sampled and evaluated", "Scores", distribution_section),
+        ("columns", "Columns of the table", "Columns", column_section),
         ("time", "Where the time went", "Time", time_section),
         ("failures", "Failed evaluations", "Failures", failure_section),
         ("configuration", "Configuration and commands", "Configuration", configuration_section),
