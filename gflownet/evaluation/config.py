@@ -68,7 +68,9 @@ class EvaluationConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     store_url: str = option("", "database URL of the store; empty: evaluations.sqlite in log_dir")
     num_epochs: int = option(4, "passes over the training data per candidate", POSITIVE)
-    batch_size: int = option(64, "training examples per step of a candidate's training", POSITIVE)
+    batch_size: int = option(
+        64, "training examples per step of a candidate's training; 0: a 128th of them, from 16 to 256", NOT_NEGATIVE
+    )
     learning_rate: float = option(0.005, "largest learning rate when a candidate is trained", POSITIVE)
     projection: Projection = option(
         "always", "edges that carry a weight matrix: always, auto (only where widths differ) or never"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -78,6 +79,8 @@ class TensorTask(GFNTask):
         check_splits(data, key="data")
         self.splits_in_use = replace(data, **{name: _predicted(getattr(data, name)) for name in _SPLITS})
         self.train, self.validation, self.test_split = self.splits_in_use
+        if not self._evaluation.batch_size:
+            self._evaluation = replace(self._evaluation, batch_size=automatic_batch_size(len(self.train)))
         self.input_shape = input_shape(self.splits_in_use)
         is_vector = self.input_shape.layout is Layout.VECTOR
         self.input_sizes = (self.input_shape.num_elements if is_vector else self.input_shape,)
@@ -278,6 +281,11 @@ class TensorTask(GFNTask):
 
 
 _SPLITS = ("train", "validation", "test")
+
+
+def automatic_batch_size(num_examples: int) -> int:
+    """Return about a 128th of the training examples, a power of 2 from 16 to 256."""
+    return min(256, max(16, 2 ** round(math.log2(num_examples / 128))))
 
 
 def plain_evaluation(config: EvaluationConfig) -> EvaluationConfig:
