@@ -16,6 +16,7 @@ from gflownet.evaluation.task import Reference
 from gflownet.options import option
 
 _READING = ("target", "kind", "header", "columns", "group", "time", "duplicates")
+_MAX_ROWS = 30  # of the table of columns on the console; the report has all
 
 
 @dataclass
@@ -69,8 +70,11 @@ class TableTask(SupervisedTask):
     def remarks(self) -> Sequence[str]:
         """Return the table of columns, and the lines of the classes."""
         columns = self.splits_in_use.columns
-        lines = () if columns is None else columns.lines()
-        return (*lines, *super().remarks())
+        rows = [] if columns is None else [row for row in columns.words() if row[1] != "number"]
+        rows = rows[:_MAX_ROWS] + rows[max(_MAX_ROWS, len(rows) - 1) :]  # the target is last
+        width = max((len(name) for name, _ in rows), default=0)
+        head = "columns, fitted on the training rows and standardised; the others are numbers without gaps:"
+        return (head, *(f"  {name:<{width}}  {words}" for name, words in rows), *super().remarks())
 
     def references(self, *, seeds: Sequence[int]) -> Sequence[Reference]:
         """Return the scores of scikit-learn's RandomForest, MLP and HistGradientBoosting on the same inputs."""

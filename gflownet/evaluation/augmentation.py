@@ -18,25 +18,16 @@ _NOISE = 0.1  # noise: deviations of the batch
 
 def check_augmentation(names: Sequence[str], train: Examples, *, loss: str) -> None:
     """Raise UserError for an unknown name, or one that the examples do not allow."""
-    key, has_sides = "evaluation.training.augment", train.example.ndim > 1 and train.example.is_floating_point()
+    known = AUGMENTATIONS if train.example.ndim > 1 else ("noise", "mixup")
+    known = known if ":" not in loss else tuple(name for name in known if name != "mixup")
     for name in names:
-        if name not in AUGMENTATIONS:
-            raise UserError(f"{key}: expected some of {', '.join(AUGMENTATIONS)}, got {name!r}")
-        if name in ("crop", "flip") and not has_sides:
-            raise UserError(f"{key}: expected noise or mixup for examples {list(train.example.shape)}, got {name}")
-        if not train.example.is_floating_point() or (name == "mixup" and ":" in loss):
-            raise UserError(f"{key}: expected none for tokens, and no mixup with a loss of your own, got {name}")
+        if name not in known or not train.example.is_floating_point():
+            words = f"some of {', '.join(known)}" if train.example.is_floating_point() else "none for tokens"
+            raise UserError(f"evaluation.training.augment: expected {words}, got {name!r}")
 
 
 def augmented(batch: Batch, names: Sequence[str], *, num_outputs: int, generator: torch.Generator) -> Batch:
-    """Return a batch changed at random.
-
-    Args:
-        batch: inputs [B, C, ...] and targets.
-        names: crop and flip along the axes of images or signals, noise, mixup (Zhang et al. 2018, with alpha 1).
-        num_outputs: classes of the targets; after mixup they are probabilities [B, C].
-        generator: draws all random numbers.
-    """
+    """Return a batch changed at random by the generator; targets are probabilities after mixup (Zhang et al. 2018)."""
     inputs, targets = batch
     if "crop" in names:
         for axis in range(2, inputs.ndim):

@@ -55,19 +55,12 @@ def check_vector_targets(splits: Splits, *, key: str) -> None:
     if not shape or (len(shape) == 1 and not is_classification(targets)):
         return
     if not is_classification(targets):
-        raise UserError(
-            f"{key}: expected numbers [N] or [N, K] as targets, got {list(targets.shape)}; "
-            f"targets.reshape(len(targets), -1) takes them as {targets[0].numel()} numbers per example"
-        )
-    if len(shape) == 1 and int(targets.max()) <= 1:
-        raise UserError(
-            f"{key}: expected one class per example, got {shape[0]} labels (multi-label); {group}.kind=numbers takes "
-            "them as numbers from 0 to 1"
-        )
-    raise UserError(
-        f"{key}: expected one class per example, got classes {shape}, one per pixel or position; task=choices takes "
-        "them with task_options.build, a module of yours"
-    )
+        text = f"expected targets [N] or [N, K], got {list(targets.shape)}; targets.reshape(len(targets), -1)"
+    elif len(shape) == 1 and int(targets.max()) <= 1:
+        text = f"expected one class per example, got {shape[0]} labels (multi-label); {group}.kind=numbers"
+    else:
+        text = f"expected one class per example, got classes {shape}, one per pixel or position; task=choices"
+    raise UserError(f"{key}: {text} takes them")
 
 
 def check_present(splits: Splits, *, key: str) -> None:
@@ -80,12 +73,9 @@ def check_present(splits: Splits, *, key: str) -> None:
         labels = () if splits.columns is None else splits.columns.target.labels
         setting = f"{group}.target takes another column" if labels else f"{group}.kind=numbers takes numbers"
         raise UserError(f"{key}: expected two or more classes, got only {(labels or present)[0]}; {setting}")
-    missing = sorted(set(range(present[-1])) - set(present))
-    if missing:
-        raise UserError(
-            f"{key}: expected all classes from 0 to {present[-1]}, got none with {missing[0]}; "
-            f"{group}.kind=classes takes those that occur, numbered from 0"
-        )
+    if missing := sorted(set(range(present[-1])) - set(present)):
+        text = f"expected all classes from 0 to {present[-1]}, got none with {missing[0]}"
+        raise UserError(f"{key}: {text}; {group}.kind=classes takes those that occur, numbered from 0")
 
 
 def check_repeated(splits: Splits, *, key: str) -> None:

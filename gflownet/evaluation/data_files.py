@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,8 @@ _IDX_TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 # Names of the arrays of an npz file, by the part of the data.
 _NPZ_PAIRS = (("x_train", "y_train"), ("x", "y"), ("inputs", "targets"), ("images", "labels"))
 _NPZ_TEST_PAIRS = (("x_test", "y_test"),)
+# `labelled` with the options of a file.
+Labels = Callable[..., LabelledArrays]
 
 
 def read_file(
@@ -39,18 +43,19 @@ def read_file(
     file = Path(path)
     if not file.exists():
         raise UserError(f"{key}: no such file: {path}")
-    name = file.name.removesuffix(".gz")
+    name, reading = file.name.removesuffix(".gz"), reading or Reading()
+    labels = partial(labelled, kind=reading.kind, where=f"{key}: {path}")
     try:
         if file.is_dir() and is_image_folder(file):
-            return _image_folder(file, key=key, size=(reading or Reading()).size, train=train)
+            return _image_folder(file, labels, where=f"{key}: {path}", size=reading.size, train=train)
         if file.is_dir():
-            return _idx_folder(file, key=key, train=train)
+            return _idx_folder(file, labels, key=key, train=train)
         if name.endswith((".csv", ".tsv", ".txt", ".parquet")):
-            return read_table(file, key=key, reading=reading or Reading(), train=train)
+            return read_table(file, key=key, reading=reading, train=train)
         if name.endswith(".npz"):
-            return _npz(file, key=key, train=train)
+            return _npz(file, labels, key=key, train=train)
         if "idx" in name:
-            return _idx_pair(file, key=key, train=train)
+            return _idx_pair(file, labels, key=key, train=train)
     except UserError:
         raise
     except Exception as error:  # a damaged file: readers raise errors of many kinds
@@ -61,25 +66,24 @@ def read_file(
     )
 
 
-def _image_folder(folder: Path, *, key: str, size: int, train: LabelledArrays | None) -> LabelledArrays:
+def _image_folder(
+    folder: Path, labels: Labels, *, where: str, size: int, train: LabelledArrays | None
+) -> LabelledArrays:
     """Return the images of class folders, or those of class folders in train and test."""
-    where = f"{key}: {folder}"
-    parts = [part for part in (folder / "train", folder / "test") if part.is_dir() and is_image_folder(part)]
-    first, *tests = parts or [folder]
-    arrays = labelled(*read_images(first, where=where, size=size), where=where, train=train)
-    tested = [labelled(*read_images(each, where=where, size=size), where=where, train=arrays) for each in tests]
-    return replace(arrays, test=tested[0] if tested else None)
+    parts = [part for part in (folder / "train", folder / "test") if is_image_folder(part)]
+    first, *tests = [read_images(part, where=where, size=size) for part in parts or [folder]]
+    arrays = labels(*first, train=train)
+    return replace(arrays, test=labels(*tests[0], train=arrays)) if tests else arrays
 
 
-def _idx_folder(folder: Path, *, key: str, train: LabelledArrays | None) -> LabelledArrays:
+def _idx_folder(folder: Path, labels: Labels, *, key: str, train: LabelledArrays | None) -> LabelledArrays:
     images, test = ([_idx_path(folder, name) for name in names] for names in (_IDX_TRAIN, _IDX_TEST))
-    where = f"{key}: {folder}"
     if None in images:
-        raise UserError(f"{where}: expected the files {' and '.join(_IDX_TRAIN)}, with or without .gz")
-    arrays = _of_file(*(_idx(path, key=key) for path in images if path is not None), where=where, train=train)
+        raise UserError(f"{key}: {folder}: expected the files {' and '.join(_IDX_TRAIN)}, with or without .gz")
+    arrays = _of_file(labels, *(_idx(path, key=key) for path in images if path is not None), train=train)
     if None in test:
         return arrays
-    tested = _of_file(*(_idx(path, key=key) for path in test if path is not None), where=where, train=arrays)
+    tested = _of_file(labels, *(_idx(path, key=key) for path in test if path is not None), train=arrays)
     return replace(arrays, test=tested)
 
 
@@ -87,11 +91,11 @@ def _idx_path(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
-def _idx_pair(images: Path, *, key: str, train: LabelledArrays | None) -> LabelledArrays:
-    labels = images.with_name(images.name.replace("images", "labels").replace("idx3", "idx1"))
-    if labels == images or not labels.is_file():
-        raise UserError(f"{key}: {images}: expected labels in {labels.name}, got no such file")
-    return _of_file(_idx(images, key=key), _idx(labels, key=key), where=f"{key}: {images}", train=train)
+def _idx_pair(images: Path, labels: Labels, *, key: str, train: LabelledArrays | None) -> LabelledArrays:
+    classes = images.with_name(images.name.replace("images", "labels").replace("idx3", "idx1"))
+    if classes == images or not classes.is_file():
+        raise UserError(f"{key}: {images}: expected labels in {classes.name}, got no such file")
+    return _of_file(labels, _idx(images, key=key), _idx(classes, key=key), train=train)
 
 
 def _idx(path: Path, *, key: str) -> np.ndarray:
@@ -108,24 +112,24 @@ def _idx(path: Path, *, key: str) -> np.ndarray:
     return np.frombuffer(content, kind, offset=start).reshape(shape).astype(kind.newbyteorder("="))
 
 
-def _npz(path: Path, *, key: str, train: LabelledArrays | None) -> LabelledArrays:
+def _npz(path: Path, labels: Labels, *, key: str, train: LabelledArrays | None) -> LabelledArrays:
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         names = set(arrays.files)
         pair = next((pair for pair in _NPZ_PAIRS if names >= set(pair)), None)
         if pair is None:
             expected = ", ".join(" and ".join(pair) for pair in _NPZ_PAIRS)
             raise UserError(f"{key}: {path}: expected the arrays {expected}, got {', '.join(sorted(names)) or 'none'}")
-        result = _of_file(arrays[pair[0]], arrays[pair[1]], where=f"{key}: {path}", train=train)
+        result = _of_file(labels, arrays[pair[0]], arrays[pair[1]], train=train)
         tested = next((pair for pair in _NPZ_TEST_PAIRS if names >= set(pair)), None)
         if tested is None:
             return result
-        return replace(
-            result, test=_of_file(arrays[tested[0]], arrays[tested[1]], where=f"{key}: {path}", train=result)
-        )
+        return replace(result, test=_of_file(labels, arrays[tested[0]], arrays[tested[1]], train=result))
 
 
-def _of_file(inputs: np.ndarray, targets: np.ndarray, *, where: str, train: LabelledArrays | None) -> LabelledArrays:
+def _of_file(
+    labels: Labels, inputs: np.ndarray, targets: np.ndarray, *, train: LabelledArrays | None
+) -> LabelledArrays:
     """Return the arrays of a file as examples; images without a channel get one."""
-    arrays = labelled(inputs, targets, where=where, train=train)
+    arrays = labels(inputs, targets, train=train)
     is_grey = arrays.inputs.ndim == 3 and np.issubdtype(arrays.inputs.dtype, np.floating)
     return replace(arrays, inputs=arrays.inputs[:, None]) if is_grey else arrays

@@ -27,7 +27,7 @@ from gflownet.evaluation.table_files import Reading
 from gflownet.evaluation.table_fitting import fitted, table_of_numbers
 from gflownet.plugins import load_function
 from gflownet.random_states import seeded
-from gflownet.translation.table_columns import Target
+from gflownet.translation.table_columns import TableColumns, Target
 
 # Shares of the examples; the remainder is the test set.
 TRAIN_SHARE = 0.6
@@ -74,7 +74,7 @@ def _splits(source: str, *, key: str, seed: int, test: str, reading: Reading) ->
     elif _is_path(source):
         data = _of_file(source, key=key, reading=reading)
     elif ":" in source:
-        splits = _of_callable(_called(source, key=key), key=key, source=source, seed=seed)
+        splits = _of_callable(_called(source, key=key), key=key, source=source, seed=seed, kind=reading.kind)
         if isinstance(splits, Splits):
             if test:
                 raise UserError(f"{key}_test: expected none with splits or a Dataset from {source}, got {test}")
@@ -87,7 +87,6 @@ def _splits(source: str, *, key: str, seed: int, test: str, reading: Reading) ->
         )
     if test:
         data = replace(data, test=read_file(test, key=f"{key}_test", reading=reading, train=data))
-    data = _of_kind(data, reading.kind, key=key) if data.table is None else data
     _check_targets(data, key=key)
     if reading.duplicates == "together" and data.groups is None:
         data = replace(data, groups=_equal_rows(data))
@@ -100,33 +99,9 @@ def _splits(source: str, *, key: str, seed: int, test: str, reading: Reading) ->
     return splits
 
 
-def _of_kind(data: DataSet, kind: str, *, key: str) -> DataSet:
-    """Return data with numbers, or with the classes that occur, numbered in their order.
-
-    Raises:
-        UserError: texts as numbers, or test examples of a class that is not in training.
-    """
-    if kind == "auto" or data.labels is not None:
-        if kind == "numbers":
-            raise UserError(f"{key}: expected numbers as targets, got texts such as {(data.labels or ('',))[0]}")
-        return data
-    values = np.unique(data.targets)
-
-    def converted(targets: np.ndarray) -> np.ndarray:
-        if kind == "numbers":
-            return targets.astype(np.float64)
-        if not np.isin(targets, values).all():
-            raise UserError(f"{key}_test: expected the classes of the training examples, {values.tolist()}")
-        return np.searchsorted(values, targets)
-
-    test = None if data.test is None else replace(data.test, targets=converted(data.test.targets))
-    labels = tuple(f"{value:g}" for value in values) if kind == "classes" else None
-    return replace(data, targets=converted(data.targets), test=test, labels=labels)
-
-
 def _equal_rows(data: DataSet) -> np.ndarray:
     """Return a number per example [N], the same for equal inputs."""
-    rows = [x.tobytes() for x in data.inputs] if data.table is None else map(str, zip(*data.table.cells, strict=True))
+    rows = map(bytes, data.inputs) if data.table is None else map(str, zip(*data.table.values(), strict=True))
     numbers: dict[Any, int] = {}
     return np.array([numbers.setdefault(row, len(numbers)) for row in rows])
 
@@ -145,13 +120,13 @@ def split(data: DataSet, *, seed: int) -> Splits:
     labels = data.targets if is_classes and data.targets.ndim == 1 else np.zeros(len(data.targets), dtype=int)
     train, validation, test = _parts(data, labels, seed=seed)
     inputs, columns, tested = data.inputs, None, data.test
-    table = data.table or table_of_numbers(inputs)
-    if table is not None:
+    if (table := data.table or table_of_numbers(inputs)) is not None:
         target = Target(data.target or "target", is_classes, _class_values(data.labels or ()))
         columns = fitted(table, train, target)
-        inputs = columns.features(table.by_name)
+        inputs = columns.features({column.name: cells for column, cells in table.items()})
         if tested is not None and tested.table is not None:
-            tested = replace(tested, inputs=columns.features(tested.table.by_name))
+            cells = {column.name: cells for column, cells in tested.table.items()}
+            tested = replace(tested, inputs=columns.features(cells))
     if tested is None:
         test_split = _tensors(inputs[test], data.targets[test])
     else:
@@ -180,10 +155,10 @@ def _grouped_parts(groups: np.ndarray, labels: np.ndarray, *, has_test: bool, se
 
     if (num := len(np.unique(groups))) < _NUM_FOLDS:
         raise UserError(f"expected {_NUM_FOLDS} or more groups, got {num}")
-    folds = StratifiedGroupKFold(_NUM_FOLDS, shuffle=True, random_state=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a class with fewer members than folds
-        fifths = [part for _, part in folds.split(labels, labels, groups)]
+        folds = StratifiedGroupKFold(_NUM_FOLDS, shuffle=True, random_state=seed).split(labels, labels, groups)
+        fifths = [part for _, part in folds]
     test = np.zeros(0, dtype=int) if has_test else fifths.pop()
     return np.sort(np.concatenate(fifths[1:])), fifths[0], test
 
@@ -222,13 +197,9 @@ def standardised(splits: Splits, *, per_channel: bool = False) -> Splits:
     if columns is not None:
         is_indicator = torch.tensor([each for column in columns.inputs for each in column.is_indicator])
         mean, deviation = mean.masked_fill(is_indicator, 0), deviation.masked_fill(is_indicator, 1)
-        columns = columns.standardised(mean[0].tolist(), deviation[0].where(deviation[0].isfinite(), 0).tolist())
-    parts = {
-        name: replace(part, inputs=(part.inputs - mean) / deviation)
-        for name in ("train", "validation", "test")
-        if isinstance(part := getattr(splits, name), Split)
-    }
-    return replace(splits, **parts, columns=columns)
+        finite = deviation[0].where(deviation[0].isfinite(), 0)
+        columns = replace(columns, mean=mean[0].tolist(), deviation=finite.tolist())
+    return _scaled(splits, "inputs", mean, deviation, columns)
 
 
 def with_standard_targets(splits: Splits) -> Splits:
@@ -241,11 +212,16 @@ def with_standard_targets(splits: Splits) -> Splits:
     columns = splits.columns
     if columns is not None:
         units = {"mean": mean.reshape(-1).tolist(), "deviation": deviation.reshape(-1).tolist()}
-        columns = replace(columns, target=replace(columns.target, **{k: tuple(v) for k, v in units.items()}))
+        columns = replace(columns, target=replace(columns.target, **units))
+    return _scaled(splits, "targets", mean, deviation, columns)
+
+
+def _scaled(splits: Splits, name: str, mean: Tensor, deviation: Tensor, columns: TableColumns | None) -> Splits:
+    """Return splits with scaled inputs or targets, and the columns of these units."""
     parts = {
-        name: replace(part, targets=(part.targets - mean) / deviation)
-        for name in ("train", "validation", "test")
-        if isinstance(part := getattr(splits, name), Split)
+        split: replace(part, **{name: (getattr(part, name) - mean) / deviation})
+        for split in ("train", "validation", "test")
+        if isinstance(part := getattr(splits, split), Split)
     }
     return replace(splits, **parts, columns=columns)
 
@@ -331,7 +307,7 @@ def _called(source: str, *, key: str) -> Any:
         raise UserError(f"{key}: expected {source} to return data, got {type(error).__name__}: {reason}") from error
 
 
-def _of_callable(loaded: Any, *, key: str, source: str, seed: int) -> Splits | DataSet:
+def _of_callable(loaded: Any, *, key: str, source: str, seed: int, kind: str) -> Splits | DataSet:
     """Return what a user's callable made: splits, a pair (inputs, targets), a Dataset, or one of these per split."""
     if isinstance(loaded, Splits):
         return loaded
@@ -340,12 +316,13 @@ def _of_callable(loaded: Any, *, key: str, source: str, seed: int) -> Splits | D
         missing = [name for name in names if name not in loaded]
         if missing:
             raise UserError(f"{key}: expected {source} to return train, validation and test, got {', '.join(loaded)}")
-        return _of_mapping({name: loaded[name] for name in names}, key=key, source=source)
+        return _of_mapping({name: loaded[name] for name in names}, key=key, source=source, kind=kind)
     if isinstance(loaded, Dataset):
         check_dataset(loaded, key=key)
         return _split_dataset(loaded, seed=seed)
     if isinstance(loaded, Sequence) and len(loaded) == 2:
-        arrays = labelled(*_arrays(loaded, where=f"{key}: {source}"), where=f"{key}: {source}")
+        where = f"{key}: {source}"
+        arrays = labelled(*_arrays(loaded, where=where), where=where, kind=kind)
         return DataSet(**{item.name: getattr(arrays, item.name) for item in fields(arrays)})
     raise UserError(
         f"{key}: expected {source} to return (inputs, targets), a Dataset, a mapping of train, validation and test, or "
@@ -353,7 +330,7 @@ def _of_callable(loaded: Any, *, key: str, source: str, seed: int) -> Splits | D
     )
 
 
-def _of_mapping(loaded: Mapping[str, Any], *, key: str, source: str) -> Splits:
+def _of_mapping(loaded: Mapping[str, Any], *, key: str, source: str, kind: str) -> Splits:
     """Return the splits of a mapping; classes and scale are those of the training examples."""
     parts: list[Examples] = []
     train: LabelledArrays | None = None
@@ -365,7 +342,7 @@ def _of_mapping(loaded: Mapping[str, Any], *, key: str, source: str) -> Splits:
             parts.append(part)
         elif isinstance(part, Sequence) and len(part) == 2:
             where = f"{key}: {source}: {name}"
-            arrays = labelled(*_arrays(part, where=where), where=where, train=train)
+            arrays = labelled(*_arrays(part, where=where), where=where, kind=kind, train=train)
             train = train or arrays
             parts.append(_tensors(arrays.inputs, arrays.targets))
         else:

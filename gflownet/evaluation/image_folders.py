@@ -19,12 +19,7 @@ def is_image_folder(folder: Path) -> bool:
 
 
 def read_images(folder: Path, *, where: str, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images [N, C, H, W] as bytes, grey or RGB, and the names of their classes [N].
-
-    Args:
-        folder: its folders are the classes.
-        where: option and folder, for errors.
-        size: height and width to which images are resized; 0: as they are.
+    """Return images [N, C, H, W] as bytes, grey or RGB, and their classes [N]; `size` 0: they are not resized.
 
     Raises:
         UserError: pillow is missing, a damaged file, or images of different sizes without `size`.
@@ -41,11 +36,11 @@ def read_images(folder: Path, *, where: str, size: int) -> tuple[np.ndarray, np.
                 images.append(np.asarray(image.resize((size, size)) if size else image))
         except OSError as error:
             raise UserError(f"{where}: {path.name}: expected an image, got {type(error).__name__}: {error}") from None
-        if images[-1].shape[:2] != images[0].shape[:2]:
-            shapes = " and ".join(" x ".join(map(str, each.shape[:2])) for each in (images[0], images[-1]))
+        (height, width), other = images[0].shape[:2], images[-1].shape[:2]
+        if other != (height, width):
+            got = f"{height} x {width} and {other[0]} x {other[1]}"
             raise UserError(
-                f"{where}: {path.name}: expected images of one size, got {shapes}; task_options.size=32 takes them, "
-                "resized to 32 x 32"
+                f"{where}: {path.name}: expected images of one size, got {got}; task_options.size=32 resizes them"
             )
         classes.append(path.parent.name)
     has_colours = any(image.ndim == 3 for image in images)

@@ -39,7 +39,7 @@ class LabelledArrays:
 
 
 def labelled(
-    inputs: np.ndarray, targets: np.ndarray, *, where: str, train: LabelledArrays | None = None
+    inputs: np.ndarray, targets: np.ndarray, *, where: str, kind: str = "auto", train: LabelledArrays | None = None
 ) -> LabelledArrays:
     """Return arrays of equal length as examples.
 
@@ -50,6 +50,7 @@ def labelled(
         inputs: [N, ...].
         targets: [N] or [N, ...].
         where: option and source, for errors.
+        kind: of the targets: numbers, classes (those that occur, numbered in their order) or auto.
         train: training examples, with their classes and scale; None: these are the training examples.
 
     Raises:
@@ -65,8 +66,14 @@ def labelled(
         )
     if targets.ndim == 2 and targets.shape[1] == 1:
         targets = targets[:, 0]
-    if _is_one_hot(inputs, targets):
+    if kind == "numbers":
+        if targets.dtype.kind in "US":
+            raise UserError(f"{where}: expected numbers as targets, got texts such as {targets.flat[0]}")
+        targets = targets.astype(np.float64)
+    elif _is_one_hot(inputs, targets):
         targets = targets.argmax(1)
+    if kind == "classes" and targets.ndim == 1 and (train is None or train.labels is not None):
+        targets = targets.astype(str)
     targets, labels = _numbered(targets, where=where, train=train)
     if train is not None and np.issubdtype(targets.dtype, np.floating) == train.has_classes:
         kinds = ("classes", "numbers") if train.has_classes else ("numbers", "classes")

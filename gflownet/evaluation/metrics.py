@@ -86,9 +86,8 @@ def cross_entropy(
 
 def balanced_weights(targets: Tensor, num_classes: int) -> Tensor:
     """Return a weight per class [C] with which every class has the same share of the loss."""
-    return len(targets.flatten()) / (
-        num_classes * torch.bincount(targets.flatten(), minlength=num_classes).clamp(min=1)
-    )
+    counts = torch.bincount(targets.flatten(), minlength=num_classes)
+    return targets.numel() / (num_classes * counts.clamp(min=1))
 
 
 def _correct(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -120,10 +119,6 @@ def _pinball(outputs: Tensor, targets: Tensor, *, quantile: float = 0.5) -> Tens
     return torch.maximum(quantile * (targets - outputs), (quantile - 1) * (targets - outputs))
 
 
-def _mean_pinball(outputs: Tensor, targets: Tensor, *, quantile: float = 0.5) -> Tensor:
-    return _pinball(outputs, targets, quantile=quantile).mean()
-
-
 def _counts(classes: Tensor, num_classes: int) -> Tensor:
     return torch.bincount(classes.flatten(), minlength=num_classes).double()
 
@@ -145,18 +140,16 @@ def _auc(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean area under the ROC curve of each class against the others, by ranks (Mann and Whitney 1947)."""
     scores, targets = outputs.double().softmax(dim=-1).flatten(0, -2), targets.flatten()
     areas = []
-    for column, num in zip(scores.T, _counts(targets, outputs.shape[-1]), strict=True):
-        _, places, counts = column.unique(return_inverse=True, return_counts=True)
+    for label in targets.unique():
+        is_member = targets == label
+        num, others = is_member.sum(), (~is_member).sum()
+        _, places, counts = scores[:, label].unique(return_inverse=True, return_counts=True)
         ranks = (counts.cumsum(0) - (counts - 1) / 2)[places].double()  # the mean rank of equal scores
-        if 0 < num < len(targets):
-            total = ranks[targets == len(areas)].sum()
-            areas.append((total - num * (num + 1) / 2) / (num * (len(targets) - num)))
-        else:
-            areas.append(torch.tensor(torch.nan, dtype=torch.float64))
-    return torch.stack(areas).nanmean().nan_to_num(0.5)
+        areas.append((ranks[is_member].sum() - num * (num + 1) / 2) / (num * others))
+    return torch.stack(areas).mean().nan_to_num(0.5)
 
 
-_LOSSES: dict[str, Loss] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.smooth_l1_loss, "quantile": _mean_pinball}
+_LOSSES: dict[str, Loss] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.smooth_l1_loss, "quantile": _pinball}
 
 # Metrics of targets that are numbers; the others are of classes.
 _OF_NUMBERS = ("r2", "mse", "rmse", "mae", "quantile")
@@ -210,7 +203,7 @@ def build_loss(config: TrainingConfig, *, is_classification: bool, class_weights
             f"evaluation.training.class_weights: expected none with the loss {name}, got {config.class_weights}"
         )
     if name == "quantile":
-        return partial(_mean_pinball, quantile=config.quantile)
+        return partial(_pinball, quantile=config.quantile)
     if name in _LOSSES:
         return _LOSSES[name]
     return load_function("evaluation.training.loss", name, names=("auto", "cross_entropy", *_LOSSES))
@@ -252,10 +245,7 @@ def mean_value(values: Loss, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
 
 
 def constant_prediction(targets: Tensor, num_outputs: int, *, quantile: float | None = None) -> Tensor:
-    """Return the best constant output [C] or [O] for targets: log frequencies of classes, means of numbers.
-
-    With a quantile, it is the quantile of numbers.
-    """
+    """Return the best constant output [C] or [O]: log frequencies of classes, means or a quantile of numbers."""
     if targets.is_floating_point():
         return targets.mean(dim=0) if quantile is None else targets.quantile(quantile, dim=0)
     counts = torch.bincount(targets.flatten(), minlength=num_outputs).float() + 1

@@ -6,7 +6,7 @@ import csv
 import gzip
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from gflownet.errors import UserError
 from gflownet.evaluation.labelled_arrays import LabelledArrays, class_numbers
-from gflownet.evaluation.table_fitting import RawTable, raw_table, read_with, without_leaks
+from gflownet.evaluation.table_fitting import RawTable, is_plain, raw_table
 from gflownet.translation.table_columns import MISSING, ColumnKind, is_number, text_of
 
 # Columns of whole numbers with at most this many different values are classes.
@@ -73,52 +73,52 @@ def read_table(path: Path, *, key: str, reading: Reading, train: LabelledArrays 
     names = expected[:-1] or tuple(name for name in table.names if name != target)
     if not names:
         raise UserError(f"{where}: expected two or more columns, got one")
-    inputs = {name: cells[name] for name in names}
-    if train is None or train.table is None:
-        group = key.rpartition(".")[0]
-        raw = raw_table(inputs, reading.columns, key=f"{group}.columns", where=where, first_row=table.first_row)
-    else:
-        raw = read_with(train.table, inputs, where=where, first_row=table.first_row)
-    if train is not None and train.table is None and not raw.is_plain:
+    raw = raw_table(
+        {name: cells[name] for name in names},
+        kinds=reading.columns if train is None else {},
+        train=None if train is None else train.table,
+        key=f"{key.rpartition('.')[0]}.columns",
+        where=where,
+        first_row=table.first_row,
+    )
+    if train is not None and train.table is None and not is_plain(raw):
         raise UserError(f"{where}: expected numbers without gaps, as in the training examples")
-    order = _order(raw, reading, where=where) if train is None else {}
-    raw = without_leaks(raw, group=reading.group, time=reading.time) if train is None else raw
+    raw, order = _ordered(raw, reading, where=where) if train is None else (raw, {})
     where = f"{where}: column {target}"
     texts = ["" if cell is None else text_of(cell) for cell in cells[target]]
     targets, labels = _targets(texts, where=where, first_row=table.first_row, kind=reading.kind, train=train)
-    numbers = np.stack(raw.cells, axis=1) if raw.is_plain else np.zeros((len(targets), 0))
-    return LabelledArrays(
-        numbers,
-        targets,
-        columns=names,
-        target=target,
-        labels=labels,
-        table=raw,
-        groups=order.get("groups"),
-        times=order.get("times"),
-    )
+    numbers = np.stack([*raw.values()], axis=1) if is_plain(raw) else np.zeros((len(targets), 0))
+    arrays = LabelledArrays(numbers, targets, columns=names, target=target, labels=labels, table=raw)
+    return replace(arrays, groups=order.get("groups"), times=order.get("times"))
 
 
-def _order(table: RawTable, reading: Reading, *, where: str) -> dict[str, np.ndarray]:
-    """Return the groups and the times of the rows, where the options name columns with them.
+def _ordered(table: RawTable, reading: Reading, *, where: str) -> tuple[RawTable, dict[str, np.ndarray]]:
+    """Return a table without the columns that split its rows, and the groups and times of the rows.
+
+    Of dates in whose order the rows are split, only the day number is no input.
 
     Raises:
-        UserError: the column is the target, a row without a value, or times that are neither numbers nor dates.
+        UserError: the column is no input, a row without a value, or times that are neither numbers nor dates.
     """
-    result = {}
-    for field_name, name in (("groups", reading.group), ("times", reading.time)):
-        if not name:
+    order, columns = {}, {column.name: column for column in table}
+    words = {"groups": "equal values are in one split", "times": "order of the splits"}
+    for kind, name in (("groups", reading.group), ("times", reading.time)):
+        column = columns.get(name)
+        if name and (column is None or column.kind is ColumnKind.IGNORED):
+            raise UserError(f"{where}: expected a column of {kind} that is an input, got {name}")
+        if column is None:
             continue
-        column, cells = table.column(name)
-        if column is None or column.kind is ColumnKind.IGNORED:
-            raise UserError(f"{where}: expected a column of {field_name} that is an input, got {name}")
-        is_text = column.kind is ColumnKind.TEXT
-        if is_text and field_name == "times":
+        cells, is_text = table[column], column.kind is ColumnKind.TEXT
+        if is_text and kind == "times":
             raise UserError(f"{where}: column {name}: expected numbers or dates as times, got texts such as {cells[0]}")
         if (cells == "").any() if is_text else np.isnan(cells).any():
-            raise UserError(f"{where}: column {name}: expected a value in every row, to split by its {field_name}")
-        result[field_name] = np.unique(cells.astype(str) if is_text else cells, return_inverse=True)[1]
-    return result
+            raise UserError(f"{where}: column {name}: expected a value in every row, to split by its {kind}")
+        order[kind] = np.unique(cells.astype(str) if is_text else cells, return_inverse=True)[1]
+        is_kept = kind == "times" and column.kind is ColumnKind.DATE
+        columns[name] = replace(
+            column, kind=column.kind if is_kept else ColumnKind.IGNORED, words=words[kind] + "; " * is_kept
+        )
+    return dict(zip(columns.values(), table.values(), strict=True)), order
 
 
 def _parquet(path: Path, *, where: str) -> _Table:

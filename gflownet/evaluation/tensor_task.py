@@ -147,15 +147,14 @@ class TensorTask(GFNTask):
         if not is_classification(targets) or targets.ndim > 1 or self.measure.metric.name in FOR_UNBALANCED:
             return ()
         counts = torch.bincount(targets, minlength=self.num_outputs)
-        if int(counts.max()) < _UNBALANCED * int(counts.min()):
+        ends = int(counts.argmax()), int(counts.argmin())
+        if counts[ends[0]] < _UNBALANCED * counts[ends[1]]:
             return ()
         columns = self.splits_in_use.columns
         names = (columns.target.labels if columns is not None else ()) or range(self.num_outputs)
-        shares = [f"{100 * int(counts[place]) / len(targets):.3g} % {names[place]}" for place in _ends(counts)]
-        return (
-            f"unbalanced classes: {shares[0]}, {shares[1]}; evaluation.training.metric={' or '.join(FOR_UNBALANCED)} "
-            "fits them, and evaluation.training.class_weights=balanced trains on all alike",
-        )
+        shares = ", ".join(f"{100 * int(counts[place]) / len(targets):.3g} % {names[place]}" for place in ends)
+        metrics = f"evaluation.training.metric={' or '.join(FOR_UNBALANCED)}"
+        return (f"unbalanced classes: {shares}; {metrics} fits them, evaluation.training.class_weights=balanced too",)
 
     @property
     def translation_settings(self) -> Mapping[str, Any]:
@@ -326,11 +325,6 @@ def seconds_per_call(model: nn.Module, example: torch.Tensor, *, num_calls: int)
         outputs_of(model, inputs)
         seconds.append(perf_counter() - start)
     return median(seconds[_NUM_WARM_UP:])
-
-
-def _ends(counts: torch.Tensor) -> tuple[int, int]:
-    """Return the most and the least frequent class."""
-    return int(counts.argmax()), int(counts.argmin())
 
 
 def _predicted(split: Examples) -> Examples:

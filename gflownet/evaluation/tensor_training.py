@@ -170,7 +170,7 @@ def train_epoch(model: nn.Module, batches: Iterator[Batch], optimisation: Optimi
     losses = []
     for inputs, targets in batches:
         optimisation.zero_grad()
-        value = loss(outputs_of(model, inputs), targets)
+        value = loss(outputs_of(model, inputs), targets).mean()  # of a loss with a value per prediction
         if value.requires_grad:  # not without parameters
             value.backward()
             optimisation.step()

@@ -25,28 +25,13 @@ class GeneratedModel(nn.Module):
         Raises:
             ValueError: a model without columns, a missing column, or a cell that its column cannot hold.
         """
-        columns = self._columns
-        return columns.predictions(self._outputs(columns.encoded(rows)).numpy())
-
-    def predict_probabilities(self, rows: Any) -> np.ndarray:
-        """Return the probabilities [B, C] of the classes, in the order of columns.target.labels, see `predict`."""
-        if not self._columns.target.has_classes:
-            raise ValueError(f"expected a target with classes, got numbers: {self._columns.target.name}")
-        return self._outputs(self._columns.encoded(rows)).softmax(dim=1).numpy()
-
-    @property
-    def _columns(self) -> TableColumns:
         if self.columns is None:
             raise ValueError("expected a model that gflownet.load returned for a run with task=table, got no columns")
-        return self.columns
-
-    @torch.inference_mode()
-    def _outputs(self, inputs: np.ndarray) -> Tensor:
-        """Return the outputs [B, O] of inputs [B, F] in evaluation mode."""
-        was_training = self.training
-        outputs = self.eval().first_step(torch.from_numpy(inputs))
+        inputs, was_training = torch.from_numpy(self.columns.encoded(rows)), self.training
+        with torch.inference_mode():
+            outputs = self.eval().first_step(inputs)
         self.train(was_training)
-        return outputs
+        return self.columns.predictions(outputs.numpy())
 
     def zeros(self, batch_size: int) -> tuple[Tensor, ...]:
         """Return the arguments of forward as zeros, for a batch."""

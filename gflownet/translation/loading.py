@@ -65,11 +65,7 @@ def _untrained(
     """Return the model of an entry with new weights."""
     if "language_model" not in entry:
         model = to_pytorch_model(_graph(entry), config)
-        if "columns" in entry:
-            try:
-                model.columns = TableColumns.from_dict(entry["columns"])
-            except ValueError as error:
-                raise ValueError(f"{path}: {error}") from None
+        model.columns = TableColumns.from_dict(entry["columns"]) if "columns" in entry else None
         return model
     if config:
         raise ValueError(f"{path}: config: expected none for a language model, got {shown(config)}")

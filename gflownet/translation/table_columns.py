@@ -6,30 +6,29 @@ N: rows, F: inputs of the model, O: outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
-# Texts of a cell without a value.
+# Texts of a cell without a value, and those of 1 and 0.
 MISSING = {"", "na", "n/a", "nan", "nat", "<na>", "null", "none", "?", "-"}
-TRUE, FALSE = {"true", "yes", "t", "y"}, {"false", "no", "f", "n"}
+BOOLEANS = {"true": 1.0, "yes": 1.0, "t": 1.0, "y": 1.0, "false": 0.0, "no": 0.0, "f": 0.0, "n": 0.0}
 ISO = "iso"
 DATE_FORMATS = (ISO, "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y %H:%M", "%m/%d/%Y %H:%M")
 # Periods of a date in days, each of which is two inputs, sine and cosine.
 _PERIODS = {"year": 365.2425, "week": 7.0, "hour": 1.0}
-_MAX_SHOWN = 10  # classes in the table of columns
 _EPOCH = datetime(1970, 1, 1)
+_MAX_SHOWN = 10  # classes in the table of columns
 
 
 class ColumnKind(StrEnum):
     """How the cells of a column are read."""
 
     NUMBER = "number"
-    BOOLEAN = "boolean"
     DATE = "date"
     TEXT = "text"
     IGNORED = "ignored"
@@ -41,34 +40,29 @@ class Column:
 
     name: str
     kind: ColumnKind
-    fill: float = 0.0  # number, boolean, date in days since 1970: median, in place of a missing value
+    fill: float = 0.0  # number, date in days since 1970: the median, in place of a missing value
     has_mark: bool = False  # whether one more input marks missing values
-    values: tuple[str, ...] = ()  # text: each is one input; the empty text is a missing value
+    values: Sequence[str] = ()  # text: each is one input; the empty text is a missing value
     has_others: bool = False  # text: whether one more input marks all other values
-    parts: tuple[str, ...] = ()  # date: `day` (its number) and names of periods
+    parts: Sequence[str] = ()  # date: day (its number) and names of periods
     format: str = ""  # date
     words: str = ""  # for the table of columns
 
     def features(self, cells: np.ndarray) -> np.ndarray:
-        """Return the inputs [N, f] of cells [N], the result of `parsed`."""
+        """Return the inputs [N, f] of cells [N], the result of `parsed`; indicators last."""
         if self.kind is ColumnKind.TEXT:
             places = {value: place for place, value in enumerate(self.values)}
             codes = np.array([places.get(cell, len(places)) for cell in cells], dtype=np.int64)
             return np.eye(len(places) + 1)[codes][:, : len(places) + self.has_others]
-        is_missing = np.isnan(cells)
-        filled = np.where(is_missing, self.fill, cells)
-        values = (
-            [filled] if self.kind is not ColumnKind.DATE else [each for p in self.parts for each in _part(filled, p)]
-        )
-        return np.stack([*values, is_missing] if self.has_mark else values, axis=1).astype(float)
+        filled = np.where(np.isnan(cells), self.fill, cells)
+        values = [filled] if self.kind is ColumnKind.NUMBER else [x for part in self.parts for x in _part(filled, part)]
+        return np.stack([*values, *[np.isnan(cells)] * self.has_mark], axis=1)
 
     @property
     def is_indicator(self) -> list[bool]:
         """Whether each input is 0 or 1 and therefore not standardised."""
-        if self.kind is ColumnKind.TEXT:
-            return [True] * (len(self.values) + self.has_others)
-        num = 1 if self.kind is not ColumnKind.DATE else sum(1 if part == "day" else 2 for part in self.parts)
-        return [False] * num + [True] * self.has_mark
+        num = self.kind is ColumnKind.NUMBER or sum(1 if part == "day" else 2 for part in self.parts)
+        return [False] * num + [True] * (len(self.values) + self.has_others + self.has_mark)
 
 
 @dataclass(frozen=True)
@@ -77,27 +71,19 @@ class Target:
 
     name: str
     has_classes: bool
-    labels: tuple[Any, ...] = ()  # of the classes; empty: their numbers
-    mean: tuple[float, ...] = ()  # [O] of numbers; empty: predicted as they are
-    deviation: tuple[float, ...] = ()
-
-    @property
-    def words(self) -> str:
-        """The kind of the target for the table of columns."""
-        if not self.has_classes:
-            return "target: number" + (", standardised" if self.mean else "")
-        shown = ", ".join(map(str, self.labels[:_MAX_SHOWN])) + (", ..." if len(self.labels) > _MAX_SHOWN else "")
-        return "target: classes" + (f" {shown}" if shown else "")
+    labels: Sequence[Any] = ()  # of the classes; empty: their numbers
+    mean: Sequence[float] = ()  # [O] of numbers; empty: predicted as they are
+    deviation: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
 class TableColumns:
     """The columns of a table in the order of its file, without the target."""
 
-    columns: tuple[Column, ...]
+    columns: Sequence[Column]
     target: Target
-    mean: tuple[float, ...] = ()  # [F] of the training rows; empty: inputs are not standardised
-    deviation: tuple[float, ...] = ()  # [F], 0 for a constant input
+    mean: Sequence[float] = ()  # [F] of the training rows; empty: inputs are not standardised
+    deviation: Sequence[float] = ()  # [F], 0 for a constant input
 
     @property
     def inputs(self) -> list[Column]:
@@ -105,17 +91,20 @@ class TableColumns:
         return [column for column in self.columns if column.kind is not ColumnKind.IGNORED]
 
     def encoded(self, rows: Any) -> np.ndarray:
-        """Return raw rows as inputs [N, F] of the model, float32.
-
-        Args:
-            rows: mappings by column name (csv.DictReader), sequences in the order of the columns, or a mapping of
-                columns.
+        """Return raw rows as inputs [N, F] of the model, float32: mappings by name, or sequences in order of columns.
 
         Raises:
             ValueError: a missing column, or a cell that its column cannot hold.
         """
-        cells = cells_of(rows, [column.name for column in self.columns], needed=[c.name for c in self.inputs])
-        return self.features({c.name: parsed(cells[c.name], c, where="rows: ", first_row=0) for c in self.inputs})
+        names, rows = [column.name for column in self.columns], list(rows)
+        if not all(isinstance(row, Mapping) or len(row) == len(names) for row in rows):
+            raise ValueError(f"rows: expected mappings, or sequences of the {len(names)} columns {', '.join(names)}")
+        rows = [row if isinstance(row, Mapping) else dict(zip(names, row, strict=True)) for row in rows]
+        known = set().union(*rows)
+        if missing := [column.name for column in self.inputs if column.name not in known]:
+            raise ValueError(f"rows: expected a column {missing[0]!r}, got {', '.join(map(str, rows[0])) or 'none'}")
+        cells = {column.name: [row.get(column.name) for row in rows] for column in self.inputs}
+        return self.features({c.name: parsed(cells[c.name], c, where="rows", first_row=0) for c in self.inputs})
 
     def features(self, cells: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the parsed cells of columns by name as inputs [N, F], float32."""
@@ -135,70 +124,25 @@ class TableColumns:
         numbers = outputs * np.array(target.deviation) + np.array(target.mean) if target.mean else outputs
         return numbers[:, 0] if numbers.shape[1] == 1 else numbers
 
-    def lines(self, limit: int = 25) -> list[str]:
-        """Return the table of columns as text, at most `limit` columns; one line for columns of plain numbers."""
-        others = [column for column in self.columns if column.words != "number"]
-        num_plain = len(self.columns) - len(others)
-        rows = [(column.name, column.words) for column in others[:limit]]
-        rows += [("...", f"{len(others) - limit} more columns, see the report")] if len(others) > limit else []
-        rows += [(f"{num_plain} more" if others else f"{num_plain} columns", "numbers")] if num_plain else []
-        rows.append((self.target.name, self.target.words))
-        width = max(len(name) for name, _ in rows)
-        return ["columns, fitted on the training rows; numbers are standardised:"] + [
-            f"  {name:<{width}}  {words}" for name, words in rows
-        ]
+    def words(self) -> list[tuple[str, str]]:
+        """Return the name of each column and what was done with it; the target is last."""
+        labels = [*map(str, self.target.labels[:_MAX_SHOWN]), *["..."] * (len(self.target.labels) > _MAX_SHOWN)]
+        target = f"target: {'classes' if self.target.has_classes else 'number'} {', '.join(labels)}".strip()
+        return [*((column.name, column.words) for column in self.columns), (self.target.name, target)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data of which `from_dict` makes the same columns."""
-        empty: tuple[Any, ...] = ("", 0.0, False, ())
-        columns = [{k: v for k, v in asdict(column).items() if v not in empty} for column in self.columns]
+        columns = [{name: value for name, value in asdict(column).items() if value} for column in self.columns]
         return {**asdict(self), "columns": columns}
 
     @classmethod
     def from_dict(cls, data: Any) -> TableColumns:
         """Return the columns of JSON data. Raises ValueError for other data."""
         try:
-            columns = [_of(Column, {**each, "kind": ColumnKind(each["kind"])}) for each in data["columns"]]
-            result = _of(cls, {**data, "columns": columns, "target": _of(Target, data["target"])})
-            num = sum(len(column.is_indicator) for column in result.inputs)
-            if any(len(values) not in (0, num) for values in (result.mean, result.deviation)):
-                raise ValueError(f"{num} inputs, {len(result.mean)} means and {len(result.deviation)} deviations")
+            columns = [Column(**{**each, "kind": ColumnKind(each["kind"])}) for each in data["columns"]]
+            return cls(columns, Target(**data["target"]), data["mean"], data["deviation"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"expected the columns of a table, got {type(error).__name__}: {error}") from None
-        return result
-
-    def standardised(self, mean: Iterable[float], deviation: Iterable[float]) -> TableColumns:
-        """Return the columns with the mean and the deviation of each input."""
-        return replace(self, mean=tuple(mean), deviation=tuple(deviation))
-
-
-def _of(kind: type, data: Mapping[str, Any]) -> Any:
-    """Return a dataclass of JSON data, with tuples for lists."""
-    unknown = set(data) - {item.name for item in fields(kind)}
-    if unknown:
-        raise ValueError(f"unknown fields {sorted(unknown)}")
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
-
-
-def cells_of(rows: Any, names: Sequence[str], *, needed: Sequence[str]) -> Mapping[str, Sequence[Any]]:
-    """Return the cells of raw rows by column. Raises ValueError for rows without a needed column."""
-    if isinstance(rows, Mapping):
-        columns = {str(name): list(cells) for name, cells in rows.items() if not isinstance(cells, str)}
-        if len({len(columns.get(name, ())) for name in needed}) > 1:
-            raise ValueError("rows: expected columns of equal length")
-    else:
-        rows = list(rows)
-        if rows and all(isinstance(row, Mapping) for row in rows):
-            known = set().union(*rows)
-            columns = {name: [row.get(name) for row in rows] for name in needed if name in known}
-        elif rows and all(isinstance(row, Sequence | np.ndarray) and len(row) == len(names) for row in rows):
-            columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-        else:
-            raise ValueError(f"rows: expected mappings, or rows of the {len(names)} columns {', '.join(names)}")
-    missing = [name for name in needed if name not in columns]
-    if missing:
-        raise ValueError(f"rows: expected a column {missing[0]!r}, got {', '.join(map(str, columns)) or 'none'}")
-    return columns
 
 
 def is_number(cell: str) -> bool:
@@ -216,23 +160,20 @@ def is_missing(cell: Any) -> bool:
 
 
 def parsed(cells: Sequence[Any], column: Column, *, where: str, first_row: int) -> np.ndarray:
-    """Return cells as float64, NaN where missing and dates in days since 1970, or as texts, empty where missing.
-
-    Raises:
-        ValueError: a cell of another kind than the column.
-    """
+    """Return cells as floats or texts, NaN or empty where missing. Raises ValueError for a cell of another kind."""
+    if column.kind is ColumnKind.IGNORED:
+        return np.zeros(len(cells))
     if column.kind is ColumnKind.TEXT:
         return np.array(["" if is_missing(cell) else text_of(cell) for cell in cells], dtype=object)
-    values = np.full(len(cells), math.nan)
+    values, is_date = np.full(len(cells), math.nan), column.kind is ColumnKind.DATE
     for place, cell in enumerate(cells):
         if is_missing(cell):
             continue
-        value = days_of(cell, column.format) if column.kind is ColumnKind.DATE else number_of(cell)
+        value = days_of(cell, column.format) if is_date else number_of(cell)
         if value is None or not math.isfinite(value):
-            expected = f"a date ({column.format})" if column.kind is ColumnKind.DATE else "a finite number"
-            raise ValueError(
-                f"{where}column {column.name}: row {place + first_row}: expected {expected}, got {str(cell).strip()}"
-            )
+            expected = f"a date ({column.format})" if is_date else "a finite number"
+            row = f"column {column.name}: row {place + first_row}"
+            raise ValueError(f"{where}: {row}: expected {expected}, got {str(cell).strip()}")
         values[place] = value
     return values
 
@@ -245,12 +186,7 @@ def text_of(cell: Any) -> str:
 def number_of(cell: Any) -> float | None:
     """Return the number of a cell, 1 or 0 for true or false, None for other cells."""
     text = str(cell).strip().lower()
-    if text in TRUE or text in FALSE:
-        return float(text in TRUE)
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    return float(text) if is_number(text) else BOOLEANS.get(text)
 
 
 def days_of(cell: Any, format: str) -> float | None:
@@ -262,8 +198,7 @@ def days_of(cell: Any, format: str) -> float | None:
         except ValueError:
             return None
     moment = cell if isinstance(cell, datetime) else datetime(cell.year, cell.month, cell.day)
-    if moment.tzinfo is not None:
-        moment = moment.astimezone(UTC).replace(tzinfo=None)
+    moment = moment if moment.tzinfo is None else moment.astimezone(UTC).replace(tzinfo=None)
     return (moment - _EPOCH) / timedelta(days=1)
 
 
@@ -273,7 +208,5 @@ def date_parts(days: np.ndarray) -> tuple[str, ...]:
 
 
 def _part(days: np.ndarray, part: str) -> list[np.ndarray]:
-    if part == "day":
-        return [days]
-    angles = 2 * np.pi * days / _PERIODS[part]
-    return [np.sin(angles), np.cos(angles)]
+    angles = 2 * np.pi * days / _PERIODS.get(part, 1.0)
+    return [days] if part == "day" else [np.sin(angles), np.cos(angles)]

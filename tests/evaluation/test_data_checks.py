@@ -51,7 +51,7 @@ def two_labels() -> np.ndarray:
             "expected one class per example, got classes [4, 4], one per pixel or position",
             "",
         ),
-        (np.ones((NUM, 3, 2)), "expected numbers [N] or [N, K] as targets, got [36, 3, 2]; targets.reshape(len(", ""),
+        (np.ones((NUM, 3, 2)), "expected targets [N] or [N, K], got [36, 3, 2]; targets.reshape(len(", ""),
     ],
 )
 def test_targets_that_do_not_fit_raise(tmp_path, task, targets, message, setting):

@@ -53,7 +53,7 @@ def test_class_folders_in_train_and_test(tmp_path):
 def test_grey_and_coloured_images_of_several_sizes_are_resized(tmp_path):
     write_images(tmp_path)
     Image.fromarray(np.zeros((20, 20, 4), dtype=np.uint8)).save(tmp_path / "dog" / "large.png")
-    message = "large.png: expected images of one size, got 6 x 8 and 20 x 20; task_options.size=32 takes them, resized"
+    message = "large.png: expected images of one size, got 6 x 8 and 20 x 20; task_options.size=32 resizes them"
     with pytest.raises(UserError, match=re.escape(message)):
         make_task(tmp_path)
     assert make_task(tmp_path, "task_options.size=5", "task_options.duplicates=keep").train.inputs.shape[1:] == (
