@@ -11,7 +11,7 @@ from torch import nn
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
-from gflownet.evaluation.datasets import load_splits, standardised, with_standard_targets
+from gflownet.evaluation.datasets import splits_of, standardised, with_standard_targets
 from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.examples import Splits
 from gflownet.evaluation.fingerprint import function_digest
@@ -65,12 +65,9 @@ class ChoicesTask(TensorTask):
             self.max_score = 1.0
 
     def data(self) -> Splits:
-        options = self.config.task_options
-        seed = self.config.evaluation.split_seed
-        reading = {name: options[name] for name in ("kind", "duplicates")}
-        splits = load_splits(options.data, key="task_options.data", seed=seed, test=options.data_test, **reading)
+        splits = splits_of(self.config)
         splits = with_standard_targets(splits)
-        return standardised(splits, per_channel=True) if options.normalise == "channel" else splits
+        return standardised(splits, per_channel=True) if self.config.task_options.normalise == "channel" else splits
 
     def build_model(self, candidate: Assignment) -> nn.Module:
         """Return the untrained module of a setting."""

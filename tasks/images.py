@@ -10,7 +10,7 @@ from torch import nn
 
 from gflownet.errors import UserError
 from gflownet.evaluation.data_checks import check_vector_targets
-from gflownet.evaluation.datasets import load_splits, standardised, with_standard_targets
+from gflownet.evaluation.datasets import splits_of, standardised, with_standard_targets
 from gflownet.evaluation.examples import Split, Splits
 from gflownet.evaluation.reference_models import classifier_or_regressor, estimator_reference, model_reference
 from gflownet.evaluation.task import Reference
@@ -52,13 +52,7 @@ class ImagesTask(TensorTask):
 
     def data(self) -> Splits:
         options = self.config.task_options
-        splits = load_splits(
-            options.data,
-            key="task_options.data",
-            seed=self.config.evaluation.split_seed,
-            test=options.data_test,
-            **{name: options[name] for name in ("kind", "size", "duplicates")},
-        )
+        splits = splits_of(self.config)
         splits = as_signals(splits) if options.layout == "signal" else splits
         check_vector_targets(splits, key="task_options.data")
         splits = with_standard_targets(as_images(splits, source=options.data))

@@ -8,14 +8,13 @@ from typing import Any, Literal
 
 from gflownet.errors import UserError
 from gflownet.evaluation.data_checks import check_vector_targets
-from gflownet.evaluation.datasets import load_splits, standardised, with_standard_targets
+from gflownet.evaluation.datasets import splits_of, standardised, with_standard_targets
 from gflownet.evaluation.examples import Split, Splits
 from gflownet.evaluation.reference_models import classifier_or_regressor, estimator_reference
 from gflownet.evaluation.supervised import SupervisedTask
 from gflownet.evaluation.task import Reference
 from gflownet.options import option
 
-_READING = ("target", "kind", "header", "columns", "group", "time", "duplicates")
 _MAX_ROWS = 30  # of the table of columns on the console; the report has all
 
 
@@ -33,7 +32,7 @@ class TableConfig:
     )
     header: Literal["auto", "yes", "no"] = option("auto", "whether the first row of a CSV file has the names")
     columns: Any = option(
-        {}, "kinds of columns by name: number, boolean, date, text or ignored; others are found from their cells"
+        {}, "kinds of columns by name: number, date, text or ignored; others are found from their cells"
     )
     group: str = option("", "column whose equal values stay in one split, such as a patient; no input")
     time: str = option("", "column in whose order rows are split: the oldest are trained on, the newest are the test")
@@ -51,16 +50,9 @@ class TableTask(SupervisedTask):
     Config = TableConfig
 
     def splits(self) -> Splits:
-        options, seed = self.config.task_options, self.config.evaluation.split_seed
-        splits = load_splits(
-            options.data,
-            key="task_options.data",
-            seed=seed,
-            test=options.data_test,
-            **{name: options[name] for name in _READING},
-        )
+        splits = splits_of(self.config)
         check_vector_targets(splits, key="task_options.data")
-        return with_standard_targets(standardised(flat(splits, source=options.data)))
+        return with_standard_targets(standardised(flat(splits, source=self.config.task_options.data)))
 
     def description(self, candidate: Any) -> Mapping[str, Any]:
         """Return the columns, so that the loaded model predicts raw rows."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from gflownet.errors import UserError
+from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.data_checks import check_dataset, check_numbering, check_present, check_repeated, check_splits
 from gflownet.evaluation.data_files import read_file
 from gflownet.evaluation.examples import DatasetSplit, Examples, Split, Splits
@@ -47,6 +48,14 @@ class DataSet(LabelledArrays):
     """Examples before they are split; the test examples are those that came with them."""
 
     layout: str | None = None
+
+
+def splits_of(config: TaskConfig) -> Splits:
+    """Return the splits of the options of a task: data, data_test and fields of `Reading`. Raises as `load_splits`."""
+    options, names = config.task_options, [item.name for item in fields(Reading)]
+    reading = {name: options[name] for name in names if name in options}
+    seed = config.evaluation.split_seed
+    return load_splits(options.data, key="task_options.data", seed=seed, test=options.data_test, **reading)
 
 
 def load_splits(source: str, *, key: str, seed: int, test: str = "", **reading: Any) -> Splits:
@@ -138,15 +147,14 @@ def split(data: DataSet, *, seed: int) -> Splits:
 
 def _parts(data: DataSet, labels: np.ndarray, *, seed: int) -> Sequence[np.ndarray]:
     """Return the indices of the training, validation and test examples, in order of time or by group if it has them."""
-    shares = (TRAIN_SHARE, VALIDATION_SHARE)
-    if data.test is not None:
-        shares = (1 - VALIDATION_SHARE_OF_TRAIN, VALIDATION_SHARE_OF_TRAIN)
+    validation = VALIDATION_SHARE if data.test is None else VALIDATION_SHARE_OF_TRAIN
+    train = TRAIN_SHARE if data.test is None else 1 - validation
     if data.times is not None:
-        ends = np.round(len(labels) * np.cumsum(shares)).astype(int)
+        ends = np.round(len(labels) * np.array([train, train + validation])).astype(int)
         return np.split(np.argsort(data.times, kind="stable"), ends)
     if data.groups is not None:
         return _grouped_parts(data.groups, labels, has_test=data.test is not None, seed=seed)
-    return stratified_parts(labels, shares, seed=seed)
+    return stratified_parts(labels, (train, validation), seed=seed)
 
 
 def _grouped_parts(groups: np.ndarray, labels: np.ndarray, *, has_test: bool, seed: int) -> Sequence[np.ndarray]:

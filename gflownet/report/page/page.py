@@ -13,7 +13,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gflownet.report.page.best import best_section
 from gflownet.report.page.certificate_words import certificate_section
-from gflownet.report.page.columns import column_section
 from gflownet.report.page.configuration import configuration_section, resume_command
 from gflownet.report.page.curves import curves_of
 from gflownet.report.page.diversity import distribution_section, diversity_section
@@ -25,6 +24,7 @@ from gflownet.report.page.ranking import reference_section
 from gflownet.report.page.run_data import RunData
 from gflownet.report.page.summary import Sentence, summary_of
 from gflownet.report.page.timing import time_section
+from gflownet.translation.table_columns import TableColumns
 
 _log = logging.getLogger(__name__)
 
@@ -79,13 +79,19 @@ def sections_of(run: RunData) -> Sequence[Section]:
         ("front", "Pareto front", "Pareto front", front_section),
         ("diversity", "Diversity and novelty", "Diversity", diversity_section),
         ("distribution", "Scores: sampled and evaluated", "Scores", distribution_section),
-        ("columns", "Columns of the table", "Columns", column_section),
+        ("columns", "Columns of the table", "Columns", _columns),
         ("time", "Where the time went", "Time", time_section),
         ("failures", "Failed evaluations", "Failures", failure_section),
         ("configuration", "Configuration and commands", "Configuration", configuration_section),
     )
     sections = [_section(run, *row) for row in builders]
     return [section for section in sections if section.content or section.error]
+
+
+def _columns(run: RunData) -> list[tuple[str, str]]:
+    """Return the columns of a table with the words about each; empty for other runs, and before the end."""
+    columns = run.top[0].get("columns") if run.top else None
+    return TableColumns.from_dict(columns).words() if columns else []
 
 
 def _overview(run: RunData, *, written: datetime) -> Overview:
