@@ -18,11 +18,11 @@ _NOISE = 0.1  # noise: deviations of the batch
 
 def check_augmentation(names: Sequence[str], train: Examples, *, loss: str) -> None:
     """Raise UserError for an unknown name, or one that the examples do not allow."""
-    known = AUGMENTATIONS if train.example.ndim > 1 else ("noise", "mixup")
-    known = known if ":" not in loss else tuple(name for name in known if name != "mixup")
+    allowed = AUGMENTATIONS if train.example.ndim > 1 else ("noise", "mixup")
+    allowed = allowed if ":" not in loss else tuple(name for name in allowed if name != "mixup")
     for name in names:
-        if name not in known or not train.example.is_floating_point():
-            words = f"some of {', '.join(known)}" if train.example.is_floating_point() else "none for tokens"
+        if name not in allowed or not train.example.is_floating_point():
+            words = f"some of {', '.join(allowed)}" if train.example.is_floating_point() else "none for tokens"
             raise UserError(f"evaluation.training.augment: expected {words}, got {name!r}")
 
 

@@ -80,16 +80,16 @@ def check_present(splits: Splits, *, key: str) -> None:
 
 def check_repeated(splits: Splits, *, key: str) -> None:
     """Raise UserError if many validation and test examples are also training examples."""
-    known, *others = (
+    training, *later = (
         [x.tobytes() + y.tobytes() for x, y in zip(part.inputs.numpy(), part.targets.numpy(), strict=True)]
         for part in splits
     )
-    known, others = set(known), [row for rows in others for row in rows]
-    num = sum(row in known for row in others)
-    if num > MAX_REPEATED * len(others):
+    training, tested = set(training), [row for rows in later for row in rows]
+    num = sum(row in training for row in tested)
+    if num > MAX_REPEATED * len(tested):
         group = key.rpartition(".")[0]
         raise UserError(
-            f"{key}: expected other examples for validation and test than in training, got {num} of {len(others)} that "
+            f"{key}: expected other examples for validation and test than in training, got {num} of {len(tested)} that "
             f"are in both; {group}.duplicates=together keeps equal rows in one split, =keep takes them as they are"
         )
 

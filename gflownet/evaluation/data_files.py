@@ -69,7 +69,7 @@ def read_file(
 def _image_folder(
     folder: Path, labels: Labels, *, where: str, size: int, train: LabelledArrays | None
 ) -> LabelledArrays:
-    """Return the images of class folders, or those of class folders in train and test."""
+    """Return the images of class folders, or of class folders in train and test."""
     parts = [part for part in (folder / "train", folder / "test") if is_image_folder(part)]
     first, *tests = [read_images(part, where=where, size=size) for part in parts or [folder]]
     arrays = labels(*first, train=train)

@@ -142,10 +142,10 @@ def _auc(outputs: Tensor, targets: Tensor) -> Tensor:
     areas = []
     for label in targets.unique():
         is_member = targets == label
-        num, others = is_member.sum(), (~is_member).sum()
+        num, num_rest = is_member.sum(), (~is_member).sum()
         _, places, counts = scores[:, label].unique(return_inverse=True, return_counts=True)
         ranks = (counts.cumsum(0) - (counts - 1) / 2)[places].double()  # the mean rank of equal scores
-        areas.append((ranks[is_member].sum() - num * (num + 1) / 2) / (num * others))
+        areas.append((ranks[is_member].sum() - num * (num + 1) / 2) / (num * num_rest))
     return torch.stack(areas).mean().nan_to_num(0.5)
 
 

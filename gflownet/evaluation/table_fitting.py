@@ -24,7 +24,7 @@ from gflownet.translation.table_columns import (
     text_of,
 )
 
-# Values of a text column that are inputs; the others share one, as do those in fewer than MIN_ROWS training rows.
+# Values of a text column that are inputs; the others, and values in fewer than MIN_ROWS training rows, share one.
 MAX_VALUES, MIN_ROWS = 20, 3
 # A column with this share of numbers is taken for a damaged column of numbers, not for text.
 _MOSTLY = 0.9
@@ -47,7 +47,7 @@ def raw_table(
     where: str,
     first_row: int,
 ) -> RawTable:
-    """Return the parsed columns of a file, of the named kinds, those of a training table, or those of their cells.
+    """Return the parsed columns of a file, with the named kinds, else the kinds of the training table or of the cells.
 
     Raises:
         UserError: an unknown column or kind under the option `key`, or a cell that does not fit its column.
@@ -55,8 +55,8 @@ def raw_table(
     for name, kind in kinds.items():
         if name not in cells or str(kind) not in [*ColumnKind]:
             expected, got = ("kind", kind) if name in cells else ("column", name)
-            known = ", ".join(ColumnKind if name in cells else cells)
-            raise UserError(f"{key}.{name}: expected a {expected} out of {known}, got {got}")
+            names = ", ".join(ColumnKind if name in cells else cells)
+            raise UserError(f"{key}.{name}: expected a {expected} out of {names}, got {got}")
     try:
         columns = train or [_column(n, each, kinds.get(n), key, first_row) for n, each in cells.items()]
         return {c: parsed(cells[c.name], c, where=where, first_row=first_row) for c in columns}
@@ -66,7 +66,7 @@ def raw_table(
 
 
 def _column(name: str, cells: Sequence[Any], kind: Any, key: str, first_row: int) -> Column:
-    """Return the kind of a column: the named one, or that of its cells. Raises ValueError for damaged numbers."""
+    """Return the kind of a column: the named one, else the kind of its cells. Raises ValueError for damaged numbers."""
     values = [cell for cell in cells if not is_missing(cell)]
     if kind is not None:
         return Column(name, ColumnKind(str(kind)), format=(*_formats(values), DATE_FORMATS[0])[0])
@@ -166,12 +166,12 @@ def _of_numbers(column: Column, cells: np.ndarray, fill: float, has_mark: bool) 
 
 def _of_texts(column: Column, cells: np.ndarray, values: np.ndarray, infrequent: np.ndarray | None) -> Column:
     """Return a column of texts with its frequent values."""
-    others = set() if infrequent is None else set(infrequent)
-    frequent = tuple(value for value in values.tolist() if value not in others)
-    words = f"one of {len(frequent)} values" + (f", {len(others)} rarer ones together" if others else "")
+    rare = set() if infrequent is None else set(infrequent)
+    frequent = tuple(value for value in values.tolist() if value not in rare)
+    words = f"one of {len(frequent)} values" + (f", {len(rare)} rarer ones together" if rare else "")
     words += ", constant" if len(values) == 1 else ""
     words += f", {_percent(cells == '')} missing" if "" in values else ""
-    return replace(column, values=frequent, has_others=bool(others), words=words)
+    return replace(column, values=frequent, has_others=bool(rare), words=words)
 
 
 def _percent(is_true: np.ndarray) -> str:

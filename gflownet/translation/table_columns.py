@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-# Texts of a cell without a value, and those of 1 and 0.
+# Texts of a cell without a value, and texts of 1 and 0.
 MISSING = {"", "na", "n/a", "nan", "nat", "<na>", "null", "none", "?", "-"}
 BOOLEANS = {"true": 1.0, "yes": 1.0, "t": 1.0, "y": 1.0, "false": 0.0, "no": 0.0, "f": 0.0, "n": 0.0}
 ISO = "iso"
@@ -100,8 +100,8 @@ class TableColumns:
         if not all(isinstance(row, Mapping) or len(row) == len(names) for row in rows):
             raise ValueError(f"rows: expected mappings, or sequences of the {len(names)} columns {', '.join(names)}")
         rows = [row if isinstance(row, Mapping) else dict(zip(names, row, strict=True)) for row in rows]
-        known = set().union(*rows)
-        if missing := [column.name for column in self.inputs if column.name not in known]:
+        present = set().union(*rows)
+        if missing := [column.name for column in self.inputs if column.name not in present]:
             raise ValueError(f"rows: expected a column {missing[0]!r}, got {', '.join(map(str, rows[0])) or 'none'}")
         cells = {column.name: [row.get(column.name) for row in rows] for column in self.inputs}
         return self.features({c.name: parsed(cells[c.name], c, where="rows", first_row=0) for c in self.inputs})
@@ -125,7 +125,7 @@ class TableColumns:
         return numbers[:, 0] if numbers.shape[1] == 1 else numbers
 
     def words(self) -> list[tuple[str, str]]:
-        """Return the name of each column and what was done with it; the target is last."""
+        """Return the name of each column and a description; the target is last."""
         labels = [*map(str, self.target.labels[:_MAX_SHOWN]), *["..."] * (len(self.target.labels) > _MAX_SHOWN)]
         target = f"target: {'classes' if self.target.has_classes else 'number'} {', '.join(labels)}".strip()
         return [*((column.name, column.words) for column in self.columns), (self.target.name, target)]
