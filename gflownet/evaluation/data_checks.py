@@ -64,15 +64,17 @@ def check_vector_targets(splits: Splits, *, key: str) -> None:
 
 
 def check_present(splits: Splits, *, key: str) -> None:
-    """Raise UserError unless two or more classes occur, and all numbers below the largest."""
-    group = key.rpartition(".")[0]
-    if not is_classification(splits.train.targets) or splits.train.targets.ndim > 1:
+    """Raise UserError unless two or more targets occur, and all class numbers below the largest."""
+    group, targets = key.rpartition(".")[0], torch.cat([part.targets for part in splits])
+    if targets.ndim > 1:
         return
-    present = torch.cat([part.targets for part in splits]).unique().tolist()
+    present = targets.unique().tolist()
     if len(present) < 2:
-        labels = () if splits.columns is None else splits.columns.target.labels
-        setting = f"{group}.target takes another column" if labels else f"{group}.kind=numbers takes numbers"
-        raise UserError(f"{key}: expected two or more classes, got only {(labels or present)[0]}; {setting}")
+        label = (*(splits.columns.target.labels if splits.columns is not None else ()), present[0])[0]
+        setting = f"{group}.target takes another column" if splits.columns is not None else f"{group}.data other ones"
+        raise UserError(f"{key}: expected different targets, got only {label}; {setting}")
+    if not is_classification(targets):
+        return
     if missing := sorted(set(range(present[-1])) - set(present)):
         text = f"expected all classes from 0 to {present[-1]}, got none with {missing[0]}"
         raise UserError(f"{key}: {text}; {group}.kind=classes takes those that occur, numbered from 0")

@@ -116,11 +116,17 @@ def _equal_rows(data: DataSet) -> np.ndarray:
 
 
 def _check_targets(data: DataSet, *, key: str) -> None:
-    """Raise UserError for too few examples to split, and for classes that are not numbered from 0."""
-    if data.has_classes and data.targets.ndim == 1:
-        check_numbering(torch.from_numpy(data.targets), num_examples=len(data.targets), key=key)
-    if len(data.targets) < MIN_EXAMPLES:
-        raise UserError(f"{key}: expected at least {MIN_EXAMPLES} examples, got {len(data.targets)}")
+    """Raise UserError for too few examples to split, and for classes that are not numbered from 0 or hardly repeat."""
+    num_examples = len(data.targets)
+    if num_examples < MIN_EXAMPLES:
+        raise UserError(f"{key}: expected at least {MIN_EXAMPLES} examples, got {num_examples}")
+    if not data.has_classes or data.targets.ndim > 1:
+        return
+    check_numbering(torch.from_numpy(data.targets), num_examples=num_examples, key=key)
+    if (num := len(np.unique(data.targets))) > num_examples / 2:
+        group = key.rpartition(".")[0]
+        setting = f"{group}.kind=numbers takes numbers" + (f", {group}.target another column" if data.table else "")
+        raise UserError(f"{key}: expected classes that repeat, got {num} in {num_examples} examples; {setting}")
 
 
 def split(data: DataSet, *, seed: int) -> Splits:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from gflownet.translation.table_columns import MISSING, ColumnKind, is_number, t
 MAX_CLASSES = 50
 # Cells without a value: in the first row they do not make it a header.
 _MISSING = MISSING | {"inf", "-inf"}
+# A number as it is written where columns are separated by semicolons.
+_DECIMAL_COMMA = re.compile(r"(?m)(?<![^;\n])(-?\d+),(\d+)(?=[;\r\n]|$)")
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,8 @@ def _csv(path: Path, where: str, header: str, expected: Sequence[str]) -> _Table
     content = path.read_bytes()
     text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig", errors="replace")
     delimiter = "\t" if ".tsv" in path.name else ";" if text.split("\n", 1)[0].count(";") else ","
+    if delimiter == ";":
+        text = _DECIMAL_COMMA.sub(r"\1.\2", text)
     rows = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if row]
     if len(rows) < 2:
         raise UserError(f"{where}: expected two or more rows, got {len(rows)}")
@@ -178,7 +183,7 @@ def _targets(
     """
     if train is not None:
         kind = "classes" if train.has_classes else "numbers"
-    is_text = not all(is_number(cell) for cell in cells)
+    is_text = not _are_numbers(cells)
     if kind == "numbers" or (kind == "auto" and not is_text and not _are_classes(cells)):
         return _numbers(cells, where=where, first_row=first_row), None
     if train is None or train.labels is not None:
@@ -190,7 +195,8 @@ def _targets(
 
 
 def _are_classes(cells: Sequence[str]) -> bool:
-    return all(float(cell).is_integer() for cell in cells) and len({float(cell) for cell in cells}) <= MAX_CLASSES
+    numbers = {float(cell) for cell in cells if is_number(cell)}
+    return all(number.is_integer() for number in numbers) and len(numbers) <= MAX_CLASSES
 
 
 def _numbers(cells: Sequence[str], *, where: str, first_row: int) -> np.ndarray:

@@ -168,7 +168,8 @@ def _of_texts(column: Column, cells: np.ndarray, values: np.ndarray, infrequent:
     """Return a column of texts with its frequent values."""
     rare = set() if infrequent is None else set(infrequent)
     frequent = tuple(value for value in values.tolist() if value not in rare)
-    words = f"one of {len(frequent)} values" + (f", {len(rare)} rarer ones together" if rare else "")
+    words = f"text, {len(frequent)} value{'s' * (len(frequent) != 1)}"
+    words += f" and {len(rare)} rarer ones together" if rare else ""
     words += ", constant" if len(values) == 1 else ""
     words += f", {_percent(cells == '')} missing" if "" in values else ""
     return replace(column, values=frequent, has_others=bool(rare), words=words)

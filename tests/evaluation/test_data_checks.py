@@ -43,7 +43,9 @@ def two_labels() -> np.ndarray:
 @pytest.mark.parametrize(
     ("targets", "message", "setting"),
     [
-        (CLASSES * 0, "expected two or more classes, got only 0", "kind=numbers"),
+        (CLASSES * 0, "expected different targets, got only 0", ""),
+        (CLASSES * 0 + 2.5, "expected different targets, got only 2.5", ""),
+        (np.arange(NUM), "expected classes that repeat, got 60 in 60 examples", "kind=numbers"),
         (CLASSES**2 + (CLASSES == 2), "expected all classes from 0 to 5, got none with 2", "kind=classes"),
         (two_labels(), "expected one class per example, got 3 labels (multi-label)", "kind=numbers"),
         (
@@ -97,6 +99,20 @@ def test_single_class_of_a_column_names_the_target_option(tmp_path):
     assert make_task("table", path, "task_options.target=z").num_outputs == 2
 
 
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ([f"t{k}" for k in range(20)], "expected classes that repeat, got 20 in 20 examples; .*target another column$"),
+        ([k * 0.5 if k else "" for k in range(20)], "column y: row 2: expected a finite number, got nothing$"),
+        (["", *"pq" * 10], "column y: row 2: expected a class, got nothing$"),
+    ],
+)
+def test_target_columns_that_do_not_fit_raise(tmp_path, cells, message):
+    path = write_rows(tmp_path / "a.csv", ("x", "y"), [[k, cell] for k, cell in enumerate(cells)])
+    with pytest.raises(UserError, match=f"^task_options.data: .*{message}"):
+        make_task("table", path)
+
+
 @pytest.mark.parametrize("kind", ["csv", "npz"])
 def test_rows_in_several_splits_raise(tmp_path, kind):
     inputs = np.random.default_rng(0).normal(size=(30, 3)).round(2)
@@ -128,7 +144,7 @@ def test_constant_column_is_named_in_the_table_of_columns(tmp_path):
     lines = make_task("table", path).remarks()
     assert [line.split() for line in lines[1:3]] == [
         ["c", "number,", "constant"],
-        ["t", "one", "of", "1", "values,", "constant"],
+        ["t", "text,", "1", "value,", "constant"],
     ]
     task = make_task("table", path, "task_options.columns={c: ignored, t: ignored}")
     assert task.input_sizes == (1,)

@@ -186,6 +186,14 @@ def test_parquet_equals_csv(tmp_path):
     assert one.columns == other.columns
 
 
+def test_decimal_commas_between_semicolons(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("a;t;y\n" + "".join(f"{k},5;x, {k % 2};{k},25\n" for k in range(30)))
+    splits = load(path)
+    assert sorted(x for part in splits for x in part.inputs[:, 0].tolist()) == [k + 0.5 for k in range(30)]
+    assert columns_of(splits).columns[1].values == ("x, 0", "x, 1")
+
+
 def test_header_by_option(tmp_path):
     rows = [[colour, size, kind] for colour in ("red", "blue") for size in ("big", "small") for kind in ("a", "b")] * 5
     path = write_rows(tmp_path / "a.csv", (), rows)
