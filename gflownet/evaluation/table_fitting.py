@@ -160,7 +160,8 @@ def _of_numbers(column: Column, cells: np.ndarray, fill: float, has_mark: bool) 
     parts = date_parts(cells)[bool(column.words) :] if column.kind is ColumnKind.DATE else ()
     words = column.words + (f"date: {', '.join(parts)}" if parts else "number")
     words += ", constant" if len(np.unique(cells)) == 1 else ""
-    words += f", {_percent(np.isnan(cells))} missing: median {fill:.6g} and a mark" if has_mark else ""
+    median = str(np.datetime64(int(fill), "D")) if parts else f"{fill:.6g}"
+    words += f", {_percent(np.isnan(cells))} missing: median {median} and a mark" if has_mark else ""
     return replace(column, fill=fill, has_mark=has_mark, parts=parts, words=words)
 
 

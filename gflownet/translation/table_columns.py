@@ -100,9 +100,9 @@ class TableColumns:
         if not all(isinstance(row, Mapping) or len(row) == len(names) for row in rows):
             raise ValueError(f"rows: expected mappings, or sequences of the {len(names)} columns {', '.join(names)}")
         rows = [row if isinstance(row, Mapping) else dict(zip(names, row, strict=True)) for row in rows]
-        present = set().union(*rows)
+        present = {str(name): None for row in rows for name in row}
         if missing := [column.name for column in self.inputs if column.name not in present]:
-            raise ValueError(f"rows: expected a column {missing[0]!r}, got {', '.join(map(str, rows[0])) or 'none'}")
+            raise ValueError(f"rows: expected a column {missing[0]!r}, got {', '.join(present) or 'none'}")
         cells = {column.name: [row.get(column.name) for row in rows] for column in self.inputs}
         return self.features({c.name: parsed(cells[c.name], c, where="rows", first_row=0) for c in self.inputs})
 

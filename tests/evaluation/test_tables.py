@@ -95,6 +95,13 @@ def test_rare_and_unknown_texts_share_an_input():
     assert columns.encoded([{"t": "never seen", "x": 1}])[0, :3].tolist() == [0, 0, 1]
 
 
+def test_missing_dates_are_marked_with_the_median():
+    columns, inputs = fit({"d": ["2020-01-01", "", "2020-01-03", "2020-01-05"], "x": [1, 2, 3, 4]})
+    assert columns.columns[0].words == "date: day, year, week, 25 % missing: median 2020-01-03 and a mark"
+    assert inputs[:, 5].tolist() == [0, 1, 0, 0]
+    assert inputs[1, 0] == inputs[2, 0]
+
+
 def test_columns_without_use_are_left_out():
     cells = {"id": [f"n{k}" for k in range(20)], "none": [""] * 20, "x": list(range(20)), "zip": list(range(20))}
     columns, inputs = fit(cells, zip="ignored")
@@ -153,6 +160,7 @@ def test_rows_of_all_kinds_have_equal_inputs(tmp_path):
             "column sold: row 0: expected a date (iso)",
         ),
         ([{"rooms": 1, "city": ""}], "rows: expected a column 'sold', got rooms, city"),
+        ([], "rows: expected a column 'rooms', got none"),
         ([[1, 2]], "rows: expected mappings, or sequences of the 5 columns rooms, city, sold, garden, area"),
     ],
 )
