@@ -145,7 +145,7 @@ def _useful(column: Column, cells: np.ndarray) -> Column:
     """Return a column, ignored where its training rows hold no value, or no text often enough."""
     words = ""
     if column.kind is ColumnKind.IGNORED:
-        words = column.words or "left out by the options"
+        words = column.words or "by the options"
     elif column.kind is ColumnKind.TEXT:
         values, counts = np.unique(cells.astype(str), return_counts=True)
         words = "" if counts.max() >= MIN_ROWS else f"{len(values)} different texts, none of them in {MIN_ROWS} rows"

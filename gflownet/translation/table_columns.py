@@ -128,7 +128,8 @@ class TableColumns:
         """Return the name of each column and a description; the target is last."""
         labels = [*map(str, self.target.labels[:_MAX_SHOWN]), *["..."] * (len(self.target.labels) > _MAX_SHOWN)]
         target = f"target: {'classes' if self.target.has_classes else 'number'} {', '.join(labels)}".strip()
-        return [*((column.name, column.words) for column in self.columns), (self.target.name, target)]
+        left_out = {ColumnKind.IGNORED: "left out: "}
+        return [*((c.name, left_out.get(c.kind, "") + c.words) for c in self.columns), (self.target.name, target)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data of which `from_dict` makes the same columns."""

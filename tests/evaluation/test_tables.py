@@ -107,7 +107,8 @@ def test_columns_without_use_are_left_out():
     columns, inputs = fit(cells, zip="ignored")
     words = {column.name: column.words for column in columns.columns if column.kind is ColumnKind.IGNORED}
     assert words["id"] == "20 different texts, none of them in 3 rows"
-    assert (words["none"], words["zip"]) == ("no value in any row", "left out by the options")
+    assert (words["none"], words["zip"]) == ("no value in any row", "by the options")
+    assert columns.words()[-2:] == [("zip", "left out: by the options"), ("y", "target: number")]
     assert inputs.shape == (20, 1)
 
 
