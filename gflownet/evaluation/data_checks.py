@@ -70,9 +70,10 @@ def check_present(splits: Splits, *, key: str) -> None:
         return
     present = targets.unique().tolist()
     if len(present) < 2:
-        label = (*(splits.columns.target.labels if splits.columns is not None else ()), present[0])[0]
-        setting = f"{group}.target takes another column" if splits.columns is not None else f"{group}.data other ones"
-        raise UserError(f"{key}: expected different targets, got only {label}; {setting}")
+        target = None if splits.columns is None else splits.columns.target
+        label = (*(target.labels if target is not None else ()), present[0])[0]
+        setting = f"; {group}.target takes another column" if target is not None and target.name else ""
+        raise UserError(f"{key}: expected different targets, got only {label}{setting}")
     if not is_classification(targets):
         return
     if missing := sorted(set(range(present[-1])) - set(present)):

@@ -136,7 +136,7 @@ def split(data: DataSet, *, seed: int) -> Splits:
     train, validation, test = _parts(data, labels, seed=seed)
     inputs, columns, tested = data.inputs, None, data.test
     if (table := data.table or table_of_numbers(inputs)) is not None:
-        target = Target(data.target or "target", is_classes, _class_values(data.labels or ()))
+        target = Target(data.target, is_classes, _class_values(data.labels or ()))
         columns = fitted(table, train, target)
         inputs = columns.features({column.name: cells for column, cells in table.items()})
         if tested is not None and tested.table is not None:

@@ -10,7 +10,7 @@ import numpy as np
 from gflownet.errors import UserError
 
 ENDINGS = (".png", ".jpg", ".jpeg")
-_GREY = ("1", "L", "I", "I;16", "F")
+_GREY = ("1", "L")
 
 
 def is_image_folder(folder: Path) -> bool:
@@ -32,6 +32,8 @@ def read_images(folder: Path, *, where: str, size: int) -> tuple[np.ndarray, np.
     for path in _files(folder):
         try:
             with Image.open(path) as image:
+                if image.mode[0] in "IF":
+                    raise OSError(f"more than 8 bits per pixel ({image.mode}), which an npz file takes")
                 image = image.convert("L" if image.mode in _GREY else "RGB")
                 images.append(np.asarray(image.resize((size, size)) if size else image))
         except OSError as error:

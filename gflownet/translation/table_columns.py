@@ -69,7 +69,7 @@ class Column:
 class Target:
     """The target of a table."""
 
-    name: str
+    name: str  # empty without a file
     has_classes: bool
     labels: Sequence[Any] = ()  # of the classes; empty: their numbers
     mean: Sequence[float] = ()  # [O] of numbers; empty: predicted as they are
@@ -129,7 +129,8 @@ class TableColumns:
         labels = [*map(str, self.target.labels[:_MAX_SHOWN]), *["..."] * (len(self.target.labels) > _MAX_SHOWN)]
         target = f"target: {'classes' if self.target.has_classes else 'number'} {', '.join(labels)}".strip()
         left_out = {ColumnKind.IGNORED: "left out: "}
-        return [*((c.name, left_out.get(c.kind, "") + c.words) for c in self.columns), (self.target.name, target)]
+        rows = [*((c.name, left_out.get(c.kind, "") + c.words) for c in self.columns)]
+        return [*rows, (self.target.name or "target", target)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data of which `from_dict` makes the same columns."""

@@ -63,6 +63,7 @@ def test_targets_that_do_not_fit_raise(tmp_path, task, targets, message, setting
     assert str(raised.value).startswith("task_options.data: ")
     assert "\n" not in str(raised.value)
     assert f"task_options.{setting}" in str(raised.value) or not setting
+    assert "task_options.target" not in str(raised.value)  # of columns with names
     if setting:
         assert len(make_task(task, tmp_path / "a.npz", f"task_options.{setting}").train) == 36
     if "reshape" in message:

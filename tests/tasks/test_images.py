@@ -69,6 +69,12 @@ def test_damaged_image_raises(tmp_path):
         make_task(tmp_path)
 
 
+def test_image_of_16_bits_raises(tmp_path):
+    Image.fromarray(np.full((6, 8), 40_000, dtype=np.uint16)).save(write_images(tmp_path) / "cat" / "zz.png")
+    with pytest.raises(UserError, match=r"zz.png: .*more than 8 bits per pixel \(I;16\), which an npz file takes$"):
+        make_task(tmp_path)
+
+
 def test_missing_pillow_names_the_extra(tmp_path, monkeypatch):
     write_images(tmp_path)
     monkeypatch.setitem(sys.modules, "PIL", None)
