@@ -47,7 +47,7 @@ def _bundled(name: str, texts: Mapping[int, Sequence[str]]) -> Callable[[np.rand
 
 def _quantiles(values: np.ndarray, names: Sequence[str]) -> Iterator[str]:
     edges = np.quantile(values, np.linspace(0, 1, len(names) + 1)[1:-1])
-    return (names[place] for place in np.searchsorted(edges, values))
+    return (names[int(place)] for place in np.searchsorted(edges, values).tolist())
 
 
 def _with_gaps(cells: Sequence[object], rng: np.random.Generator, share: float | np.ndarray) -> list[object]:

@@ -21,7 +21,7 @@ from gflownet.evaluation.job import Job, Outcome
 from gflownet.evaluation.metrics import METRICS
 from gflownet.evaluation.store import EvaluationStatus
 from gflownet.evaluation.tasks import TASKS
-from gflownet.evaluation.tensor_task import TensorTask
+from gflownet.evaluation.tensor_task import TensorTask, automatic_batch_size
 from gflownet.evaluation.tensor_training import CandidateDivergedError
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.translation import to_pytorch_model
@@ -189,6 +189,11 @@ def test_model_without_parameters_is_scored():
 
     task = Fixed(build("evaluation.num_epochs=1").config)
     assert 0 <= task.evaluate("anything", seed=0).value < 0.9
+
+
+@pytest.mark.parametrize(("num", "size"), [(20, 16), (1_000, 16), (12_000, 128), (60_000, 256)])
+def test_automatic_batch_size(num, size):
+    assert automatic_batch_size(num) == size
 
 
 def test_divergence_is_reported():
