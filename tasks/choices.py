@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -105,6 +105,9 @@ class ChoicesTask(TensorTask):
         if self._trains:
             return super().test(graph, seed=seed)
         return None if self._test_function is None else self._called(self._test_function, graph, seed).value
+
+    def remarks(self) -> Sequence[str]:
+        return super().remarks() if self._trains else ()
 
     def fingerprint(self) -> str:
         """Return a digest of the code behind the function, and of the data."""
