@@ -87,7 +87,8 @@ class GFNTrainer(Components):
             evaluator.on_result = _both(quarantine.add, lambda row: logger.detail(evaluation_line(row)))
             for line in start_details(self):
                 logger.detail(line)
-            logger.print(self.plan.line())
+            for line in (*self.task.remarks(), self.plan.line()):
+                logger.print(line)
             if self.plan.warning:
                 logger.warn(self.plan.warning)
             with recorded(

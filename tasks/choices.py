@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
-from gflownet.evaluation.datasets import load_splits, standardised, with_standard_targets
+from gflownet.evaluation.datasets import splits_of, standardised, with_standard_targets
 from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.examples import Splits
 from gflownet.evaluation.fingerprint import function_digest
@@ -30,6 +30,10 @@ class ChoicesTaskConfig:
     test: str = option("", "score: module:function of (choices, seed): the test score in the final report; empty: none")
     build: str = option("", "module:function of the choices: an nn.Module, which is trained on the data")
     data: str = option("digits", "build: name of a data set, a path (npz, CSV, IDX) or module:callable")
+    kind: Literal["auto", "classes", "numbers"] = option("auto", "build: the targets are classes or numbers")
+    duplicates: Literal["refuse", "together", "keep"] = option(
+        "refuse", "build: examples of one split that are in another: refuse more than 5 %, together, or keep"
+    )
     normalise: Literal["none", "channel"] = option(
         "none", "build: channel: mean 0 and deviation 1 of each channel or column over the training examples"
     )
@@ -61,11 +65,9 @@ class ChoicesTask(TensorTask):
             self.max_score = 1.0
 
     def data(self) -> Splits:
-        options = self.config.task_options
-        seed = self.config.evaluation.split_seed
-        splits = load_splits(options.data, key="task_options.data", seed=seed, test=options.data_test)
+        splits = splits_of(self.config)
         splits = with_standard_targets(splits)
-        return standardised(splits, per_channel=True) if options.normalise == "channel" else splits
+        return standardised(splits, per_channel=True) if self.config.task_options.normalise == "channel" else splits
 
     def build_model(self, candidate: Assignment) -> nn.Module:
         """Return the untrained module of a setting."""
@@ -107,6 +109,9 @@ class ChoicesTask(TensorTask):
     def description(self, candidate: Assignment) -> Mapping[str, Any]:
         """Return the name of the function that builds the module, for `gflownet.load`; empty for other functions."""
         return {"module": {"build": self.config.task_options.build}} if self._trains else {}
+
+    def remarks(self) -> Sequence[str]:
+        return super().remarks() if self._trains else ()
 
     def fingerprint(self) -> str:
         """Return a digest of the code behind the function, and of the data."""

@@ -9,12 +9,13 @@ from typing import Literal
 from torch import nn
 
 from gflownet.errors import UserError
-from gflownet.evaluation.datasets import load_splits, standardised, with_standard_targets
+from gflownet.evaluation.data_checks import check_vector_targets
+from gflownet.evaluation.datasets import splits_of, standardised, with_standard_targets
 from gflownet.evaluation.examples import Split, Splits
 from gflownet.evaluation.reference_models import classifier_or_regressor, estimator_reference, model_reference
 from gflownet.evaluation.task import Reference
 from gflownet.evaluation.tensor_task import TensorTask
-from gflownet.options import option
+from gflownet.options import NOT_NEGATIVE, option
 
 _LENET_SIZE = (28, 28)
 _SPLITS = ("train", "validation", "test")
@@ -27,25 +28,33 @@ class ImagesConfig:
 
     data: str = option(
         "digits",
-        "digits (1,797 of 8 x 8), mnist5k (5,000 of 28 x 28, extra [data]), a path (npz, IDX file or folder) or "
-        "module:callable",
+        "digits (1,797 of 8 x 8), mnist5k (5,000 of 28 x 28, extra [data]), a path (npz, IDX file, folder of IDX or "
+        "class folders) or module:callable",
     )
     data_test: str = option("", "path of test images; empty: those of the data, or a fifth of them")
+    kind: Literal["auto", "classes", "numbers"] = option(
+        "auto", "the targets are classes or numbers; auto: integers and texts are classes"
+    )
+    layout: Literal["image", "signal"] = option("image", "signal: arrays [N, C, T] or [N, T] are signals, not images")
+    size: int = option(0, "height and width to which the images of a folder are resized; 0: as they are", NOT_NEGATIVE)
+    duplicates: Literal["refuse", "together", "keep"] = option(
+        "refuse", "examples of one split that are in another: refuse more than 5 %, together in one split, or keep"
+    )
     normalise: Literal["none", "channel"] = option(
         "none", "channel: mean 0 and deviation 1 of each channel over the training images"
     )
 
 
 class ImagesTask(TensorTask):
-    """Classify images [C, H, W], by default in a stratified 60/20/20 split by `evaluation.split_seed`."""
+    """Predict a class or numbers from images [C, H, W] or signals [C, T], by default in a 60/20/20 split."""
 
     Config = ImagesConfig
 
     def data(self) -> Splits:
         options = self.config.task_options
-        splits = load_splits(
-            options.data, key="task_options.data", seed=self.config.evaluation.split_seed, test=options.data_test
-        )
+        splits = splits_of(self.config)
+        splits = as_signals(splits) if options.layout == "signal" else splits
+        check_vector_targets(splits, key="task_options.data")
         splits = with_standard_targets(as_images(splits, source=options.data))
         return standardised(splits, per_channel=True) if options.normalise == "channel" else splits
 
@@ -86,6 +95,15 @@ def as_images(splits: Splits, *, source: str) -> Splits:
             "move the channels to axis 1, such as x.transpose(0, 3, 1, 2)"
         )
     return splits
+
+
+def as_signals(splits: Splits) -> Splits:
+    """Return splits of vectors [T] and of images [1, C, T] as signals [1, T] and [C, T]; others stay."""
+    if not isinstance(splits.train, Split) or splits.train.example.ndim not in (1, 3):
+        return replace(splits, layout="signal")
+    is_image = splits.train.example.ndim == 3
+    shaped = (replace(part, inputs=part.inputs[:, 0] if is_image else part.inputs[:, None]) for part in splits)
+    return replace(splits, layout="signal", columns=None, **dict(zip(_SPLITS, shaped, strict=True)))
 
 
 def lenet5(channels: int, num_classes: int) -> nn.Module:

@@ -106,6 +106,8 @@ class LanguageTask(GFNTask):
         if config.env.name == "computation_graph":
             # Relative to this width: num_parameters sets the width of every cell.
             self.input_sizes = self.output_sizes = (max(config.env.output_sizes),)
+        if not config.evaluation.batch_size:
+            raise ValueError("evaluation.batch_size: expected 1 or more with this task, got 0")
         options = config.task_options
         if options.validation_bytes < options.sequence_length:
             raise ValueError(

@@ -2,58 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from gflownet.errors import UserError
-from gflownet.evaluation.datasets import load_splits, standardised, with_standard_targets
+from gflownet.evaluation.data_checks import check_vector_targets
+from gflownet.evaluation.datasets import splits_of, standardised, with_standard_targets
 from gflownet.evaluation.examples import Split, Splits
 from gflownet.evaluation.reference_models import classifier_or_regressor, estimator_reference
 from gflownet.evaluation.supervised import SupervisedTask
 from gflownet.evaluation.task import Reference
 from gflownet.options import option
 
+_MAX_ROWS = 30  # of the table of columns on the console; the report has all
+
 
 @dataclass
 class TableConfig:
     """The table."""
 
-    data: str = option("wine", "wine, iris, breast_cancer, diabetes, digits, a path (CSV or npz) or module:callable")
-    data_test: str = option("", "path of a CSV file with test rows; empty: a fifth of the rows")
-    target: str = option("", "column of a CSV file with the target; empty: the last")
+    data: str = option(
+        "wine", "wine, iris, breast_cancer, diabetes, digits, a path (CSV, Parquet or npz) or module:callable"
+    )
+    data_test: str = option("", "path of a file with test rows; empty: a fifth of the rows")
+    target: str = option("", "column of a file with the target; empty: the last")
     kind: Literal["auto", "classes", "numbers"] = option(
         "auto", "the target is a class or a number; auto: text and up to 50 different whole numbers are classes"
+    )
+    header: Literal["auto", "yes", "no"] = option("auto", "whether the first row of a CSV file has the names")
+    columns: Any = option(
+        {}, "kinds of columns by name: number, date, text or ignored; others are found from their cells"
+    )
+    group: str = option("", "column whose equal values stay in one split, such as a patient; no input")
+    time: str = option("", "column in whose order rows are split: the oldest are trained on, the newest are the test")
+    duplicates: Literal["refuse", "together", "keep"] = option(
+        "refuse", "rows of one split that are in another: refuse more than 5 %, together in one split, or keep them"
     )
 
 
 class TableTask(SupervisedTask):
-    """Predict a class or a number from the columns of a table, all standardised with the training rows.
+    """Predict a class or a number from the columns of a table, prepared and standardised with the training rows.
 
-    Rows are split 60/20/20 by `evaluation.split_seed`, stratified by class.
+    Rows are split 60/20/20 by `evaluation.split_seed`, stratified by class, by group or in order of time.
     """
 
     Config = TableConfig
 
     def splits(self) -> Splits:
-        options, seed = self.config.task_options, self.config.evaluation.split_seed
-        splits = load_splits(
-            options.data,
-            key="task_options.data",
-            seed=seed,
-            target=options.target,
-            test=options.data_test,
-            kind=options.kind,
-        )
-        return with_standard_targets(standardised(flat(splits, source=options.data)))
+        splits = splits_of(self.config)
+        check_vector_targets(splits, key="task_options.data")
+        return with_standard_targets(standardised(flat(splits, source=self.config.task_options.data)))
+
+    def description(self, candidate: Any) -> Mapping[str, Any]:
+        """Return the columns, so that the loaded model predicts raw rows."""
+        columns = self.splits_in_use.columns
+        return {} if columns is None else {"columns": columns.to_dict()}
+
+    def remarks(self) -> Sequence[str]:
+        """Return the table of columns, and the lines of the classes."""
+        columns = self.splits_in_use.columns
+        rows = [] if columns is None else [row for row in columns.words() if row[1] != "number"]
+        rows = rows[:_MAX_ROWS] + rows[max(_MAX_ROWS, len(rows) - 1) :]  # the target is last
+        width = max((len(name) for name, _ in rows), default=0)
+        head = "columns, fitted on the training rows and standardised; the others are numbers without gaps:"
+        return (head, *(f"  {name:<{width}}  {words}" for name, words in rows), *super().remarks())
 
     def references(self, *, seeds: Sequence[int]) -> Sequence[Reference]:
-        """Return the scores of scikit-learn's MLP and HistGradientBoosting."""
+        """Return the scores of scikit-learn's RandomForest, MLP and HistGradientBoosting on the same inputs."""
+        forest = classifier_or_regressor(self, "ensemble.RandomForestClassifier", "ensemble.RandomForestRegressor")
         mlp = classifier_or_regressor(self, "neural_network.MLPClassifier", "neural_network.MLPRegressor")
         boosting = classifier_or_regressor(
             self, "ensemble.HistGradientBoostingClassifier", "ensemble.HistGradientBoostingRegressor"
         )
         references = [
+            estimator_reference(self, "scikit-learn RandomForest", forest, seeds=seeds),
             estimator_reference(self, "scikit-learn MLP", mlp, seeds=seeds),
             estimator_reference(self, "scikit-learn HistGradientBoosting", boosting, seeds=seeds),
         ]
@@ -65,4 +88,4 @@ def flat(splits: Splits, *, source: str) -> Splits:
     parts = [Split(part.inputs.flatten(1).float(), part.targets) for part in splits if isinstance(part, Split)]
     if len(parts) < len(list(splits)):
         raise UserError(f"task_options.data: expected a table, got a Dataset from {source}")
-    return Splits(*parts, num_outputs=splits.num_outputs)
+    return Splits(*parts, num_outputs=splits.num_outputs, columns=splits.columns)

@@ -47,6 +47,7 @@ SLOW_DOCS = (
     "search-convolutional-cells.md",
     "search-your-own-space.md",
     "search-methods.md",
+    "training-candidates.md",
     "wandb.md",
     "coming-from/recursionpharma-gflownet.md",
 )

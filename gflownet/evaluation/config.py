@@ -68,7 +68,9 @@ class EvaluationConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     store_url: str = option("", "database URL of the store; empty: evaluations.sqlite in log_dir")
     num_epochs: int = option(4, "passes over the training data per candidate", POSITIVE)
-    batch_size: int = option(64, "training examples per step of a candidate's training", POSITIVE)
+    batch_size: int = option(
+        64, "training examples per step of a candidate's training; 0: a 128th of them, from 16 to 256", NOT_NEGATIVE
+    )
     learning_rate: float = option(0.005, "largest learning rate when a candidate is trained", POSITIVE)
     projection: Projection = option(
         "always", "edges that carry a weight matrix: always, auto (only where widths differ) or never"
@@ -281,6 +283,10 @@ NEUTRAL_OPTIONS = frozenset(
 )
 
 
+# Options of `evaluation.training` that stored contexts of earlier versions lack: left out with their defaults.
+_LATER_OPTIONS = frozenset({"augment", "class_weights", "quantile"})
+
+
 def scoring_context(config: TaskConfig, *, source: str, data: str) -> str:
     """Return everything except the graph that a score depends on, as JSON; a store separates rows by context.
 
@@ -294,7 +300,10 @@ def scoring_context(config: TaskConfig, *, source: str, data: str) -> str:
     # The limits are applied to measured values, of which a row has these.
     constraints = sorted(evaluation.pop("constraints"))
     evaluation |= {"constraints": constraints} if constraints else {}
-    evaluation["training"] = {f.name: getattr(config.evaluation.training, f.name) for f in fields(TrainingConfig)}
+    training = {f.name: getattr(config.evaluation.training, f.name) for f in fields(TrainingConfig)}
+    training["augment"] = list(training["augment"])
+    defaults = vars(TrainingConfig())
+    evaluation["training"] = {k: v for k, v in training.items() if k not in _LATER_OPTIONS or v != defaults[k]}
     return json.dumps(
         {
             "task": config.task,

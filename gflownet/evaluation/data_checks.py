@@ -14,6 +14,8 @@ from gflownet.random_states import seeded
 
 # More classes than examples are allowed up to here.
 _MAX_EMPTY_CLASSES = 1000
+# Share of the validation and test examples that may be training examples too; by chance a few are.
+MAX_REPEATED = 0.05
 
 
 def check_splits(splits: Splits, *, key: str) -> None:
@@ -44,6 +46,55 @@ def check_splits(splits: Splits, *, key: str) -> None:
         largest = max(int(part.targets.max()) for part in parts.values())
         if largest >= num_classes:
             raise UserError(f"{key}: expected tokens from 0 to {num_classes - 1} as targets, got {largest}")
+
+
+def check_vector_targets(splits: Splits, *, key: str) -> None:
+    """Raise UserError unless targets are one class or some numbers per example, as the models of graphs predict."""
+    targets, group = splits.train.targets, key.rpartition(".")[0]
+    shape = list(targets.shape[1:])
+    if not shape or (len(shape) == 1 and not is_classification(targets)):
+        return
+    if not is_classification(targets):
+        text = f"expected targets [N] or [N, K], got {list(targets.shape)}; targets.reshape(len(targets), -1)"
+    elif len(shape) == 1 and int(targets.max()) <= 1:
+        text = f"expected one class per example, got {shape[0]} labels (multi-label); {group}.kind=numbers"
+    else:
+        text = f"expected one class per example, got classes {shape}, one per pixel or position; task=choices"
+    raise UserError(f"{key}: {text} takes them")
+
+
+def check_present(splits: Splits, *, key: str) -> None:
+    """Raise UserError unless two or more targets occur, and all class numbers below the largest."""
+    group, targets = key.rpartition(".")[0], torch.cat([part.targets for part in splits])
+    if targets.ndim > 1:
+        return
+    present = targets.unique().tolist()
+    if len(present) < 2:
+        target = None if splits.columns is None else splits.columns.target
+        label = (*(target.labels if target is not None else ()), present[0])[0]
+        setting = f"; {group}.target takes another column" if target is not None and target.name else ""
+        raise UserError(f"{key}: expected different targets, got only {label}{setting}")
+    if not is_classification(targets):
+        return
+    if missing := sorted(set(range(present[-1])) - set(present)):
+        text = f"expected all classes from 0 to {present[-1]}, got none with {missing[0]}"
+        raise UserError(f"{key}: {text}; {group}.kind=classes takes those that occur, numbered from 0")
+
+
+def check_repeated(splits: Splits, *, key: str) -> None:
+    """Raise UserError if many validation and test examples are also training examples."""
+    training, *later = (
+        [x.tobytes() + y.tobytes() for x, y in zip(part.inputs.numpy(), part.targets.numpy(), strict=True)]
+        for part in splits
+    )
+    training, tested = set(training), [row for rows in later for row in rows]
+    num = sum(row in training for row in tested)
+    if num > MAX_REPEATED * len(tested):
+        group = key.rpartition(".")[0]
+        raise UserError(
+            f"{key}: expected other examples for validation and test than in training, got {num} of {len(tested)} that "
+            f"are in both; {group}.duplicates=together keeps equal rows in one split, =keep takes them as they are"
+        )
 
 
 def check_dataset(dataset: Dataset[Any], *, key: str) -> None:

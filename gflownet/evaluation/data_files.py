@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from gflownet.errors import UserError
-from gflownet.evaluation.csv_files import read_csv
+from gflownet.evaluation.image_folders import is_image_folder, read_images
 from gflownet.evaluation.labelled_arrays import LabelledArrays, labelled
+from gflownet.evaluation.table_files import Reading, read_table
 
 # Type codes of the IDX format (LeCun, Cortes and Burges 1998).
 _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
@@ -19,18 +22,19 @@ _IDX_TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 # Names of the arrays of an npz file, by the part of the data.
 _NPZ_PAIRS = (("x_train", "y_train"), ("x", "y"), ("inputs", "targets"), ("images", "labels"))
 _NPZ_TEST_PAIRS = (("x_test", "y_test"),)
+# `labelled` with the options of a file.
+Labels = Callable[..., LabelledArrays]
 
 
 def read_file(
-    path: str, *, key: str, target: str = "", kind: str = "auto", train: LabelledArrays | None = None
+    path: str, *, key: str, reading: Reading | None = None, train: LabelledArrays | None = None
 ) -> LabelledArrays:
-    """Return the examples of a CSV or npz file, an IDX file of images, or a folder of IDX files.
+    """Return the examples of a CSV, Parquet or npz file, an IDX file of images, or a folder of IDX or image files.
 
     Args:
-        path: its ending names the format: .csv, .tsv, .npz, idx3-ubyte; .gz is unpacked.
+        path: its ending names the format: .csv, .tsv, .parquet, .npz, idx3-ubyte; .gz is unpacked.
         key: option that names it, for errors.
-        target: column of the target; empty: the last.
-        kind: of the target of a CSV file: classes, numbers, or auto.
+        reading: options of files; None: the defaults.
         train: training examples of which these are the test examples: columns, classes and scale are theirs.
 
     Raises:
@@ -39,33 +43,47 @@ def read_file(
     file = Path(path)
     if not file.exists():
         raise UserError(f"{key}: no such file: {path}")
-    name = file.name.removesuffix(".gz")
+    name, reading = file.name.removesuffix(".gz"), reading or Reading()
+    labels = partial(labelled, kind=reading.kind, where=f"{key}: {path}")
     try:
+        if file.is_dir() and is_image_folder(file):
+            return _image_folder(file, labels, where=f"{key}: {path}", size=reading.size, train=train)
         if file.is_dir():
-            return _idx_folder(file, key=key, train=train)
-        if name.endswith((".csv", ".tsv", ".txt")):
-            return read_csv(file, key=key, target=target, kind=kind, train=train)
+            return _idx_folder(file, labels, key=key, train=train)
+        if name.endswith((".csv", ".tsv", ".txt", ".parquet")):
+            return read_table(file, key=key, reading=reading, train=train)
         if name.endswith(".npz"):
-            return _npz(file, key=key, train=train)
+            return _npz(file, labels, key=key, train=train)
         if "idx" in name:
-            return _idx_pair(file, key=key, train=train)
+            return _idx_pair(file, labels, key=key, train=train)
     except UserError:
         raise
     except Exception as error:  # a damaged file: readers raise errors of many kinds
         text = " ".join(str(error).split())
         raise UserError(f"{key}: {path}: expected a readable file, got {type(error).__name__}: {text}") from None
-    raise UserError(f"{key}: expected a file .csv, .npz or idx3-ubyte, or a folder of idx files, got {path}")
+    raise UserError(
+        f"{key}: expected a file .csv, .parquet, .npz or idx3-ubyte, or a folder of idx or image files, got {path}"
+    )
 
 
-def _idx_folder(folder: Path, *, key: str, train: LabelledArrays | None) -> LabelledArrays:
+def _image_folder(
+    folder: Path, labels: Labels, *, where: str, size: int, train: LabelledArrays | None
+) -> LabelledArrays:
+    """Return the images of class folders, or of class folders in train and test."""
+    parts = [part for part in (folder / "train", folder / "test") if is_image_folder(part)]
+    first, *tests = [read_images(part, where=where, size=size) for part in parts or [folder]]
+    arrays = labels(*first, train=train)
+    return replace(arrays, test=labels(*tests[0], train=arrays)) if tests else arrays
+
+
+def _idx_folder(folder: Path, labels: Labels, *, key: str, train: LabelledArrays | None) -> LabelledArrays:
     images, test = ([_idx_path(folder, name) for name in names] for names in (_IDX_TRAIN, _IDX_TEST))
-    where = f"{key}: {folder}"
     if None in images:
-        raise UserError(f"{where}: expected the files {' and '.join(_IDX_TRAIN)}, with or without .gz")
-    arrays = _of_file(*(_idx(path, key=key) for path in images if path is not None), where=where, train=train)
+        raise UserError(f"{key}: {folder}: expected the files {' and '.join(_IDX_TRAIN)}, with or without .gz")
+    arrays = _of_file(labels, *(_idx(path, key=key) for path in images if path is not None), train=train)
     if None in test:
         return arrays
-    tested = _of_file(*(_idx(path, key=key) for path in test if path is not None), where=where, train=arrays)
+    tested = _of_file(labels, *(_idx(path, key=key) for path in test if path is not None), train=arrays)
     return replace(arrays, test=tested)
 
 
@@ -73,11 +91,11 @@ def _idx_path(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
-def _idx_pair(images: Path, *, key: str, train: LabelledArrays | None) -> LabelledArrays:
-    labels = images.with_name(images.name.replace("images", "labels").replace("idx3", "idx1"))
-    if labels == images or not labels.is_file():
-        raise UserError(f"{key}: {images}: expected labels in {labels.name}, got no such file")
-    return _of_file(_idx(images, key=key), _idx(labels, key=key), where=f"{key}: {images}", train=train)
+def _idx_pair(images: Path, labels: Labels, *, key: str, train: LabelledArrays | None) -> LabelledArrays:
+    classes = images.with_name(images.name.replace("images", "labels").replace("idx3", "idx1"))
+    if classes == images or not classes.is_file():
+        raise UserError(f"{key}: {images}: expected labels in {classes.name}, got no such file")
+    return _of_file(labels, _idx(images, key=key), _idx(classes, key=key), train=train)
 
 
 def _idx(path: Path, *, key: str) -> np.ndarray:
@@ -94,24 +112,24 @@ def _idx(path: Path, *, key: str) -> np.ndarray:
     return np.frombuffer(content, kind, offset=start).reshape(shape).astype(kind.newbyteorder("="))
 
 
-def _npz(path: Path, *, key: str, train: LabelledArrays | None) -> LabelledArrays:
+def _npz(path: Path, labels: Labels, *, key: str, train: LabelledArrays | None) -> LabelledArrays:
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         names = set(arrays.files)
         pair = next((pair for pair in _NPZ_PAIRS if names >= set(pair)), None)
         if pair is None:
             expected = ", ".join(" and ".join(pair) for pair in _NPZ_PAIRS)
             raise UserError(f"{key}: {path}: expected the arrays {expected}, got {', '.join(sorted(names)) or 'none'}")
-        result = _of_file(arrays[pair[0]], arrays[pair[1]], where=f"{key}: {path}", train=train)
+        result = _of_file(labels, arrays[pair[0]], arrays[pair[1]], train=train)
         tested = next((pair for pair in _NPZ_TEST_PAIRS if names >= set(pair)), None)
         if tested is None:
             return result
-        return replace(
-            result, test=_of_file(arrays[tested[0]], arrays[tested[1]], where=f"{key}: {path}", train=result)
-        )
+        return replace(result, test=_of_file(labels, arrays[tested[0]], arrays[tested[1]], train=result))
 
 
-def _of_file(inputs: np.ndarray, targets: np.ndarray, *, where: str, train: LabelledArrays | None) -> LabelledArrays:
+def _of_file(
+    labels: Labels, inputs: np.ndarray, targets: np.ndarray, *, train: LabelledArrays | None
+) -> LabelledArrays:
     """Return the arrays of a file as examples; images without a channel get one."""
-    arrays = labelled(inputs, targets, where=where, train=train)
+    arrays = labels(inputs, targets, train=train)
     is_grey = arrays.inputs.ndim == 3 and np.issubdtype(arrays.inputs.dtype, np.floating)
     return replace(arrays, inputs=arrays.inputs[:, None]) if is_grey else arrays

@@ -6,6 +6,7 @@ N: examples.
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -18,12 +19,16 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from gflownet.errors import UserError
-from gflownet.evaluation.data_checks import check_dataset, check_numbering, check_splits
+from gflownet.evaluation.config import TaskConfig
+from gflownet.evaluation.data_checks import check_dataset, check_numbering, check_present, check_repeated, check_splits
 from gflownet.evaluation.data_files import read_file
 from gflownet.evaluation.examples import DatasetSplit, Examples, Split, Splits
 from gflownet.evaluation.labelled_arrays import LabelledArrays, labelled
+from gflownet.evaluation.table_files import Reading
+from gflownet.evaluation.table_fitting import fitted, table_of_numbers
 from gflownet.plugins import load_function
 from gflownet.random_states import seeded
+from gflownet.translation.table_columns import TableColumns, Target
 
 # Shares of the examples; the remainder is the test set.
 TRAIN_SHARE = 0.6
@@ -32,6 +37,8 @@ VALIDATION_SHARE = 0.2
 VALIDATION_SHARE_OF_TRAIN = 0.2
 # Examples of a data set, of which each split gets one or more.
 MIN_EXAMPLES = 5
+_CONSTANT = 1e-12  # largest deviation of values that count as constant
+_NUM_FOLDS = 5  # of which one validates and one tests
 # Grey values of the images of scikit-learn's digits run from 0 to 16.
 MAX_GREY_VALUE = 16.0
 
@@ -43,32 +50,40 @@ class DataSet(LabelledArrays):
     layout: str | None = None
 
 
-def load_splits(source: str, *, key: str, seed: int, target: str = "", test: str = "", kind: str = "auto") -> Splits:
+def splits_of(config: TaskConfig) -> Splits:
+    """Return the splits of the options of a task: data, data_test and fields of `Reading`. Raises as `load_splits`."""
+    options, names = config.task_options, [item.name for item in fields(Reading)]
+    reading = {name: options[name] for name in names if name in options}
+    seed = config.evaluation.split_seed
+    return load_splits(options.data, key="task_options.data", seed=seed, test=options.data_test, **reading)
+
+
+def load_splits(source: str, *, key: str, seed: int, test: str = "", **reading: Any) -> Splits:
     """Return the splits of a data set.
 
     Args:
         source: name, path or module:callable.
         key: option that names it, for errors.
         seed: of the split.
-        target: column of a CSV file with the target; empty: the last.
         test: path of a file with test examples; empty: a share of the examples.
-        kind: of the targets of a CSV file: classes, numbers or auto.
+        reading: fields of `Reading`, such as target and kind.
 
     Raises:
         UserError: an unknown name, a missing package, a file that cannot be read, or examples that do not fit.
     """
-    splits = _splits(source, key=key, seed=seed, target=target, test=test, kind=kind)
+    splits = _splits(source, key=key, seed=seed, test=test, reading=Reading(**reading))
     check_splits(splits, key=key)
+    check_present(splits, key=key)
     return splits
 
 
-def _splits(source: str, *, key: str, seed: int, target: str, test: str, kind: str) -> Splits:
+def _splits(source: str, *, key: str, seed: int, test: str, reading: Reading) -> Splits:
     if source in NAMES:
         data = NAMES[source]()
     elif _is_path(source):
-        data = _of_file(source, key=key, target=target, kind=kind)
+        data = _of_file(source, key=key, reading=reading)
     elif ":" in source:
-        splits = _of_callable(_called(source, key=key), key=key, source=source, seed=seed)
+        splits = _of_callable(_called(source, key=key), key=key, source=source, seed=seed, kind=reading.kind)
         if isinstance(splits, Splits):
             if test:
                 raise UserError(f"{key}_test: expected none with splits or a Dataset from {source}, got {test}")
@@ -80,33 +95,92 @@ def _splits(source: str, *, key: str, seed: int, target: str, test: str, kind: s
             + (f" (no such file: {source})" if source else "")
         )
     if test:
-        data = replace(data, test=read_file(test, key=f"{key}_test", target=target, kind=kind, train=data))
+        data = replace(data, test=read_file(test, key=f"{key}_test", reading=reading, train=data))
     _check_targets(data, key=key)
-    return split(data, seed=seed)
+    if reading.duplicates == "together" and data.groups is None:
+        data = replace(data, groups=_equal_rows(data))
+    try:
+        splits = split(data, seed=seed)
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from None
+    if reading.duplicates != "keep" and source not in NAMES:
+        check_repeated(splits, key=key)
+    return splits
+
+
+def _equal_rows(data: DataSet) -> np.ndarray:
+    """Return a number per example [N], the same for equal inputs."""
+    rows = map(bytes, data.inputs) if data.table is None else map(str, zip(*data.table.values(), strict=True))
+    numbers: dict[Any, int] = {}
+    return np.array([numbers.setdefault(row, len(numbers)) for row in rows])
 
 
 def _check_targets(data: DataSet, *, key: str) -> None:
-    """Raise UserError for too few examples to split, and for classes that are not numbered from 0."""
-    if data.has_classes and data.targets.ndim == 1:
-        check_numbering(torch.from_numpy(data.targets), num_examples=len(data.targets), key=key)
-    if len(data.targets) < MIN_EXAMPLES:
-        raise UserError(f"{key}: expected at least {MIN_EXAMPLES} examples, got {len(data.targets)}")
+    """Raise UserError for too few examples to split, and for classes that are not numbered from 0 or hardly repeat."""
+    num_examples = len(data.targets)
+    if num_examples < MIN_EXAMPLES:
+        raise UserError(f"{key}: expected at least {MIN_EXAMPLES} examples, got {num_examples}")
+    if not data.has_classes or data.targets.ndim > 1:
+        return
+    check_numbering(torch.from_numpy(data.targets), num_examples=num_examples, key=key)
+    if (num := len(np.unique(data.targets))) > num_examples / 2:
+        group = key.rpartition(".")[0]
+        setting = f"{group}.kind=numbers takes numbers" + (f", {group}.target another column" if data.table else "")
+        raise UserError(f"{key}: expected classes that repeat, got {num} in {num_examples} examples; {setting}")
 
 
 def split(data: DataSet, *, seed: int) -> Splits:
     """Return the splits of a data set, stratified by class; its test examples are used where it has some."""
     is_classes = not np.issubdtype(data.targets.dtype, np.floating)
     labels = data.targets if is_classes and data.targets.ndim == 1 else np.zeros(len(data.targets), dtype=int)
-    if data.test is None:
-        train, validation, test = stratified_parts(labels, (TRAIN_SHARE, VALIDATION_SHARE), seed=seed)
-        test_split = _tensors(data.inputs[test], data.targets[test])
+    train, validation, test = _parts(data, labels, seed=seed)
+    inputs, columns, tested = data.inputs, None, data.test
+    if (table := data.table or table_of_numbers(inputs)) is not None:
+        target = Target(data.target, is_classes, _class_values(data.labels or ()))
+        columns = fitted(table, train, target)
+        inputs = columns.features({column.name: cells for column, cells in table.items()})
+        if tested is not None and tested.table is not None:
+            cells = {column.name: cells for column, cells in tested.table.items()}
+            tested = replace(tested, inputs=columns.features(cells))
+    if tested is None:
+        test_split = _tensors(inputs[test], data.targets[test])
     else:
-        share = 1 - VALIDATION_SHARE_OF_TRAIN
-        train, validation, _ = stratified_parts(labels, (share, VALIDATION_SHARE_OF_TRAIN), seed=seed)
-        test_split = _tensors(data.test.inputs, data.test.targets)
-    train_split, validation_split = (_tensors(data.inputs[part], data.targets[part]) for part in (train, validation))
+        test_split = _tensors(tested.inputs, tested.targets)
+    train_split, validation_split = (_tensors(inputs[part], data.targets[part]) for part in (train, validation))
     classes = int(data.targets.max()) + 1 if is_classes and data.targets.ndim == 1 else None
-    return Splits(train_split, validation_split, test_split, layout=data.layout, num_outputs=classes)
+    return Splits(train_split, validation_split, test_split, layout=data.layout, num_outputs=classes, columns=columns)
+
+
+def _parts(data: DataSet, labels: np.ndarray, *, seed: int) -> Sequence[np.ndarray]:
+    """Return the indices of the training, validation and test examples, in order of time or by group if it has them."""
+    validation = VALIDATION_SHARE if data.test is None else VALIDATION_SHARE_OF_TRAIN
+    train = TRAIN_SHARE if data.test is None else 1 - validation
+    if data.times is not None:
+        ends = np.round(len(labels) * np.array([train, train + validation])).astype(int)
+        return np.split(np.argsort(data.times, kind="stable"), ends)
+    if data.groups is not None:
+        return _grouped_parts(data.groups, labels, has_test=data.test is not None, seed=seed)
+    return stratified_parts(labels, (train, validation), seed=seed)
+
+
+def _grouped_parts(groups: np.ndarray, labels: np.ndarray, *, has_test: bool, seed: int) -> Sequence[np.ndarray]:
+    """Return three parts with disjoint groups, by fifths: validation, test (unless it is given) and the remainder."""
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    if (num := len(np.unique(groups))) < _NUM_FOLDS:
+        raise UserError(f"expected {_NUM_FOLDS} or more groups, got {num}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a class with fewer members than folds
+        folds = StratifiedGroupKFold(_NUM_FOLDS, shuffle=True, random_state=seed).split(labels, labels, groups)
+        fifths = [part for _, part in folds]
+    test = np.zeros(0, dtype=int) if has_test else fifths.pop()
+    return np.sort(np.concatenate(fifths[1:])), fifths[0], test
+
+
+def _class_values(labels: Sequence[str]) -> tuple[Any, ...]:
+    """Return the texts of classes, as integers where all are."""
+    is_whole = all(label.lstrip("-").isdecimal() for label in labels)
+    return tuple(int(label) for label in labels) if is_whole else tuple(labels)
 
 
 def stratified_parts(labels: np.ndarray, shares: tuple[float, float], *, seed: int) -> tuple[np.ndarray, ...]:
@@ -125,20 +199,21 @@ def standardised(splits: Splits, *, per_channel: bool = False) -> Splits:
     """Return splits with inputs of mean 0 and deviation 1 in the training examples.
 
     Each value of an example has its own mean; with `per_channel`, all values of a channel (axis 1) share one. A value
-    that is constant in the training examples becomes 0. Datasets stay as they are.
+    that is constant in the training examples becomes 0; indicators of a table, and Datasets, stay as they are.
     """
     if not isinstance(splits.train, Split) or not splits.train.inputs.is_floating_point():
         return splits
     inputs = splits.train.inputs
     axes = tuple(axis for axis in range(inputs.ndim) if axis != 1) if per_channel else (0,)
     mean, deviation = inputs.mean(dim=axes, keepdim=True), inputs.std(dim=axes, keepdim=True, correction=0)
-    deviation = torch.where(deviation > 1e-12, deviation, torch.inf)
-    parts = {
-        name: replace(part, inputs=(part.inputs - mean) / deviation)
-        for name in ("train", "validation", "test")
-        if isinstance(part := getattr(splits, name), Split)
-    }
-    return replace(splits, **parts)
+    deviation = torch.where(deviation > _CONSTANT, deviation, torch.inf)
+    columns = splits.columns
+    if columns is not None:
+        is_indicator = torch.tensor([each for column in columns.inputs for each in column.is_indicator])
+        mean, deviation = mean.masked_fill(is_indicator, 0), deviation.masked_fill(is_indicator, 1)
+        finite = deviation[0].where(deviation[0].isfinite(), 0)
+        columns = replace(columns, mean=mean[0].tolist(), deviation=finite.tolist())
+    return _scaled(splits, "inputs", mean, deviation, columns)
 
 
 def with_standard_targets(splits: Splits) -> Splits:
@@ -147,13 +222,22 @@ def with_standard_targets(splits: Splits) -> Splits:
         return splits
     targets = splits.train.targets
     mean, deviation = targets.mean(dim=0), targets.std(dim=0, correction=0)
-    deviation = torch.where(deviation > 1e-12, deviation, 1.0)
+    deviation = torch.where(deviation > _CONSTANT, deviation, 1.0)
+    columns = splits.columns
+    if columns is not None:
+        units = {"mean": mean.reshape(-1).tolist(), "deviation": deviation.reshape(-1).tolist()}
+        columns = replace(columns, target=replace(columns.target, **units))
+    return _scaled(splits, "targets", mean, deviation, columns)
+
+
+def _scaled(splits: Splits, name: str, mean: Tensor, deviation: Tensor, columns: TableColumns | None) -> Splits:
+    """Return splits with scaled inputs or targets, and the columns of these units."""
     parts = {
-        name: replace(part, targets=(part.targets - mean) / deviation)
-        for name in ("train", "validation", "test")
-        if isinstance(part := getattr(splits, name), Split)
+        split: replace(part, **{name: (getattr(part, name) - mean) / deviation})
+        for split in ("train", "validation", "test")
+        if isinstance(part := getattr(splits, split), Split)
     }
-    return replace(splits, **parts)
+    return replace(splits, **parts, columns=columns)
 
 
 def images_and_digits() -> tuple[np.ndarray, np.ndarray]:
@@ -222,8 +306,8 @@ def _is_path(source: str) -> bool:
     return Path(source).exists() or (":" not in source and ("/" in source or "." in Path(source).name))
 
 
-def _of_file(source: str, *, key: str, target: str, kind: str) -> DataSet:
-    arrays = read_file(source, key=key, target=target, kind=kind)
+def _of_file(source: str, *, key: str, reading: Reading) -> DataSet:
+    arrays = read_file(source, key=key, reading=reading)
     return DataSet(**{item.name: getattr(arrays, item.name) for item in fields(arrays)})
 
 
@@ -237,7 +321,7 @@ def _called(source: str, *, key: str) -> Any:
         raise UserError(f"{key}: expected {source} to return data, got {type(error).__name__}: {reason}") from error
 
 
-def _of_callable(loaded: Any, *, key: str, source: str, seed: int) -> Splits | DataSet:
+def _of_callable(loaded: Any, *, key: str, source: str, seed: int, kind: str) -> Splits | DataSet:
     """Return what a user's callable made: splits, a pair (inputs, targets), a Dataset, or one of these per split."""
     if isinstance(loaded, Splits):
         return loaded
@@ -246,12 +330,13 @@ def _of_callable(loaded: Any, *, key: str, source: str, seed: int) -> Splits | D
         missing = [name for name in names if name not in loaded]
         if missing:
             raise UserError(f"{key}: expected {source} to return train, validation and test, got {', '.join(loaded)}")
-        return _of_mapping({name: loaded[name] for name in names}, key=key, source=source)
+        return _of_mapping({name: loaded[name] for name in names}, key=key, source=source, kind=kind)
     if isinstance(loaded, Dataset):
         check_dataset(loaded, key=key)
         return _split_dataset(loaded, seed=seed)
     if isinstance(loaded, Sequence) and len(loaded) == 2:
-        arrays = labelled(*_arrays(loaded, where=f"{key}: {source}"), where=f"{key}: {source}")
+        where = f"{key}: {source}"
+        arrays = labelled(*_arrays(loaded, where=where), where=where, kind=kind)
         return DataSet(**{item.name: getattr(arrays, item.name) for item in fields(arrays)})
     raise UserError(
         f"{key}: expected {source} to return (inputs, targets), a Dataset, a mapping of train, validation and test, or "
@@ -259,7 +344,7 @@ def _of_callable(loaded: Any, *, key: str, source: str, seed: int) -> Splits | D
     )
 
 
-def _of_mapping(loaded: Mapping[str, Any], *, key: str, source: str) -> Splits:
+def _of_mapping(loaded: Mapping[str, Any], *, key: str, source: str, kind: str) -> Splits:
     """Return the splits of a mapping; classes and scale are those of the training examples."""
     parts: list[Examples] = []
     train: LabelledArrays | None = None
@@ -271,7 +356,7 @@ def _of_mapping(loaded: Mapping[str, Any], *, key: str, source: str) -> Splits:
             parts.append(part)
         elif isinstance(part, Sequence) and len(part) == 2:
             where = f"{key}: {source}: {name}"
-            arrays = labelled(*_arrays(part, where=where), where=where, train=train)
+            arrays = labelled(*_arrays(part, where=where), where=where, kind=kind, train=train)
             train = train or arrays
             parts.append(_tensors(arrays.inputs, arrays.targets))
         else:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from gflownet.random_states import seeded
+from gflownet.translation.table_columns import TableColumns
 
 Batch = tuple[Tensor, Tensor]  # inputs [B, ...], targets [B, ...]
 
@@ -137,6 +138,8 @@ class Splits:
     layout: str | None = field(default=None, kw_only=True)
     # Classes, tokens or numbers that a model predicts; None: read from `train`.
     num_outputs: int | None = field(default=None, kw_only=True)
+    # How raw rows of a table become inputs; None: no table.
+    columns: TableColumns | None = field(default=None, kw_only=True)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.train, self.validation, self.test))

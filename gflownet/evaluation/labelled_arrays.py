@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gflownet.errors import UserError
+from gflownet.evaluation.table_fitting import RawTable
+from gflownet.translation.table_columns import is_number
 
 _BYTE = 255.0
 
@@ -26,6 +28,9 @@ class LabelledArrays:
     target: str = ""  # name of the target of a CSV file
     labels: tuple[str, ...] | None = None  # texts of classes, by class number; None: the data numbers them
     scale: float | None = None  # by which integer inputs were divided
+    table: RawTable | None = None  # cells of the inputs of a CSV or Parquet file
+    groups: np.ndarray | None = None  # [N] integers: rows of a group are in one split
+    times: np.ndarray | None = None  # [N] integers: order in which the rows are split
 
     @property
     def has_classes(self) -> bool:
@@ -34,7 +39,7 @@ class LabelledArrays:
 
 
 def labelled(
-    inputs: np.ndarray, targets: np.ndarray, *, where: str, train: LabelledArrays | None = None
+    inputs: np.ndarray, targets: np.ndarray, *, where: str, kind: str = "auto", train: LabelledArrays | None = None
 ) -> LabelledArrays:
     """Return arrays of equal length as examples.
 
@@ -45,6 +50,7 @@ def labelled(
         inputs: [N, ...].
         targets: [N] or [N, ...].
         where: option and source, for errors.
+        kind: of the targets: numbers, classes (those that occur, numbered in their order) or auto.
         train: training examples, with their classes and scale; None: these are the training examples.
 
     Raises:
@@ -60,8 +66,14 @@ def labelled(
         )
     if targets.ndim == 2 and targets.shape[1] == 1:
         targets = targets[:, 0]
-    if _is_one_hot(inputs, targets):
+    if kind == "numbers":
+        if targets.dtype.kind in "US":
+            raise UserError(f"{where}: expected numbers as targets, got texts such as {targets.flat[0]}")
+        targets = targets.astype(np.float64)
+    elif _is_one_hot(inputs, targets):
         targets = targets.argmax(1)
+    if kind == "classes" and targets.ndim == 1 and (train is None or train.labels is not None):
+        targets = targets.astype(str)
     targets, labels = _numbered(targets, where=where, train=train)
     if train is not None and np.issubdtype(targets.dtype, np.floating) == train.has_classes:
         kinds = ("classes", "numbers") if train.has_classes else ("numbers", "classes")
@@ -77,15 +89,6 @@ def check_finite(values: np.ndarray, *, where: str) -> None:
     """Raise UserError for nan or inf."""
     if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
         raise UserError(f"{where}: expected finite numbers, got nan or inf")
-
-
-def is_number(cell: str) -> bool:
-    """Return whether a text is a number; nan and inf are."""
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def class_numbers(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -60,6 +60,8 @@ class Metric:
     finish: Callable[[float, float], float] = _mean
     smaller_is_better: bool = False
     is_relative: bool = False  # whether `finish` or `score` compares with the best constant prediction
+    is_whole: bool = False  # whether `values` is one value of all predictions at once, not a mean over batches
+    quantile: float | None = None  # that a prediction estimates; None: the mean
 
     def score(self, value: float, constant: float) -> float:
         """Return the score in [0, 1] of a metric; `constant` is the metric of the best constant prediction.
@@ -72,11 +74,20 @@ class Metric:
         return 1 / (1 + max(0.0, value) / max(constant, _SMALLEST))
 
 
-def cross_entropy(outputs: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Return the mean cross-entropy of logits [B, C] or [B, T, C] in nats."""
+def cross_entropy(
+    outputs: Tensor, targets: Tensor, *, label_smoothing: float = 0.0, weight: Tensor | None = None
+) -> Tensor:
+    """Return the mean cross-entropy of logits [B, C] or [B, T, C] in nats; `weight` [C] of the classes."""
     if outputs.ndim > 2:
         outputs, targets = outputs.flatten(0, -2), targets.flatten()
-    return F.cross_entropy(outputs, targets, label_smoothing=label_smoothing)
+    weight = None if weight is None else weight.to(outputs)
+    return F.cross_entropy(outputs, targets, weight=weight, label_smoothing=label_smoothing)
+
+
+def balanced_weights(targets: Tensor, num_classes: int) -> Tensor:
+    """Return a weight per class [C] with which every class has the same share of the loss."""
+    counts = torch.bincount(targets.flatten(), minlength=num_classes)
+    return targets.numel() / (num_classes * counts.clamp(min=1))
 
 
 def _correct(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -103,10 +114,47 @@ def _distances(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).abs()
 
 
-_LOSSES: dict[str, Loss] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.smooth_l1_loss}
+def _pinball(outputs: Tensor, targets: Tensor, *, quantile: float = 0.5) -> Tensor:
+    """Return the quantile loss of each number (Koenker and Bassett 1978)."""
+    return torch.maximum(quantile * (targets - outputs), (quantile - 1) * (targets - outputs))
+
+
+def _counts(classes: Tensor, num_classes: int) -> Tensor:
+    return torch.bincount(classes.flatten(), minlength=num_classes).double()
+
+
+def _balanced_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean recall of the classes that occur."""
+    counts = _counts(targets, outputs.shape[-1])
+    return (_counts(targets[_correct(outputs, targets)], outputs.shape[-1]) / counts)[counts > 0].mean()
+
+
+def _f1(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean F1 of the classes that occur or are predicted."""
+    num = outputs.shape[-1]
+    totals = _counts(targets, num) + _counts(outputs.argmax(dim=-1), num)
+    return (2 * _counts(targets[_correct(outputs, targets)], num) / totals)[totals > 0].mean()
+
+
+def _auc(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean area under the ROC curve of each class against the others, by ranks (Mann and Whitney 1947)."""
+    scores, targets = outputs.double().softmax(dim=-1).flatten(0, -2), targets.flatten()
+    areas = []
+    for label in targets.unique():
+        is_member = targets == label
+        num, num_rest = is_member.sum(), (~is_member).sum()
+        _, places, counts = scores[:, label].unique(return_inverse=True, return_counts=True)
+        ranks = (counts.cumsum(0) - (counts - 1) / 2)[places].double()  # the mean rank of equal scores
+        areas.append((ranks[is_member].sum() - num * (num + 1) / 2) / (num * num_rest))
+    return torch.stack(areas).mean().nan_to_num(0.5)
+
+
+_LOSSES: dict[str, Loss] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.smooth_l1_loss, "quantile": _pinball}
 
 # Metrics of targets that are numbers; the others are of classes.
-_OF_NUMBERS = ("r2", "mse", "rmse", "mae")
+_OF_NUMBERS = ("r2", "mse", "rmse", "mae", "quantile")
+# Metrics on which a constant prediction of unbalanced classes scores no better than on balanced ones.
+FOR_UNBALANCED = ("balanced_accuracy", "f1", "auc")
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
@@ -114,19 +162,24 @@ METRICS: dict[str, Metric] = {
         Metric("confidence", _confidence),  # mean probability of the true class
         Metric("accuracy_and_confidence", _accuracy_and_confidence),  # their mean
         Metric("likelihood", _nats, _likelihood),  # geometric mean of the true class's probability
+        Metric("balanced_accuracy", _balanced_accuracy, is_whole=True),
+        Metric("f1", _f1, is_whole=True),
+        Metric("auc", _auc, is_whole=True),
         Metric("cross_entropy", _nats, smaller_is_better=True, is_relative=True),
+        Metric("log_loss", _nats, smaller_is_better=True, is_relative=True),  # the same by scikit-learn's name
         Metric("bits", _nats, _bits, smaller_is_better=True, is_relative=True),
         Metric("perplexity", _nats, _perplexity, smaller_is_better=True, is_relative=True),
         Metric("r2", _squares, _r2, is_relative=True),
         Metric("mse", _squares, smaller_is_better=True, is_relative=True),
         Metric("rmse", _squares, _root, smaller_is_better=True, is_relative=True),
         Metric("mae", _distances, smaller_is_better=True, is_relative=True),
+        Metric("quantile", _pinball, smaller_is_better=True, is_relative=True, quantile=0.5),
     )
 }
 
 
-def build_loss(config: TrainingConfig, *, is_classification: bool) -> Loss:
-    """Return the training loss.
+def build_loss(config: TrainingConfig, *, is_classification: bool, class_weights: Tensor | None = None) -> Loss:
+    """Return the training loss; `class_weights` [C] are those of evaluation.training.class_weights, if any.
 
     Raises:
         UserError: an unknown name, a loss of other targets, or label smoothing with another loss than cross_entropy.
@@ -140,18 +193,24 @@ def build_loss(config: TrainingConfig, *, is_classification: bool) -> Loss:
             f"got {name}"
         )
     if name == "cross_entropy":
-        return partial(cross_entropy, label_smoothing=config.label_smoothing)
-    if config.label_smoothing:
+        return partial(cross_entropy, label_smoothing=config.label_smoothing, weight=class_weights)
+    if config.label_smoothing and config.loss != "auto":
         raise UserError(
             f"evaluation.training.label_smoothing: expected 0 with the loss {name}, got {config.label_smoothing:g}"
         )
+    if config.class_weights != "none":
+        raise UserError(
+            f"evaluation.training.class_weights: expected none with the loss {name}, got {config.class_weights}"
+        )
+    if name == "quantile":
+        return partial(_pinball, quantile=config.quantile)
     if name in _LOSSES:
         return _LOSSES[name]
     return load_function("evaluation.training.loss", name, names=("auto", "cross_entropy", *_LOSSES))
 
 
-def build_metric(key: str, name: str, *, is_classification: bool, has_positions: bool) -> Metric:
-    """Return the metric of an option under evaluation.training.
+def build_metric(key: str, name: str, *, is_classification: bool, has_positions: bool, quantile: float = 0.5) -> Metric:
+    """Return the metric of an option under evaluation.training; `quantile` is that of the metric with this name.
 
     Raises:
         UserError: an unknown name, or a metric of other targets.
@@ -166,6 +225,8 @@ def build_metric(key: str, name: str, *, is_classification: bool, has_positions:
                 f"evaluation.training.{key}: expected {', '.join(fitting)} or module:function for targets that are "
                 f"{kind}, got {name}"
             )
+        if name == "quantile":
+            return replace(METRICS[name], values=partial(_pinball, quantile=quantile), quantile=quantile)
         return METRICS[name]
     values = load_function(f"evaluation.training.{key}", name, names=("auto", *METRICS))
     is_cost = bool(getattr(values, "smaller_is_better", False))
@@ -183,10 +244,10 @@ def mean_value(values: Loss, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
     return total / count
 
 
-def constant_prediction(targets: Tensor, num_outputs: int) -> Tensor:
-    """Return the best constant output [C] or [O] for targets: log frequencies of classes, means of numbers."""
+def constant_prediction(targets: Tensor, num_outputs: int, *, quantile: float | None = None) -> Tensor:
+    """Return the best constant output [C] or [O]: log frequencies of classes, means or a quantile of numbers."""
     if targets.is_floating_point():
-        return targets.mean(dim=0)
+        return targets.mean(dim=0) if quantile is None else targets.quantile(quantile, dim=0)
     counts = torch.bincount(targets.flatten(), minlength=num_outputs).float() + 1
     return (counts / counts.sum()).log()
 

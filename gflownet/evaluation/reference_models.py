@@ -74,7 +74,14 @@ def classifier_or_regressor(task: TensorTask, classifier: str, regressor: str) -
     def build(seed: int) -> Any:
         from importlib import import_module
 
-        return getattr(import_module(f"sklearn.{module}"), class_name)(random_state=seed)
+        estimator = getattr(import_module(f"sklearn.{module}"), class_name)(random_state=seed)
+        options: dict[str, Any] = {}
+        if task.config.evaluation.training.class_weights != "none":
+            options["class_weight"] = task.config.evaluation.training.class_weights
+        if task.measure.metric.quantile is not None:
+            options |= {"loss": "quantile", "quantile": task.measure.metric.quantile}
+        # Of estimators that have all of them: HistGradientBoosting predicts quantiles, a forest does not.
+        return estimator.set_params(**options) if options.keys() <= estimator.get_params().keys() else estimator
 
     return build
 

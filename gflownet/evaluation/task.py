@@ -230,6 +230,10 @@ class GFNTask(Configurable, ABC):
         reference = self.reference(seeds=seeds)
         return () if reference is None else (reference,)
 
+    def remarks(self) -> Sequence[str]:
+        """Return lines about the data that a run prints at its start."""
+        return ()
+
     def fingerprint(self) -> str:
         """Return a digest of the data behind the scores; rows with another fingerprint are scored again."""
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -12,13 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from gflownet.evaluation.augmentation import check_augmentation
 from gflownet.evaluation.config import EvaluationConfig, TaskConfig
 from gflownet.evaluation.data_checks import check_splits
 from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.examples import DatasetSplit, Examples, Split, Splits, in_columns, is_classification
 from gflownet.evaluation.examples import num_outputs as count_outputs
 from gflownet.evaluation.fingerprint import function_digest
-from gflownet.evaluation.metrics import build_loss, build_metric
+from gflownet.evaluation.metrics import FOR_UNBALANCED, balanced_weights, build_loss, build_metric
 from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.task import CandidateTraining, Cost, GFNTask, Score, soft_size_objective
 from gflownet.evaluation.tensor_training import ModelTrainer, ModelTraining, build_measure, loss_limit, outputs_of
@@ -36,6 +38,8 @@ from gflownet.translation.planning import build_plan, structural_key
 # Forward passes whose median is the latency. The median varied by 3 to 11 % with 20 passes, by 0.3 to 8 % with 100 (a
 # few milliseconds) and by 0.3 to 1 % with 400.
 NUM_TIMED_CALLS = 100
+# Examples of the largest class per example of the smallest from which classes are called unbalanced.
+_UNBALANCED = 4
 _NUM_WARM_UP = 5
 
 
@@ -75,6 +79,8 @@ class TensorTask(GFNTask):
         check_splits(data, key="data")
         self.splits_in_use = replace(data, **{name: _predicted(getattr(data, name)) for name in _SPLITS})
         self.train, self.validation, self.test_split = self.splits_in_use
+        if not self._evaluation.batch_size:
+            self._evaluation = replace(self._evaluation, batch_size=automatic_batch_size(len(self.train)))
         self.input_shape = input_shape(self.splits_in_use)
         is_vector = self.input_shape.layout is Layout.VECTOR
         self.input_sizes = (self.input_shape.num_elements if is_vector else self.input_shape,)
@@ -135,6 +141,21 @@ class TensorTask(GFNTask):
         ]
         return data_digest([*contents, *map(function_digest, functions)])
 
+    def remarks(self) -> Sequence[str]:
+        """Return a line about unbalanced classes, with the metric and the option that fit them."""
+        targets = self.train.targets
+        if not is_classification(targets) or targets.ndim > 1 or self.measure.metric.name in FOR_UNBALANCED:
+            return ()
+        counts = torch.bincount(targets, minlength=self.num_outputs)
+        ends = int(counts.argmax()), int(counts.argmin())
+        if counts[ends[0]] < _UNBALANCED * counts[ends[1]]:
+            return ()
+        columns = self.splits_in_use.columns
+        names = (columns.target.labels if columns is not None else ()) or range(self.num_outputs)
+        shares = ", ".join(f"{100 * int(counts[place]) / len(targets):.3g} % {names[place]}" for place in ends)
+        metrics = f"evaluation.training.metric={' or '.join(FOR_UNBALANCED)}"
+        return (f"unbalanced classes: {shares}; {metrics} fits them, evaluation.training.class_weights=balanced too",)
+
     @property
     def translation_settings(self) -> Mapping[str, Any]:
         """The projection of the config and the dtype of the examples."""
@@ -175,13 +196,17 @@ class TensorTask(GFNTask):
     def _build_training(self) -> None:
         """Build loss, metric and trainer."""
         options, classifies = self._evaluation.training, is_classification(self.train.targets)
-        loss = build_loss(options, is_classification=classifies)
+        is_weighted = classifies and options.class_weights == "balanced"
+        weights = balanced_weights(self.train.targets, self.num_outputs) if is_weighted else None
+        loss = build_loss(options, is_classification=classifies, class_weights=weights)
         limit = loss_limit(loss, self.train.targets)
-        self.trainer = ModelTrainer(self.train, loss, self._evaluation, limit)
+        check_augmentation(options.augment, self.train, loss=options.loss)
+        self.trainer = ModelTrainer(self.train, loss, self._evaluation, limit, self.num_outputs)
         has_positions = self.train.targets.ndim > 1
         own = options.metric if ":" in options.metric and options.test_metric == "auto" else options.test_metric
         names = (("metric", options.metric), ("test_metric", own))
-        metrics = [build_metric(*each, is_classification=classifies, has_positions=has_positions) for each in names]
+        kind = {"is_classification": classifies, "has_positions": has_positions, "quantile": options.quantile}
+        metrics = [build_metric(*each, **kind) for each in names]
         self.measure, self.test_measure = (
             build_measure(metric, split, train=self.train, num_outputs=self.num_outputs)
             for metric, split in zip(metrics, (self.validation, self.test_split), strict=True)
@@ -255,6 +280,11 @@ class TensorTask(GFNTask):
 
 
 _SPLITS = ("train", "validation", "test")
+
+
+def automatic_batch_size(num_examples: int) -> int:
+    """Return about a 128th of the training examples, a power of 2 from 16 to 256."""
+    return min(256, max(16, 2 ** round(math.log2(num_examples / 128))))
 
 
 def plain_evaluation(config: EvaluationConfig) -> EvaluationConfig:

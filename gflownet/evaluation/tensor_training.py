@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gflownet.evaluation.augmentation import augmented
 from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.examples import Batch, Examples, Split, num_steps
 from gflownet.evaluation.metrics import Loss, Metric, constant_outputs, constant_prediction, mean_value
@@ -81,6 +82,9 @@ class Measure:
 
     def value_of(self, batches: Iterable[Batch]) -> float:
         """Return the metric of batches (outputs, targets) of all examples in its unit."""
+        if self.metric.is_whole:
+            outputs, targets = zip(*batches, strict=True)
+            batches = [(torch.cat(outputs), torch.cat(targets))]
         mean = mean_value(self.metric.values, batches)
         return self.metric.finish(mean, self.constant_mean) if math.isfinite(mean) else mean
 
@@ -99,6 +103,7 @@ class ModelTrainer:
     loss: Loss
     config: EvaluationConfig
     loss_limit: float = DIVERGED_LOSS  # mean loss of an epoch above which a training ends
+    num_outputs: int = 0  # classes, for the augmentation
 
     def continue_training(
         self,
@@ -128,7 +133,7 @@ class ModelTrainer:
         optimisation = Optimisation(model, self.config, num_steps=total, state=training.optimisation)
         while training.num_epochs < num_epochs:
             model.train()
-            batches = self.train.shuffled(size, training.generator)
+            batches = self._batches(size, training.generator)
             training.train_loss = train_epoch(model, batches, optimisation, loss=self.loss)
             check_loss(training.train_loss, epoch=training.num_epochs, limit=self.loss_limit)
             training.num_epochs += 1
@@ -138,6 +143,13 @@ class ModelTrainer:
         training.optimisation = optimisation.state_dict()
         optimisation.finish()
         training.global_states = global_states()
+
+    def _batches(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
+        """Return the batches of one epoch, with the augmentation of the config."""
+        batches, names = self.train.shuffled(size, generator), self.config.training.augment
+        if not names:
+            return batches
+        return (augmented(each, names, num_outputs=self.num_outputs, generator=generator) for each in batches)
 
 
 def _compact(state: Any) -> Any:
@@ -158,7 +170,7 @@ def train_epoch(model: nn.Module, batches: Iterator[Batch], optimisation: Optimi
     losses = []
     for inputs, targets in batches:
         optimisation.zero_grad()
-        value = loss(outputs_of(model, inputs), targets)
+        value = loss(outputs_of(model, inputs), targets).mean()  # of a loss with a value per prediction
         if value.requires_grad:  # not without parameters
             value.backward()
             optimisation.step()
@@ -189,7 +201,7 @@ def build_measure(metric: Metric, examples: Examples, *, train: Examples, num_ou
     """Return a metric on a split, relative to the best constant prediction of the training examples where needed."""
     if not metric.is_relative:
         return Measure(metric, examples, 0.0)
-    constant = constant_prediction(train.targets, num_outputs)
+    constant = constant_prediction(train.targets, num_outputs, quantile=metric.quantile)
     parts = examples.targets.split(_TARGETS_AT_ONCE)
     return Measure(
         metric, examples, mean_value(metric.values, ((constant_outputs(constant, part), part) for part in parts))

@@ -31,7 +31,8 @@ def trains_together(config: EvaluationConfig, examples: Examples) -> bool:
         and not examples.targets.is_floating_point()
         and options.loss in ("auto", "cross_entropy")
         and options.optimizer != "muon"
-        and not (options.label_smoothing or options.weight_decay or options.clip or options.average)
+        and options.class_weights == "none"
+        and not (options.augment or options.label_smoothing or options.weight_decay or options.clip or options.average)
     )
 
 

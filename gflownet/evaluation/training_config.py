@@ -37,15 +37,23 @@ class TrainingConfig:
     )
     loss: str = option(
         "auto",
-        "auto (cross_entropy for classes and tokens, mse for numbers), cross_entropy, mse, mae, huber or "
-        "module:callable",
+        "auto (cross_entropy for classes and tokens, mse for numbers), cross_entropy, mse, mae, huber, "
+        "quantile or module:callable",
     )
     metric: str = option(
         "auto",
         "validation metric: auto (accuracy, bits for tokens, r2 for numbers), accuracy, confidence, "
-        "accuracy_and_confidence, likelihood, cross_entropy, bits, perplexity, r2, mse, rmse, mae or module:callable",
+        "accuracy_and_confidence, balanced_accuracy, f1, auc, likelihood, cross_entropy, log_loss, bits, perplexity, "
+        "r2, mse, rmse, mae, quantile or module:callable",
     )
     test_metric: str = option(
         "auto", "metric of the test score, by the same names; auto: accuracy, bits or r2, or your own validation metric"
     )
+    quantile: float = option(
+        0.5, "of the loss and metric quantile, which predict it", Interval(0, 1, low_open=True, high_open=True)
+    )
+    class_weights: Literal["none", "balanced"] = option(
+        "none", "of cross-entropy: balanced: every class has the same share of the loss"
+    )
+    augment: list[str] = option([], "random changes of training batches, some of crop, flip, noise and mixup")
     score_epochs: int = option(1, "last epochs over which the validation score is averaged", AT_LEAST_ONE)

@@ -1,5 +1,6 @@
 """Export of a model: torch.export and, with the extra [onnx], ONNX."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -33,6 +34,7 @@ def to_onnx(model: GeneratedModel, path: str | Path, *, batch_size: int = 2) -> 
 
     The inputs are called x, then output3, hidden5, ... for the state; the outputs y, then next_output3, ... The inputs
     of an operation graph with several are called x0, x1, ... by node id, and its outputs that are not vectors y5, ...
+    The columns of a table are written next to it, NAME.columns.json: `TableColumns.from_dict` reads them.
 
     Raises: ImportError where the packages of the extra [onnx] are missing.
     """
@@ -54,6 +56,8 @@ def to_onnx(model: GeneratedModel, path: str | Path, *, batch_size: int = 2) -> 
             external_data=False,
             verbose=False,
         )
+    if model.columns is not None:
+        Path(path).with_suffix(".columns.json").write_text(json.dumps(model.columns.to_dict(), indent=1) + "\n")
 
 
 def _onnx_stable_sort() -> Callable[..., Any]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
+
+from gflownet.translation.table_columns import TableColumns
 
 
 class GeneratedModel(nn.Module):
@@ -12,6 +16,22 @@ class GeneratedModel(nn.Module):
 
     B is the batch size.
     """
+
+    columns: TableColumns | None = None  # of a table, set by `load`
+
+    def predict(self, rows: Any) -> np.ndarray:
+        """Return the classes or numbers [B] of raw rows of a table, in its units, see `TableColumns.encoded`.
+
+        Raises:
+            ValueError: a model without columns, a missing column, or a cell that its column cannot hold.
+        """
+        if self.columns is None:
+            raise ValueError("expected a model that gflownet.load returned for a run with task=table, got no columns")
+        inputs, was_training = torch.from_numpy(self.columns.encoded(rows)), self.training
+        with torch.inference_mode():
+            outputs = self.eval().first_step(inputs)
+        self.train(was_training)
+        return self.columns.predictions(outputs.numpy())
 
     def zeros(self, batch_size: int) -> tuple[Tensor, ...]:
         """Return the arguments of forward as zeros, for a batch."""

@@ -20,6 +20,7 @@ from gflownet.graphs.elements import shown
 from gflownet.plugins import load_function
 from gflownet.rhn.checkpoint import model_of
 from gflownet.translation.model import to_pytorch_model
+from gflownet.translation.table_columns import TableColumns
 
 _TOP_NAME = "top_architectures.json"
 _UNTRAINED = "weights=False returns the architecture with new weights"
@@ -37,7 +38,7 @@ def load(
 
     A language model is a `RecurrentNetwork`. The model of a graph is translated with the settings of the graph, as it
     was scored, unless `config` (see TranslationConfig) overrides them. The module of choices is built by the function
-    `build`, by default the one that the run called.
+    `build`, by default the one that the run called. Of a run with task=table, `model.predict(rows)` takes raw rows.
 
     Args:
         path: run folder, or its top_architectures.json.
@@ -86,7 +87,9 @@ def _untrained(
     if "language_model" in entry:
         return model_of(entry["language_model"], f"{path}: language_model")
     if build is None and "module" not in entry:
-        return to_pytorch_model(_graph(entry), config)
+        model = to_pytorch_model(_graph(entry), config)
+        model.columns = TableColumns.from_dict(entry["columns"]) if "columns" in entry else None
+        return model
     return (build or _builder(path, entry["module"]))(choices)
 
 

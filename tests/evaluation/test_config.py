@@ -74,7 +74,7 @@ def test_targets_of_objectives_are_not_part_of_the_scoring_context():
 @pytest.mark.parametrize(
     "override",
     [
-        *("target_flops=0", "target_latency=-1.0", "target_parameters=0", "num_epochs=0", "batch_size=0"),
+        *("target_flops=0", "target_latency=-1.0", "target_parameters=0", "num_epochs=0", "batch_size=-1"),
         *("learning_rate=.inf", "floor_score=0", "size_weight=-0.1"),
     ],
 )

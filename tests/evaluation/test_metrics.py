@@ -6,11 +6,21 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.metrics import accuracy_score, log_loss, mean_absolute_error, mean_squared_error, r2_score
+from sklearn.metrics import (
+    accuracy_score,
+    balanced_accuracy_score,
+    f1_score,
+    log_loss,
+    mean_absolute_error,
+    mean_pinball_loss,
+    mean_squared_error,
+    r2_score,
+    roc_auc_score,
+)
 
 from gflownet.errors import UserError
 from gflownet.evaluation.examples import Split
-from gflownet.evaluation.metrics import METRICS, build_loss, build_metric
+from gflownet.evaluation.metrics import METRICS, balanced_weights, build_loss, build_metric
 from gflownet.evaluation.tensor_training import build_measure
 from gflownet.evaluation.training_config import TrainingConfig
 
@@ -56,6 +66,10 @@ def measured(name: str, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[f
         ("confidence", lambda p, y: p[torch.arange(90), y].mean()),
         ("accuracy_and_confidence", lambda p, y: ((p.argmax(1) == y).float() + p[torch.arange(90), y]).mean() / 2),
         ("likelihood", lambda p, y: math.exp(-log_loss(y, p))),
+        ("balanced_accuracy", lambda p, y: balanced_accuracy_score(y, p.argmax(1))),
+        ("f1", lambda p, y: f1_score(y, p.argmax(1), average="macro")),
+        ("auc", lambda p, y: roc_auc_score(y, p, multi_class="ovr")),
+        ("log_loss", lambda p, y: log_loss(y, p)),
         ("cross_entropy", lambda p, y: log_loss(y, p)),
         ("bits", lambda p, y: log_loss(y, p) / math.log(2)),
         ("perplexity", lambda p, y: math.exp(log_loss(y, p))),
@@ -72,6 +86,52 @@ def test_metric_of_numbers():
     expected = {"r2": r2_score(targets, outputs), "mse": mse, "rmse": math.sqrt(mse)}
     expected["mae"] = mean_absolute_error(targets, outputs)
     assert {name: measured(name, outputs, targets)[0] for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("metric", ["balanced_accuracy", "f1", "auc"])
+def test_metric_of_two_unbalanced_classes(metric):
+    generator = torch.Generator().manual_seed(0)
+    targets = (torch.rand(90, generator=generator) < 0.2).long()
+    logits = torch.randn(90, 2, generator=generator).round(decimals=1)  # with ties
+    expected = {
+        "balanced_accuracy": balanced_accuracy_score(targets, logits.argmax(1)),
+        "f1": f1_score(targets, logits.argmax(1), average="macro"),
+        "auc": roc_auc_score(targets, logits.double().softmax(1)[:, 1]),
+    }
+    assert measured(metric, logits, targets)[0] == pytest.approx(expected[metric])
+    constant = torch.tensor([[1.0, 0.0]]).expand(90, 2)
+    assert measured(metric, constant, targets)[0] <= 0.5 < measured("accuracy", constant, targets)[0]
+
+
+def test_class_that_does_not_occur_has_no_part_in_a_metric():
+    targets = torch.tensor([0, 0, 1])
+    logits = torch.eye(3)[[0, 0, 1]] * 9
+    assert [measured(name, logits, targets)[0] for name in ("balanced_accuracy", "f1", "auc")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9])
+def test_quantile_loss_and_metric(quantile):
+    outputs, targets = numbers()
+    split = Split(torch.zeros(len(targets), 1), targets)
+    metric = build_metric("metric", "quantile", is_classification=False, has_positions=False, quantile=quantile)
+    measure = build_measure(metric, split, train=split, num_outputs=1)
+    expected = mean_pinball_loss(targets, outputs, alpha=quantile)
+    assert measure.value_of([(outputs, targets)]) == pytest.approx(expected)
+    loss = build_loss(TrainingConfig(loss="quantile", quantile=quantile), is_classification=False)
+    assert float(loss(outputs, targets).mean()) == pytest.approx(expected)
+    constant = targets.quantile(quantile).expand_as(targets)
+    assert measure.score(measure.value_of([(constant, targets)])) == pytest.approx(0.5)
+    assert measure.score(measure.value_of([(constant + 0.5, targets)])) < 0.5
+
+
+def test_balanced_class_weights_equal_repeated_examples():
+    logits, targets = classes()
+    targets[:60] = 0
+    weights = balanced_weights(targets, 4)
+    loss = build_loss(TrainingConfig(class_weights="balanced"), is_classification=True, class_weights=weights)
+    by_class = [F.cross_entropy(logits[targets == c], targets[targets == c]) for c in range(4)]
+    assert float(loss(logits, targets)) == pytest.approx(float(torch.stack(by_class).mean()))
+    assert float(loss(logits, targets)) != pytest.approx(float(F.cross_entropy(logits, targets)))
 
 
 def test_larger_is_better_scores_are_limited():
@@ -111,8 +171,8 @@ def test_user_metric_and_loss_are_loaded():
     ("key", "name", "is_classification", "message"),
     [
         ("loss", "mse", True, "loss: expected cross_entropy or module:function for targets that are classes, got mse"),
-        ("loss", "cross_entropy", False, "loss: expected mse, mae, huber or module:function for targets that are num"),
-        ("metric", "perplexity", False, "metric: expected r2, mse, rmse, mae or module:function for targets that are"),
+        ("loss", "cross_entropy", False, "loss: expected mse, mae, huber, quantile or module:function for targets"),
+        ("metric", "perplexity", False, "metric: expected r2, mse, rmse, mae, quantile or module:function for targets"),
         ("test_metric", "r2", True, "test_metric: expected accuracy, .*, perplexity or module:function .*, got r2"),
     ],
 )
@@ -136,13 +196,19 @@ def test_value_that_is_not_finite_scores_zero():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"loss": "mze"}, "evaluation.training.loss: expected one of auto, cross_entropy, mse, mae, huber or"),
+        ({"loss": "mze"}, "evaluation.training.loss: expected one of auto, cross_entropy, mse, mae, huber, quantile"),
         ({"loss": "mse", "label_smoothing": 0.1}, "label_smoothing: expected 0 with the loss mse, got 0.1"),
+        ({"class_weights": "balanced"}, "class_weights: expected none with the loss mse, got balanced"),
     ],
 )
 def test_wrong_loss_raises(values, message):
     with pytest.raises(UserError, match=re.escape(message)):
-        build_loss(TrainingConfig(**values), is_classification="label_smoothing" not in values)
+        build_loss(TrainingConfig(**values), is_classification=values.get("loss") == "mze")
+
+
+def test_label_smoothing_of_numbers_is_left_out():
+    loss = build_loss(TrainingConfig(label_smoothing=0.2), is_classification=False)  # of configs/images.yaml
+    assert loss is F.mse_loss
 
 
 def test_wrong_metric_raises():

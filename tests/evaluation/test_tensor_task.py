@@ -22,7 +22,7 @@ from gflownet.evaluation.metrics import METRICS
 from gflownet.evaluation.reference_models import model_reference
 from gflownet.evaluation.store import EvaluationStatus
 from gflownet.evaluation.tasks import TASKS
-from gflownet.evaluation.tensor_task import TensorTask
+from gflownet.evaluation.tensor_task import TensorTask, automatic_batch_size
 from gflownet.evaluation.tensor_training import CandidateDivergedError
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.translation import to_pytorch_model
@@ -105,11 +105,11 @@ def test_convolutions_learn_the_digits():
     [
         (),
         ("evaluation.training.optimizer=sgd", "evaluation.training.clip=1"),
-        ("evaluation.training.average=0.9",),
+        ("evaluation.training.average=0.9", "evaluation.training.augment=[crop,flip,noise,mixup]"),
         (f"task_options.data={SOURCES}:stripes_in_three",),
         (f"task_options.data={SOURCES}:noisy_stripes",),
     ],
-    ids=["adamw", "sgd", "average", "data set of each split", "data set with noise"],
+    ids=["adamw", "sgd", "average and augmentation", "data set of each split", "data set with noise"],
 )
 def test_training_in_parts_equals_full_training(overrides):
     task = build("evaluation.num_epochs=3", *overrides)
@@ -191,6 +191,11 @@ def test_model_without_parameters_is_scored():
 
     task = Fixed(build("evaluation.num_epochs=1").config)
     assert 0 <= task.evaluate("anything", seed=0).value < 0.9
+
+
+@pytest.mark.parametrize(("num", "size"), [(20, 16), (1_000, 16), (12_000, 128), (60_000, 256)])
+def test_automatic_batch_size(num, size):
+    assert automatic_batch_size(num) == size
 
 
 def test_divergence_is_reported():

@@ -57,6 +57,7 @@ def test_choices_task_scores_numbers_and_scores(functions):
     assert make_task(score="scored_choices:whole").evaluate(SETTING, seed=1).num_parameters == 7
     assert make_task(score="scored_choices:number").test(SETTING, seed=1) is None
     assert task.description(SETTING) == {}
+    assert task.remarks() == ()
 
 
 def test_choices_task_trains_the_modules_of_build(functions):

@@ -273,6 +273,7 @@ def test_text_of_the_user_is_read(tmp_path: Path) -> None:
         ("task_options.seconds=.nan", "task_options.seconds: expected a number > 0, got nan"),
         ("task_options.reference=.inf", "task_options.reference: expected a number in \\[-100, 100\\], got inf"),
         ("task_options.validation_bytes=8", "validation_bytes: expected at least sequence_length=16, got 8"),
+        ("evaluation.batch_size=0", "evaluation.batch_size: expected 1 or more with this task, got 0"),
         ("task_options.megabytes=0.0001", "task_options.sequence_length: expected less than the 9 bytes"),
     ],
 )

@@ -24,6 +24,7 @@ from gflownet.report.page.overview import Overview, Progress, minute_text, overv
 from gflownet.report.page.ranking import reference_section
 from gflownet.report.page.run_data import RunData
 from gflownet.report.page.timing import time_section
+from gflownet.translation.table_columns import TableColumns
 
 _log = logging.getLogger(__name__)
 
@@ -78,12 +79,19 @@ def sections_of(run: RunData) -> Sequence[Section]:
         ("front", "Pareto front", "Pareto front", front_section),
         ("diversity", "Diversity and novelty", "Diversity", diversity_section),
         ("distribution", "Scores: sampled and evaluated", "Scores", distribution_section),
+        ("columns", "Columns of the table", "Columns", _columns),
         ("time", "Where the time went", "Time", time_section),
         ("failures", "Failed evaluations", "Failures", failure_section),
         ("configuration", "Configuration and commands", "Configuration", configuration_section),
     )
     sections = [_section(run, *row) for row in builders]
     return [section for section in sections if section.content or section.error]
+
+
+def _columns(run: RunData) -> list[tuple[str, str]]:
+    """Return the columns of a table with the words about each; empty for other runs, and before the end."""
+    columns = run.top[0].get("columns") if run.top else None
+    return TableColumns.from_dict(columns).words() if columns else []
 
 
 def _overview(run: RunData, *, written: datetime) -> Overview:

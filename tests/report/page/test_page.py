@@ -525,3 +525,15 @@ def test_error_in_a_section_leaves_the_others(tmp_path, monkeypatch, caplog):
     assert "could not be written: ZeroDivisionError" in read.sections["effects"]
     assert "Rank 0" in read.sections["best"]
     assert "section effects" in caplog.text
+
+
+def test_columns_of_a_table_are_named(tmp_path):
+    column = {"name": HOSTILE, "kind": "number", "words": "number, 4 % missing"}
+    columns = {"columns": [column], "target": {"name": "price", "has_classes": False}, "mean": [], "deviation": []}
+    with_table = [entry | {"columns": columns} for entry in top_of(2)]
+    text = page(write_run(tmp_path / "a", choices(8), files={"top_architectures.json": with_table})).text
+    assert "Columns of the table" in text
+    assert "number, 4 % missing" in text
+    assert HOSTILE not in text
+    other = page(write_run(tmp_path / "b", choices(8), files={"top_architectures.json": top_of(2)})).text
+    assert "Columns of the table" not in other

@@ -1,0 +1,214 @@
+"""Columns of a table as inputs of a model, and its outputs as classes or numbers; stored as JSON, never as a pickle.
+
+N: rows, F: inputs of the model, O: outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+# Texts of a cell without a value, and texts of 1 and 0.
+MISSING = {"", "na", "n/a", "nan", "nat", "<na>", "null", "none", "?", "-"}
+BOOLEANS = {"true": 1.0, "yes": 1.0, "t": 1.0, "y": 1.0, "false": 0.0, "no": 0.0, "f": 0.0, "n": 0.0}
+ISO = "iso"
+DATE_FORMATS = (ISO, "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y %H:%M", "%m/%d/%Y %H:%M")
+# Periods of a date in days, each of which is two inputs, sine and cosine.
+_PERIODS = {"year": 365.2425, "week": 7.0, "hour": 1.0}
+_EPOCH = datetime(1970, 1, 1)
+_MAX_SHOWN = 10  # classes in the table of columns
+
+
+class ColumnKind(StrEnum):
+    """How the cells of a column are read."""
+
+    NUMBER = "number"
+    DATE = "date"
+    TEXT = "text"
+    IGNORED = "ignored"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column, as fitted on the training rows."""
+
+    name: str
+    kind: ColumnKind
+    fill: float = 0.0  # number, date in days since 1970: the median, in place of a missing value
+    has_mark: bool = False  # whether one more input marks missing values
+    values: Sequence[str] = ()  # text: each is one input; the empty text is a missing value
+    has_others: bool = False  # text: whether one more input marks all other values
+    parts: Sequence[str] = ()  # date: day (its number) and names of periods
+    format: str = ""  # date
+    words: str = ""  # for the table of columns
+
+    def features(self, cells: np.ndarray) -> np.ndarray:
+        """Return the inputs [N, f] of cells [N], the result of `parsed`; indicators last."""
+        if self.kind is ColumnKind.TEXT:
+            places = {value: place for place, value in enumerate(self.values)}
+            codes = np.array([places.get(cell, len(places)) for cell in cells], dtype=np.int64)
+            return np.eye(len(places) + 1)[codes][:, : len(places) + self.has_others]
+        filled = np.where(np.isnan(cells), self.fill, cells)
+        values = [filled] if self.kind is ColumnKind.NUMBER else [x for part in self.parts for x in _part(filled, part)]
+        return np.stack([*values, *[np.isnan(cells)] * self.has_mark], axis=1)
+
+    @property
+    def is_indicator(self) -> list[bool]:
+        """Whether each input is 0 or 1 and therefore not standardised."""
+        num = self.kind is ColumnKind.NUMBER or sum(1 if part == "day" else 2 for part in self.parts)
+        return [False] * num + [True] * (len(self.values) + self.has_others + self.has_mark)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The target of a table."""
+
+    name: str  # empty without a file
+    has_classes: bool
+    labels: Sequence[Any] = ()  # of the classes; empty: their numbers
+    mean: Sequence[float] = ()  # [O] of numbers; empty: predicted as they are
+    deviation: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """The columns of a table in the order of its file, without the target."""
+
+    columns: Sequence[Column]
+    target: Target
+    mean: Sequence[float] = ()  # [F] of the training rows; empty: inputs are not standardised
+    deviation: Sequence[float] = ()  # [F], 0 for a constant input
+
+    @property
+    def inputs(self) -> list[Column]:
+        """The columns that are inputs of the model."""
+        return [column for column in self.columns if column.kind is not ColumnKind.IGNORED]
+
+    def encoded(self, rows: Any) -> np.ndarray:
+        """Return raw rows as inputs [N, F] of the model, float32: mappings by name, or sequences in order of columns.
+
+        Raises:
+            ValueError: a missing column, or a cell that its column cannot hold.
+        """
+        names, rows = [column.name for column in self.columns], list(rows)
+        if not all(isinstance(row, Mapping) or len(row) == len(names) for row in rows):
+            raise ValueError(f"rows: expected mappings, or sequences of the {len(names)} columns {', '.join(names)}")
+        rows = [row if isinstance(row, Mapping) else dict(zip(names, row, strict=True)) for row in rows]
+        present = {str(name): None for row in rows for name in row}
+        if missing := [column.name for column in self.inputs if column.name not in present]:
+            raise ValueError(f"rows: expected a column {missing[0]!r}, got {', '.join(present) or 'none'}")
+        cells = {column.name: [row.get(column.name) for row in rows] for column in self.inputs}
+        return self.features({c.name: parsed(cells[c.name], c, where="rows", first_row=0) for c in self.inputs})
+
+    def features(self, cells: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the parsed cells of columns by name as inputs [N, F], float32."""
+        inputs = np.concatenate([column.features(cells[column.name]) for column in self.inputs], axis=1)
+        inputs = inputs.astype(np.float32)
+        if not self.mean:
+            return inputs
+        deviation = np.array(self.deviation, dtype=np.float32)
+        return (inputs - np.array(self.mean, dtype=np.float32)) / np.where(deviation > 0, deviation, np.float32("inf"))
+
+    def predictions(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the classes [N] of logits [N, O], or the numbers [N] or [N, O], in the units of the table."""
+        target = self.target
+        if target.has_classes:
+            classes = outputs.argmax(axis=1)
+            return np.array(target.labels)[classes] if target.labels else classes
+        numbers = outputs * np.array(target.deviation) + np.array(target.mean) if target.mean else outputs
+        return numbers[:, 0] if numbers.shape[1] == 1 else numbers
+
+    def words(self) -> list[tuple[str, str]]:
+        """Return the name of each column and a description; the target is last."""
+        labels = [*map(str, self.target.labels[:_MAX_SHOWN]), *["..."] * (len(self.target.labels) > _MAX_SHOWN)]
+        target = f"target: {'classes' if self.target.has_classes else 'number'} {', '.join(labels)}".strip()
+        left_out = {ColumnKind.IGNORED: "left out: "}
+        rows = [*((c.name, left_out.get(c.kind, "") + c.words) for c in self.columns)]
+        return [*rows, (self.target.name or "target", target)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON data of which `from_dict` makes the same columns."""
+        columns = [{name: value for name, value in asdict(column).items() if value} for column in self.columns]
+        return {**asdict(self), "columns": columns}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> TableColumns:
+        """Return the columns of JSON data. Raises ValueError for other data."""
+        try:
+            columns = [Column(**{**each, "kind": ColumnKind(each["kind"])}) for each in data["columns"]]
+            return cls(columns, Target(**data["target"]), data["mean"], data["deviation"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"expected the columns of a table, got {type(error).__name__}: {error}") from None
+
+
+def is_number(cell: str) -> bool:
+    """Return whether a text is a number; nan and inf are."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def is_missing(cell: Any) -> bool:
+    """Return whether a cell holds no value."""
+    return cell is None or str(cell).strip().lower() in MISSING
+
+
+def parsed(cells: Sequence[Any], column: Column, *, where: str, first_row: int) -> np.ndarray:
+    """Return cells as floats or texts, NaN or empty where missing. Raises ValueError for a cell of another kind."""
+    if column.kind is ColumnKind.IGNORED:
+        return np.zeros(len(cells))
+    if column.kind is ColumnKind.TEXT:
+        return np.array(["" if is_missing(cell) else text_of(cell) for cell in cells], dtype=object)
+    values, is_date = np.full(len(cells), math.nan), column.kind is ColumnKind.DATE
+    for place, cell in enumerate(cells):
+        if is_missing(cell):
+            continue
+        value = days_of(cell, column.format) if is_date else number_of(cell)
+        if value is None or not math.isfinite(value):
+            expected = f"a date ({column.format})" if is_date else "a finite number"
+            row = f"column {column.name}: row {place + first_row}"
+            raise ValueError(f"{where}: {row}: expected {expected}, got {str(cell).strip()}")
+        values[place] = value
+    return values
+
+
+def text_of(cell: Any) -> str:
+    """Return the text of a cell; a whole number has no decimal point."""
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
+
+
+def number_of(cell: Any) -> float | None:
+    """Return the number of a cell, 1 or 0 for true or false, None for other cells."""
+    text = str(cell).strip().lower()
+    return float(text) if is_number(text) else BOOLEANS.get(text)
+
+
+def days_of(cell: Any, format: str) -> float | None:
+    """Return the days since 1970 of a date, None for other cells."""
+    if not isinstance(cell, date):
+        try:
+            text = str(cell).strip()
+            cell = datetime.fromisoformat(text) if format == ISO else datetime.strptime(text, format)
+        except ValueError:
+            return None
+    moment = cell if isinstance(cell, datetime) else datetime(cell.year, cell.month, cell.day)
+    moment = moment if moment.tzinfo is None else moment.astimezone(UTC).replace(tzinfo=None)
+    return (moment - _EPOCH) / timedelta(days=1)
+
+
+def date_parts(days: np.ndarray) -> tuple[str, ...]:
+    """Return the parts of dates: day, year and week, and the hour where not all are at midnight."""
+    return ("day", "year", "week", *(("hour",) if (days[~np.isnan(days)] % 1).any() else ()))
+
+
+def _part(days: np.ndarray, part: str) -> list[np.ndarray]:
+    angles = 2 * np.pi * days / _PERIODS.get(part, 1.0)
+    return [days] if part == "day" else [np.sin(angles), np.cos(angles)]

@@ -1,0 +1,293 @@
+"""Tables with gaps, texts, dates and booleans: what is fitted, on which rows, and how raw rows are predicted."""
+
+import json
+import re
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gflownet.config import load_config, with_task_options
+from gflownet.errors import UserError
+from gflownet.evaluation.datasets import load_splits, standardised, with_standard_targets
+from gflownet.evaluation.examples import Splits
+from gflownet.evaluation.table_fitting import MAX_VALUES, column_transformer, fitted, raw_table
+from gflownet.translation.table_columns import ColumnKind, TableColumns, Target
+from tasks.table import TableConfig, TableTask
+from tests.evaluation.table_data import HOUSE_COLUMNS, houses, write_houses, write_rows
+
+TARGET = Target("y", has_classes=False)
+
+
+def load(path: Path, **options: Any) -> Splits:
+    return load_splits(str(path), **{"key": "task_options.data", "seed": 0} | options)
+
+
+def columns_of(splits: Splits) -> TableColumns:
+    assert splits.columns is not None
+    return splits.columns
+
+
+def fit(cells: dict[str, list[Any]], rows: Any = slice(None), **kinds: str) -> tuple[TableColumns, np.ndarray]:
+    """Return the columns fitted on some rows, and the inputs of all rows."""
+    where = {"key": "task_options.columns", "where": "data: t.csv", "first_row": 2}
+    table = raw_table(cells, kinds=kinds, train=None, **where)
+    num = len(next(iter(cells.values())))
+    columns = fitted(table, np.arange(num)[rows], TARGET)
+    return columns, columns.features({column.name: each for column, each in table.items()})
+
+
+def make_task(path: Path, *overrides: str) -> TableTask:
+    config = load_config("table", [f"task_options.data={path}", "evaluation.num_epochs=2", *overrides])
+    return TableTask(with_task_options(config, TableConfig))
+
+
+def test_kinds_of_columns_are_found(tmp_path):
+    columns = columns_of(load(write_houses(tmp_path / "houses.csv")))
+    kinds = {column.name: (str(column.kind), column.has_mark) for column in columns.columns}
+    assert kinds == {
+        "rooms": ("number", True),
+        "city": ("text", False),
+        "sold": ("date", False),
+        "garden": ("number", True),
+        "area": ("number", False),
+    }
+    assert columns.columns[1].values == ("", "Berlin", "Paris", "Rome")
+    assert re.match(r"number, \d+(\.\d+)? % missing: median \d(\.5)? and a mark$", columns.columns[0].words)
+
+
+def test_inputs_equal_those_of_a_column_transformer():
+    rng = np.random.default_rng(0)
+    numbers = np.where(rng.random((300, 2)) < 0.2, np.nan, rng.normal(size=(300, 2)))
+    texts = rng.choice([f"t{k:02}" for k in range(40)] + [""], 300, p=[0.5, *[0.01] * 39, 0.11]).tolist()
+    cells = {"a": numbers[:, 0].tolist(), "b": numbers[:, 1].tolist(), "t": texts}
+    columns, inputs = fit(cells, slice(200))
+    raw = np.stack([*numbers.T.astype(object), np.array(texts, dtype=object)], axis=1)
+    transformer = column_transformer([0, 1], [2]).fit(raw[:200])
+    expected = transformer.transform(raw).astype(np.float32)  # a, b, mark of a, mark of b, texts
+    assert np.array_equal(inputs, expected[:, [0, 2, 1, 3, *range(4, expected.shape[1])]])
+    assert 1 < len(columns.columns[2].values) <= MAX_VALUES
+    assert columns.columns[2].has_others
+
+
+def test_nothing_is_fitted_on_validation_and_test_rows(tmp_path):
+    rows = houses()
+    splits = load(write_rows(tmp_path / "a.csv", HOUSE_COLUMNS, rows))
+    in_training = {round(float(area), 2) for area in splits.train.inputs[:, -1]}
+    assert len(in_training) > 100
+    for row in rows:  # other cells in all rows that are not trained on
+        if round(float(np.float32(row[4])), 2) not in in_training:
+            row[:4] = ["9999", "Atlantis", "1900-01-01", "yes"]
+    other = load(write_rows(tmp_path / "b.csv", HOUSE_COLUMNS, rows))
+    assert splits.columns == other.columns
+    assert torch.equal(splits.train.inputs, other.train.inputs)
+    assert not torch.equal(splits.test.inputs, other.test.inputs)
+    cells = {name: [row[place] for row in rows] for place, name in enumerate(HOUSE_COLUMNS[:-1])}
+    assert fit(cells)[0].columns != columns_of(splits).columns  # fitted on all rows
+
+
+def test_rare_and_unknown_texts_share_an_input():
+    columns, inputs = fit({"t": ["a"] * 5 + ["b"] * 5 + ["c"], "x": list(range(11))})
+    assert inputs[[0, 5, 10], :3].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert columns.encoded([{"t": "never seen", "x": 1}])[0, :3].tolist() == [0, 0, 1]
+
+
+def test_missing_dates_are_marked_with_the_median():
+    columns, inputs = fit({"d": ["2020-01-01", "", "2020-01-03", "2020-01-05"], "x": [1, 2, 3, 4]})
+    assert columns.columns[0].words == "date: day, year, week, 25 % missing: median 2020-01-03 and a mark"
+    assert inputs[:, 5].tolist() == [0, 1, 0, 0]
+    assert inputs[1, 0] == inputs[2, 0]
+
+
+def test_columns_without_use_are_left_out():
+    cells = {"id": [f"n{k}" for k in range(20)], "none": [""] * 20, "x": list(range(20)), "zip": list(range(20))}
+    columns, inputs = fit(cells, zip="ignored")
+    words = {column.name: column.words for column in columns.columns if column.kind is ColumnKind.IGNORED}
+    assert words["id"] == "20 different texts, none of them in 3 rows"
+    assert (words["none"], words["zip"]) == ("no value in any row", "by the options")
+    assert columns.words()[-2:] == [("zip", "left out: by the options"), ("y", "target: number")]
+    assert inputs.shape == (20, 1)
+
+
+@pytest.mark.parametrize(
+    ("cells", "format"),
+    [
+        (["2020-01-31", "2020-02-01 12:00"], "iso"),
+        (["31.01.2020", "01.02.2020"], "%d.%m.%Y"),
+        (["01/31/2020", "02/01/2020"], "%m/%d/%Y"),
+        (["31/01/2020", "01/02/2020"], "%d/%m/%Y"),
+        ([date(2020, 1, 31), datetime(2020, 2, 1, tzinfo=UTC)], "iso"),
+    ],
+)
+def test_formats_of_dates(cells, format):
+    columns, inputs = fit({"d": cells})
+    assert (columns.columns[0].format, columns.columns[0].kind) == (format, "date")
+    assert inputs[0, 0] == 18292
+    assert int(inputs[1, 0]) == 18293
+
+
+def test_predictions_are_in_the_units_of_the_table(tmp_path):
+    splits = with_standard_targets(standardised(load(write_houses(tmp_path / "houses.csv"))))
+    columns = TableColumns.from_dict(json.loads(json.dumps(columns_of(splits).to_dict())))
+    assert json.dumps(columns.to_dict()) == json.dumps(columns_of(splits).to_dict())
+    prices = columns.predictions(splits.test.targets[:, None].numpy())
+    expected = {float(row[5]) for row in houses()}
+    assert all(min(abs(price - each) for each in expected) < 1e-3 for price in prices.tolist())
+    rows = [dict(zip(HOUSE_COLUMNS, row, strict=True)) for row in houses()]
+    encoded = {tuple(row) for row in columns.encoded(rows).tolist()}
+    assert all(tuple(row) in encoded for part in splits for row in part.inputs.tolist())
+
+
+def test_rows_of_all_kinds_have_equal_inputs(tmp_path):
+    columns = columns_of(load(write_houses(tmp_path / "houses.csv")))
+    row = {"rooms": None, "city": "Rome", "sold": date(2020, 1, 5), "garden": True, "area": 80}
+    variants: list[Any] = [[row], iter([row]), [list(row.values())]]
+    variants.append([{"rooms": "?", "city": "Rome", "sold": "2020-01-05", "garden": "yes", "area": "80.0", "price": 1}])
+    assert len({tuple(columns.encoded(rows)[0].tolist()) for rows in variants}) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [{"rooms": "many", "city": "", "sold": "", "garden": "", "area": 1}],
+            "rows: column rooms: row 0: expected a fin",
+        ),
+        (
+            [{"rooms": 1, "city": "", "sold": "soon", "garden": "", "area": 1}],
+            "column sold: row 0: expected a date (iso)",
+        ),
+        ([{"rooms": 1, "city": ""}], "rows: expected a column 'sold', got rooms, city"),
+        ([], "rows: expected a column 'rooms', got none"),
+        ([[1, 2]], "rows: expected mappings, or sequences of the 5 columns rooms, city, sold, garden, area"),
+    ],
+)
+def test_rows_that_do_not_fit_raise(tmp_path, rows, message):
+    columns = columns_of(load(write_houses(tmp_path / "houses.csv")))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        columns.encoded(rows)
+
+
+@pytest.mark.parametrize("data", [None, {}, {"columns": [{"name": "a", "kind": "pickle"}], "target": {}}, []])
+def test_other_json_raises(data):
+    with pytest.raises(ValueError, match=r"^expected the columns of a table, got "):
+        TableColumns.from_dict(data)
+
+
+def test_parquet_equals_csv(tmp_path):
+    parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    cells = dict(zip(HOUSE_COLUMNS, zip(*houses(), strict=True), strict=True))
+    typed = {
+        "rooms": [int(cell) if cell else None for cell in cells["rooms"]],
+        "city": [cell or None for cell in cells["city"]],
+        "sold": [date.fromisoformat(cell) for cell in cells["sold"]],
+        "garden": [{"yes": True, "no": False}.get(cell) for cell in cells["garden"]],
+        "area": [float(cell) for cell in cells["area"]],
+        "price": [float(cell) for cell in cells["price"]],
+    }
+    parquet.write_table(pyarrow.table(typed), tmp_path / "houses.parquet")
+    one, other = load(tmp_path / "houses.parquet"), load(write_houses(tmp_path / "houses.csv"))
+    assert torch.equal(one.train.inputs, other.train.inputs)
+    assert torch.equal(one.test.targets, other.test.targets)
+    assert one.columns == other.columns
+
+
+def test_decimal_commas_between_semicolons(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("a;t;y\n" + "".join(f"{k},5;x, {k % 2};{k},25\n" for k in range(30)))
+    splits = load(path)
+    assert sorted(x for part in splits for x in part.inputs[:, 0].tolist()) == [k + 0.5 for k in range(30)]
+    assert columns_of(splits).columns[1].values == ("x, 0", "x, 1")
+
+
+def test_header_by_option(tmp_path):
+    rows = [[colour, size, kind] for colour in ("red", "blue") for size in ("big", "small") for kind in ("a", "b")] * 5
+    path = write_rows(tmp_path / "a.csv", (), rows)
+    assert sum(len(part) for part in load(path, duplicates="keep")) == 39
+    assert sum(len(part) for part in load(path, header="no", duplicates="keep")) == 40
+
+
+def test_header_above_a_column_with_gaps(tmp_path):
+    path = write_rows(tmp_path / "a.csv", ("1999", "size", "y"), [[k, "" if k % 3 else k, k % 2] for k in range(20)])
+    columns = columns_of(load(path))
+    assert [column.name for column in columns.columns] == ["1999", "size"]
+
+
+def test_groups_stay_in_one_split(tmp_path):
+    rows = [[k % 20, k, "ab"[k % 20 % 2]] for k in range(200)]
+    path = write_rows(tmp_path / "a.csv", ("patient", "x", "y"), rows)
+
+    def patients(splits: Splits) -> list[set[int]]:
+        return [{int(x) % 20 for x in part.inputs[:, -1].tolist()} for part in splits]
+
+    train, validation, test = patients(load(path, group="patient"))
+    assert [train & validation, train & test, validation & test] == [set(), set(), set()]
+    assert [len(train), len(validation), len(test)] == [12, 4, 4]
+    assert patients(load(path, group="patient", seed=1)) != [train, validation, test]
+    assert all(len(each) > 12 for each in patients(load(path)))  # patients are in several splits
+    splits = load(path, group="patient")
+    assert splits.train.inputs.shape[1] == 1
+    assert all(part.targets.unique().numel() == 2 for part in splits)
+
+
+def test_time_orders_the_splits(tmp_path):
+    days = np.random.default_rng(0).permutation(100)
+    rows = [[datetime.fromtimestamp(86400 * int(day), UTC).date().isoformat(), day, day * 0.5] for day in days]
+    splits = load(write_rows(tmp_path / "a.csv", ("when", "x", "y"), rows), time="when")
+    parts = [sorted((2 * part.targets).int().tolist()) for part in splits]
+    assert parts == [list(range(60)), list(range(60, 80)), list(range(80, 100))]
+    assert columns_of(splits).columns[0].parts == ("year", "week")  # the day number is always larger than in training
+
+
+def test_test_file_has_the_kinds_of_the_training_file(tmp_path):
+    train = write_rows(tmp_path / "a.csv", ("x", "t", "y"), [[k, "pq"[k % 2], k * 0.5] for k in range(40)])
+    test = write_rows(tmp_path / "b.csv", ("x", "t", "y"), [["", "7", 1.5], [3, "p", 2.5]])
+    splits = load(train, test=str(test))
+    assert splits.test.inputs.tolist() == [[columns_of(splits).columns[0].fill, 0, 0], [3, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("cells", "options", "message"),
+    [
+        ([*range(30), "many"], {}, "column x: row 32: expected a number, as in 30 of 31 rows, got many; "),
+        ([*range(30), "many"], {}, "task_options.columns.x=text takes texts, =ignored leaves the column out"),
+        (range(30), {"columns": {"z": "text"}}, "task_options.columns.z: expected a column out of x, t, got z"),
+        (range(30), {"columns": {"x": "txt"}}, "columns.x: expected a kind out of number, date, text, ignored, got"),
+        (range(30), {"columns": {"t": "date"}}, "column t: row 2: expected a date (iso), got p"),
+        (range(30), {"group": "z"}, "expected a column 'z', got x, t, y"),
+        (range(30), {"time": "t"}, "column t: expected numbers or dates as times, got texts such as p"),
+        ([*range(30), ""], {"time": "x"}, "column x: expected a value in every row, to split by its times"),
+        (range(30), {"group": "y"}, "expected a column of groups that is an input, got y"),
+        (["inf", *range(30)], {}, "column x: row 2: expected a finite number, got inf"),
+        (range(30), {"columns": {"x": "ignored", "t": "ignored"}}, "expected a column of inputs with values, got x, t"),
+        ([*range(3)], {"group": "x"}, "expected 5 or more groups, got 3"),
+    ],
+)
+def test_columns_that_do_not_fit_raise(tmp_path, cells, options, message):
+    rows = [[cell, "pq"[k % 2], k * 0.5] for k, cell in enumerate([*cells] * (1 if len(cells) > 5 else 10))]
+    path = write_rows(tmp_path / "a.csv", ("x", "t", "y"), rows)
+    with pytest.raises(UserError, match=re.escape(message)) as raised:
+        load(path, **options)
+    assert str(raised.value).startswith("task_options.")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "fingerprint"),
+    [("numbers", "b1a3d7ad13ca628693a6ac9862c86fa7"), ("classes", "8b88d002e5ecff6985bb576e982724b7")],
+)
+def test_fingerprint_of_a_table_of_numbers_is_that_of_earlier_versions(tmp_path, name, fingerprint):
+    rng = np.random.default_rng(0)
+    with (tmp_path / "numbers.csv").open("w") as file:
+        file.write("a,b,c,y\n")
+        for i in range(300):
+            a, b = rng.normal(size=2) * [1, 1000] + [5, 1e6]
+            file.write(f"{a:.4f},{b:.2f},{i % 7},{a * 2 + b / 500 + rng.normal():.3f}\n")
+    with (tmp_path / "classes.csv").open("w") as file:
+        for _ in range(300):
+            a, b = rng.normal(size=2)
+            file.write(f"{a:.4f},{b:.2f},3,{'xy'[int(a + b > 0)]}\n")
+    assert make_task(tmp_path / f"{name}.csv").fingerprint() == fingerprint
