@@ -63,11 +63,18 @@ def monitors(pool: PoolExecutor) -> list[psutil.Process]:
     return psutil.Process(server).children()
 
 
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def kill(processes: list[psutil.Process]) -> None:
     end = time.monotonic() + 60
     for process in processes:
         process.kill()
-    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes):
+    while any(map(is_alive, processes)):
         assert time.monotonic() < end
         time.sleep(0.01)
 
