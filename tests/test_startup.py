@@ -18,7 +18,8 @@ from gflownet.train import main
 
 assert main(["--help"]) == 0
 print("by --help:", [name for name in ("torch", "numpy", *{SLOW_PACKAGES}) if name in sys.modules])
-assert main(["--config", "images", "log_dir=run", *{TINY_RUN}, "final.top=0", "search.surrogate.name=gaussian_process"]) == 0
+options = [*{TINY_RUN}, "final.top=0", "search.surrogate.name=gaussian_process"]
+assert main(["--config", "images", "log_dir=run", *options]) == 0
 print("by a run:", [name for name in {SLOW_PACKAGES} if name in sys.modules])
 """
 
