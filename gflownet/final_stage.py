@@ -137,7 +137,7 @@ def _predicted(run: Components, records: Sequence[EvaluationRecord]) -> tuple[Be
     noise = prediction.noise or math.sqrt(_NOISE_SHARE) * spread_of(scores)
     belief = shrunk(scores, noise)
     mean, std = belief.mean.copy(), belief.std.copy()
-    positions = {proposal.hash: proposal.position for proposal in history.proposals}
+    positions = history.positions_by_hash()
     for place, record in enumerate(records):
         if record.hash in positions:
             mean[place] = prediction.mean[positions[record.hash]]

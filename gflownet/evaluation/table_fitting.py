@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gflownet.errors import UserError
+from gflownet.errors import UserError, counted
 from gflownet.translation.table_columns import (
     DATE_FORMATS,
     Column,
@@ -169,7 +169,7 @@ def _of_texts(column: Column, cells: np.ndarray, values: np.ndarray, infrequent:
     """Return a column of texts with its frequent values."""
     rare = set() if infrequent is None else set(infrequent)
     frequent = tuple(value for value in values.tolist() if value not in rare)
-    words = f"text, {len(frequent)} value{'s' * (len(frequent) != 1)}"
+    words = f"text, {counted(len(frequent), 'value')}"
     words += f" and {len(rare)} rarer ones together" if rare else ""
     words += ", constant" if len(values) == 1 else ""
     words += f", {_percent(cells == '')} missing" if "" in values else ""

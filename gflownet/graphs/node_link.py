@@ -13,12 +13,17 @@ from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, GraphElements, Node, 
 from gflownet.graphs.operation_shapes import OPERATION_ATTRIBUTES, is_operation_graph
 from gflownet.graphs.short_form import OPERATION_EDGE_FIELDS, OPERATION_NODE_FIELDS, Fields, short_elements
 
-# Names next to the graph of an entry of top_architectures.json, of which each says how its module is built.
-MODULES = ("language_model", "module")
+# Names next to the graph of an entry of top_architectures.json, each with the way to build its module.
+_MODULES = ("language_model", "module")
 _GRAPH_FIELDS = ("directed", "multigraph", "graph", "nodes", "edges", "subgraphs")
 _NODE_FIELDS = ("id", "node_type", "output_size", "activation_function", "bias", "attributes")
 # networkx writes a key for each parallel edge; it repeats edge_id.
 _EDGE_FIELDS = ("source", "target", "edge_id", "weight", "enabled", "attributes", "key")
+
+
+def has_module(entry: Mapping[str, Any]) -> bool:
+    """Return whether an entry of top_architectures.json, or a task's description of it, names a way to its module."""
+    return any(name in entry for name in _MODULES)
 
 
 def node_link_dict(graph: GraphElements) -> Fields:

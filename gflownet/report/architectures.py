@@ -19,7 +19,7 @@ from gflownet.files import write_whole
 from gflownet.graphs.assignment import Assignment, as_yaml, differing
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.drawing import to_svg
-from gflownet.graphs.node_link import MODULES
+from gflownet.graphs.node_link import has_module
 
 if TYPE_CHECKING:
     from gflownet.metrics.statistics import Interval
@@ -81,7 +81,7 @@ def write_top_architectures(
 
 def is_loadable(task: GFNTask, candidate: Any) -> bool:
     """Return whether `gflownet.load` reads the entry of a candidate."""
-    return task.network(candidate) is not None or any(name in task.description(candidate) for name in MODULES)
+    return task.network(candidate) is not None or has_module(task.description(candidate))
 
 
 def entry_of(

@@ -126,8 +126,9 @@ def _choices(best: Sequence[Any], task: GFNTask) -> Iterator[str]:
     if any(task.words(each) or task.network(each) is not None for each in best[:1]):
         return
     settings = [each.as_dict() for each in best if isinstance(each, Assignment)]
+    first = differing(settings)
     for rank, setting in enumerate(settings[:NUM_WRITTEN]):
-        yield f"rank {rank}: {as_yaml(setting, first=differing(settings))}"
+        yield f"rank {rank}: {as_yaml(setting, first=first)}"
 
 
 def _failure_line(errors: Counter[str]) -> str:

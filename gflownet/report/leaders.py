@@ -11,7 +11,7 @@ from typing import Any
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
 from gflownet.graphs.drawing import to_svg
-from gflownet.graphs.node_link import MODULES
+from gflownet.graphs.node_link import has_module
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, described_in_words
 
 
@@ -68,7 +68,7 @@ def _leader(entry: dict[str, Any], path: Path) -> Leader:
     rank, final = entry["rank"], entry.get("final") or {}
     picture = path.parent / PICTURES_NAME / f"rank_{rank}.svg"
     low, high = final.get("interval") or (None, None)
-    is_loadable = any(name in entry for name in MODULES) or (picture.exists() and "network" not in entry)
+    is_loadable = has_module(entry) or (picture.exists() and "network" not in entry)
     arguments = f"rank={rank}" if "weights" in entry else f"rank={rank}, weights=False"
     return Leader(
         rank=rank,

@@ -106,9 +106,13 @@ class History:
         for index, (code, origin) in enumerate(zip(self.env.identify(states).tolist(), known, strict=True)):
             self.in_flight.setdefault(code, InFlight(states[index : index + 1], origin))
 
+    def positions_by_hash(self) -> dict[str, int]:
+        """Return the position of each evaluated architecture by its canonical hash."""
+        return {proposal.hash: proposal.position for proposal in self.proposals}
+
     def revise(self, evaluations: Sequence[Evaluation]) -> None:
         """Replace the results of known architectures."""
-        positions = {proposal.hash: proposal.position for proposal in self.proposals}
+        positions = self.positions_by_hash()
         for evaluation in evaluations:
             if evaluation.hash in positions:
                 self._set(positions[evaluation.hash], evaluation)

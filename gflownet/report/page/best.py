@@ -11,7 +11,7 @@ from typing import Any
 from gflownet.evaluation.extrapolation import rank_correlation
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.graphs.assignment import as_yaml, differing, values_of
-from gflownet.graphs.node_link import MODULES
+from gflownet.graphs.node_link import has_module
 from gflownet.report.page.axes import number_text
 from gflownet.report.page.drawings import Drawing, drawing_of
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of, number_of
@@ -193,7 +193,7 @@ def _load_lines(run: RunData, entry: Mapping[str, Any], *, rank: int) -> tuple[s
     graph = mapping_of(entry.get("network")) or mapping_of(entry.get("graph"))
     nodes = graph.get("nodes")
     first = mapping_of(nodes[0]) if isinstance(nodes, list) and nodes else {}
-    if "node_type" in first or any(name in entry for name in MODULES):
+    if "node_type" in first or has_module(entry):
         has_weights = bool(mapping_of(entry.get("weights")))
         end = "" if has_weights else ", weights=False"
         note = "With its trained weights." if has_weights else "A new, untrained model: no weights were saved."
