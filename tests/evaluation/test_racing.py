@@ -85,6 +85,18 @@ def test_race_stops_what_is_out_of_reach():
     assert [len(scores) for scores in race.scores] == [1, 5, 1]
 
 
+def test_finalist_behind_returns_when_the_best_turns_out_worse():
+    flat = Belief(np.zeros(2), np.full(2, 10.0))
+    race = Race(lambda noise: flat, 2, num_trainings=8, num_seeds=5, guess=0.01)
+    order = []
+    for trainings in race.rounds():
+        order.append([finalist for finalist, _ in trainings])
+        for finalist, seed in trainings:
+            race.scores[finalist].append(0.6 if finalist else 0.9 if seed == 1 else 0.1)
+    assert order[1] == [0]  # finalist 1 is out of reach
+    assert len(race.scores[1]) > 1
+
+
 @pytest.mark.parametrize(("num", "expected"), [(0, 0), (1, 1), (3, 1), (8, 4), (15, 7), (50, 10)])
 def test_num_finalists(num: int, expected: int):
     assert num_finalists(num, 10) == expected
