@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from scripts.bench import FALLS_SHORT, HOLDS, SKIPPED, at_least, at_most, figure, finish, parse_arguments
+from scripts.bench_real import Result, rows_of, trainings_of
 
 FOLDER = Path(__file__).resolve().parent.parent / "scripts"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if "parse_arguments(__doc__" in path.read_text())
@@ -78,6 +79,17 @@ def test_rows_compare_with_their_goals() -> None:
     rows += [at_least("a", 1, "x", None), at_most("a", 1, "x", None)]
     assert [row.holds for row in rows] == [True, False, True, False, True, True]
     assert [row.goal for row in rows] == [">= 2", ">= 2", "<= 2", "<= 2", "", ""]
+
+
+def test_gains_of_a_search_are_paired_by_seed() -> None:
+    sides = {"auto": (0.9, 0.5), "random": (0.8, 0.4), "evolution": (0.7, 0.6)}
+    results = {side: [Result([value], [], 8, 1.0) for value in values] for side, values in sides.items()}
+    rows = {row.name: row for row in rows_of("recorded_digits", results, has_goals=True)}
+    assert rows["recorded_digits: above random [+0.1000, +0.1000]"].value == pytest.approx(0.1)
+    evolution = next(row for name, row in rows.items() if "above evolution" in name)
+    assert (evolution.value, evolution.goal, evolution.holds) == (pytest.approx(0.05), ">= 0", True)
+    assert [trainings_of(name, "random", 60) for name in ("recorded_digits", "mnist1d")] == [180, 60]
+    assert [trainings_of("recorded_digits", side, 60) for side in ("auto", "evolution", "tpe")] == [60, 90, 90]
 
 
 @pytest.mark.parametrize(
