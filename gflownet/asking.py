@@ -30,8 +30,8 @@ from gflownet.evaluation.ticket import Request, Ticket, record_of
 from gflownet.files import save_whole
 from gflownet.graphs.canonical import Candidate
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.tensor_shape import Shape
 from gflownet.mdp.states import GraphStates
+from gflownet.operations.tensor_shape import Shape
 from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS
 from gflownet.workers.process import get_random_state, set_random_state
 

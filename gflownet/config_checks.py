@@ -12,8 +12,8 @@ from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
 from gflownet.evaluation.config import check_conditionals, check_evaluation, check_store_url
 from gflownet.extensions import choices
-from gflownet.graphs.vocabulary import ACTIVATIONS, AGGREGATIONS
 from gflownet.objectives.config import num_taught
+from gflownet.operations.vocabulary import ACTIVATIONS, AGGREGATIONS
 from gflownet.plugins import ExtensionPoint, check_name
 from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS
 

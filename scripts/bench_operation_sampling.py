@@ -19,7 +19,7 @@ import torch
 
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.operation_graph import OperationGraphContext, OperationGraphEnv
-from gflownet.graphs.tensor_shape import Shape
+from gflownet.operations.tensor_shape import Shape
 from gflownet.workers.process import keep_freed_memory
 from scripts.bench import Row, at_most, figure, finish, median_ratio, parse_arguments
 from scripts.sampling_sides import Ours, Turn, take_turns

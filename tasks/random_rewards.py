@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.canonical import Candidate
-from gflownet.graphs.tensor_shape import Shape
+from gflownet.operations.tensor_shape import Shape
 from gflownet.options import AT_LEAST_ONE, option
 
 from .coloured_graphs import normal_score

@@ -20,9 +20,9 @@ from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.tables import Table
 from gflownet.evaluation.task import Cost, GFNTask, Score
 from gflownet.graphs.canonical import Candidate
-from gflownet.graphs.tensor_shape import Shape
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
+from gflownet.operations.tensor_shape import Shape
 from gflownet.options import AT_LEAST_ONE, option
 
 # Characters of a hash: its version and 36 bits.

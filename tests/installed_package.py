@@ -84,8 +84,8 @@ SCALE = '''
 import torch
 from torch import nn
 
-from gflownet.graphs.operation import Example, Operation, single_input
-from gflownet.graphs.tensor_shape import Shape
+from gflownet.operations.operation import Example, Operation, single_input
+from gflownet.operations.tensor_shape import Shape
 
 
 class ScaleModule(nn.Module):

@@ -10,7 +10,7 @@ from gflownet.envs.cell_networks import Cell, EdgeNetworks, GraphNetworks, Layer
 from gflownet.envs.config import CellsEnvConfig
 from gflownet.envs.skeleton import Skeleton, Step, read_skeleton, read_steps
 from gflownet.errors import UserError
-from gflownet.graphs.tensor_shape import Shape
+from gflownet.operations.tensor_shape import Shape
 
 KEY = "env.cells"
 # Images and classes of CIFAR-10, for a task that names none.

@@ -14,8 +14,8 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import OperationCost, graph_cost
-from gflownet.graphs.tensor_shape import Shape
 from gflownet.operations.convolution_blocks import dimensions
+from gflownet.operations.tensor_shape import Shape
 
 IDENTITY = Step({"name": "identity"})
 

@@ -17,13 +17,13 @@ from gflownet.envs.config import CellsEnvConfig, EnvConfig
 from gflownet.envs.slots import SlotEnv
 from gflownet.errors import UserError
 from gflownet.graphs.canonical import ColouredGraph
-from gflownet.graphs.tensor_shape import Shape
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
 from gflownet.mdp.environment import Environment, Rule, Rules
 from gflownet.mdp.labelled_graphs import LabelledGraphs
 from gflownet.mdp.states import UNSET, Attribute, GraphStates
+from gflownet.operations.tensor_shape import Shape
 
 _INPUT, _OUTPUT = "input", "output"
 

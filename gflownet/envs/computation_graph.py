@@ -17,12 +17,12 @@ from torch import Tensor
 from gflownet.envs.config import EnvConfig
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.elements import Node
-from gflownet.graphs.vocabulary import activation, aggregation
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
 from gflownet.mdp.environment import Environment, Rule, Rules
 from gflownet.mdp.states import ABSENT, MOST_VALUES, UNSET, Attribute, GraphStates, GraphVocabulary
+from gflownet.operations.vocabulary import activation, aggregation
 
 FORWARD, RECURRENT = 0, 1  # positions of the edge types
 

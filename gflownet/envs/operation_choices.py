@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from gflownet.graphs.operation import (
+from gflownet.graphs.operation_shapes import MERGES
+from gflownet.mdp.states import Attribute
+from gflownet.operations.composite import Composite
+from gflownet.operations.operation import (
     INPUT_PORT,
     OPERATIONS,
     REQUIRED,
@@ -21,10 +24,7 @@ from gflownet.graphs.operation import (
     operation,
     read_operation,
 )
-from gflownet.graphs.operation_shapes import MERGES
-from gflownet.graphs.vocabulary import activation
-from gflownet.mdp.states import Attribute
-from gflownet.operations.composite import Composite
+from gflownet.operations.vocabulary import activation
 
 ACTIVATION, MERGE = "activation", "merge"  # attributes of a node next to the settings of its operation
 OFFERED_MERGES = tuple(name for name in MERGES if name != "concat")  # concat changes the shape with every edge

@@ -19,16 +19,17 @@ from gflownet.envs.config import EnvConfig
 from gflownet.envs.operation_choices import ACTIVATION, MERGE, OFFERED_MERGES, OperationChoices
 from gflownet.envs.operation_tables import HEAD, UNKNOWN, Budget, build_tables
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
-from gflownet.graphs.elements import Node, thawed
-from gflownet.graphs.operation import read_operation
+from gflownet.graphs.elements import Node
 from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.operation_shapes import infer_shapes, input_shape
-from gflownet.graphs.tensor_shape import Layout, Shape
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
 from gflownet.mdp.environment import Environment, Rule, Rules
 from gflownet.mdp.states import MOST_VALUES, UNSET, GraphStates, GraphVocabulary
+from gflownet.operations.operation import read_operation
+from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.operations.values import thawed
 
 ALIGN = ("pad", "auto")  # of hidden nodes: zeros in place of missing channels, or a learned projection
 

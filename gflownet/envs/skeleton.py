@@ -12,9 +12,9 @@ from typing import Any
 
 from gflownet.errors import UserError
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.operation import REQUIRED, AppliedOperation, operation, read_operation
 from gflownet.graphs.operation_costs import OperationCost
-from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.operation import REQUIRED, AppliedOperation, operation, read_operation
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 
 KEY = "env.cells.skeleton"
 Data = dict[str, Any]

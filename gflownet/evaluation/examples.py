@@ -134,7 +134,7 @@ class Splits:
     train: Any  # Examples, as the others: Split, or DatasetSplit
     validation: Any
     test: Any  # used by the final stage only
-    # Of an input (gflownet.graphs.tensor_shape.Layout); None: by its number of axes.
+    # Of an input (gflownet.operations.tensor_shape.Layout); None: by its number of axes.
     layout: str | None = field(default=None, kw_only=True)
     # Classes, tokens or numbers that a model predicts; None: read from `train`.
     num_outputs: int | None = field(default=None, kw_only=True)

@@ -148,8 +148,8 @@ class SupervisedTask(TensorTask):
 
     def _is_grouped(self, model: torch.nn.Module) -> bool:
         """Return whether a model trains in a group."""
-        is_vector_graph = isinstance(model, TranslatedModel)
-        return is_vector_graph and is_direct(model.plan) and trains_together(self._evaluation, self.train)
+        is_translated = isinstance(model, TranslatedModel)
+        return is_translated and is_direct(model.plan) and trains_together(self._evaluation, self.train)
 
     def _prepared(self, start: _Start, length: _Length) -> ModelTraining | Exception:
         """Return the training of a direct model as it starts, the finished one by autograd, or the exception."""

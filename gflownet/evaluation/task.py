@@ -80,7 +80,7 @@ class GFNTask(Configurable, ABC):
 
     environment: ClassVar[str] = ""  # the env.name that this task needs; empty: any
     # Widths of the input and output nodes of a graph, for environments that need them; a width may be a
-    # gflownet.graphs.tensor_shape.Shape, of which an int is the short form for a vector.
+    # gflownet.operations.tensor_shape.Shape, of which an int is the short form for a vector.
     input_sizes: tuple[Any, ...] = ()
     output_sizes: tuple[Any, ...] = ()
 

@@ -27,13 +27,10 @@ from gflownet.evaluation.tensor_training import ModelTrainer, ModelTraining, bui
 from gflownet.evaluation.training_config import TrainingConfig
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import graph_cost
-from gflownet.graphs.operation_shapes import infer_shapes, is_operation_graph
-from gflownet.graphs.tensor_shape import Layout, Shape
 from gflownet.graphs.validation import blocking_problems
+from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.plugins import load_function
 from gflownet.translation import to_pytorch_model
-from gflownet.translation.graph_summary import summarise_plan
-from gflownet.translation.planning import build_plan, structural_key
 
 # Forward passes whose median is the latency. The median varied by 3 to 11 % with 20 passes, by 0.3 to 8 % with 100 (a
 # few milliseconds) and by 0.3 to 1 % with 400.
@@ -262,17 +259,17 @@ class TensorTask(GFNTask):
 
     def _check_sizes(self, graph: ComputationGraph, model: Any) -> None:
         """Raise ValueError unless the graph maps an example to one output per class or number."""
-        if not is_operation_graph(graph):
+        plan = model.plan
+        if plan.is_dense:
             expected = (self.input_shape.num_elements, self.num_outputs)
-            got = (model.plan.input_size, model.plan.output_size)
+            got = (plan.input_size, plan.output_size)
             if got != expected:
                 raise ValueError(
                     f"expected a graph from {expected[0]} features to {expected[1]} classes, got {got[0]} to {got[1]}"
                 )
             return
-        shapes = infer_shapes(graph)
-        inputs = ", ".join(str(shapes[node].output) for node in graph.input_node_ids)
-        num_outputs = sum(shapes[node].output.sizes[-1] for node in graph.output_node_ids)
+        inputs = ", ".join(str(shape) for _, _, shape in plan.inputs)
+        num_outputs = sum(shape.sizes[-1] for _, shape in plan.outputs)
         if (inputs, num_outputs) != (str(self.input_shape), self.num_outputs):
             raise ValueError(
                 f"expected a graph from {self.input_shape} to {self.num_outputs} outputs, got {inputs} to {num_outputs}"
@@ -303,15 +300,12 @@ def input_shape(splits: Splits) -> Shape:
 
 def computation_graph_cost(graph: ComputationGraph, *, projection: Any) -> Cost:
     """Return the size of a computation graph's model from its plan. Raises ValueError for an invalid graph."""
-    if is_operation_graph(graph):
-        cost = graph_cost(graph)
-        return Cost(cost.num_parameters, 2 * cost.multiply_adds)
     # Graphs too large to translate have a plan too.
     problems = [each for each in blocking_problems(graph, projection) if each.code != "too_many_parameters"]
     if problems:
         raise ValueError("; ".join(problem.message for problem in problems))
-    summary = summarise_plan(build_plan(graph, projection, structural_key(graph, projection)))
-    return Cost(summary.num_parameters, summary.flops)
+    cost = graph_cost(graph, projection, late=graph.detect_cycles())
+    return Cost(cost.num_parameters, cost.flops)
 
 
 @torch.inference_mode()

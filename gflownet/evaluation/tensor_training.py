@@ -76,7 +76,9 @@ class Measure:
         """Return the metric of a model in its unit."""
         model.eval()
         # A Dataset may draw random numbers, as may a user's module: the training draws the same without a measure.
-        is_deterministic = isinstance(self.examples, Split) and isinstance(model, TranslatedModel)
+        is_deterministic = (
+            isinstance(self.examples, Split) and isinstance(model, TranslatedModel) and model.plan.is_dense
+        )
         with nullcontext() if is_deterministic else seeded(0), torch.inference_mode():
             return self.value_of((outputs_of(model, inputs), targets) for inputs, targets in self.examples.in_order())
 

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from gflownet.graphs.canonical import versioned_hash
-from gflownet.graphs.elements import checked_int
 from gflownet.graphs.node_link import objects_under
+from gflownet.operations.values import checked_int
 
 # Part of every hash: change it whenever the text of a key changes, so that stored hashes are never mixed.
 HASH_VERSION = "a1"

@@ -11,9 +11,9 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gflownet.graphs.elements import checked_int, shown
 from gflownet.graphs.node_link import objects_under
 from gflownet.graphs.partition import Adjacency, canonical_labelling
+from gflownet.operations.values import checked_int, shown
 
 if TYPE_CHECKING:
     import networkx

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gflownet.graphs import node_link, ordering, short_form, subgraphs
 from gflownet.graphs.canonical import CanonicalForm, EqualUpToIsomorphism
-from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, Node, NodeType, frozen_attributes, shown, thawed
+from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, Node, NodeType, is_dense
 from gflownet.graphs.identity import coloured_graph
-from gflownet.graphs.operation_shapes import is_operation_graph
 from gflownet.graphs.validation import GraphProblem, graph_problems
+from gflownet.operations.values import frozen_attributes, shown, thawed
 
 if TYPE_CHECKING:
     import networkx
@@ -203,7 +203,7 @@ class ComputationGraph(EqualUpToIsomorphism):
         """
         from networkx import node_link_graph
 
-        data = short_form.networkx_dict(self.to_dict()) if is_operation_graph(self) else self.to_dict()
+        data = self.to_dict() if is_dense(self) else short_form.networkx_dict(self.to_dict())
         return cast("networkx.DiGraph", node_link_graph(data, edges="edges"))
 
     @classmethod

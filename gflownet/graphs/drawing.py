@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from gflownet import layered_drawing
 from gflownet.graphs import operation_figure
-from gflownet.graphs.elements import Edge, Node, NodeType, thawed
-from gflownet.graphs.operation_shapes import is_operation_graph
+from gflownet.graphs.elements import Edge, Node, NodeType, is_dense
 from gflownet.graphs.ordering import followed_edges, sorted_prefix
-from gflownet.graphs.vocabulary import short_name
 from gflownet.layered_drawing import Box, Link, LinkStyle, shortened
+from gflownet.operations.values import thawed
+from gflownet.operations.vocabulary import short_name
 
 if TYPE_CHECKING:
     from gflownet.graphs.computation_graph import ComputationGraph
@@ -37,7 +37,7 @@ def to_svg(graph: ComputationGraph) -> str:
     Recurrent edges (marked, or closing a cycle) are dashed, disabled edges grey and dotted. Edges without both ends in
     the graph are left out.
     """
-    if is_operation_graph(graph):
+    if not is_dense(graph):
         return operation_figure.to_svg(graph)
     links = [link for link in _links(graph) if link.source in graph.nodes and link.target in graph.nodes]
     title = f"Computation graph of {len(graph.nodes)} nodes and {len(graph.edges)} edges"
@@ -46,7 +46,7 @@ def to_svg(graph: ComputationGraph) -> str:
 
 def to_dot(graph: ComputationGraph) -> str:
     """Return the graph in Graphviz's DOT language, with the colours and line styles of `to_svg`."""
-    if is_operation_graph(graph):
+    if not is_dense(graph):
         return operation_figure.to_dot(graph)
     return layered_drawing.to_dot(_boxes(graph), _links(graph))
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType, shown, thawed
+from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType
 from gflownet.graphs.limits import MAX_MAGNITUDE
-from gflownet.graphs.operation import INPUT_PORT
 from gflownet.graphs.ordering import followed_edges, reachable
-from gflownet.graphs.vocabulary import (
+from gflownet.operations.operation import INPUT_PORT
+from gflownet.operations.values import shown, thawed
+from gflownet.operations.vocabulary import (
     ACTIVATIONS,
     AGGREGATIONS,
     EDGE_ATTRIBUTES,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
-from gflownet.graphs.vocabulary import short_name
+from gflownet.operations.vocabulary import short_name
 
 _SIGNS = {"sum": " + ", "Product": " * "}
 _PLAIN = ("linear", "identity")

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gflownet.graphs.canonical import ColouredGraph
-from gflownet.graphs.elements import DEFAULT_AGGREGATION, Edge, GraphElements, Node, NodeType, is_number, thawed
-from gflownet.graphs.operation import INPUT_PORT, OPERATIONS, graph_name, read_operation
-from gflownet.graphs.operation_shapes import input_shape, is_operation_graph
-from gflownet.graphs.vocabulary import is_order_sensitive
+from gflownet.graphs.elements import DEFAULT_AGGREGATION, Edge, GraphElements, Node, NodeType, is_dense
+from gflownet.graphs.operation_shapes import input_shape
+from gflownet.operations.operation import INPUT_PORT, OPERATIONS, graph_name, read_operation
+from gflownet.operations.values import is_number, thawed
+from gflownet.operations.vocabulary import is_order_sensitive
 
 _LABELS = ("derivation_uuid",)
 _NODE_DEFAULTS = {"aggregation": DEFAULT_AGGREGATION}
@@ -42,7 +43,7 @@ def coloured_graph(
         subgraph_key: returns the identity of a subgraph by name. Raises ValueError for an invalid one.
         is_subgraph: inputs are fixed by their ports, and their shapes come from outside.
     """
-    has_operations = is_subgraph or is_operation_graph(graph)
+    has_operations = is_subgraph or not is_dense(graph)
     if has_operations:
         node_colours = _operation_node_colours(graph, subgraph_key, is_subgraph=is_subgraph)
     else:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType
-from gflownet.graphs.vocabulary import activation, aggregation
+from gflownet.graphs.operation_shapes import neuron_settings
+from gflownet.operations.neuron import Neuron
+from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.operations.vocabulary import aggregation
 
 # 4 GiB of float32: more than a search can train, less than an allocation that ends the process.
 MAX_PARAMETERS = 2**30
@@ -18,11 +19,6 @@ MAX_MAGNITUDE = (2 - 2**-23) * 2.0**127
 
 # Upper bounds for every built-in recurrent cell of width D: 8 D^2 + 1000 D weights.
 _CELL_SQUARES, _CELL_ROWS = 8, 1000
-
-
-def is_projected(source_size: int, size: int, projection: str) -> bool:
-    """Return whether an edge from a width to a message width has a weight matrix."""
-    return projection == "always" or source_size != size
 
 
 def has_too_many_parameters(graph: GraphElements, projection: str) -> bool:
@@ -46,16 +42,8 @@ def has_too_many_parameters(graph: GraphElements, projection: str) -> bool:
 
 
 def _num_parameters(graph: GraphElements, node: Node, edges: list[Edge], projection: str) -> int:
-    width, size, kind = node.output_size or 0, message_size(node), aggregation(node.aggregation)
-    sources = [graph.nodes[edge.source].output_size or 0 for edge in edges]
-    total = sum(source * size for source in sources if is_projected(source, size, projection))
-    aggregated = kind.aggregated_size(node.attributes, size, len(edges))
-    query_shape = kind.query_shape(node.attributes, size)
-    total += prod(query_shape) if query_shape else 0
-    if aggregated != width or node.attributes.get("post_projection"):
-        total += aggregated * width
-    total += activation(node.activation_function).max_parameters(width)
-    return total + 3 * len(edges) + 1  # weights, gates or routers, the bias
+    inputs = {f"{edge.edge_id}": Shape((graph.nodes[edge.source].output_size or 1,), Layout.VECTOR) for edge in edges}
+    return Neuron.num_parameters(inputs, neuron_settings(node, projection))
 
 
 def message_size(node: Node) -> int:

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, GraphElements, Node, NodeType, checked_int, shown, thawed
-from gflownet.graphs.operation_shapes import OPERATION_ATTRIBUTES, is_operation_graph
+from gflownet.graphs.elements import DEFAULT_WEIGHT, TENSOR_ATTRIBUTES, Edge, GraphElements, Node, NodeType, is_dense
 from gflownet.graphs.short_form import OPERATION_EDGE_FIELDS, OPERATION_NODE_FIELDS, Fields, short_elements
+from gflownet.operations.values import checked_int, shown, thawed
 
 # Names next to the graph of an entry of top_architectures.json, each with the way to build its module.
 _MODULES = ("language_model", "module")
@@ -33,7 +33,7 @@ def node_link_dict(graph: GraphElements) -> Fields:
     """
     config = thawed(graph.config)
     multigraph, subgraphs = config.pop("multigraph"), _short_subgraphs(config.pop("subgraphs", {}))
-    if is_operation_graph(graph):
+    if not is_dense(graph):
         head = {"directed": True, "multigraph": multigraph} | ({"graph": config} if config else {})
         return {**head, **short_elements(graph.nodes.values(), graph.edges.values()), **subgraphs}
     nodes = [
@@ -175,7 +175,7 @@ def _has_operations(data: Mapping[str, Any]) -> bool:
     for entry in _entries(data, "nodes"):
         attributes = entry.get("attributes") if isinstance(entry, Mapping) else None
         keys = {*entry, *(attributes if isinstance(attributes, Mapping) else ())} if isinstance(entry, Mapping) else ()
-        if any(key in keys for key in OPERATION_ATTRIBUTES):
+        if any(key in keys for key in TENSOR_ATTRIBUTES):
             return True
     return False
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import prod
 
-from gflownet.graphs.elements import GraphElements, NodeType
-from gflownet.graphs.limits import is_projected
-from gflownet.graphs.operation_shapes import NodeShapeError, NodeShapes, infer_shapes, repetitions
+from gflownet.graphs.elements import GraphElements, NodeType, is_dense
+from gflownet.graphs.operation_shapes import NodeShapeError, NodeShapes, infer_shapes, neuron_settings, repetitions
 from gflownet.graphs.ordering import reachable
-from gflownet.graphs.tensor_shape import ShapeError
-from gflownet.graphs.vocabulary import aggregation
+from gflownet.operations.neuron import Neuron
+from gflownet.operations.tensor_shape import ShapeError
 
 
 @dataclass(frozen=True)
@@ -20,14 +18,40 @@ class OperationCost:
 
     num_parameters: int = 0
     multiply_adds: int = 0  # of one example
+    elementwise_flops: int = 0  # of neurons
+
+    @property
+    def flops(self) -> int:
+        """2 per multiply-add, and the elementwise operations of neurons."""
+        return 2 * self.multiply_adds + self.elementwise_flops
 
     def __add__(self, other: OperationCost) -> OperationCost:
-        return OperationCost(self.num_parameters + other.num_parameters, self.multiply_adds + other.multiply_adds)
+        return OperationCost(
+            self.num_parameters + other.num_parameters,
+            self.multiply_adds + other.multiply_adds,
+            self.elementwise_flops + other.elementwise_flops,
+        )
 
 
-def graph_cost(graph: GraphElements) -> OperationCost:
-    """Return the cost of a valid operation graph, dead nodes left out. Raises NodeShapeError for an invalid one."""
-    return total_cost(graph, infer_shapes(graph), own_projection(graph))
+def graph_cost(graph: GraphElements, projection: str | None = None, *, late: Iterable[int] = ()) -> OperationCost:
+    """Return the cost of the model of a valid graph. Raises NodeShapeError for an invalid one.
+
+    Args:
+        graph: whole; dead nodes are left out, but neurons of a dense graph keep their parameters.
+        projection: overrides the setting of the graph.
+        late: ids of recurrent edges besides those that are marked.
+    """
+    node_shapes, projection = infer_shapes(graph, late=late), projection or own_projection(graph)
+    cost = total_cost(graph, node_shapes, projection)
+    if is_dense(graph):
+        dead = node_shapes.keys() - live_nodes(node_shapes) - _inputs(graph)
+        costs = (node_cost(graph, node_shapes[node_id], projection) for node_id in dead)
+        cost += OperationCost(sum(each.num_parameters for each in costs))
+    return cost
+
+
+def _inputs(graph: GraphElements) -> set[int]:
+    return {node_id for node_id, node in graph.nodes.items() if node.node_type is NodeType.INPUT}
 
 
 def total_cost(graph: GraphElements, node_shapes: Mapping[int, NodeShapes], projection: str) -> OperationCost:
@@ -56,8 +80,8 @@ def node_cost(graph: GraphElements, node: NodeShapes, projection: str = "auto") 
 
 
 def _node_cost(graph: GraphElements, node: NodeShapes, projection: str) -> OperationCost:
-    if node.is_ordinary:
-        return _ordinary_cost(node, projection)
+    if node.is_neuron:
+        return _neuron_cost(node, projection)
     total = OperationCost()
     for plan in node.inputs.values():
         if plan.align == "auto":
@@ -91,19 +115,10 @@ def own_projection(graph: GraphElements) -> str:
     return settings.get("projection", "auto") if isinstance(settings, Mapping) else "auto"
 
 
-def _ordinary_cost(node: NodeShapes, projection: str) -> OperationCost:
-    """Return the cost of a node without operation, over all positions."""
-    (plan,), each = node.inputs.values(), node.node
-    attributes, kind = each.attributes, aggregation(each.aggregation)
-    size, num_edges = node.output.channels, len(plan.edges)
-    width = kind.message_size(attributes, size)
-    sources = [adapter.source.channels for adapter in plan.adapters]
-    matrices = sum(source * width for source in sources if is_projected(source, width, projection))
-    aggregated = kind.aggregated_size(attributes, width, num_edges)
-    if aggregated != size or attributes.get("post_projection"):
-        matrices += aggregated * size
-    query_shape = kind.query_shape(attributes, width)
-    scalars = 1 + num_edges * (2 if kind.edge_parameter else 1)
-    num_parameters = matrices + scalars + (prod(query_shape) if query_shape else 0)
-    multiply_adds = matrices + kind.multiply_adds(attributes, width, num_edges)
-    return OperationCost(num_parameters, multiply_adds * prod(node.output.positions))
+def _neuron_cost(node: NodeShapes, projection: str) -> OperationCost:
+    """Return the cost of a neuron, over all positions."""
+    (plan,) = node.inputs.values()
+    inputs = {f"{place}": adapter.target for place, adapter in enumerate(plan.adapters)}
+    settings = neuron_settings(node.node, projection)
+    costs = Neuron.num_parameters, Neuron.multiply_adds, Neuron.elementwise_flops
+    return OperationCost(*(cost(inputs, settings) for cost in costs))

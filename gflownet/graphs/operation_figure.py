@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from itertools import count
 from math import ceil
 
-from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType, thawed
+from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType
 from gflownet.graphs.figure import Cell, Figure, FigureLink, Form, Item
 from gflownet.graphs.figure_layout import NOTE_COLOUR, FigureLayout
-from gflownet.graphs.operation import INPUT_PORT, Category
 from gflownet.graphs.operation_costs import OperationCost, node_cost, own_projection, total_cost
 from gflownet.graphs.operation_dot import figure_dot
 from gflownet.graphs.operation_labels import (
@@ -27,9 +26,11 @@ from gflownet.graphs.operation_problems import known_shapes
 from gflownet.graphs.operation_shapes import MergePlan, NodeShapes, infer_shapes, inner_ports
 from gflownet.graphs.ordering import sorted_prefix
 from gflownet.graphs.outside_classes import has_missing_modules, nested_graphs
-from gflownet.graphs.tensor_shape import Adapter, Layout
-from gflownet.graphs.vocabulary import short_name
 from gflownet.layered_drawing import LinkStyle, shortened, xml_text
+from gflownet.operations.operation import INPUT_PORT, Category
+from gflownet.operations.tensor_shape import Adapter, Layout
+from gflownet.operations.values import thawed
+from gflownet.operations.vocabulary import short_name
 
 MARGIN = 22.0
 # Fill and stroke.

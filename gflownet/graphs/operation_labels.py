@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from gflownet.graphs.elements import DEFAULT_AGGREGATION, Node, thawed
-from gflownet.graphs.operation import AppliedOperation, read_operation
+from gflownet.graphs.elements import DEFAULT_AGGREGATION, Node
 from gflownet.graphs.operation_costs import OperationCost
 from gflownet.graphs.outside_classes import is_imported
-from gflownet.graphs.tensor_shape import Adapter, Layout
-from gflownet.graphs.vocabulary import short_name
 from gflownet.layered_drawing import shortened
+from gflownet.operations.operation import AppliedOperation, read_operation
+from gflownet.operations.tensor_shape import Adapter, Layout
+from gflownet.operations.values import thawed
+from gflownet.operations.vocabulary import short_name
 
 MAX_LABEL_LENGTH = 40
 TIMES = "\N{MULTIPLICATION SIGN}"

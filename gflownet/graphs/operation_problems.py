@@ -16,7 +16,7 @@ from gflownet.graphs.operation_costs import own_projection, total_cost
 from gflownet.graphs.operation_element_problems import REPEAT, operation_edge_problems, operation_node_problems
 from gflownet.graphs.operation_shapes import NodeShapeError, NodeShapes, infer_shapes, inner_ports, merge_plans
 from gflownet.graphs.ordering import cycle_closing_edges, followed_edges, reachable, sorted_prefix
-from gflownet.graphs.tensor_shape import Shape
+from gflownet.operations.tensor_shape import Shape
 
 
 def operation_graph_problems(graph: GraphElements, unreachable: Iterable[GraphProblem]) -> list[GraphProblem]:

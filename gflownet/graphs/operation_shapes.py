@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType, shown, thawed
-from gflownet.graphs.operation import INPUT_PORT, WEIGHT_PORT, AppliedOperation, read_operation
+from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType
 from gflownet.graphs.ordering import followed_edges, sorted_prefix
-from gflownet.graphs.tensor_shape import Adapter, Layout, Shape, ShapeError, join
-from gflownet.graphs.vocabulary import activation, aggregation
+from gflownet.operations.neuron import Neuron
+from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, AppliedOperation, read_operation
+from gflownet.operations.tensor_shape import Adapter, Layout, Shape, ShapeError, join
+from gflownet.operations.values import shown, thawed
+from gflownet.operations.vocabulary import activation
 
 # Merges of the inputs at one port, by the node's aggregation.
 MERGES = ("sum", "mean", "max", "min", "product", "concat")
 ALIGNMENTS = ("auto", "pad", "never")  # learned projection of channels, zeros in place of missing channels, refuse
-OPERATION_ATTRIBUTES = ("operation", "subgraph", "shape")
 
 
 class NodeShapeError(ShapeError):
@@ -35,6 +37,12 @@ class MergePlan:
     merge: str
     align: str
     shape: Shape  # after the merge
+    late: frozenset[int] = frozenset()  # ids of edges that carry the value of the time step before
+
+    @property
+    def late_edges(self) -> list[Edge]:
+        """The edges that carry the value of the time step before."""
+        return [edge for edge in self.edges if edge.edge_id in self.late]
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class NodeShapes:
     """A node with the shapes around it."""
 
     node: Node
-    operation: AppliedOperation | None  # None of an input, a subgraph and an ordinary node
+    operation: AppliedOperation | None  # None of an input, a subgraph and a neuron
     inputs: Mapping[str, MergePlan]  # by port
     output: Shape
 
@@ -61,37 +69,37 @@ class NodeShapes:
         return self.has_edge_weights and port != WEIGHT_PORT
 
     @property
-    def is_ordinary(self) -> bool:
-        """Whether the node maps features as in a graph without operations: projections, scalar weights, a bias."""
-        is_input = self.node.node_type is NodeType.INPUT
-        return self.operation is None and not is_input and "subgraph" not in self.node.attributes
+    def is_neuron(self) -> bool:
+        """Whether the node names no operation: projections, scalar weights, a bias."""
+        attributes = self.node.attributes
+        return not ("operation" in attributes or "subgraph" in attributes or self.node.node_type is NodeType.INPUT)
 
 
-def is_operation_graph(graph: GraphElements) -> bool:
-    """Return whether a graph carries operations, subgraphs or shapes: nodes map tensors, not vectors."""
-    return any(key in node.attributes for node in graph.nodes.values() for key in OPERATION_ATTRIBUTES)
-
-
-def infer_shapes(graph: GraphElements, inputs: Sequence[Shape] = ()) -> dict[int, NodeShapes]:
+def infer_shapes(
+    graph: GraphElements, inputs: Sequence[Shape] = (), *, late: Iterable[int] = ()
+) -> dict[int, NodeShapes]:
     """Return the shapes of every node, sources before targets.
 
+    A recurrent edge carries the value of its source of the time step before: it fits the shape that the other edges
+    give its target.
+
     Args:
-        graph: enabled edges without a cycle.
+        graph: enabled edges without a cycle but through recurrent ones.
         inputs: shapes of the INPUT nodes by ascending id, for a subgraph; empty: as the nodes declare.
+        late: ids of edges that are recurrent besides those that are marked.
 
     Raises:
         NodeShapeError: a node whose shape cannot be inferred.
     """
     edges = followed_edges(graph, ignore_recurrent=False)
+    late = frozenset(late).union(edge.edge_id for edge in edges if edge.is_recurrent)
     incoming: dict[int, list[Edge]] = {}
     for edge in edges:
-        if edge.is_recurrent:
-            raise NodeShapeError(edge.target, f"expected no recurrent edge in an operation graph, got {edge.edge_id}")
         incoming.setdefault(edge.target, []).append(edge)
     input_ids = sorted(node_id for node_id, node in graph.nodes.items() if node.node_type is NodeType.INPUT)
     outside = dict(zip(input_ids, inputs, strict=True)) if inputs else {}
     node_shapes: dict[int, NodeShapes] = {}
-    order = sorted_prefix(graph.nodes, edges)
+    order = sorted_prefix(graph.nodes, [edge for edge in edges if edge.edge_id not in late] if late else edges)
     if len(order) < len(graph.nodes):
         raise NodeShapeError(min(graph.nodes.keys() - order), "expected no cycle, got one that this node depends on")
     for node_id in order:
@@ -100,12 +108,36 @@ def infer_shapes(graph: GraphElements, inputs: Sequence[Shape] = ()) -> dict[int
             if node.node_type is NodeType.INPUT:
                 node_shapes[node_id] = NodeShapes(node, None, {}, outside.get(node_id) or input_shape(node))
             else:
-                _check_activation(node)
-                node_shapes[node_id] = _inferred(graph, node, incoming.get(node_id, []), node_shapes)
+                now = [edge for edge in incoming.get(node_id, []) if edge.edge_id not in late]
+                node_shapes[node_id] = _inferred(graph, node, now, node_shapes)
                 _check_tokens(node, node_shapes[node_id].output)
         except ValueError as error:
             raise NodeShapeError(node_id, str(error)) from None
+    for target in dict.fromkeys(edge.target for edge in edges if edge.edge_id in late):
+        node_shapes[target] = _with_late(graph, graph.nodes[target], incoming[target], node_shapes, late)
     return node_shapes
+
+
+def _with_late(
+    graph: GraphElements, node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeShapes], late: frozenset[int]
+) -> NodeShapes:
+    """Return the shapes of a node with its recurrent in-edges. Raises NodeShapeError where they change its output."""
+    before = node_shapes[node.node_id].output
+    try:
+        shapes = _inferred(graph, node, edges, node_shapes)
+        if shapes.output != before:
+            raise ShapeError(f"expected recurrent edges that fit {before}, got an output {shapes.output} with them")
+        plans = {
+            port: replace(plan, late=late & {edge.edge_id for edge in plan.edges})
+            for port, plan in shapes.inputs.items()
+        }
+        if WEIGHT_PORT in plans and plans[WEIGHT_PORT].late:
+            raise ShapeError(f"expected no recurrent edge into the port {WEIGHT_PORT}, got one")
+        if any(edge.edge_id in late and node_shapes[edge.source].output.layout is Layout.TOKENS for edge in edges):
+            raise ShapeError("expected no recurrent edge from tokens, got one")
+        return replace(shapes, inputs=plans)
+    except ValueError as error:
+        raise NodeShapeError(node.node_id, str(error)) from None
 
 
 def input_shape(node: Node) -> Shape:
@@ -147,10 +179,10 @@ def _source_weight(edges: Sequence[Edge], node_shapes: Mapping[int, NodeShapes])
 
 
 def _check_activation(node: Node) -> None:
-    """Raise ShapeError for an activation with a recurrent state."""
+    """Raise ShapeError for an activation with a recurrent state: only a neuron with vectors has one."""
     name = node.activation_function
     if activation(name).max_parameters(1):
-        raise ShapeError(f"expected an activation without state in an operation graph, got {name}")
+        raise ShapeError(f"expected an activation without state of a node that maps tensors, got {name}")
 
 
 def _check_tokens(node: Node, output: Shape) -> None:
@@ -185,7 +217,8 @@ def _inferred(
     graph: GraphElements, node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeShapes]
 ) -> NodeShapes:
     if "subgraph" not in node.attributes and "operation" not in node.attributes:
-        return _ordinary(node, edges, node_shapes)
+        return _neuron(node, edges, node_shapes)
+    _check_activation(node)
     plans = merge_plans(node, edges, node_shapes)
     if "subgraph" in node.attributes:
         return NodeShapes(node, None, plans, _subgraph_output(graph, node, plans))
@@ -202,20 +235,24 @@ def _inferred(
         raise ShapeError(f"{applied.name}: {error}") from None
 
 
-def _ordinary(node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeShapes]) -> NodeShapes:
-    """Return the shapes of a node without operation: positions are aligned, features are projected per edge."""
-    if not edges or node.output_size is None:
-        got = "no edge" if not edges else "no output_size"
-        raise ShapeError(f"expected in-edges and an output_size of a node without operation, got {got}")
+def _neuron(node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeShapes]) -> NodeShapes:
+    """Return the shapes of a neuron: positions are aligned, features are projected per edge."""
+    if node.output_size is None:
+        raise ShapeError("expected an output_size of a node without operation, got none")
     edges = sorted(edges, key=lambda edge: (edge.order, edge.edge_id))
     shapes = [node_shapes[edge.source].output for edge in edges]
-    target = join(shapes)
-    if target.layout not in (Layout.VECTOR, Layout.SEQUENCE):
-        raise ShapeError(f"expected an operation or a subgraph for a {target.layout}, got none")
-    aggregation(node.aggregation)
+    output = Neuron.infer_shape({f"{place}": shape for place, shape in enumerate(shapes)}, neuron_settings(node))
+    target = join(shapes) if shapes else output
     adapters = tuple(Adapter(shape, target.with_channels(shape.channels)) for shape in shapes)
-    plan = MergePlan(tuple(edges), adapters, node.aggregation, "auto", target)
-    return NodeShapes(node, None, {INPUT_PORT: plan}, target.with_channels(node.output_size))
+    return NodeShapes(
+        node, None, {INPUT_PORT: MergePlan(tuple(edges), adapters, node.aggregation, "auto", target)}, output
+    )
+
+
+def neuron_settings(node: Node, projection: str = "auto") -> dict[str, Any]:
+    """Return the settings of the row `Neuron` for a node without operation."""
+    fixed = {"features": node.output_size, "activation": node.activation_function, "aggregation": node.aggregation}
+    return {**node.attributes, **fixed, "projection": projection}
 
 
 def inner_ports(inner: GraphElements) -> dict[str, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, Node, thawed
+from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, Node
+from gflownet.operations.values import thawed
 
 # Attributes of operation graphs that are written as fields of a node or an edge.
 OPERATION_NODE_FIELDS = (

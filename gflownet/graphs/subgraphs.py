@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gflownet.graphs.elements import shown
+from gflownet.operations.values import shown
 
 # Levels of subgraphs within subgraphs; far below Python's recursion limit.
 MAX_LEVELS = 32

@@ -16,11 +16,11 @@ from gflownet.graphs.element_problems import (
     unexpected_value,
     unreachable_outputs,
 )
-from gflownet.graphs.elements import GraphElements, NodeType, shown
+from gflownet.graphs.elements import GraphElements, NodeType, is_dense
 from gflownet.graphs.limits import MAX_MAGNITUDE, MAX_PARAMETERS, has_too_many_parameters, message_size
 from gflownet.graphs.operation_problems import operation_graph_problems
-from gflownet.graphs.operation_shapes import is_operation_graph
-from gflownet.graphs.vocabulary import TRANSLATION_SETTINGS
+from gflownet.operations.values import shown
+from gflownet.operations.vocabulary import TRANSLATION_SETTINGS
 
 __all__ = ["GraphProblem", "blocking_problems", "graph_problems"]
 
@@ -43,7 +43,7 @@ def blocking_problems(graph: GraphElements, projection: str | None = None) -> li
 
 
 def _problems(graph: GraphElements, projection: str, *, unreachable: list[GraphProblem]) -> list[GraphProblem]:
-    if is_operation_graph(graph):
+    if not is_dense(graph):
         return [*_setting_problems(graph), *operation_graph_problems(graph, unreachable)]
     problems = [*missing_ends(graph), *_setting_problems(graph)]
     nodes, edges = dict(graph.nodes), graph.edges.values()

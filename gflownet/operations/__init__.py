@@ -1,4 +1,4 @@
-"""The vocabulary of operations: one class per operation, found by name through `gflownet.graphs.operation`."""
+"""The vocabulary of operations: one class per operation, found by name through `gflownet.operations.operation`."""
 
 import lazy_loader
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
-from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
-from gflownet.graphs.vocabulary import BOOL, POSITIVE_INT, PROBABILITY
+from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.vocabulary import BOOL, POSITIVE_INT, PROBABILITY
 
 ROTARY_BASE = 10_000.0  # Su et al. 2021
 HEADS = Setting(POSITIVE_INT, 1, choices=(1, 2, 4))

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
-from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
-from gflownet.graphs.vocabulary import POSITIVE_INT
 from gflownet.operations.composite import Composite, Data, GraphData
 from gflownet.operations.convolution_blocks import dimensions
+from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.vocabulary import POSITIVE_INT
 
 _SIGNAL = Shape((2, 8), Layout.SIGNAL)
 _IMAGE = Shape((2, 6, 8), Layout.IMAGE)

@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.operation import Operation
 from gflownet.graphs.operation_costs import OperationCost, graph_cost
 from gflownet.graphs.operation_problems import static_problems
 from gflownet.graphs.operation_shapes import NodeShapeError, infer_shapes, output_shape
 from gflownet.graphs.subgraphs import MAX_LEVELS
-from gflownet.graphs.tensor_shape import Shape, ShapeError
+from gflownet.operations.operation import Operation
+from gflownet.operations.tensor_shape import Shape, ShapeError
 
 if TYPE_CHECKING:
     from torch import nn

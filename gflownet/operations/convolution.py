@@ -7,9 +7,9 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
-from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
-from gflownet.graphs.vocabulary import BOOL, POSITIVE_INT
+from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.vocabulary import BOOL, POSITIVE_INT
 from gflownet.operations.windows import CONVOLUTION_PADDING, PADDING, num_windows, padding, reach
 
 FEATURES = Setting(POSITIVE_INT, choices=(8, 16, 32, 64))

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gflownet.graphs.operation import Category, Example, Setting, single_input
-from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
-from gflownet.graphs.vocabulary import POSITIVE_INT
 from gflownet.operations.composite import Composite, Data, GraphData
 from gflownet.operations.convolution import Conv2d
+from gflownet.operations.operation import Category, Example, Setting, single_input
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.vocabulary import POSITIVE_INT
 
 _CONV_SETTINGS = MappingProxyType({key: value for key, value in Conv2d.settings.items() if key != "bias"})
 _WINDOW = ("kernel_size", "stride", "dilation", "padding")

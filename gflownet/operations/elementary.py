@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gflownet.graphs.elements import is_number
-from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
-from gflownet.graphs.tensor_shape import Layout, Shape
-from gflownet.graphs.vocabulary import POSITIVE_INT, PROBABILITY, Parameter
+from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
+from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.operations.values import is_number
+from gflownet.operations.vocabulary import POSITIVE_INT, PROBABILITY, Parameter
 
 FLOATS = (Layout.VECTOR, Layout.SEQUENCE, Layout.SIGNAL, Layout.IMAGE)
 FACTOR = Parameter("a float in [-100, 100]", lambda value: is_number(value) and -100 <= value <= 100)

@@ -7,9 +7,9 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from gflownet.graphs.operation import WEIGHT_PORT, Category, Example, Operation, Setting, single_input
-from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
-from gflownet.graphs.vocabulary import BOOL, POSITIVE_INT, Parameter
+from gflownet.operations.operation import WEIGHT_PORT, Category, Example, Operation, Setting, single_input
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.vocabulary import BOOL, POSITIVE_INT, Parameter
 
 FEATURES = (8, 16, 32, 64)
 GATES = ("sigmoid", "relu", "gelu", "silu")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
-from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
-from gflownet.graphs.vocabulary import BOOL, EPSILON, POSITIVE_INT
+from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.vocabulary import BOOL, EPSILON, POSITIVE_INT
 
 _FEATURES = (Layout.VECTOR, Layout.SEQUENCE, Layout.SIGNAL, Layout.IMAGE)
 _LAST_AXIS = (Layout.VECTOR, Layout.SEQUENCE)

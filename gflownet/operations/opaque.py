@@ -9,10 +9,10 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from gflownet.graphs.elements import thawed
-from gflownet.graphs.operation import Example, Operation, Setting, single_input
-from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
-from gflownet.graphs.vocabulary import Parameter
+from gflownet.operations.operation import Example, Operation, Setting, single_input
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.values import thawed
+from gflownet.operations.vocabulary import Parameter
 from gflownet.plugins import is_module_class, load_class
 
 if TYPE_CHECKING:

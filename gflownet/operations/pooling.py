@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
-from gflownet.graphs.tensor_shape import Layout, Shape
-from gflownet.graphs.vocabulary import POSITIVE_INT, Parameter
+from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
+from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.operations.vocabulary import POSITIVE_INT, Parameter
 from gflownet.operations.windows import PADDING, num_windows, padding
 
 REDUCTIONS = ("mean", "max")

@@ -7,10 +7,10 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
-from gflownet.graphs.tensor_shape import Layout, Shape
-from gflownet.graphs.vocabulary import BOOL, POSITIVE_INT
 from gflownet.operations.convolution import FEATURES
+from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
+from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.operations.vocabulary import BOOL, POSITIVE_INT
 from gflownet.rhn.config import RHNConfig
 
 if TYPE_CHECKING:

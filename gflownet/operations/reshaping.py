@@ -7,10 +7,10 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
-from gflownet.graphs.tensor_shape import NUM_AXES, Layout, Shape, ShapeError
-from gflownet.graphs.vocabulary import MAX_WIDTH, POSITIVE_INT, Parameter
 from gflownet.operations.elementary import FLOATS
+from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
+from gflownet.operations.tensor_shape import NUM_AXES, Layout, Shape, ShapeError
+from gflownet.operations.vocabulary import MAX_WIDTH, POSITIVE_INT, Parameter
 
 _IMAGE = Shape.of((3, 2, 4))
 _SIGNAL = Shape((3, 4), Layout.SIGNAL)

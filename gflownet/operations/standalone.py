@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from gflownet.graphs.elements import hashable
-from gflownet.graphs.operation import WEIGHT_PORT, Example, Operation, complete_settings
-from gflownet.graphs.tensor_shape import Layout, Shape
 from gflownet.operations import layers
+from gflownet.operations.operation import WEIGHT_PORT, Example, Operation, complete_settings
+from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.operations.values import hashable
 
 _NAMES = {**vars(layers), "torch": torch, "F": F, "nn": nn}
 

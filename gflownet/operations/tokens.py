@@ -7,12 +7,12 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from gflownet.graphs.elements import is_number
-from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
-from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
-from gflownet.graphs.vocabulary import BOOL, OPTIONAL_POSITIVE_INT, POSITIVE_INT, Parameter
 from gflownet.operations.attention import HEADS, ROTARY_BASE, check_rotary
 from gflownet.operations.convolution import FEATURES
+from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.values import is_number
+from gflownet.operations.vocabulary import BOOL, OPTIONAL_POSITIVE_INT, POSITIVE_INT, Parameter
 
 BASE = Parameter("a float in [1, 1e9]", lambda value: is_number(value) and 1 <= value <= 1e9)
 _SEQUENCE = Shape.of((5, 8))

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gflownet.graphs.operation import Category, Example, Setting, single_input
-from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
-from gflownet.graphs.vocabulary import ACTIVATIONS, BOOL, POSITIVE_INT, PROBABILITY, Parameter
 from gflownet.operations.attention import SelfAttention
 from gflownet.operations.composite import Composite, Data, GraphData
 from gflownet.operations.linear import GATES
+from gflownet.operations.operation import Category, Example, Setting, single_input
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.vocabulary import ACTIVATIONS, BOOL, POSITIVE_INT, PROBABILITY, Parameter
 
 _RECURRENT = ("lstm", "gru", "rhn")
 STATELESS = tuple(name for name in ACTIVATIONS if name not in _RECURRENT)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gflownet.graphs.tensor_shape import Shape, ShapeError
-from gflownet.graphs.vocabulary import Parameter
+from gflownet.operations.tensor_shape import Shape, ShapeError
+from gflownet.operations.vocabulary import Parameter
 
 PADDINGS = ("same", "valid")
 CONVOLUTION_PADDINGS = (*PADDINGS, "same_upper")

@@ -22,10 +22,10 @@ from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.operation_choices import Prefix
 from gflownet.envs.operation_graph import OperationGraphEnv, StateFacts
 from gflownet.envs.slots import SlotEnv
-from gflownet.graphs.operation import INPUT_PORT
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.labelled_graphs import NO_EDGE, LabelledGraphs
 from gflownet.mdp.states import UNSET, GraphStates
+from gflownet.operations.operation import INPUT_PORT
 from gflownet.search.message_passing import known_values
 from gflownet.search.proxies import mean_and_deviation
 from gflownet.workers.process import stream_seed

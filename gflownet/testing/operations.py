@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.operation import WEIGHT_PORT, Example, Operation, operation, read_operation
 from gflownet.graphs.operation_costs import graph_cost
-from gflownet.graphs.tensor_shape import NUM_AXES, Layout, Shape, ShapeError
+from gflownet.operations.operation import WEIGHT_PORT, Example, Operation, operation, read_operation
 from gflownet.operations.standalone import StandaloneOperation
+from gflownet.operations.tensor_shape import NUM_AXES, Layout, Shape, ShapeError
 from gflownet.testing.contract import Contract, expect, expect_error
 from gflownet.translation import to_pytorch_model, to_source
 

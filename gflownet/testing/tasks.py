@@ -14,9 +14,9 @@ from gflownet.envs.config import ENVIRONMENTS
 from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.extensions import load_extensions
-from gflownet.graphs.tensor_shape import Shape
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
+from gflownet.operations.tensor_shape import Shape
 from gflownet.testing.contract import Contract, expect
 
 

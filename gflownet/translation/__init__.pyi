@@ -5,7 +5,6 @@ from .cache import get_translation_cache_metrics as get_translation_cache_metric
 from .cache import set_translation_cache_enabled as set_translation_cache_enabled
 from .direct import DirectTraining as DirectTraining
 from .direct_code import is_direct as is_direct
-from .emit import Aggregation as Aggregation
 from .export import export_program as export_program
 from .export import to_onnx as to_onnx
 from .graph_summary import summary as summary
@@ -14,6 +13,7 @@ from .loading import load as load
 from .loading import load_graph as load_graph
 from .model import TranslatedModel as TranslatedModel
 from .model import to_pytorch_model as to_pytorch_model
+from .neuron_code import Aggregation as Aggregation
 from .repairs import repair as repair
 from .source import to_source as to_source
 from .weights import copy_weights as copy_weights

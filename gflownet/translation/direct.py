@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gflownet.operations.neuron_code import identifier, outside_classes
 from gflownet.translation.cache import TranslationCache
 from gflownet.translation.direct_code import direct_source, is_direct, message_factor
-from gflownet.translation.emit import identifier, outside_classes
 from gflownet.translation.model import TranslatedModel
 from gflownet.translation.plan import ModelPlan
 
@@ -104,7 +104,7 @@ class _Layout:
             _ProjectedEdge(
                 *places[f"proj_{edge.label}.weight"], places[f"weight_{edge.label}"][0], message_factor(node)
             )
-            for node in self.plan.live_nodes
+            for node in self.plan.neurons
             for edge in node.edges
             if edge.is_projected
         ]
@@ -207,7 +207,7 @@ def _bound(layout: _Layout, values: Tensor, gradients: Tensor, matrices: Tensor)
 
 
 def _compiled(plan: ModelPlan) -> Any:
-    namespace: dict[str, Any] = {"torch": torch, "F": F, "aten": torch.ops.aten, **outside_classes(plan)}
+    namespace: dict[str, Any] = {"torch": torch, "F": F, "aten": torch.ops.aten, **outside_classes(plan.neurons)}
     exec(compile(direct_source(plan), "<gflownet DirectTraining>", "exec"), namespace)
     return namespace["make"]
 

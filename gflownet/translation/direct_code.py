@@ -8,24 +8,29 @@ and dL/dw of such edges undone, which direct.py turns into dL/dP and dL/dw, agai
 import re
 from dataclasses import dataclass, field
 
-from gflownet.translation.activations import CodeActivation
-from gflownet.translation.aggregations import Concat, Extremum, Mean, Sum
-from gflownet.translation.emit import identifier, outside_name
-from gflownet.translation.plan import EdgePlan, ModelPlan, NodePlan
+from gflownet.operations.activations import CodeActivation
+from gflownet.operations.aggregations import Concat, Extremum, Mean, Sum
+from gflownet.operations.neuron import EdgePlan, NeuronPlan
+from gflownet.operations.neuron_code import identifier, outside_name
+from gflownet.translation.plan import ModelPlan
 
 DIRECT_AGGREGATIONS = (Sum, Mean, Extremum, Concat)
 
 
 def is_direct(plan: ModelPlan) -> bool:
     """Return whether DirectTraining can train models of this plan: no state, and operations with gradient code only."""
-    return not plan.slots and all(
-        issubclass(node.aggregation_class, DIRECT_AGGREGATIONS)
-        and (issubclass(node.activation_class, CodeActivation) or node.activation_class.gradient is not None)
-        for node in plan.live_nodes
+    return (
+        plan.is_dense
+        and not plan.slots
+        and all(
+            issubclass(node.aggregation_class, DIRECT_AGGREGATIONS)
+            and (issubclass(node.activation_class, CodeActivation) or node.activation_class.gradient is not None)
+            for node in plan.neurons
+        )
     )
 
 
-def message_factor(node: NodePlan) -> float:
+def message_factor(node: NeuronPlan) -> float:
     """The factor of a message besides its weight: 1/J in a mean."""
     return 1 / len(node.edges) if issubclass(node.aggregation_class, Mean) and len(node.edges) > 1 else 1.0
 
@@ -38,18 +43,18 @@ def direct_source(plan: ModelPlan) -> str:
     """
     code = _Code(plan)
     code.inputs()
-    for node in plan.live_nodes:
+    for node in plan.neurons:
         code.forward(node)
     before, code.body = code.body, []
     code.gradient_of_output()
-    for node in reversed(plan.live_nodes):
+    for node in reversed(plan.neurons):
         code.backward(node)
     after = code.body
     words = set(re.findall(r"\w+", "\n".join(after)))
     assigned = dict.fromkeys(re.findall(r"^(\w+) = |\((\w+) := ", "\n".join(before), re.MULTILINE))
     needed = [name for name in ("x", *(one or other for one, other in assigned)) if name in words]
     saved = "".join(f"{name}, " for name in dict.fromkeys(needed))
-    output = _joined([_id("y", node_id) for node_id in plan.outputs])
+    output = _joined([_id("y", node_id) for node_id, _ in plan.outputs])
     lines = [
         f"def make({', '.join(code.tensors)}, **_):",
         "    def forward(x):",
@@ -89,7 +94,8 @@ class _Code:
     def inputs(self) -> None:
         """The columns of every INPUT node."""
         start = 0
-        for node_id, size in self.plan.inputs:
+        for _, node_id, shape in self.plan.inputs:
+            size = shape.channels
             columns = "x" if len(self.plan.inputs) == 1 else f"x[:, {start}:{start + size}]"
             self.body.append(f"{_id('y', node_id)} = {columns}")
             start += size
@@ -97,14 +103,14 @@ class _Code:
     def gradient_of_output(self) -> None:
         """The gradient G handed to the OUTPUT nodes."""
         start = 0
-        for node_id in self.plan.outputs:
-            size = self.plan.sizes[node_id]
+        for node_id, shape in self.plan.outputs:
+            size = shape.channels
             columns = "G" if len(self.plan.outputs) == 1 else f"G[:, {start}:{start + size}]"
             self.body.append(f"{_id('G', node_id)} = {columns}")
             self.started.add(node_id)
             start += size
 
-    def forward(self, node: NodePlan) -> None:
+    def forward(self, node: NeuronPlan) -> None:
         """Emit z and y of the node from the outputs of its sources."""
         n = node.node_id
         z, bias = _id("z", n), self.tensor("b", n)
@@ -124,7 +130,7 @@ class _Code:
             activated = f"{outside_name(node.activation)}.forward({z})"
         self.body.append(f"{_id('y', n)} = {activated}")
 
-    def backward(self, node: NodePlan) -> None:
+    def backward(self, node: NeuronPlan) -> None:
         """Emit the gradients of the parameters and of the sources' outputs from the gradient of y."""
         n = node.node_id
         z, y, gradient = _id("z", n), _id("y", n), _id("G", n)
@@ -150,7 +156,7 @@ class _Code:
                 transposed.add(message_gradient)
             self._edge_backward(edge, message_gradient, message_factor(node))
 
-    def _sum(self, node: NodePlan) -> None:
+    def _sum(self, node: NeuronPlan) -> None:
         """z = sum of the messages plus the bias, unless post comes first."""
         z, total = _id("z", node.node_id), "" if node.has_post else self.tensor("b", node.node_id)
         for edge in node.edges:
@@ -175,7 +181,7 @@ class _Code:
             f"torch.mm({x}, {self.tensor('Mt', e)})" if edge.is_projected else f"torch.mul({x}, {self.tensor('w', e)})"
         )
 
-    def _messages(self, node: NodePlan) -> None:
+    def _messages(self, node: NeuronPlan) -> None:
         """z from the messages one by one: their extremum, or side by side."""
         n, names = node.node_id, []
         for edge in node.edges:
@@ -193,7 +199,7 @@ class _Code:
         if not node.has_post:
             self.body.append(f"{z} = {z} + {self.tensor('b', n)}")
 
-    def _message_gradients(self, node: NodePlan) -> list[str]:
+    def _message_gradients(self, node: NeuronPlan) -> list[str]:
         """Emit the gradients of the messages [B, d] from the gradient of the aggregate; return their names."""
         n, count, gradient = node.node_id, len(node.edges), _id("G", node.node_id)
         kind = node.aggregation_class

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from gflownet.translation.generated_model import GeneratedModel
-from gflownet.translation.model import StepModule
+from gflownet.translation.model import StepModule, TranslatedModel
 
 ONNX_PACKAGES = ("onnx", "onnxscript")
 
 
-def export_program(model: GeneratedModel, *, batch_size: int = 2) -> ExportedProgram:
+def export_program(model: TranslatedModel, *, batch_size: int = 2) -> ExportedProgram:
     """Return the model in eval mode as an ExportedProgram with a free batch dimension.
 
     A feed-forward model maps x to y. A recurrent one is exported as StepModule: its state, in the order of
@@ -29,7 +28,7 @@ def export_program(model: GeneratedModel, *, batch_size: int = 2) -> ExportedPro
         return torch.export.export(module, example, dynamic_shapes=_free_batch(module, example))
 
 
-def to_onnx(model: GeneratedModel, path: str | Path, *, batch_size: int = 2) -> None:
+def to_onnx(model: TranslatedModel, path: str | Path, *, batch_size: int = 2) -> None:
     """Write the model in eval mode as an ONNX file with a free batch dimension; inputs and outputs as export_program.
 
     The inputs are called x, then output3, hidden5, ... for the state; the outputs y, then next_output3, ... The inputs
@@ -75,7 +74,7 @@ def _onnx_stable_sort() -> Callable[..., Any]:
 
 
 @contextmanager
-def _evaluating(model: GeneratedModel) -> Iterator[None]:
+def _evaluating(model: TranslatedModel) -> Iterator[None]:
     """Switch the model to eval mode in the block."""
     was_training = model.training
     model.eval()
@@ -85,7 +84,7 @@ def _evaluating(model: GeneratedModel) -> Iterator[None]:
         model.train(was_training)
 
 
-def _traceable(model: GeneratedModel, batch_size: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def _traceable(model: TranslatedModel, batch_size: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     if batch_size < 2:
         raise ValueError(f"batch_size: expected >= 2 (tracing treats 1 as a constant), got {batch_size}")
     return model.pure_module().eval(), model.pure_arguments(batch_size)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gflownet.graphs.vocabulary import Aggregation
+from gflownet.operations.vocabulary import Aggregation
 
 
 class Product(Aggregation):

@@ -1,32 +1,40 @@
-"""Shapes, parameters and FLOPs of a graph, computed from its plan without tensors or torch."""
+"""Shapes, parameters and FLOPs of a graph, computed from its shapes without tensors or torch."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
-from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.operation_shapes import is_operation_graph
-from gflownet.translation.operation_summary import OperationSummary, summarise_operations
-from gflownet.translation.plan import ModelPlan, NodePlan
-from gflownet.translation.planning import checked_options, checked_plan
+from gflownet.graphs.computation_graph import ComputationGraph, NodeType
+from gflownet.graphs.elements import is_dense
+from gflownet.graphs.operation_costs import live_nodes, node_cost
+from gflownet.graphs.operation_shapes import NodeShapes, infer_shapes
+from gflownet.operations.tensor_shape import Adapter, Layout, Shape
+from gflownet.operations.vocabulary import short_name
+from gflownet.translation.planning import TranslationConfig, build_plan, checked_options
 
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """One non-INPUT node; FLOPs are per row of the batch."""
+    """One non-INPUT node; costs are of one example and include adapters and all repetitions of a subgraph."""
 
     node_id: int
-    operation: str  # "aggregation -> activation"
-    source_sizes: tuple[int, ...]  # widths of the sources of the enabled in-edges
-    aggregated_size: int  # the width between aggregation and post
-    output_size: int
+    operation: str  # merge, operation with the settings that are not defaults, activation
+    inputs: tuple[Shape, ...]  # of a neuron, one per in-edge; else after the merge, one per port
+    output: Shape
     num_parameters: int  # of the node and its in-edges
-    matrix_flops: int  # 2 per multiply-add of a matrix product
-    elementwise_flops: int  # 1 per element and operation, activations included
-    is_live: bool  # a dead node has parameters but is not computed
+    multiply_adds: int  # of matrix products and convolutions
+    elementwise_flops: int  # of a neuron: 1 per element and operation, activations included
+    adapters: tuple[str, ...]  # what aligns the in-edges
+    is_live: bool  # a dead node is not computed
+
+    @property
+    def matrix_flops(self) -> int:
+        """2 per multiply-add."""
+        return 2 * self.multiply_adds
 
     @property
     def flops(self) -> int:
-        """All FLOPs of the node for one row; 0 for a dead node."""
+        """All FLOPs of the node for one example; 0 for a dead node."""
         return self.matrix_flops + self.elementwise_flops if self.is_live else 0
 
 
@@ -35,81 +43,135 @@ class GraphSummary:
     """A whole graph."""
 
     num_parameters: int
-    flops: int  # per row of the batch and time step, dead nodes left out
-    input_size: int
-    output_size: int
+    multiply_adds: int  # of one example and time step, dead nodes left out
+    flops: int  # 2 per multiply-add, and the elementwise operations of neurons
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
     state_size: int  # floats per row of the recurrent state
     nodes: tuple[NodeSummary, ...]  # in the order of evaluation
 
     @property
+    def input_size(self) -> int:
+        """The number of elements of one example."""
+        return sum(shape.num_elements for shape in self.inputs)
+
+    @property
+    def output_size(self) -> int:
+        """The number of elements of the outputs for one example."""
+        return sum(shape.num_elements for shape in self.outputs)
+
+    @property
     def dead_node_ids(self) -> tuple[int, ...]:
-        """Nodes that reach no output: pruned from forward."""
+        """Nodes that reach no output: not computed."""
         return tuple(node.node_id for node in self.nodes if not node.is_live)
 
     def __str__(self) -> str:
-        rows = [("node", "operation", "from", "to", "parameters", "FLOPs")]
+        rows = [("node", "operation", "from", "to", "parameters", "FLOPs", "adapters")]
         for node in self.nodes:
-            sources = "+".join(map(str, node.source_sizes)) or "-"
-            flops = f"{node.flops:,}" if node.is_live else "dead"
-            rows.append(
-                (str(node.node_id), node.operation, sources, str(node.output_size), f"{node.num_parameters:,}", flops)
-            )
-        rows.append(
-            ("total", "", str(self.input_size), str(self.output_size), f"{self.num_parameters:,}", f"{self.flops:,}")
-        )
+            sources, cost = _text(node.inputs), f"{node.flops:,}" if node.is_live else "dead"
+            row = (str(node.node_id), node.operation, sources, _text((node.output,)), f"{node.num_parameters:,}", cost)
+            rows.append((*row, ", ".join(node.adapters)))
+        total = (_text(self.inputs), _text(self.outputs), f"{self.num_parameters:,}", f"{self.flops:,}")
+        rows.append(("total", "", *total, ""))
+        if not any(node.adapters for node in self.nodes):
+            rows = [row[:-1] for row in rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         return "\n".join(line.rstrip() for line in lines)
 
 
-def summary(graph: ComputationGraph, *, projection: str | None = None) -> GraphSummary | OperationSummary:
+def _text(shapes: tuple[Shape, ...]) -> str:
+    words = [str(shape.channels) if shape.layout is Layout.VECTOR else str(shape) for shape in shapes]
+    return " + ".join(words) or "-"
+
+
+def summary(graph: ComputationGraph, *, projection: str | None = None) -> GraphSummary:
     """Return the summary of the model of a graph; `projection` overrides the setting of the graph.
 
     Raises: ValueError for an invalid graph.
     """
-    if is_operation_graph(graph):
-        return summarise_operations(graph, checked_options(graph, {"projection": projection}).projection)
-    return summarise_plan(checked_plan(graph, {"projection": projection}))
+    return summarise(graph, checked_options(graph, {"projection": projection}).projection or "auto")
 
 
-def summarise_plan(plan: ModelPlan) -> GraphSummary:
-    """Return the summary of a plan."""
-    nodes = tuple(_summarise_node(node) for node in plan.nodes)
+def summarise(graph: ComputationGraph, projection: str) -> GraphSummary:
+    """Return the summary of a valid graph."""
+    known = infer_shapes(graph, late=graph.detect_cycles())
+    live = live_nodes(known)
+    nodes = tuple(
+        _summarise_node(graph, shapes, projection, is_live=node_id in live)
+        for node_id, shapes in known.items()
+        if shapes.node.node_type is not NodeType.INPUT
+    )
+    counted = [node for node in nodes if node.is_live or is_dense(graph)]  # dead neurons keep their parameters
+    options = TranslationConfig(projection=projection)
     return GraphSummary(
-        num_parameters=sum(node.num_parameters for node in nodes),
+        num_parameters=sum(node.num_parameters for node in counted),
+        multiply_adds=sum(node.multiply_adds for node in nodes if node.is_live),
         flops=sum(node.flops for node in nodes),
-        input_size=plan.input_size,
-        output_size=plan.output_size,
-        state_size=sum(slot.size for slot in plan.slots),
+        inputs=tuple(known[node_id].output for node_id in graph.input_node_ids),
+        outputs=tuple(known[node_id].output for node_id in graph.output_node_ids),
+        state_size=sum(slot.size for slot in build_plan(graph, options, None).slots),
         nodes=nodes,
     )
 
 
-def _summarise_node(node: NodePlan) -> NodeSummary:
+def _summarise_node(graph: ComputationGraph, shapes: NodeShapes, projection: str, *, is_live: bool) -> NodeSummary:
+    cost = node_cost(graph, shapes, projection)
+    inputs = tuple(plan.shape for plan in shapes.inputs.values())
+    if shapes.is_neuron:
+        inputs = tuple(adapter.source for plan in shapes.inputs.values() for adapter in plan.adapters)
     return NodeSummary(
-        node_id=node.node_id,
-        operation=f"{node.aggregation} -> {node.activation}",
-        source_sizes=tuple(edge.source_size for edge in node.edges),
-        aggregated_size=node.aggregated_size,
-        output_size=node.output_size,
-        num_parameters=sum(prod(parameter.shape) for parameter in node.parameters()),
-        matrix_flops=_matrix_flops(node),
-        elementwise_flops=_elementwise_flops(node),
-        is_live=node.is_live,
+        node_id=shapes.node.node_id,
+        operation=operation_text(shapes),
+        inputs=inputs,
+        output=shapes.output,
+        num_parameters=cost.num_parameters,
+        multiply_adds=cost.multiply_adds,
+        elementwise_flops=cost.elementwise_flops,
+        adapters=_adapter_texts(shapes),
+        is_live=is_live,
     )
 
 
-def _matrix_flops(node: NodePlan) -> int:
-    d, count, size = node.message_size, len(node.edges), node.output_size
-    multiply_adds = sum(edge.source_size * d for edge in node.edges if edge.is_projected)
-    multiply_adds += node.aggregation_class.multiply_adds(node.attributes, d, count)
-    if node.has_post and node.edges:
-        multiply_adds += node.aggregated_size * size
-    return 2 * (multiply_adds + node.activation_class.multiply_adds(size))
+def operation_text(shapes: NodeShapes) -> str:
+    """Return a node as text: "mean -> conv2d(features=16) -> relu"; only settings that are not defaults."""
+    node, words = shapes.node, []
+    if shapes.is_neuron:
+        return f"{node.aggregation} -> {node.activation_function}"
+    if any(len(plan.edges) > 1 for plan in shapes.inputs.values()):
+        words.append(str(node.aggregation))
+    if shapes.operation is not None:
+        row = shapes.operation.row
+        settings = [f"{k}={v}" for k, v in shapes.operation.items if v != row.settings[k].default]
+        words.append(short_name(shapes.operation.name) + (f"({', '.join(settings)})" if settings else ""))
+    else:
+        repeat = node.attributes.get("repeat", 1)
+        shared = " shared" if node.attributes.get("share", False) else ""
+        words.append(f"{node.attributes['subgraph']}{f' x {repeat}{shared}' if repeat > 1 else ''}")
+    if node.activation_function != "linear":
+        words.append(short_name(node.activation_function))
+    return " -> ".join(words)
 
 
-def _elementwise_flops(node: NodePlan) -> int:
-    d, count, size = node.message_size, len(node.edges), node.output_size
-    flops = count * d + size  # weights of the edges, bias
-    flops += node.aggregation_class.elementwise_flops(node.attributes, d, count)
-    return flops + node.activation_class.elementwise_flops(size)
+def _adapter_texts(shapes: NodeShapes) -> tuple[str, ...]:
+    """Return the in-edges that something aligns; those of a neuron are projected, which its parameters count."""
+    texts = (
+        f"{edge.source}: {text}"
+        for plan in shapes.inputs.values()
+        for edge, adapter in zip(plan.edges, plan.adapters, strict=True)
+        if (text := _adapter_text(adapter, plan.align))
+    )
+    return tuple(texts)
+
+
+def _adapter_text(adapter: Adapter, align: str) -> str:
+    words = []
+    if adapter.pools_to_vector:
+        words.append("mean over positions")
+    elif adapter.pools_positions:
+        sizes = ("x".join(map(str, shape.positions)) for shape in (adapter.source, adapter.target))
+        words.append("average pooling {} to {}".format(*sizes))
+    if adapter.changes_channels:
+        kind = "learned projection" if align == "auto" else "zeros for channels"
+        words.append(f"{kind} {adapter.source.channels} to {adapter.target.channels}")
+    return ", ".join(words)

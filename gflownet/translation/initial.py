@@ -6,27 +6,32 @@ from importlib import import_module
 import torch
 from torch import Tensor, nn
 
-from gflownet.graphs.vocabulary import activation
+from gflownet.operations.activations import Cell
+from gflownet.operations.parameters import QUERY_STD, Initial, ParameterPlan
+from gflownet.operations.rhn_plan import rhn_config
+from gflownet.operations.vocabulary import activation
 from gflownet.rhn.layers import RHNBlock
-from gflownet.translation.activations import Cell
-from gflownet.translation.parameters import QUERY_STD, Initial, ParameterPlan
-from gflownet.translation.plan import ModelPlan
-from gflownet.translation.rhn_plan import rhn_config
 
 
 def add_parameters(
-    model: nn.Module, plan: ModelPlan, values: Sequence[float], *, device: torch.device, dtype: torch.dtype
+    model: nn.Module,
+    parameters: Sequence[ParameterPlan],
+    values: Sequence[float],
+    *,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
 ) -> None:
-    """Add the parameters of `plan` to `model`; `values`: first values of plan.scalars, in this order.
+    """Add parameters to `model`; `values`: first values of those that are 0-d, in this order.
 
-    The dicts of nn.Module are filled directly: registration and initialisation by nn.Linear would take three quarters
-    of the time of a construction.
+    Without a dtype, layers draw float32 numbers and 0-d parameters stay exact in float64. The dicts of nn.Module are
+    filled directly: registration and initialisation by nn.Linear would take three quarters of the time of a
+    construction.
     """
     remaining = iter(values)
-    for parameter in plan.parameters:
+    for parameter in parameters:
         shape = parameter.shape
         if shape == ():
-            data = torch.scalar_tensor(next(remaining), dtype=dtype, device=device)
+            data = torch.scalar_tensor(next(remaining), dtype=dtype or torch.float64, device=device)
         else:
             data = random_values(parameter, torch.empty(shape, dtype=dtype, device=device))
         holder = _layer(model, parameter)._parameters if parameter.module else model._parameters

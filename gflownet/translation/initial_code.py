@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from gflownet.graphs.vocabulary import activation
-from gflownet.translation.activations import Cell
-from gflownet.translation.parameters import QUERY_STD, Initial, ParameterPlan
+from gflownet.operations.activations import Cell
+from gflownet.operations.parameters import QUERY_STD, Initial, ParameterPlan
+from gflownet.operations.vocabulary import activation
 
 
 def initial_code(parameter: ParameterPlan, values: Mapping[str, float], option: str = "") -> str:

@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from gflownet.translation.generated_model import GeneratedModel
+from gflownet.translation.model import TranslatedModel
 
 NUM_WARM_UP = 5
 
@@ -23,7 +23,7 @@ class Latency:
     batch_size: int
 
 
-def measure_latency(model: GeneratedModel, *, batch_size: int = 1, num_calls: int = 100) -> Latency:
+def measure_latency(model: TranslatedModel, *, batch_size: int = 1, num_calls: int = 100) -> Latency:
     """Time `num_calls` forward calls on zeros after a warm-up; the model's state is unchanged."""
     if batch_size < 1 or num_calls < 1:
         raise ValueError(f"expected batch_size and num_calls >= 1, got {batch_size} and {num_calls}")
@@ -37,7 +37,7 @@ def measure_latency(model: GeneratedModel, *, batch_size: int = 1, num_calls: in
     return Latency(median(seconds), min(seconds), max(seconds), num_calls, batch_size)
 
 
-def _timed(model: GeneratedModel, inputs: tuple[Tensor, ...]) -> float:
+def _timed(model: TranslatedModel, inputs: tuple[Tensor, ...]) -> float:
     start = perf_counter()
     model.first_step(*inputs)
     if inputs[0].is_cuda:

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from gflownet.errors import UserError
 from gflownet.graphs.assignment import values_of
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.elements import shown
+from gflownet.operations.values import shown
 from gflownet.plugins import load_function
 from gflownet.rhn.checkpoint import model_of
 from gflownet.translation.model import to_pytorch_model

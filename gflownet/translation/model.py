@@ -1,31 +1,43 @@
-"""to_pytorch_model: one generated class per structure, fresh parameters per model."""
+"""to_pytorch_model: one generated class per structure, straight-line code, fresh parameters per model."""
+
+from __future__ import annotations
 
 import linecache
+import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, ClassVar
+from keyword import iskeyword
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.operation_shapes import is_operation_graph
-from gflownet.graphs.vocabulary import DTYPES
+from gflownet.operations import layers
+from gflownet.operations.neuron_code import FAST, outside_name, slot_name, variable
+from gflownet.operations.tensor_shape import Layout
+from gflownet.operations.vocabulary import DTYPES, activation, aggregation
 from gflownet.translation.cache import CACHE
 from gflownet.translation.cells import gru_sequence, lstm_sequence, rhn_sequence
-from gflownet.translation.emit import FAST, outside_classes, sequence_lines, slot_name, step_lines
-from gflownet.translation.generated_model import GeneratedModel
+from gflownet.translation.code import ClassWriter, group_of, has_own_build, own_build_name, shape_text
 from gflownet.translation.initial import add_parameters
-from gflownet.translation.operation_model import OperationModel, generate_operation_class
-from gflownet.translation.operation_plan import build_operation_plan, operation_key
-from gflownet.translation.parameters import Initial
-from gflownet.translation.plan import ModelPlan, StateSlot
-from gflownet.translation.planning import TranslationConfig, build_plan, checked_options, structural_key
+from gflownet.translation.plan import ModelPlan, StateSlot, StepPlan
+from gflownet.translation.planning import (
+    TranslationConfig,
+    build_plan,
+    checked_options,
+    parameter_values,
+    structural_key,
+)
+from gflownet.translation.table_columns import TableColumns
 
 # Functions of generated code besides torch.
-_CELL_FUNCTIONS = {function.__name__: function for function in (gru_sequence, lstm_sequence, rhn_sequence)}
+_FUNCTIONS = {each.__name__: each for each in (gru_sequence, lstm_sequence, rhn_sequence, add_parameters)}
 
 
 class StateManager:
@@ -36,20 +48,23 @@ class StateManager:
 
     def __init__(self, slots: tuple[StateSlot, ...]) -> None:
         self.slots = slots
-        self.tensors: tuple[Tensor, ...] | None = None  # each [B, size], in the order of slots
+        self.tensors: tuple[Tensor, ...] | None = None  # each [B, *shape], in the order of slots
 
     def reset(self) -> None:
         """Clear the state: the next step starts from zeros."""
         self.tensors = None
 
-    def current(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the state before a step on `x` [B, F]. Raises ValueError for another B than the state has."""
+    def current(self, batch_size: int, like: Tensor) -> tuple[Tensor, ...]:
+        """Return the state before a step, zeros of the dtype of `like` at first.
+
+        Raises ValueError for another batch size than the state has.
+        """
         if self.tensors is None:
-            return tuple(x.new_zeros(x.shape[0], slot.size) for slot in self.slots)
-        if self.tensors and self.tensors[0].shape[0] != x.shape[0]:
+            return tuple(like.new_zeros(batch_size, *slot.shape) for slot in self.slots)
+        if self.tensors and self.tensors[0].shape[0] != batch_size:
             raise ValueError(
                 f"expected a batch of {self.tensors[0].shape[0]}, as in the state of the previous call, "
-                f"got {x.shape[0]}; pass reset_states=True to start a new sequence"
+                f"got {batch_size}; pass reset_states=True to start a new sequence"
             )
         return self.tensors
 
@@ -58,7 +73,7 @@ class StateManager:
         self.tensors = tuple(tensor.detach() for tensor in tensors)
 
     def previous_output(self, node_id: int) -> Tensor | None:
-        """Return the output [B, size] that recurrent edges of a node read next; None before the first step."""
+        """Return the output [B, *shape] that recurrent edges of a node read next; None before the first step."""
         for slot, tensor in zip(self.slots, self.tensors or (), strict=False):
             if slot.kind == "output" and slot.node_id == node_id:
                 return tensor
@@ -72,84 +87,117 @@ class StateManager:
 
 
 class StepModule(nn.Module):
-    """One time step as a pure function: (x [B, F], state tensors [B, size] ...) -> (y [B, O], state tensors ...)."""
+    """One time step as a pure function: (inputs, state tensors [B, *shape] ...) -> (y, state tensors ...)."""
 
-    def __init__(self, model: "TranslatedModel") -> None:
+    def __init__(self, model: TranslatedModel) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The output and the state after the step, flat."""
-        y, state = self.model.step(x, state)
-        return (y, *state)
+        count = len(self.model.plan.slots)
+        y, state = self.model.step(*tensors[:-count], tensors[-count:])
+        return (*(y if isinstance(y, tuple) else (y,)), *state)
 
 
-class TranslatedModel(GeneratedModel):
-    """Base of all generated classes; forward maps [B, F] to [B, O], one call is one time step.
+class TranslatedModel(nn.Module):
+    """Base of all generated classes, also of subgraphs; one call of forward is one time step.
 
-    B: batch, F: sum of the INPUT widths, O: sum of the OUTPUT widths. Parameters: see docs/translation.md.
+    forward of a graph of neurons maps [B, F] to [B, O]: B is the batch, F the sum of the INPUT widths, O of the OUTPUT
+    widths. With other operations it takes a tensor [B, *shape] per INPUT node, by ascending id, and returns the value
+    of the OUTPUT node; values of several are concatenated if all are vectors, else a tuple. See docs/translation.md.
     """
 
     plan: ClassVar[ModelPlan]
+    columns: TableColumns | None = None  # of a table, set by `load`
+    reference: Tensor  # empty: the device and the dtype of the model, also of one without parameters
 
     if TYPE_CHECKING:  # parameters and layers are attributes by name
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def __init__(self, values: Sequence[float], *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.state_manager = StateManager(self.plan.slots)
-        add_parameters(self, self.plan, values, device=device, dtype=dtype)
+        self._buffers["reference"] = torch.empty(0, dtype=dtype, device=device)
+        self._non_persistent_buffers_set.add("reference")
 
-    def forward(self, x: Tensor, reset_states: bool = False) -> Tensor:
-        """Return the output [B, O] of one time step on `x` [B, F]; generated for every structure.
+    def forward(self, *inputs: Tensor, reset_states: bool = False) -> Any:
+        """Return the output of one time step; generated for every structure.
 
-        Raises: ValueError for a wrong rank, width, dtype or, with kept state, batch size.
+        Raises: ValueError for a wrong rank, shape, dtype or, with kept state, batch size.
         """
         raise NotImplementedError(f"{type(self).__name__} is an abstract base class: call to_pytorch_model")
 
-    def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the output [B, O] of one time step and the next state, from a state (see plan.slots).
+    def step(self, *inputs: Any) -> tuple[Any, tuple[Tensor, ...]]:
+        """Return the output of one time step and the next state; the last argument is a state (see plan.slots).
 
         A pure function of its arguments; generated for graphs with state.
         """
-        return self(x), state
+        return self(*inputs[:-1]), inputs[-1]
 
-    def forward_sequence(self, x: Tensor, reset_states: bool = True) -> Tensor:
-        """Return the outputs [B, T, O] of T time steps on `x` [B, T, F], with gradients through time.
+    def forward_sequence(self, *inputs: Tensor, reset_states: bool = True) -> Any:
+        """Return the outputs of T time steps, [B, T, O] for x [B, T, F], with gradients through time.
 
-        Equals T calls of forward. A sequence starts from zeros unless `reset_states` is False; the state after its last
-        step is stored, detached.
+        Inputs and outputs have the axes of forward with T after B. Equals T calls of forward. A sequence starts from
+        zeros unless `reset_states` is False; the state after its last step is stored, detached.
 
         Raises: ValueError for a wrong rank, width, dtype or length 0.
         """
-        dtype = next(self.parameters()).dtype
-        if x.dim() != 3 or x.shape[2] != self.plan.input_size or x.dtype != dtype or not x.shape[1]:
-            self._refuse(x, dtype, sequence=True)
+        for position, x in enumerate(inputs):
+            sizes = self._sizes(position)
+            if x.dim() < 2 or x.shape[2:] != sizes or not self._has_dtype(position, x) or not x.shape[1]:
+                self._refuse(position, x, sequence=True)
         if not self.plan.slots:
-            return self(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+            y = self(*(x.flatten(0, 1) for x in inputs))
+            batch = inputs[0].shape[:2]
+            return tuple(each.unflatten(0, batch) for each in y) if isinstance(y, tuple) else y.unflatten(0, batch)
         if reset_states:
             self.state_manager.reset()
-        state = self.state_manager.current(x[:, 0])
-        y, state = self.steps(x, state)
+        state = self.state_manager.current(inputs[0].shape[0], self.reference)
+        y, state = self.steps(*inputs, state)
         self.state_manager.store(state)
         return y
 
-    def steps(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the outputs [B, T, O] of T time steps on `x` [B, T, F] from a state, and the state after them.
+    def steps(self, *inputs: Any) -> tuple[Any, tuple[Tensor, ...]]:
+        """Return the outputs of T time steps, [B, T, O] for x [B, T, F], from a state, and the state after them.
 
-        Step by step; generated for graphs with rhn nodes and no recurrent edges: node by node.
+        The last argument is the state. Step by step; generated for graphs with rhn nodes and no recurrent edges: node
+        by node.
         """
+        *sequences, state = inputs
         outputs = []
-        for moment in x.unbind(1):
-            y, state = self.step(moment, state)
+        for moments in zip(*(x.unbind(1) for x in sequences), strict=True):
+            y, state = self.step(*moments, state)
             outputs.append(y)
+        if isinstance(outputs[0], tuple):
+            return tuple(torch.stack(each, dim=1) for each in zip(*outputs, strict=True)), state
         return torch.stack(outputs, dim=1), state
 
-    def zeros(self, batch_size: int) -> tuple[Tensor, ...]:
-        return (next(self.parameters()).new_zeros(batch_size, self.plan.input_size),)
+    def predict(self, rows: Any) -> np.ndarray:
+        """Return the classes or numbers [B] of raw rows of a table, in its units, see `TableColumns.encoded`.
 
-    def first_step(self, *inputs: Tensor) -> Tensor:
+        Raises:
+            ValueError: a model without columns, a missing column, or a cell that its column cannot hold.
+        """
+        if self.columns is None:
+            raise ValueError("expected a model that gflownet.load returned for a run with task=table, got no columns")
+        inputs, was_training = torch.from_numpy(self.columns.encoded(rows)), self.training
+        with torch.inference_mode():
+            outputs = self.eval().first_step(inputs)
+        self.train(was_training)
+        return self.columns.predictions(outputs.numpy())
+
+    def zeros(self, batch_size: int) -> tuple[Tensor, ...]:
+        """Return the arguments of forward as zeros, for a batch."""
+        dtypes = [torch.int64 if shape.layout is Layout.TOKENS else None for _, _, shape in self.plan.inputs]
+        return tuple(
+            self.reference.new_zeros(batch_size, *self._sizes(position), dtype=dtype)
+            for position, dtype in enumerate(dtypes[:1] if self.plan.is_dense else dtypes)
+        )
+
+    def first_step(self, *inputs: Tensor) -> Any:
+        """Return forward as at the start of a sequence; a stored state stays unchanged."""
         state = self.state_manager.tensors
         try:
             return self(*inputs, reset_states=True)
@@ -157,25 +205,46 @@ class TranslatedModel(GeneratedModel):
             self.state_manager.tensors = state
 
     def pure_module(self) -> nn.Module:
+        """Return a module without hidden state: forward maps inputs and state tensors to outputs and next state."""
         return StepModule(self) if self.plan.slots else self
 
     def pure_arguments(self, batch_size: int) -> tuple[Tensor, ...]:
-        (x,) = self.zeros(batch_size)
-        return (x, *(x.new_zeros(batch_size, slot.size) for slot in self.plan.slots))
+        """Return the arguments of the pure module as zeros, for a batch."""
+        state = (self.reference.new_zeros(batch_size, *slot.shape) for slot in self.plan.slots)
+        return (*self.zeros(batch_size), *state)
 
     def pure_names(self) -> tuple[list[str], list[str]]:
-        states = [slot_name(slot.kind, slot.node_id) for slot in self.plan.slots]
-        return ["x", *states], ["y", *(f"next_{state}" for state in states)]
+        """Return the names of the inputs and of the outputs of the pure module."""
+        plan = self.plan
+        several = len(plan.outputs) > 1 and not plan.is_concatenated
+        outputs = [f"y{node_id}" for node_id, _ in plan.outputs] if several else ["y"]
+        names = [variable(node_id) for _, node_id, _ in plan.inputs]
+        inputs = names if len(names) > 1 and not plan.is_dense else ["x"]
+        states = [slot_name(slot.kind, slot.node_id) for slot in plan.slots]
+        return [*inputs, *states], [*outputs, *(f"next_{state}" for state in states)]
 
-    def _refuse(self, x: Tensor, dtype: torch.dtype, *, sequence: bool = False) -> None:
-        shape = f"[B, T >= 1, {self.plan.input_size}]" if sequence else f"[B, {self.plan.input_size}]"
-        expected = f"an input of shape {shape} and dtype {dtype}"
-        raise ValueError(
-            f"expected {expected} (INPUT nodes {[node_id for node_id, _ in self.plan.inputs]}), "
-            f"got shape {list(x.shape)} and dtype {x.dtype}"
-        )
+    def _sizes(self, position: int) -> tuple[int, ...]:
+        """Return the sizes of an argument of forward after the batch."""
+        return (self.plan.input_size,) if self.plan.is_dense else self.plan.inputs[position][2].sizes
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TranslatedModel":
+    def _has_dtype(self, position: int, x: Tensor) -> bool:
+        is_token = self.plan.inputs[position][2].layout is Layout.TOKENS
+        return not x.is_floating_point() if is_token else x.dtype == self.reference.dtype
+
+    def _refuse(self, position: int, x: Tensor, *, sequence: bool = False) -> NoReturn:
+        _, node_id, shape = self.plan.inputs[position]
+        name, dtype = f"input {node_id}", self.reference.dtype
+        if self.plan.is_dense:
+            sizes = f"[B, T >= 1, {self.plan.input_size}]" if sequence else f"[B, {self.plan.input_size}]"
+            nodes = [node for _, node, _ in self.plan.inputs]
+            expected = f"an input of shape {sizes} and dtype {dtype} (INPUT nodes {nodes})"
+            raise ValueError(f"expected {expected}, got shape {list(x.shape)} and dtype {x.dtype}")
+        kind = f"{dtype} numbers" if x.is_floating_point() and x.dtype != dtype else "floating numbers"
+        kind = "integers" if shape.layout is Layout.TOKENS else kind
+        sizes = shape_text(shape).replace("[B", "[B, T >= 1") if sequence else shape_text(shape)
+        raise ValueError(f"{name}: expected {kind} of shape {sizes}, got {list(x.shape)} of dtype {x.dtype}")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TranslatedModel:
         self.state_manager.apply(fn)
         return super()._apply(fn, recurse)
 
@@ -192,64 +261,53 @@ def to_pytorch_model(graph: ComputationGraph, config: Mapping[str, Any] | Transl
     Raises: ValueError that lists every problem of an invalid graph.
     """
     options = checked_options(graph, config)
-    if is_operation_graph(graph):
-        return _operation_model(graph, options)
     model_class = translated_class(graph, options)
     values = parameter_values(graph, model_class.plan)
-    return model_class(values, device=torch.device(options.device), dtype=checked_dtype(options.dtype))
+    device, dtype = torch.device(options.device), checked_dtype(options.dtype)
+    if model_class.plan.is_dense:
+        return model_class(values, device, dtype)
+    # Layers of operations draw their first values as in PyTorch, in float32.
+    model = model_class(values).to(device=device, dtype=dtype)
+    return model.to(memory_format=torch.channels_last) if options.memory_format == "channels_last" else model
 
 
-def translated_class(graph: ComputationGraph, options: TranslationConfig) -> type[TranslatedModel]:
+def translated_class(graph: ComputationGraph, options: TranslationConfig) -> Any:
     """Return the class of graphs of this structure, cached if enabled; `options` come from checked_options."""
-    projection = options.projection or "auto"
-    key = structural_key(graph, projection)
+    key = structural_key(graph, options)
 
     def translate() -> type[TranslatedModel]:
-        return generate_class(build_plan(graph, projection, key))
+        return generate_class(build_plan(graph, options, key))
 
     enabled = CACHE.is_enabled if options.enable_translation_cache is None else options.enable_translation_cache
     return CACHE.get(key, translate) if enabled else translate()
 
 
-def _operation_model(graph: ComputationGraph, options: TranslationConfig) -> OperationModel:
-    model = operation_class(graph, options)().to(device=options.device, dtype=checked_dtype(options.dtype))
-    if options.memory_format == "channels_last":
-        model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    return model
+@dataclass(frozen=True)
+class _FastWriter(ClassWriter):
+    """Code of a class in memory: parameters are added from the plan, with values by their place."""
 
-
-def operation_class(graph: ComputationGraph, options: TranslationConfig) -> type[OperationModel]:
-    """Return the class of operation graphs of this structure, cached if enabled; `options` as translated_class."""
-    key = operation_key(graph, options)
-
-    def translate() -> type[OperationModel]:
-        return generate_operation_class(build_operation_plan(graph, options, key))
-
-    enabled = CACHE.is_enabled if options.enable_translation_cache is None else options.enable_translation_cache
-    return CACHE.get(("operations", key), translate) if enabled else translate()
-
-
-def parameter_values(graph: ComputationGraph, plan: ModelPlan) -> list[float]:
-    """Return the first values of plan.scalars."""
-    nodes, edges = graph.nodes, graph.edges
-    return [
-        nodes[parameter.owner].bias
-        if parameter.initial is Initial.BIAS
-        else edges[parameter.owner].weight
-        if parameter.initial is Initial.WEIGHT
-        else 0.0
-        for parameter in plan.scalars
-    ]
+    def added(self, steps: tuple[StepPlan, ...]) -> list[str]:
+        first = self.plan.steps.index(steps[0])
+        start = sum(p.shape == () for step in self.plan.steps[:first] for p in step.parameters)
+        stop = start + sum(p.shape == () for step in steps for p in step.parameters)
+        if self.plan.is_dense:
+            return ["add_parameters(self, self.plan.parameters, values, device=device, dtype=dtype)"]
+        values = repr(self.plan.values[start:stop]) if self.plan.name else f"values[{start}:{stop}]"
+        return [f"add_parameters(self, self.plan.steps[{first}].parameters, {values})"]
 
 
 def generate_class(plan: ModelPlan) -> type[TranslatedModel]:
-    """Return a subclass of TranslatedModel whose forward is straight-line code for `plan`."""
-    source = _source(plan)
-    name = f"TranslatedModel_{sha256(repr(plan.key).encode()).hexdigest()[:12]}"
+    """Return a subclass of TranslatedModel with straight-line code for `plan`."""
+    class_names = {body.key: f"{class_name(body)}_{index}" for index, body in enumerate(plan.bodies)}
+    bodies = {class_names[body.key]: _class_of(body) for body in plan.bodies}
+    source = _source(plan, _FastWriter(plan, FAST, class_names))
+    name = f"{class_name(plan)}_{sha256(repr(plan.key).encode()).hexdigest()[:12]}"
     filename = f"<gflownet {name}>"
-    namespace: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor, **_CELL_FUNCTIONS, **outside_classes(plan)}
+    public = {key: value for key, value in vars(layers).items() if isinstance(value, type)}
+    namespace: dict[str, Any] = {**public, "torch": torch, "F": F, "nn": nn, "Tensor": Tensor, "Base": TranslatedModel}
+    namespace |= {**_FUNCTIONS, **bodies, **dict(_outside_functions(plan))}
     exec(compile(source, filename, "exec"), namespace)
-    methods = {method: namespace[method] for method in ("forward", "step", "steps") if method in namespace}
+    methods = {method: namespace[method] for method in ("__init__", "forward", "step", "steps") if method in namespace}
     generated = type(name, (TranslatedModel,), {"plan": plan, "__module__": __name__, **methods})
     # Source lines for tracebacks, debuggers and torch.compile while the class exists.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
@@ -257,40 +315,112 @@ def generate_class(plan: ModelPlan) -> type[TranslatedModel]:
     return generated
 
 
-def _source(plan: ModelPlan) -> str:
-    """Return the source of `forward` and, for a plan with state, of `step` and `steps`."""
-    dtype = f"{FAST.parameter(f'bias_{plan.outputs[0]}')}.dtype"
+def _class_of(plan: ModelPlan) -> type[TranslatedModel]:
+    """Return the class of a plan, from the cache if it is enabled."""
+    return CACHE.get(plan.key, lambda: generate_class(plan)) if CACHE.is_enabled else generate_class(plan)
+
+
+def class_name(plan: ModelPlan) -> str:
+    """Return a class name for a plan: of its subgraph or composite in camel case."""
+    words = re.findall(r"[A-Za-z0-9]+", plan.name)
+    name = "".join(word[0].upper() + word[1:] for word in words) or "TranslatedModel"
+    return name if name.isidentifier() and not iskeyword(name) else f"Block{name}"
+
+
+def _source(plan: ModelPlan, writer: ClassWriter) -> str:
+    """Return the source of `__init__`, `forward` and, for a plan with state, of `step` and `steps`."""
+    arguments = ", ".join(writer.arguments())
+    head = "__init__(self, values=(), device=None, dtype=None)"
+    functions = [_function(head, ["Base.__init__(self, device, dtype)", *writer.initial_lines()])]
     access = ["p, m = self._parameters, self._modules"]
-    check = [
-        f"if x.dim() != 2 or x.shape[1] != {plan.input_size} or x.dtype != {dtype}:",
-        f"    self._refuse(x, {dtype})",
-    ]
-    forward = "forward(self, x: Tensor, reset_states: bool = False) -> Tensor"
-    body = step_lines(plan, FAST)
+    body = [*memory_format_lines(plan, writer.arguments()), *step_lines(plan, writer)]
+    if plan.name:  # a subgraph: its state comes from and goes to the model
+        state = [f"{slots_of(plan)} = state"] if plan.slots else []
+        returned = "return y, state" if plan.slots else "return y"
+        head = f"forward(self, {arguments}, state)" if plan.slots else f"forward(self, {arguments})"
+        return "\n".join([*functions, _function(head, [*access, *state, *body, returned])])
+    head, checks = f"forward(self, {arguments}, reset_states=False)", _checks(plan, writer.arguments())
     if not plan.slots:
-        return _function(forward, [*access, *check, *body, "return y"])
-    slots = ", ".join(slot_name(slot.kind, slot.node_id) for slot in plan.slots)
-    step = "step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]"
+        return "\n".join([*functions, _function(head, [*access, *checks, *body, "return y"])])
+    state = f"{slots_of(plan)} = state"
     call = [
         "if reset_states:",
         "    self.state_manager.reset()",
-        "y, state = self.step(x, self.state_manager.current(x))",
+        f"state = self.state_manager.current({writer.arguments()[0]}.shape[0], self._buffers['reference'])",
+        f"y, state = self.step({arguments}, state)",
         "self.state_manager.store(state)",
     ]
-    functions = [
-        _function(step, [*access, f"{slots}, = state", *body, "return y, state"]),
-        _function(forward, [*access, *check, *call, "return y"]),
-    ]
+    functions.append(_function(f"step(self, {arguments}, state)", [*access, state, *body, "return y, state"]))
+    functions.append(_function(head, [*checks, *call, "return y"]))
     if plan.is_run_by_node:
-        steps = "steps(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]"
-        unpacked = ["batch, length = x.shape[:2]", "x = x.transpose(0, 1).flatten(0, 1)", f"{slots}, = state"]
+        unpacked = ["batch, length = x.shape[:2]", "x = x.transpose(0, 1).flatten(0, 1)", state]
         returned = "return y.unflatten(0, (length, batch)).transpose(0, 1), state"
-        functions.append(_function(steps, [*access, *unpacked, *sequence_lines(plan), returned]))
+        functions.append(_function("steps(self, x, state)", [*access, *unpacked, *writer.sequence_lines(), returned]))
     return "\n".join(functions)
 
 
 def _function(signature: str, lines: list[str]) -> str:
     return f"def {signature}:\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def slots_of(plan: ModelPlan) -> str:
+    """Return the variables of the slots as a tuple."""
+    return group_of([slot_name(slot.kind, slot.node_id) for slot in plan.slots])
+
+
+def _checks(plan: ModelPlan, arguments: list[str]) -> list[str]:
+    lines = ['dtype = self._buffers["reference"].dtype']
+    for position, (name, (_, _, shape)) in enumerate(zip(arguments, plan.inputs, strict=False)):
+        is_wrong = f"{name}.dtype != dtype" if shape.layout is not Layout.TOKENS else f"{name}.is_floating_point()"
+        sizes = (plan.input_size,) if plan.is_dense else shape.sizes
+        is_other = f"{name}.shape[1:] != {sizes}"
+        if len(sizes) == 1:  # faster than a comparison of slices
+            is_other = f"{name}.dim() != 2 or {name}.shape[1] != {sizes[0]}"
+        lines.append(f"if {is_other} or {is_wrong}:")
+        lines.append(f"    self._refuse({position}, {name})")
+    return lines
+
+
+def memory_format_lines(plan: ModelPlan, arguments: list[str]) -> list[str]:
+    """The statements that give images the memory format of a plan."""
+    images = [
+        name
+        for name, (_, _, shape) in zip(arguments, plan.inputs, strict=False)
+        if plan.channels_last and shape.layout is Layout.IMAGE
+    ]
+    return [f"{name} = {name}.contiguous(memory_format=torch.channels_last)" for name in images]
+
+
+def step_lines(plan: ModelPlan, writer: ClassWriter) -> list[str]:
+    """Return the statements of a time step, under torch.autocast if the plan asks for it: `y` is float32 then."""
+    lines = writer.step_lines()
+    if not plan.autocast:
+        return lines
+    casts = ["y.float()"]
+    if len(plan.outputs) > 1 and not plan.is_concatenated:
+        is_token = [shape.layout is Layout.TOKENS for _, shape in plan.outputs]
+        casts = [f"y[{place}]" + ("" if token else ".float()") for place, token in enumerate(is_token)]
+    elif plan.outputs[0][1].layout is Layout.TOKENS:
+        casts = ["y"]
+    cast = f"y = ({', '.join(casts)})" if len(casts) > 1 else f"y = {casts[0]}"
+    head = f"with torch.autocast({writer.arguments()[0]}.device.type, dtype=torch.{plan.autocast}):"
+    return [head, *(f"    {line}" for line in lines), cast]
+
+
+def _outside_functions(plan: ModelPlan) -> Iterator[tuple[str, Any]]:
+    """Yield the user's classes and constructors by their names in generated code."""
+    for step in plan.steps:
+        node, applied = step.shapes.node, step.shapes.operation
+        if ":" in node.activation_function:
+            yield outside_name(node.activation_function), activation(node.activation_function)
+        if step.neuron is not None and ":" in step.neuron.aggregation:
+            yield outside_name(step.neuron.aggregation), aggregation(step.neuron.aggregation)
+        if applied is not None and not step.bodies and has_own_build(applied.row):
+            yield own_build_name(step), partial(_built, step.input_shapes, applied)
+
+
+def _built(inputs: Mapping[str, Any], applied: Any) -> nn.Module:
+    return applied.row.build(inputs, applied.settings)
 
 
 def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype:
@@ -306,5 +436,5 @@ def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype:
 
 def _empty_model(plan: ModelPlan) -> TranslatedModel:
     """Return an empty instance, filled by pickle and copy."""
-    model_class = CACHE.get(plan.key, lambda: generate_class(plan)) if CACHE.is_enabled else generate_class(plan)
+    model_class = _class_of(plan)
     return model_class.__new__(model_class)

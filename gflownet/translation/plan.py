@@ -1,135 +1,163 @@
-"""The immutable plan of a model: order of computation and parameters."""
+"""The immutable plan of a model: order of computation, names of modules, parameters and state. No torch."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
-from gflownet.graphs.vocabulary import Activation, Aggregation, activation, aggregation
-from gflownet.translation.activations import Cell
-from gflownet.translation.parameters import Initial, ParameterPlan, linear_parameter
-
-
-@dataclass(frozen=True)
-class EdgePlan:
-    """One enabled edge into a non-INPUT node."""
-
-    edge_id: int
-    source: int
-    label: str  # "{source}_{target}", in multigraphs "{edge_id}": the end of the parameter names
-    source_size: int
-    reads_input: bool  # the source is an INPUT node
-    is_recurrent: bool
-    is_projected: bool
-
-
-@dataclass(frozen=True)
-class NodePlan:
-    """One non-INPUT node: act(post(aggregate(messages)) + bias)."""
-
-    node_id: int
-    output_size: int
-    activation: str
-    aggregation: str
-    settings: tuple[tuple[str, Any], ...]  # the aggregation's attributes
-    edges: tuple[EdgePlan, ...]
-    is_live: bool  # an OUTPUT, or feeds one
-
-    @cached_property
-    def attributes(self) -> dict[str, Any]:
-        """The aggregation's attributes by name."""
-        return dict(self.settings)
-
-    @property
-    def activation_class(self) -> type[Activation]:
-        """The specification of the activation."""
-        return activation(self.activation)
-
-    @property
-    def aggregation_class(self) -> type[Aggregation]:
-        """The specification of the aggregation."""
-        return aggregation(self.aggregation)
-
-    @cached_property
-    def message_size(self) -> int:
-        """d, the width of every message into this node."""
-        return self.aggregation_class.message_size(self.attributes, self.output_size)
-
-    @cached_property
-    def query_shape(self) -> tuple[int, ...]:
-        """The shape of the learned query, empty for none."""
-        return self.aggregation_class.query_shape(self.attributes, self.message_size)
-
-    @cached_property
-    def aggregated_size(self) -> int:
-        """The width after the aggregation, before post."""
-        return self.aggregation_class.aggregated_size(self.attributes, self.message_size, len(self.edges))
-
-    @cached_property
-    def has_post(self) -> bool:
-        """Whether a linear layer follows the aggregation. An unfed concat has nothing to project."""
-        size = self.aggregated_size
-        return size > 0 and (size != self.output_size or bool(self.attributes.get("post_projection")))
-
-    def parameters(self) -> Iterator[ParameterPlan]:
-        """The parameters of the node and of its in-edges, in the order in which they are made."""
-        yield ParameterPlan(f"bias_{self.node_id}", (), Initial.BIAS, owner=self.node_id)
-        for edge in self.edges:
-            yield ParameterPlan(f"weight_{edge.label}", (), Initial.WEIGHT, owner=edge.edge_id)
-            if self.aggregation_class.edge_parameter:
-                yield ParameterPlan(f"{self.aggregation_class.edge_parameter}_{edge.label}", (), Initial.ZERO)
-            if edge.is_projected:
-                yield linear_parameter(f"proj_{edge.label}", edge.source_size, self.message_size)
-        if self.query_shape:
-            yield ParameterPlan(f"q_{self.node_id}", self.query_shape, Initial.QUERY)
-        if self.has_post:
-            yield linear_parameter(f"post_{self.node_id}", self.aggregated_size, self.output_size)
-        if issubclass(self.activation_class, Cell):
-            yield from self.activation_class.parameters(f"{self.activation}_{self.node_id}", self.output_size)
+from gflownet.graphs.operation_shapes import NodeShapes
+from gflownet.operations.neuron import NeuronPlan
+from gflownet.operations.operation import INPUT_PORT
+from gflownet.operations.parameters import Initial, ParameterPlan
+from gflownet.operations.tensor_shape import Layout, Shape
 
 
 @dataclass(frozen=True)
 class StateSlot:
-    """One tensor [B, size] of the recurrent state."""
+    """One tensor [B, *shape] of the recurrent state."""
 
     # "output" of a node that a recurrent edge reads; "hidden" of a cell, "cell" of an lstm; "token" of an rhn: 0 before
-    # its first step, 1 after it.
+    # its first step, 1 after it; of a subgraph, the kind and the node inside.
     kind: str
     node_id: int
-    size: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of floats per row of the batch."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One node that is not an INPUT: activation(operation(merge(aligned inputs)))."""
+
+    shapes: NodeShapes
+    label: str  # name of its module: "conv2d_3", or of its subgraph: "block_3"
+    edge_labels: Mapping[int, str]  # by edge id: the end of the names of adapters and edge weights
+    is_live: bool = True  # an OUTPUT, or feeds one
+    tied_to: str = ""  # name of the module whose weight the port `weight` reads
+    bodies: tuple[ModelPlan, ...] = ()  # of a subgraph or composite: one per repetition
+    is_shared: bool = False  # one module for all repetitions
+    neuron: NeuronPlan | None = None  # of a node without operation
+
+    @property
+    def node_id(self) -> int:
+        """The node's id."""
+        return self.shapes.node.node_id
+
+    @cached_property
+    def input_shapes(self) -> dict[str, Shape]:
+        """The merged shape at every port."""
+        return {port: plan.shape for port, plan in self.shapes.inputs.items()}
+
+    @property
+    def ports(self) -> tuple[str, ...]:
+        """The ports in the order of the arguments of the module."""
+        if self.bodies:
+            return tuple(port for port, _, _ in self.bodies[0].inputs)
+        return self.shapes.operation.row.ports if self.shapes.operation is not None else (INPUT_PORT,)
+
+    @cached_property
+    def parameters(self) -> tuple[ParameterPlan, ...]:
+        """The parameters of a neuron, or the scalar weights and the bias around an operation."""
+        if self.neuron is not None:
+            return tuple(self.neuron.parameters())
+        if not self.shapes.has_edge_weights:
+            return ()
+        edges = [
+            edge for port, plan in self.shapes.inputs.items() if self.shapes.is_weighted(port) for edge in plan.edges
+        ]
+        weights = [
+            ParameterPlan(f"weight_{self.edge_labels[edge.edge_id]}", (), Initial.WEIGHT, owner=edge.edge_id)
+            for edge in edges
+        ]
+        return (*weights, ParameterPlan(f"bias_{self.node_id}", (), Initial.BIAS, owner=self.node_id))
+
+    @cached_property
+    def body_slots(self) -> tuple[tuple[StateSlot, ...], ...]:
+        """The state of every repetition of a subgraph, as slots of this node."""
+        return tuple(
+            tuple(
+                StateSlot(f"state{place}_{slot.kind}{slot.node_id}_", self.node_id, slot.shape) for slot in body.slots
+            )
+            for place, body in enumerate(self.bodies)
+        )
+
+    @cached_property
+    def slots(self) -> tuple[StateSlot, ...]:
+        """The state of the node itself; the outputs that recurrent edges read are slots of the model."""
+        if self.neuron is not None:
+            return tuple(StateSlot(kind, self.node_id, (size,)) for kind, size in self.neuron.state())
+        if self.bodies:
+            return tuple(slot for slots in self.body_slots for slot in slots)
+        assert self.shapes.operation is not None
+        state = self.shapes.operation.state(self.input_shapes)
+        return tuple(StateSlot(kind, self.node_id, shape) for kind, shape in state.items())
 
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """A whole model. Two graphs with the same plan share one generated class."""
+    """A whole model, or a subgraph for certain input shapes. Two graphs with the same key share one class."""
 
-    inputs: tuple[tuple[int, int], ...]  # (node id, width) in the order of the input's columns
-    nodes: tuple[NodePlan, ...]  # non-INPUT nodes, sources before targets
-    outputs: tuple[int, ...]  # node ids in the order of the output's columns
-    key: tuple[Any, ...]  # the structural key it was built from
+    name: str  # "" of the model, the name of a subgraph or composite
+    inputs: tuple[tuple[str, int, Shape], ...]  # port, node id and shape, by ascending id: the arguments of forward
+    steps: tuple[StepPlan, ...]  # sources before targets
+    outputs: tuple[tuple[int, Shape], ...]
+    dead_node_ids: tuple[int, ...]  # nodes without a path to an output: not computed
+    # Of neurons between inputs that declare widths: forward takes all features side by side, [B, F], and dead nodes
+    # keep their parameters.
+    is_dense: bool
+    channels_last: bool
+    autocast: str | None  # name of a dtype
+    values: tuple[float, ...]  # first values of `scalars`, of a subgraph only
+    key: Any
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "ModelPlan":
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelPlan:
         return self
 
     @cached_property
-    def input_size(self) -> int:
-        """The number of columns of the model's input."""
-        return sum(size for _, size in self.inputs)
+    def bodies(self) -> tuple[ModelPlan, ...]:
+        """The different plans that its steps call."""
+        return tuple({body.key: body for step in self.steps for body in step.bodies}.values())
 
     @cached_property
-    def sizes(self) -> dict[int, int]:
-        """Output width by node id, INPUT nodes included."""
-        return dict(self.inputs) | {node.node_id: node.output_size for node in self.nodes}
+    def live_steps(self) -> tuple[StepPlan, ...]:
+        """The steps that are computed."""
+        return tuple(step for step in self.steps if step.is_live)
+
+    @cached_property
+    def neurons(self) -> tuple[NeuronPlan, ...]:
+        """The neurons that are computed."""
+        return tuple(step.neuron for step in self.live_steps if step.neuron is not None)
+
+    @property
+    def is_concatenated(self) -> bool:
+        """Whether several outputs are returned side by side, not as a tuple."""
+        return len(self.outputs) > 1 and all(shape.layout is Layout.VECTOR for _, shape in self.outputs)
+
+    @cached_property
+    def input_size(self) -> int:
+        """The number of elements of one example of all inputs."""
+        return sum(shape.num_elements for _, _, shape in self.inputs)
 
     @cached_property
     def output_size(self) -> int:
-        """The number of columns of the model's output."""
-        return sum(self.sizes[node_id] for node_id in self.outputs)
+        """The number of elements of all outputs for one example."""
+        return sum(shape.num_elements for _, shape in self.outputs)
+
+    @cached_property
+    def shapes(self) -> dict[int, Shape]:
+        """Output shape by node id, INPUT nodes included."""
+        return {node: shape for _, node, shape in self.inputs} | {s.node_id: s.shapes.output for s in self.steps}
 
     @cached_property
     def parameters(self) -> tuple[ParameterPlan, ...]:
-        """Every parameter, in the order in which they are made."""
-        return tuple(parameter for node in self.nodes for parameter in node.parameters())
+        """Every parameter besides those of modules of operations, in the order in which they are made."""
+        return tuple(parameter for step in self.steps for parameter in step.parameters)
 
     @cached_property
     def scalars(self) -> tuple[ParameterPlan, ...]:
@@ -137,24 +165,20 @@ class ModelPlan:
         return tuple(parameter for parameter in self.parameters if parameter.shape == ())
 
     @cached_property
-    def live_nodes(self) -> tuple[NodePlan, ...]:
-        """The nodes with a path to an output: only these are computed."""
-        return tuple(node for node in self.nodes if node.is_live)
-
-    @cached_property
     def slots(self) -> tuple[StateSlot, ...]:
         """The recurrent state; empty for a feed-forward graph."""
-        edges = [edge for node in self.live_nodes for edge in node.edges]
-        sources = dict.fromkeys(edge.source for edge in edges if edge.is_recurrent)
-        slots = [StateSlot("output", source, self.sizes[source]) for source in sources]
-        for node in self.live_nodes:
-            if issubclass(node.activation_class, Cell):
-                sizes = ((kind, 1 if kind == "token" else node.output_size) for kind in node.activation_class.slots)
-                slots += [StateSlot(kind, node.node_id, size) for kind, size in sizes]
-        return tuple(slots)
+        late = (edge for step in self.live_steps for plan in step.shapes.inputs.values() for edge in plan.late_edges)
+        sources = dict.fromkeys(edge.source for edge in late)
+        outputs = [StateSlot("output", source, self.shapes[source].sizes) for source in sources]
+        return (*outputs, *(slot for step in self.live_steps for slot in step.slots))
 
     @cached_property
     def is_run_by_node(self) -> bool:
         """Whether sequences are computed node by node: there are rhn nodes, and nothing is read one step late."""
-        has_rhn = any(node.activation == "rhn" for node in self.live_nodes)
+        has_rhn = self.is_dense and any(neuron.activation == "rhn" for neuron in self.neurons)
         return has_rhn and not any(slot.kind == "output" for slot in self.slots)
+
+    def described(self) -> Iterator[tuple[str, Shape]]:
+        """Yield the name of every argument of forward and its shape."""
+        for _, node_id, shape in self.inputs:
+            yield f"input {node_id}", shape

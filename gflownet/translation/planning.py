@@ -1,17 +1,33 @@
-"""Options of a translation, and the plan of a graph: evaluation order, live nodes, layers. No torch."""
+"""Options of a translation, and the plan of a graph: evaluation order, live nodes, labels, subgraphs. No torch."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from hashlib import sha256
 from typing import Any
 
-from gflownet.graphs.computation_graph import ComputationGraph, Edge, Node, NodeType
-from gflownet.graphs.limits import is_projected
-from gflownet.graphs.operation_shapes import is_operation_graph
-from gflownet.graphs.ordering import followed_edges, reachable, sorted_prefix
+from gflownet.graphs.computation_graph import ComputationGraph, NodeType
+from gflownet.graphs.elements import Edge, is_dense
+from gflownet.graphs.operation_costs import live_nodes
+from gflownet.graphs.operation_shapes import NodeShapes, infer_shapes, inner_ports, neuron_settings, repetitions
 from gflownet.graphs.validation import blocking_problems
-from gflownet.graphs.vocabulary import AUTOCAST_DTYPES, DTYPES, MEMORY_FORMATS, PROJECTIONS, aggregation
-from gflownet.translation.plan import EdgePlan, ModelPlan, NodePlan
+from gflownet.operations.composite import Composite
+from gflownet.operations.neuron import Neuron, NeuronPlan
+from gflownet.operations.neuron_code import identifier
+from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
+from gflownet.operations.parameters import Initial
+from gflownet.operations.tensor_shape import Shape
+from gflownet.operations.values import thawed
+from gflownet.operations.vocabulary import AUTOCAST_DTYPES, DTYPES, MEMORY_FORMATS, PROJECTIONS, short_name
+from gflownet.translation.plan import ModelPlan, StepPlan
+
+_NOT_OF_A_NAME = re.compile(r"[^A-Za-z0-9_]+")
+_PARAMETERS = re.compile(r"(adapt|weight|bias|gate|router|proj|post|q)(_|$)")  # begin the names of parameters
 
 # Options that a graph may carry under config["translation"].
 _CHOICES = {"dtype": DTYPES, "projection": PROJECTIONS, "memory_format": MEMORY_FORMATS, "autocast": AUTOCAST_DTYPES}
@@ -56,7 +72,7 @@ class TranslationConfig:
             if value is not None and value not in choices and (name != "dtype" or isinstance(value, str)):
                 raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
 
-    def completed(self, settings: Mapping[str, Any]) -> "TranslationConfig":
+    def completed(self, settings: Mapping[str, Any]) -> TranslationConfig:
         """Return the options with None replaced by a graph's translation settings or the defaults."""
         options = {name: getattr(self, name) for name in _CHOICES}
         chosen = {name: settings.get(name) if value is None else value for name, value in options.items()}
@@ -75,7 +91,7 @@ def read_config(config: Mapping[str, Any] | TranslationConfig | None) -> Transla
     return TranslationConfig(**(config or {}))
 
 
-def structural_key(graph: ComputationGraph, projection: str) -> tuple[Any, ...]:
+def structural_key(graph: ComputationGraph, options: TranslationConfig) -> tuple[Any, ...]:
     """Return everything a plan depends on: not the values of biases and weights, not derivation_uuid."""
     nodes = tuple(
         (node.node_id, node.node_type.value, node.output_size, node.activation_function, _frozen(node.attributes))
@@ -86,7 +102,20 @@ def structural_key(graph: ComputationGraph, projection: str) -> tuple[Any, ...]:
         for edge in graph.edges.values()
         if edge.enabled
     )
-    return projection, bool(graph.config.get("multigraph")), nodes, edges
+    config = bool(graph.config.get("multigraph")), _text(graph.config.get("subgraphs"))
+    return options.projection or "auto", options.memory_format, options.autocast, *config, nodes, edges
+
+
+def _frozen(attributes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    if not attributes:
+        return ()
+    return tuple(
+        sorted((k, _text(v) if isinstance(v, Mapping) else v) for k, v in attributes.items() if k != "derivation_uuid")
+    )
+
+
+def _text(data: Any) -> str:
+    return json.dumps(thawed(data), sort_keys=True) if data else ""
 
 
 def checked_options(
@@ -105,79 +134,125 @@ def checked_options(
         raise ValueError(f"the graph cannot be translated:\n{listed}")
     options = options.completed(graph.config.get("translation", {}))
     for name in ("memory_format", "autocast"):
-        if getattr(options, name) is not None and not is_operation_graph(graph):
+        if getattr(options, name) is not None and is_dense(graph):
             raise ValueError(f"{name}: expected an operation graph, got a graph without operations")
     return options
 
 
-def checked_plan(graph: ComputationGraph, config: Mapping[str, Any] | None = None) -> ModelPlan:
+def checked_plan(graph: ComputationGraph, config: Mapping[str, Any] | TranslationConfig | None = None) -> ModelPlan:
     """Return the plan of a graph, built without the cache. Raises ValueError as checked_options."""
-    projection = checked_options(graph, config).projection or "auto"
-    return build_plan(graph, projection, structural_key(graph, projection))
+    options = checked_options(graph, config)
+    return build_plan(graph, options, structural_key(graph, options))
 
 
-def build_plan(graph: ComputationGraph, projection: str, key: tuple[Any, ...]) -> ModelPlan:
+def build_plan(graph: ComputationGraph, options: TranslationConfig, key: Any) -> ModelPlan:
     """Return the plan of a valid graph. Edges that close an unmarked cycle become recurrent."""
-    recurrent = frozenset(graph.detect_cycles())
-    order = _evaluation_order(graph, recurrent)
-    live = _live_nodes(graph)
-    nodes = tuple(
-        _plan_node(graph, graph.nodes[node_id], projection, recurrent, node_id in live)
-        for node_id in order
-        if graph.nodes[node_id].node_type is not NodeType.INPUT
-    )
-    inputs = tuple((node_id, _size(graph.nodes[node_id])) for node_id in graph.input_node_ids)
-    return ModelPlan(inputs, nodes, tuple(graph.output_node_ids), key)
+    shapes = infer_shapes(graph, late=graph.detect_cycles())
+    plan = _plan("", graph, shapes, options.projection or "auto", key)
+    return replace(plan, channels_last=options.memory_format == "channels_last", autocast=options.autocast)
 
 
-def _plan_node(
-    graph: ComputationGraph, node: Node, projection: str, recurrent: frozenset[int], is_live: bool
-) -> NodePlan:
-    size = _size(node)
-    kind = aggregation(node.aggregation)
-    width = kind.message_size(node.attributes, size)
+def _plan(name: str, graph: ComputationGraph, known: Mapping[int, NodeShapes], projection: str, key: Any) -> ModelPlan:
+    live, is_vectors = live_nodes(known), not name and is_dense(graph)
+    ports = {node_id: port for port, node_id in inner_ports(graph).items()}
+    inputs = tuple((ports.get(node_id, INPUT_PORT), node_id, known[node_id].output) for node_id in graph.input_node_ids)
+    steps: dict[int, StepPlan] = {}
+    for node_id, shapes in known.items():
+        if shapes.node.node_type is not NodeType.INPUT and (is_vectors or node_id in live):
+            steps[node_id] = replace(_step(graph, shapes, projection, steps), is_live=node_id in live)
+    outputs = tuple((node_id, known[node_id].output) for node_id in graph.output_node_ids)
+    dead = tuple(sorted(known.keys() - live))
+    plan = ModelPlan(name, inputs, tuple(steps.values()), outputs, dead, is_vectors, False, None, (), key)
+    return replace(plan, values=tuple(parameter_values(graph, plan))) if name else plan
+
+
+def parameter_values(graph: ComputationGraph, plan: ModelPlan) -> list[float]:
+    """Return the first values of plan.scalars."""
+    nodes, edges = graph.nodes, graph.edges
+    return [
+        nodes[parameter.owner].bias
+        if parameter.initial is Initial.BIAS
+        else edges[parameter.owner].weight
+        if parameter.initial is Initial.WEIGHT
+        else 0.0
+        for parameter in plan.scalars
+    ]
+
+
+def _step(graph: ComputationGraph, shapes: NodeShapes, projection: str, earlier: Mapping[int, StepPlan]) -> StepPlan:
+    edges = shapes.edges
+    labels = _edge_labels(edges, is_multigraph=bool(graph.config["multigraph"]))
+    node, tied = shapes.node, shapes.inputs.get(WEIGHT_PORT)
+    tied_to = earlier[tied.edges[0].source].label if tied and tied.edges[0].source in earlier else ""
+    inputs = {port: plan.shape for port, plan in shapes.inputs.items()}
+    if shapes.is_neuron:
+        neuron = _neuron(graph, shapes, projection, labels)
+        return StepPlan(shapes, identifier(f"node_{node.node_id}"), labels, neuron=neuron)
+    if shapes.operation is None:
+        name = node.attributes["subgraph"]
+        bodies = _bodies(name, graph.subgraph(name), inputs, projection, node.attributes.get("repeat", 1))
+        shared = bool(node.attributes.get("share", False))
+        return StepPlan(shapes, _label(name, node.node_id), labels, bodies=bodies, is_shared=shared)
+    label = _label(shapes.operation.name, node.node_id)
+    row = shapes.operation.row
+    if issubclass(row, Composite):
+        inner = row.computation_graph(inputs, shapes.operation.settings)
+        bodies = _bodies(shapes.operation.name, inner, inputs, projection, 1)
+        return StepPlan(shapes, label, labels, tied_to=tied_to, bodies=bodies)
+    return StepPlan(shapes, label, labels, tied_to=tied_to)
+
+
+def _edge_labels(edges: Sequence[Edge], *, is_multigraph: bool) -> dict[int, str]:
+    """Return a different label for every edge into a node: its ends, or its id if several edges have these ends."""
+    if is_multigraph:
+        return {edge.edge_id: f"{edge.edge_id}" for edge in edges}
+    counts = Counter(edge.source for edge in edges)
+    more = {edge.edge_id: f"_{edge.edge_id}" if counts[edge.source] > 1 else "" for edge in edges}
+    return {edge.edge_id: f"{edge.source}_{edge.target}{more[edge.edge_id]}" for edge in edges}
+
+
+def _bodies(
+    name: str, inner: ComputationGraph, inputs: Mapping[str, Shape], projection: str, repeat: int
+) -> tuple[ModelPlan, ...]:
+    """Return the plan of every repetition; repetitions with equal shapes have the same plan."""
+    digest = _body_digest(inner, projection)
+    plans: dict[str, ModelPlan] = {}
+    bodies = []
+    for known in repetitions(inner, inputs, repeat):
+        sizes = [f"{known[node_id].output}" for node_id in inner.input_node_ids]
+        key = sha256("\n".join([name, digest, *sizes]).encode()).hexdigest()
+        if key not in plans:
+            plans[key] = _plan(name, inner, known, projection, key)
+        bodies.append(plans[key])
+    return tuple(bodies)
+
+
+def _body_digest(inner: ComputationGraph, projection: str) -> str:
+    """Return a digest of a subgraph, first values of its weights and biases included: its class holds them."""
+    values = [node.bias for node in inner.nodes.values()], [edge.weight for edge in inner.edges.values()]
+    text = repr((structural_key(inner, TranslationConfig(projection=projection)), values))
+    return sha256(text.encode()).hexdigest()
+
+
+def _neuron(graph: ComputationGraph, shapes: NodeShapes, projection: str, labels: Mapping[int, str]) -> NeuronPlan:
+    merge, node = shapes.inputs[INPUT_PORT], shapes.node
+    inputs = {labels[e.edge_id]: each.target for e, each in zip(merge.edges, merge.adapters, strict=True)}
+    plan = Neuron.plan(inputs, neuron_settings(node, projection))
     edges = tuple(
-        _plan_edge(graph, edge, width, projection, recurrent) for edge in graph.in_edges(node.node_id) if edge.enabled
+        replace(
+            planned,
+            edge_id=edge.edge_id,
+            source=edge.source,
+            reads_input=graph.nodes[edge.source].node_type is NodeType.INPUT,
+            is_recurrent=edge.edge_id in merge.late,
+        )
+        for edge, planned in zip(merge.edges, plan.edges, strict=True)
     )
-    accepted = kind.accepted() if node.attributes else {}
-    settings = tuple(sorted((k, v) for k, v in node.attributes.items() if k in accepted))
-    return NodePlan(node.node_id, size, node.activation_function, node.aggregation, settings, edges, is_live)
+    return replace(plan, node_id=node.node_id, edges=edges)
 
 
-def _plan_edge(graph: ComputationGraph, edge: Edge, width: int, projection: str, recurrent: frozenset[int]) -> EdgePlan:
-    source_size = _size(graph.nodes[edge.source])
-    label = f"{edge.edge_id}" if graph.config.get("multigraph") else f"{edge.source}_{edge.target}"
-    reads_input = graph.nodes[edge.source].node_type is NodeType.INPUT
-    is_recurrent = edge.is_recurrent or edge.edge_id in recurrent
-    has_matrix = is_projected(source_size, width, projection)
-    return EdgePlan(edge.edge_id, edge.source, label, source_size, reads_input, is_recurrent, has_matrix)
-
-
-def _evaluation_order(graph: ComputationGraph, recurrent: frozenset[int]) -> list[int]:
-    """Return sources before targets along the edges of one time step; ties by node id."""
-    edges = [edge for edge in followed_edges(graph, ignore_recurrent=True) if edge.edge_id not in recurrent]
-    order = sorted_prefix(graph.nodes, edges)
-    assert len(order) == len(graph.nodes), "detect_cycles() left a cycle"
-    return order
-
-
-def _live_nodes(graph: ComputationGraph) -> set[int]:
-    """Return the nodes with an enabled path to an OUTPUT node, recurrent edges included."""
-    sources: dict[int, list[int]] = {}
-    for edge in followed_edges(graph, ignore_recurrent=False):
-        sources.setdefault(edge.target, []).append(edge.source)
-    return reachable(graph.output_node_ids, lambda node_id: sources.get(node_id, ()))
-
-
-def _size(node: Node) -> int:
-    assert node.output_size is not None, "validate() refuses nodes without output_size"
-    return node.output_size
-
-
-def _frozen(attributes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    if not attributes:
-        return ()
-    # validate() refuses mappings as attributes; their text keeps the key hashable until then.
-    return tuple(
-        sorted((k, repr(v) if isinstance(v, Mapping) else v) for k, v in attributes.items() if k != "derivation_uuid")
-    )
+def _label(name: str, node_id: int) -> str:
+    """Return the name of a node's module: the operation or subgraph, then the id."""
+    word = _NOT_OF_A_NAME.sub("_", short_name(name)).strip("_") or "node"
+    is_free = word.isidentifier() and not _PARAMETERS.match(word)
+    return identifier(f"{word if is_free else f'node_{word}'}_{node_id}")

@@ -7,10 +7,11 @@ from difflib import get_close_matches
 from typing import Any, TypeGuard
 
 from gflownet.graphs.computation_graph import ComputationGraph, Edge, Node, NodeType
-from gflownet.graphs.elements import DEFAULT_AGGREGATION, DEFAULT_WEIGHT, shown, thawed
+from gflownet.graphs.elements import DEFAULT_AGGREGATION, DEFAULT_WEIGHT
 from gflownet.graphs.limits import MAX_MAGNITUDE
 from gflownet.graphs.ordering import reachable
-from gflownet.graphs.vocabulary import (
+from gflownet.operations.values import shown, thawed
+from gflownet.operations.vocabulary import (
     ACTIVATIONS,
     AGGREGATIONS,
     EDGE_ATTRIBUTES,

@@ -1,103 +1,212 @@
-"""to_source: the model as a readable Python file that needs only torch."""
+"""to_source: the model as one readable Python file with a class per subgraph."""
 
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from keyword import iskeyword
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.operation_shapes import is_operation_graph
-from gflownet.graphs.vocabulary import activation
-from gflownet.translation.activations import Cell
-from gflownet.translation.emit import PLAIN, identifier, outside_name, outside_names, slot_name, step_lines
+from gflownet.operations import layers
+from gflownet.operations.activations import Cell
+from gflownet.operations.neuron_code import PLAIN, identifier, outside_name
+from gflownet.operations.tensor_shape import Shape
+from gflownet.operations.values import thawed
+from gflownet.operations.vocabulary import activation
+from gflownet.translation.code import ClassWriter, has_own_build, shape_text
 from gflownet.translation.initial_code import initial_code
-from gflownet.translation.model import parameter_values
-from gflownet.translation.operation_plan import build_operation_plan, operation_key
-from gflownet.translation.operation_source import operation_source
-from gflownet.translation.plan import ModelPlan
+from gflownet.translation.model import class_name, memory_format_lines, parameter_values, slots_of, step_lines
+from gflownet.translation.plan import ModelPlan, StepPlan
 from gflownet.translation.planning import checked_options, checked_plan
 
 _USED_NAMES = ("torch", "F", "nn", "Tensor", "super", "tuple", "tensor")
-_HEADER = '''"""A network of {nodes} nodes: [B, {inputs}] to [B, {outputs}]. Written by gflownet; needs only {needs}."""
+_HEADER = '''"""A network: {inputs} to {outputs}. Written by gflownet; needs only {needs}."""
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-{imports}
-
-class {name}(nn.Module):
-'''
+{imports}'''
 _STATEFUL_FORWARD = '''
-    def forward(self, x, reset_states=False):
+    def forward(self, {arguments}, reset_states=False):
         """One time step; the state of the previous call is kept, detached, until reset_states."""
         if reset_states or self.state is None:
-            self.state = tuple(x.new_zeros(x.shape[0], size) for size in ({sizes},))
-        y, state = self.step(x, self.state)
+            self.state = tuple({first}.new_zeros({first}.shape[0], *shape{dtype}) for shape in {shapes})
+        y, state = self.step({arguments}, self.state)
         self.state = tuple(tensor.detach() for tensor in state)
         return y
 '''
+_WORD = re.compile(r"\w+")
 
 
 def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str | None = None) -> str:
     """Return the source of a module with one class `name`: same parameters, first values and outputs as the model.
 
     `projection` overrides the setting of the graph. The state_dict has the names of the translated model (a minus sign
-    in a node id becomes m). A user's activations and aggregations are imported.
+    in a node id becomes m). A user's activations, aggregations and operations are imported.
 
     Raises: ValueError for an invalid graph, one with an rhn node, or a name that a class cannot have.
     """
     if not name.isidentifier():
         raise ValueError(f"name: expected a Python identifier, got {name!r}")
-    if iskeyword(name) or name in _USED_NAMES:
+    if iskeyword(name) or name in _USED_NAMES or name in vars(layers):
         raise ValueError(f"name: expected a name that the source does not use, got {name!r}")
     config = {"projection": projection}
-    if is_operation_graph(graph):
-        options = checked_options(graph, config)
-        plan = build_operation_plan(graph, options, operation_key(graph, options))
-        return operation_source(plan, name, options.dtype)
     plan, dtype = checked_plan(graph, config), checked_options(graph, config).dtype
-    _check_torch_is_enough(graph)
-    values = dict(zip((p.name for p in plan.scalars), parameter_values(graph, plan), strict=True))
-    outside = [(*each.split(":"), outside_name(each)) for each in outside_names(plan)]
+    plans = list(_bodies_first(plan))
+    _check_torch_is_enough(plans)
+    names = _class_names(plans, name)
+    values = [each.values if each is not plan else parameter_values(graph, plan) for each in plans]
+    first_values = [
+        dict(zip((p.name for p in each.scalars), numbers, strict=True))
+        for each, numbers in zip(plans, values, strict=True)
+    ]
+    classes = [_class_source(each, names, numbers, dtype) for each, numbers in zip(plans, first_values, strict=True)]
+    text = "\n\n".join(classes)
+    imports = list(dict.fromkeys(line for each in plans for line in _imports(each)))
+    modules = [line.split()[1] for line in imports]
     header = _HEADER.format(
-        nodes=len(plan.nodes),
-        inputs=plan.input_size,
-        outputs=plan.output_size,
-        name=name,
-        needs=", ".join(dict.fromkeys(["torch", *(module for module, _, _ in outside)])),
-        imports="".join(f"from {module} import {class_name} as {alias}\n" for module, class_name, alias in outside),
+        inputs=f"[B, {plan.input_size}]" if plan.is_dense else " and ".join(shape_text(s) for _, _, s in plan.inputs),
+        outputs=" and ".join(shape_text(shape) for _, shape in plan.outputs),
+        needs=", ".join(dict.fromkeys(["torch", *modules])),
+        imports="".join(f"{line}\n" for line in imports),
     )
-    return header + _method("__init__(self)", _initial_lines(plan, values, dtype)) + "\n" + _methods(plan)
+    return "\n\n".join([header, *_layer_sources(text), text])
 
 
-def _check_torch_is_enough(graph: ComputationGraph) -> None:
+def _check_torch_is_enough(plans: list[ModelPlan]) -> None:
     """Raise ValueError for a cell that is not in torch."""
-    for node in graph.nodes.values():
-        kind = activation(node.activation_function)
+    for neuron in (step.neuron for plan in plans for step in plan.steps if step.neuron is not None):
+        kind = activation(neuron.activation)
         if issubclass(kind, Cell) and not kind.module.startswith("torch."):
-            got = node.activation_function
-            raise ValueError(f"node {node.node_id}: expected a cell of torch in a stand-alone source, got {got}")
+            got = neuron.activation
+            raise ValueError(f"node {neuron.node_id}: expected a cell of torch in a stand-alone source, got {got}")
 
 
-def _methods(plan: ModelPlan) -> str:
-    body = step_lines(plan, PLAIN)
+@dataclass(frozen=True)
+class _FileWriter(ClassWriter):
+    """Code of a file: parameters with their first values; rows with their own `build` are called by their class."""
+
+    first_values: Mapping[str, float] = field(default_factory=dict)
+    option: str = ""  # keyword arguments of every parameter, after a comma
+
+    def added(self, steps: tuple[StepPlan, ...]) -> list[str]:
+        # Layers of a model with other operations are cast at the end, as in memory.
+        of_layers = self.option if self.plan.is_dense else ""
+        return [
+            f"self.{identifier(parameter.module or parameter.name)} = "
+            + initial_code(parameter, self.first_values, of_layers if parameter.shape else self.option)
+            for step in steps
+            for parameter in step.parameters
+            if not parameter.name.endswith("weight_hh")  # in the cell of weight_ih
+        ]
+
+    def own_build(self, step: StepPlan) -> str:
+        assert step.shapes.operation is not None
+        shapes = ", ".join(f'"{port}": {_shape_code(shape)}' for port, shape in step.input_shapes.items())
+        settings = {key: thawed(value) for key, value in step.shapes.operation.items}
+        return f"{outside_name(step.shapes.operation.row_home)}.build({{{shapes}}}, {settings!r})"
+
+
+def _bodies_first(plan: ModelPlan) -> Iterator[ModelPlan]:
+    """Yield every different plan below a plan, then the plan itself."""
+    seen: dict[str, ModelPlan] = {}
+
+    def visit(each: ModelPlan) -> None:
+        for body in each.bodies:
+            visit(body)
+        seen.setdefault(each.key, each)
+
+    visit(plan)
+    yield from seen.values()
+
+
+def _class_names(plans: list[ModelPlan], name: str) -> dict[str, str]:
+    """Return a different class name for every plan; the last one is the model."""
+    *bodies, model = plans
+    names, used = {model.key: name}, {name, "F", *vars(layers)}
+    for body in bodies:
+        base = candidate = class_name(body)
+        number = 2
+        while candidate in used:
+            candidate, number = f"{base}{number}", number + 1
+        names[body.key] = candidate
+        used.add(candidate)
+    return names
+
+
+def _class_source(
+    plan: ModelPlan, names: Mapping[str, str], first_values: Mapping[str, float], dtype: str | None
+) -> str:
+    is_cast, is_model = dtype not in (None, "float32"), not plan.name
+    option = f", dtype=torch.{dtype}" if is_cast else ""
+    writer = _FileWriter(plan, PLAIN, names, first_values, option)
+    initial = ["super().__init__()", *(["self.state = None"] if is_model and plan.slots else [])]
+    initial += writer.initial_lines()
+    if is_model and is_cast and not plan.is_dense:
+        initial.append(f"self.to(torch.{dtype})")
+    if plan.channels_last:
+        initial.append("self.to(memory_format=torch.channels_last)")
+    methods = [_method("__init__(self)", initial), *_forward_methods(plan, writer, dtype)]
+    return f"class {names[plan.key]}(nn.Module):\n" + "\n".join(methods)
+
+
+def _forward_methods(plan: ModelPlan, writer: ClassWriter, dtype: str | None) -> list[str]:
+    shapes = " and ".join(shape_text(shape) for _, shape in plan.outputs)
+    body = [*memory_format_lines(plan, writer.arguments()), *step_lines(plan, writer)]
+    arguments = ", ".join(writer.arguments())
     if not plan.slots:
-        return _method("forward(self, x)", [*body, "return y"])
-    slots = ", ".join(slot_name(slot.kind, slot.node_id) for slot in plan.slots)
-    step = _method("step(self, x, state)", [f"{slots}, = state", *body, "return y, state"])
-    return step + _STATEFUL_FORWARD.format(sizes=", ".join(str(slot.size) for slot in plan.slots))
-
-
-def _initial_lines(plan: ModelPlan, values: dict[str, float], dtype: str | None) -> list[str]:
-    option = f", dtype=torch.{dtype}" if dtype not in (None, "float32") else ""
-    lines = ["super().__init__()"]
-    if plan.slots:
-        lines.append("self.state = None")
-    for parameter in plan.parameters:
-        if parameter.name.endswith("weight_hh"):
-            continue  # in the cell of weight_ih
-        lines.append(
-            f"self.{identifier(parameter.module or parameter.name)} = {initial_code(parameter, values, option)}"
-        )
-    return lines
+        return [_method(f"forward(self, {arguments})", [f'"""Return {shapes}."""', *body, "return y"])]
+    name, lines = "forward" if plan.name else "step", [f"{slots_of(plan)} = state", *body, "return y, state"]
+    method = _method(f"{name}(self, {arguments}, state)", [f'"""Return {shapes} and the new state."""', *lines])
+    if plan.name:
+        return [method]
+    forward = _STATEFUL_FORWARD.format(
+        arguments=arguments,
+        first=writer.arguments()[0],
+        dtype="" if plan.is_dense else f", dtype=torch.{dtype or 'float32'}",
+        shapes=tuple(slot.shape for slot in plan.slots),
+    )
+    return [method + forward]
 
 
 def _method(signature: str, lines: list[str]) -> str:
     return f"    def {signature}:\n" + "".join(f"        {line}\n" for line in lines)
+
+
+def _imports(plan: ModelPlan) -> Iterator[str]:
+    """Yield the imports of the user's classes."""
+    for step in plan.live_steps:
+        names = [step.shapes.node.activation_function]
+        names += [step.neuron.aggregation] if step.neuron is not None else []
+        for name in names:
+            if ":" in name:
+                module, _, leaf = name.partition(":")
+                yield f"from {module} import {leaf} as {outside_name(name)}"
+        applied = step.shapes.operation
+        if applied is not None and not step.bodies and has_own_build(applied.row):
+            module, _, leaf = applied.row_home.partition(":")
+            yield "from gflownet.operations.tensor_shape import Layout, Shape"
+            yield f"from {module} import {leaf} as {outside_name(applied.row_home)}"
+
+
+def _shape_code(shape: Shape) -> str:
+    return f'Shape({shape.sizes}, Layout("{shape.layout.value}"))'
+
+
+def _layer_sources(text: str) -> list[str]:
+    """Return the source of the layers that a text uses, and of the layers that these use."""
+    classes = {name: value for name, value in vars(layers).items() if _is_layer(value)}
+    needed: dict[str, str] = {}
+    pending = [text]
+    while pending:
+        for word in dict.fromkeys(_WORD.findall(pending.pop())):
+            if word in classes and word not in needed:
+                needed[word] = inspect.getsource(classes[word])
+                pending.append(needed[word])
+    return [needed[name] for name in classes if name in needed]
+
+
+def _is_layer(value: object) -> bool:
+    return isinstance(value, type) and value.__module__ == layers.__name__

@@ -22,9 +22,9 @@ from gflownet.envs.tensor_graph import TensorGraphEnv
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.operation_costs import OperationCost
-from gflownet.graphs.tensor_shape import Shape
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import Attribute
+from gflownet.operations.tensor_shape import Shape
 
 
 def computation_graphs(**changes) -> ComputationGraphEnv:

@@ -12,8 +12,8 @@ from gflownet.envs.cells import CellEnv, CellsContext
 from gflownet.envs.config import CellsEnvConfig, EnvConfig
 from gflownet.errors import UserError
 from gflownet.graphs.operation_costs import OperationCost
-from gflownet.graphs.tensor_shape import Shape
 from gflownet.metrics.exact import enumerate_states
+from gflownet.operations.tensor_shape import Shape
 from tests.envs.test_cell_networks import OWN_EDGES, OWN_LAYERS, networks
 
 DIGITS = Shape.of((1, 8, 8))

@@ -8,11 +8,11 @@ from gflownet.envs.config import EnvConfig, OperationGraphConfig
 from gflownet.envs.operation_graph import OperationGraphContext, OperationGraphEnv
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.operation_costs import graph_cost
-from gflownet.graphs.tensor_shape import Adapter, Shape, ShapeError, join
 from gflownet.mdp.action import ActionMasks, GraphAction, GraphActionType
 from gflownet.mdp.environment import IllegalAction
 from gflownet.mdp.states import GraphStates
 from gflownet.metrics.exact import enumerate_states
+from gflownet.operations.tensor_shape import Adapter, Shape, ShapeError, join
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy

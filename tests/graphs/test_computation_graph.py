@@ -9,7 +9,7 @@ import networkx as nx
 import pytest
 
 from gflownet.graphs.computation_graph import ComputationGraph, Edge, Node, NodeType
-from gflownet.graphs.elements import MAX_NESTING
+from gflownet.operations.values import MAX_NESTING
 from tests.oracles import graphs as oracle
 
 SEEDS = range(20)

@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError, join
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError, join
 
 IMAGE, WIDE, SEQUENCE = Shape.of([2, 6, 5]), Shape.of([4, 3, 7]), Shape.of([5, 3])
 SIGNAL, VECTOR = Shape.of([7, 5], Layout.SIGNAL), Shape.of(1)

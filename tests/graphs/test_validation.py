@@ -6,7 +6,7 @@ import pytest
 
 from gflownet.graphs import vocabulary
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.vocabulary import ACTIVATIONS, AGGREGATIONS, aggregation_parameters
+from gflownet.operations.vocabulary import ACTIVATIONS, AGGREGATIONS, aggregation_parameters
 from tests.oracles import graphs as oracle
 
 

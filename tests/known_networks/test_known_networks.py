@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gflownet.graphs.operation_costs import graph_cost
 from gflownet.translation import copy_weights, to_pytorch_model
-from gflownet.translation.operation_model import OperationModel
+from gflownet.translation.model import TranslatedModel as OperationModel
 from tests.known_networks.references import KNOWN_NETWORKS, KnownNetwork
 
 NETWORKS = pytest.mark.parametrize("network", KNOWN_NETWORKS.values(), ids=KNOWN_NETWORKS)

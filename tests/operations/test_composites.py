@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gflownet.graphs.operation import Operation, read_operation
 from gflownet.graphs.operation_costs import graph_cost
-from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
 from gflownet.operations.composite import Composite
+from gflownet.operations.operation import Operation, read_operation
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 
 
 def parts(name: str, shape: Shape, **settings: object) -> tuple[type[Operation], dict[str, Shape], dict]:

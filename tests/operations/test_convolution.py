@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gflownet.graphs.operation import read_operation
-from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.operation import read_operation
 from gflownet.operations.standalone import StandaloneOperation
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 
 
 def infer(name: str, shape: Shape, **settings: object) -> Shape:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gflownet.graphs.operation import operation, read_operation
-from gflownet.graphs.tensor_shape import Shape
 from gflownet.operations import layers
+from gflownet.operations.operation import operation, read_operation
 from gflownet.operations.rhn_layer import RHNLayer
+from gflownet.operations.tensor_shape import Shape
 from gflownet.rhn.config import RHNConfig
 
 

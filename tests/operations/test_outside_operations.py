@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from gflownet.graphs import ComputationGraph, to_dot, to_svg
-from gflownet.graphs.operation import Operation, operation, read_operation
 from gflownet.graphs.operation_costs import graph_cost
-from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.operation import Operation, operation, read_operation
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.plugins import load_class
 from gflownet.translation import to_pytorch_model
 
 SOURCE = """
 from torch import nn
 
-from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
-from gflownet.graphs.tensor_shape import Shape
-from gflownet.graphs.vocabulary import POSITIVE_INT
+from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
+from gflownet.operations.tensor_shape import Shape
+from gflownet.operations.vocabulary import POSITIVE_INT
 from gflownet.operations import Composite, GraphData
 
 VECTOR = Shape.of(4)

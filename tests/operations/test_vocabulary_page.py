@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gflownet.graphs.operation import OPERATIONS, REQUIRED, Category, Setting, operation, read_operation
+from gflownet.operations.operation import OPERATIONS, REQUIRED, Category, Setting, operation, read_operation
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 

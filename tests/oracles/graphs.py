@@ -10,7 +10,7 @@ from networkx.algorithms.isomorphism import DiGraphMatcher, GraphMatcher
 
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.vocabulary import is_order_sensitive
+from gflownet.operations.vocabulary import is_order_sensitive
 
 
 def relabelled(graph: ColouredGraph, permutation: Sequence[int]) -> ColouredGraph:

@@ -9,9 +9,9 @@ import networkx as nx
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.operation_costs import node_cost
 from gflownet.graphs.operation_shapes import infer_shapes
-from gflownet.graphs.tensor_shape import Shape, ShapeError, join
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
+from gflownet.operations.tensor_shape import Shape, ShapeError, join
 from tests.oracles.computation_graph_env import ComputationGraphOracle
 from tests.oracles.graph_building import NxGraph, ends
 

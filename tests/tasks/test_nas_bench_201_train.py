@@ -8,8 +8,8 @@ import torch
 from gflownet.config import load_config, with_task_options
 from gflownet.envs.cells import CellsContext
 from gflownet.graphs.assignment import Assignment
-from gflownet.graphs.tensor_shape import Shape
 from gflownet.metrics.exact import enumerate_states
+from gflownet.operations.tensor_shape import Shape
 from tasks.images import ImagesConfig
 from tasks.nas_bench_201_train import NasBench201TrainTask
 

@@ -13,11 +13,11 @@ import gflownet
 from gflownet.envs.hypergrid import HypergridEnv
 from gflownet.errors import UserError
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.graphs.operation import Example, Operation, single_input
-from gflownet.graphs.tensor_shape import Shape
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Rule
 from gflownet.objectives import TrajectoryBalance, total_loss
+from gflownet.operations.operation import Example, Operation, single_input
+from gflownet.operations.tensor_shape import Shape
 from gflownet.policy.mlp import MLPPolicy
 from gflownet.search import loop
 from gflownet.search.random_search import RandomSearch

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gflownet.graphs.operation import Operation, single_input
-from gflownet.graphs.tensor_shape import Shape
-from gflownet.graphs.vocabulary import Activation
+from gflownet.operations.operation import Operation, single_input
+from gflownet.operations.tensor_shape import Shape
+from gflownet.operations.vocabulary import Activation
 
 
 class Doubled(nn.Module):

@@ -14,7 +14,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.language_training import LanguageTraining, bits_per_byte, train_language_model
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.formulas import formulas
-from gflownet.graphs.vocabulary import aggregation
+from gflownet.operations.vocabulary import aggregation
 from gflownet.rhn.checkpoint import describe, load_language_model, model_of, save_language_model
 from gflownet.translation.cell_network import CellConfig, CellNetwork, fit_cell_parameters, num_cell_parameters
 

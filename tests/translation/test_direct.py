@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.vocabulary import ACTIVATIONS, AGGREGATIONS
+from gflownet.operations.vocabulary import ACTIVATIONS, AGGREGATIONS
 from gflownet.translation import DirectTraining, is_direct, to_pytorch_model
 from tests.oracles.translation_families import random_graph
 from tests.translation.graphs import chain, mixed, recurrent

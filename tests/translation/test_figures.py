@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from xml.etree import ElementTree
 
-from gflownet.graphs.vocabulary import AGGREGATIONS
+from gflownet.operations.vocabulary import AGGREGATIONS
 from tests.translation.aggregation_figure import EXAMPLES, draw
 
 FIGURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "aggregations.svg"

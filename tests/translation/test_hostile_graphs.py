@@ -14,7 +14,14 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.drawing import to_dot, to_svg
-from gflownet.graphs.vocabulary import ACTIVATIONS, AGGREGATIONS, DTYPES, MAX_WIDTH, PROJECTIONS, aggregation_parameters
+from gflownet.operations.vocabulary import (
+    ACTIVATIONS,
+    AGGREGATIONS,
+    DTYPES,
+    MAX_WIDTH,
+    PROJECTIONS,
+    aggregation_parameters,
+)
 from gflownet.translation import DirectTraining, clear_translation_cache, summary, to_pytorch_model, to_source
 from tests.oracles.translation_families import FAMILIES, random_graph
 from tests.translation.graphs import chain

@@ -8,9 +8,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.tensor_shape import Layout
+from gflownet.operations.tensor_shape import Layout
 from gflownet.translation import export_program, measure_latency, summary, to_onnx, to_pytorch_model, to_source
-from gflownet.translation.operation_summary import OperationSummary
+from gflownet.translation.graph_summary import GraphSummary as OperationSummary
 from tests.translation.operation_graphs import block, graph_of, hidden, image_input, random_graph
 
 OUTSIDE = "tests.translation.outside_operation"

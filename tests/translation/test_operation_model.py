@@ -14,7 +14,7 @@ from safetensors.torch import save
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import graph_cost
-from gflownet.graphs.tensor_shape import Layout
+from gflownet.operations.tensor_shape import Layout
 from gflownet.translation import (
     clear_translation_cache,
     get_translation_cache_metrics,
@@ -24,7 +24,7 @@ from gflownet.translation import (
     to_pytorch_model,
 )
 from gflownet.translation.model import TranslatedModel
-from gflownet.translation.operation_model import OperationModel
+from gflownet.translation.model import TranslatedModel as OperationModel
 from tests.translation.operation_graphs import block, graph_of, hidden, image_input
 
 

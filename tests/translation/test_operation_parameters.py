@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gflownet.graphs.tensor_shape import Layout
+from gflownet.operations.tensor_shape import Layout
 from gflownet.translation import summary, to_pytorch_model, to_source
 from tests.translation.operation_graphs import block, graph_of, hidden, image_input
 

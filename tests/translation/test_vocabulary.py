@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from gflownet.graphs.vocabulary import ACTIVATIONS, AGGREGATIONS, activation, aggregation
-from gflownet.translation.activations import Cell, CodeActivation
 from gflownet.translation.emit import CodeAggregation
+
+from gflownet.operations.activations import Cell, CodeActivation
+from gflownet.operations.vocabulary import ACTIVATIONS, AGGREGATIONS, activation, aggregation
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "translation.md"
 

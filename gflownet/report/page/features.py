@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from gflownet.graphs.assignment import values_of
-from gflownet.graphs.vocabulary import short_name
+from gflownet.operations.vocabulary import short_name
 from gflownet.report.page.coloured_drawing import label_of
 from gflownet.report.page.drawings import text_of
 

@@ -1,15 +1,15 @@
-"""Straight-line Python for a model: one time step, or a whole sequence node by node, and the stand-alone source."""
+"""Straight-line Python for neurons, and the names of generated code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gflownet.graphs.elements import thawed
-from gflownet.graphs.vocabulary import Aggregation
-from gflownet.translation.activations import Cell, CodeActivation
-from gflownet.translation.plan import EdgePlan, ModelPlan, NodePlan, StateSlot
+from gflownet.operations.activations import Cell, CodeActivation
+from gflownet.operations.neuron import EdgePlan, NeuronPlan
+from gflownet.operations.values import thawed
+from gflownet.operations.vocabulary import Aggregation
 
 USUAL_BATCH = 64
 
@@ -57,22 +57,22 @@ def slot_name(kind: str, node_id: int) -> str:
     return identifier(f"{kind}{node_id}")
 
 
+def read_value(node_id: int, *, is_late: bool) -> str:
+    """The variable with a node's output of this time step, or of the one before."""
+    return slot_name("output", node_id) if is_late else variable(node_id)
+
+
 def outside_name(name: str) -> str:
     """The identifier of a user's class `module:Class` in generated code, different for different names."""
     return "user_" + name.replace("_", "_u").replace(".", "_d").replace(":", "_c")
 
 
-def outside_names(plan: ModelPlan) -> Iterator[str]:
-    """The user's classes `module:Class` that the code of a plan calls."""
-    names = (name for node in plan.live_nodes for name in (node.activation, node.aggregation))
-    return (name for name in dict.fromkeys(names) if ":" in name)
-
-
-def outside_classes(plan: ModelPlan) -> dict[str, Any]:
-    """The user's classes of a plan by their identifier in generated code."""
-    nodes = plan.live_nodes
-    classes = {n.activation: n.activation_class for n in nodes} | {n.aggregation: n.aggregation_class for n in nodes}
-    return {outside_name(name): classes[name] for name in outside_names(plan)}
+def outside_classes(neurons: Iterable[NeuronPlan]) -> dict[str, Any]:
+    """The user's classes `module:Class` that the code of neurons calls, by their identifier in it."""
+    classes = [
+        each for n in neurons for each in ((n.activation, n.activation_class), (n.aggregation, n.aggregation_class))
+    ]
+    return {outside_name(name): each for name, each in classes if ":" in name}
 
 
 def product(x: str, matrix: str, total: str, is_matrix: bool) -> str:
@@ -85,7 +85,7 @@ def product(x: str, matrix: str, total: str, is_matrix: bool) -> str:
 class NodeEmitter:
     """Statements that compute one node."""
 
-    def __init__(self, node: NodePlan, dialect: Dialect) -> None:
+    def __init__(self, node: NeuronPlan, dialect: Dialect) -> None:
         self.node = node
         self.dialect = dialect
         self.bias = dialect.parameter(f"bias_{node.node_id}")
@@ -120,7 +120,7 @@ class NodeEmitter:
 
     def added(self, edge: EdgePlan, factor: str, total: str, *, is_matrix: bool = False) -> str:
         """The expression of total + factor * (P x); `is_matrix`: `total` is [B, d], not a 0-d bias."""
-        x = slot_name("output", edge.source) if edge.is_recurrent else self.source(edge)
+        x = self.source(edge)
         if not edge.is_projected:
             return f"torch.addcmul({total}, {x}, {factor})" if total else f"{x} * {factor}"
         # Scaling a factor, not the product, keeps one gemm with the bias inside: the cheaper factor at a usual batch.
@@ -132,8 +132,8 @@ class NodeEmitter:
         return product(x, matrix, total, is_matrix and bool(total))
 
     def source(self, edge: EdgePlan) -> str:
-        """The expression [B, size] of the source of an edge that is not recurrent."""
-        return variable(edge.source)
+        """The expression [B, size] of the source of an edge."""
+        return read_value(edge.source, is_late=edge.is_recurrent)
 
     def activated(self, z: str) -> str:
         """The statement from the pre-activation `z` [B, size] to the node's variable, and its new state."""
@@ -182,66 +182,6 @@ class CodeAggregation(Aggregation):
 def group(expressions: list[str]) -> str:
     """The expressions as a tuple."""
     return f"({', '.join(expressions)},)" if len(expressions) == 1 else f"({', '.join(expressions)})"
-
-
-def step_lines(plan: ModelPlan, dialect: Dialect) -> list[str]:
-    """Statements from `x` [B, F] and the slot variables to `y` [B, O] and, in stateful models, `state`."""
-    lines = _input_lines(plan)
-    for node in plan.live_nodes:
-        lines += node_lines(NodeEmitter(node, dialect))
-    lines.append(_output_line(plan))
-    if plan.slots:
-        lines.append(f"state = ({', '.join(_new_state(plan, slot) for slot in plan.slots)},)")
-    return lines
-
-
-def sequence_lines(plan: ModelPlan) -> list[str]:
-    """Statements from `x` [T B, F], time by time, `batch` and the slot variables to `y` [T B, O] and `state`.
-
-    For plans without recurrent edges: each node computes all time steps before the next node.
-    """
-    lines = _input_lines(plan)
-    for node in plan.live_nodes:
-        lines += node_lines(NodeEmitter(node, SEQUENCE))
-    lines.append(_output_line(plan))
-    state = [_last_state(slot) for slot in plan.slots]
-    return [*lines, f"state = ({', '.join(state)},)"]
-
-
-def _last_state(slot: StateSlot) -> str:
-    """The expression of a slot after a sequence; it shares no memory with the output."""
-    if slot.kind == "token":
-        return f"torch.ones_like({slot_name('token', slot.node_id)})"
-    if slot.kind == "cell":
-        return slot_name("new_cell", slot.node_id)
-    return f"torch.clone({variable(slot.node_id)}[-batch:])"
-
-
-def _output_line(plan: ModelPlan) -> str:
-    outputs = [variable(node_id) for node_id in plan.outputs]
-    return f"y = {outputs[0]}" if len(outputs) == 1 else f"y = torch.cat(({', '.join(outputs)}), dim=-1)"
-
-
-def _input_lines(plan: ModelPlan) -> list[str]:
-    read = {edge.source for node in plan.live_nodes for edge in node.edges}  # a recurrent edge reads it later
-    if len(plan.inputs) == 1:
-        return [f"{variable(plan.inputs[0][0])} = x"] if plan.inputs[0][0] in read else []
-    lines, start = [], 0
-    for node_id, size in plan.inputs:
-        if node_id in read:
-            lines.append(f"{variable(node_id)} = x[..., {start}:{start + size}]")
-        start += size
-    return lines
-
-
-def _new_state(plan: ModelPlan, slot: StateSlot) -> str:
-    if slot.kind == "cell":
-        return slot_name("new_cell", slot.node_id)
-    if slot.kind == "token":
-        return f"torch.ones_like({slot_name('token', slot.node_id)})"
-    # The caller may overwrite its input or the output: the state must not share their memory.
-    is_shared = (slot.node_id,) == plan.outputs or slot.node_id in dict(plan.inputs)
-    return f"{variable(slot.node_id)}.clone()" if is_shared else variable(slot.node_id)
 
 
 def node_lines(emitter: NodeEmitter) -> list[str]:

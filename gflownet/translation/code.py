@@ -1,19 +1,27 @@
-"""Straight-line code of operation graphs: constructors in __init__ and statements in forward."""
+"""Straight-line code of a plan: constructors in __init__, and statements of one time step or a whole sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from gflownet.graphs.operation import INPUT_PORT, WEIGHT_PORT, Operation
 from gflownet.graphs.operation_shapes import MergePlan
-from gflownet.graphs.tensor_shape import Adapter, Layout, Shape
-from gflownet.graphs.vocabulary import activation
-from gflownet.translation.activations import CodeActivation
-from gflownet.translation.emit import Dialect, NodeEmitter, identifier, node_lines, outside_name, variable
-from gflownet.translation.initial_code import initial_code
-from gflownet.translation.operation_plan import OperationPlan, StepPlan
-from gflownet.translation.plan import EdgePlan
+from gflownet.operations.activations import CodeActivation
+from gflownet.operations.neuron import EdgePlan, NeuronPlan
+from gflownet.operations.neuron_code import (
+    Dialect,
+    NodeEmitter,
+    identifier,
+    node_lines,
+    outside_name,
+    read_value,
+    slot_name,
+    variable,
+)
+from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, Operation
+from gflownet.operations.tensor_shape import Adapter, Layout, Shape
+from gflownet.operations.vocabulary import activation
+from gflownet.translation.plan import ModelPlan, StateSlot, StepPlan
 
 _ELEMENTWISE = {"sum": "{a} + {b}", "mean": "{a} + {b}", "product": "{a} * {b}"}
 _ELEMENTWISE |= {"max": "torch.maximum({a}, {b})", "min": "torch.minimum({a}, {b})"}
@@ -33,51 +41,88 @@ def own_build_name(step: StepPlan) -> str:
 class ClassWriter:
     """The source of the class of one plan."""
 
-    plan: OperationPlan
+    plan: ModelPlan
     dialect: Dialect
     class_names: Mapping[str, str] = field(default_factory=dict)  # by the key of a body
-    # Keywords of 0-d tensors. The dtype of the model is set at the end: float64 until then keeps numbers exact.
-    scalar_option: str = ", dtype=torch.float64"
 
     def initial_lines(self) -> list[str]:
         """The statements of __init__ after super().__init__(): modules and parameters in the order of computation."""
+        if self.plan.is_dense:
+            return self.added(self.plan.steps)
         return [line for step in self.plan.steps for line in self._initial(step)]
 
-    def forward_lines(self) -> list[str]:
-        """The statements from the arguments to `return`."""
-        lines = [line for step in self.plan.steps for line in self._computed(step)]
+    def added(self, steps: tuple[StepPlan, ...]) -> list[str]:
+        """The statements that add the parameters of consecutive steps, besides those of modules."""
+        raise NotImplementedError
+
+    def step_lines(self) -> list[str]:
+        """The statements of one time step, from the arguments and the variables of slots to `y` and `state`."""
+        state = [self._new_state(slot) for slot in self.plan.slots]
+        return [*self._computed_lines(), f"state = {group_of(state)}"] if state else self._computed_lines()
+
+    def sequence_lines(self) -> list[str]:
+        """The statements from `x` [T B, F], time by time, `batch` and the variables of slots to `y` [T B, O] and state.
+
+        For plans without recurrent edges: each node computes all time steps before the next node.
+        """
+        lines = replace(self, dialect=replace(self.dialect, is_sequence=True))._computed_lines()
+        return [*lines, f"state = {group_of([_last_state(slot) for slot in self.plan.slots])}"]
+
+    def _computed_lines(self) -> list[str]:
+        """The statements from the arguments to `y`."""
+        lines = [*(self._column_lines() if self.plan.is_dense else ())]
+        lines += [line for step in self.plan.live_steps for line in self._computed(step)]
         outputs = [variable(node_id) for node_id, _ in self.plan.outputs]
         if len(outputs) == 1:
-            return [*lines, f"return {outputs[0]}"]
+            return [*lines, f"y = {outputs[0]}"]
         joined = f"({', '.join(outputs)})"
-        return [*lines, f"return torch.cat({joined}, dim=1)" if self.plan.is_concatenated else f"return {joined}"]
+        return [*lines, f"y = torch.cat({joined}, dim=-1)" if self.plan.is_concatenated else f"y = {joined}"]
+
+    def _column_lines(self) -> list[str]:
+        """The statements that take the inputs out of `x` [B, F]."""
+        plans = [plan for step in self.plan.live_steps for plan in step.shapes.inputs.values()]
+        read = {edge.source for plan in plans for edge in plan.edges}  # a recurrent edge reads it later
+        read.update(node_id for node_id, _ in self.plan.outputs)
+        if len(self.plan.inputs) == 1:
+            (node_id,) = (node_id for _, node_id, _ in self.plan.inputs)
+            return [f"{variable(node_id)} = x"] if node_id in read else []
+        lines, start = [], 0
+        for _, node_id, shape in self.plan.inputs:
+            if node_id in read:
+                lines.append(f"{variable(node_id)} = x[..., {start}:{start + shape.channels}]")
+            start += shape.channels
+        return lines
+
+    def _new_state(self, slot: StateSlot) -> str:
+        """The expression of a slot after a time step."""
+        if slot.kind == "token":
+            return f"torch.ones_like({slot_name('token', slot.node_id)})"
+        is_neuron = any(neuron.node_id == slot.node_id for neuron in self.plan.neurons)
+        if slot.kind != "output" and not (slot.kind == "hidden" and is_neuron):
+            return slot_name(f"new_{slot.kind}", slot.node_id)
+        # The caller may overwrite its input or the output: the state must not share their memory.
+        outputs, inputs = [node for node, _ in self.plan.outputs], [node for _, node, _ in self.plan.inputs]
+        is_shared = not self.plan.is_dense or [slot.node_id] == outputs or slot.node_id in inputs
+        return f"{variable(slot.node_id)}.clone()" if is_shared else variable(slot.node_id)
 
     def arguments(self) -> list[str]:
         """The variables that forward takes."""
-        return [variable(node_id) for _, node_id, _ in self.plan.inputs]
+        return ["x"] if self.plan.is_dense else [variable(node_id) for _, node_id, _ in self.plan.inputs]
 
     def own_build(self, step: StepPlan) -> str:
         """The expression that makes the module of a row with its own `build`."""
         return f"{own_build_name(step)}()"
 
     def _initial(self, step: StepPlan) -> list[str]:
-        if step.ordinary is not None:
-            return _ordinary_parameters(step, self.scalar_option)
+        if step.neuron is not None:
+            return self.added((step,))
         lines = []
-        for port, merge in step.shapes.inputs.items():
+        for merge in step.shapes.inputs.values():
             for edge, adapter in zip(merge.edges, merge.adapters, strict=True):
                 if adapter.changes_channels and merge.align == "auto":
-                    lines.append(f"self.adapt_{step.edge_labels[edge.edge_id]} = {_projection(adapter)}")
-                if step.shapes.is_weighted(port):
-                    lines.append(self._scalar(f"weight_{step.edge_labels[edge.edge_id]}", edge.weight))
-        lines += self._module(step)
-        if step.shapes.has_edge_weights:
-            lines.append(self._scalar(identifier(f"bias_{step.node_id}"), step.shapes.node.bias))
-        return lines
-
-    def _scalar(self, name: str, value: float) -> str:
-        """The statement that makes a 0-d parameter."""
-        return f"self.{name} = nn.Parameter(torch.tensor({value!r}{self.scalar_option}))"
+                    label = identifier(step.edge_labels[edge.edge_id])
+                    lines.append(f"self.adapt_{label} = {_projection(adapter)}")
+        return [*(self.added((step,)) if step.parameters else ()), *lines, *self._module(step)]
 
     def _module(self, step: StepPlan) -> list[str]:
         if step.bodies:
@@ -95,8 +140,8 @@ class ClassWriter:
         return [f"self.{step.label} = {made}"] if made else []
 
     def _computed(self, step: StepPlan) -> list[str]:
-        if step.ordinary is not None:
-            return _ordinary_lines(step, self.dialect)
+        if step.neuron is not None:
+            return self._neuron_lines(step, step.neuron)
         lines: list[str] = []
         values = {}
         for port, merge in step.shapes.inputs.items():
@@ -111,7 +156,11 @@ class ClassWriter:
         assert step.shapes.operation is not None
         row, settings = step.shapes.operation.row, step.shapes.operation.settings
         call = row.call(step.input_shapes, settings)
-        expression = call.format(module=self.dialect.module(step.label), **values)
+        state = {slot.kind: slot_name(slot.kind, step.node_id) for slot in step.slots}
+        expression = call.format(module=self.dialect.module(step.label), **values, **state)
+        if step.slots:
+            new = [slot_name(f"new_{slot.kind}", step.node_id) for slot in step.slots]
+            return [*lines, f"{', '.join([result, *new])} = {expression}", *self._activated(step, result)]
         if step.shapes.has_edge_weights:
             return [*lines, f"{result} = {expression}", *self._activated(step, result)]
         return [*lines, f"{result} = {_activation(step, expression)}"]
@@ -119,7 +168,7 @@ class ClassWriter:
     def _activated(self, step: StepPlan, name: str) -> list[str]:
         """The statement that adds the bias to a variable and applies the activation; none for neither."""
         has_bias = step.shapes.has_edge_weights
-        bias = self.dialect.parameter(identifier(f"bias_{step.node_id}")) if has_bias else ""
+        bias = self.dialect.parameter(f"bias_{step.node_id}") if has_bias else ""
         value = _activation(step, f"{name} + {bias}" if bias else name)
         return [f"{name} = {value}"] if value != name else []
 
@@ -127,12 +176,38 @@ class ClassWriter:
         """The calls of a subgraph; each repetition reads the one before at its first port named `input`."""
         result, module = variable(step.node_id), self.dialect.module(step.label)
         first = ", ".join(values[port] for port in step.ports)
+        if step.slots:
+            return self._repeated_with_state(step, values)
         if len(step.bodies) == 1:
             return [f"{result} = {module}({first})"]
         again = ", ".join(result if port == INPUT_PORT else values[port] for port in step.ports)
         start = [f"{result} = {values[INPUT_PORT]}"] if INPUT_PORT in step.ports else []
         loop = f"for _ in range({len(step.bodies)}):" if step.is_shared else f"for block in {module}:"
         return [*start, loop, f"    {result} = {module if step.is_shared else 'block'}({again})"]
+
+    def _repeated_with_state(self, step: StepPlan, values: Mapping[str, str]) -> list[str]:
+        """The calls of a subgraph with state, one by one: every repetition has its own."""
+        result, lines = variable(step.node_id), []
+        for place, slots in enumerate(step.body_slots):
+            is_single = len(step.bodies) == 1 or step.is_shared
+            module = self.dialect.module(step.label) + ("" if is_single else f"[{place}]")
+            sources = [result if place and port == INPUT_PORT else values[port] for port in step.ports]
+            state = group_of([slot_name(slot.kind, step.node_id) for slot in slots])
+            new = group_of([slot_name(f"new_{slot.kind}", step.node_id) for slot in slots])
+            call = f"{module}({', '.join([*sources, state])})" if slots else f"{module}({', '.join(sources)})"
+            lines.append(f"{result}, {new} = {call}" if slots else f"{result} = {call}")
+        return lines
+
+    def _neuron_lines(self, step: StepPlan, neuron: NeuronPlan) -> list[str]:
+        emitter, shape = _NeuronEmitter(step, neuron, self.dialect), step.shapes.output
+        lines = node_lines(emitter)
+        if not self.plan.is_dense and (not neuron.edges or neuron.attributes.get("dropout_p")):
+            rows = emitter.source(neuron.edges[0]) if neuron.edges else self.arguments()[0]
+            lines = [f"x = {rows}", *lines]  # its rows are counted
+        if shape.layout is Layout.SEQUENCE:
+            name = variable(neuron.node_id)
+            lines.append(f"{name} = {name}.unflatten(0, (-1, {shape.positions[0]}))")
+        return lines
 
     def _merged(self, step: StepPlan, port: str, merge: MergePlan) -> tuple[list[str], str]:
         """Return the statements before the merged value of a port, and a name for it."""
@@ -156,9 +231,9 @@ class ClassWriter:
         """The aligned and weighted value of one in-edge."""
         edge, adapter = merge.edges[position], merge.adapters[position]
         label = step.edge_labels[edge.edge_id]
-        value = pooled(variable(edge.source), adapter)
+        value = pooled(read_value(edge.source, is_late=edge.edge_id in merge.late), adapter)
         if adapter.changes_channels and merge.align == "auto":
-            value = f"{self.dialect.module(f'adapt_{label}')}({value})"
+            value = f"{self.dialect.module(f'adapt_{identifier(label)}')}({value})"
         elif adapter.changes_channels:
             value = _padded(value, adapter)
         return f"{value} * {self.dialect.parameter(f'weight_{label}')}" if is_weighted else value
@@ -211,43 +286,32 @@ def _activation(step: StepPlan, z: str) -> str:
     return (kind.channels_first_code if is_channels_first and kind.channels_first_code else kind.code).format(z=z)
 
 
-class _OrdinaryEmitter(NodeEmitter):
-    """A node without operation: sequences are flattened to rows [B T, D]."""
+class _NeuronEmitter(NodeEmitter):
+    """Sequences are flattened to rows [B T, D]."""
 
-    def __init__(self, step: StepPlan, dialect: Dialect) -> None:
-        assert step.ordinary is not None
-        super().__init__(step.ordinary, dialect)
-        (merge,) = step.shapes.inputs.values()
-        self.adapters = dict(zip((edge.edge_id for edge in merge.edges), merge.adapters, strict=True))
+    def __init__(self, step: StepPlan, neuron: NeuronPlan, dialect: Dialect) -> None:
+        super().__init__(neuron, dialect)
+        merge = step.shapes.inputs[INPUT_PORT]
+        self.adapters = {edge.edge_id: adapter for edge, adapter in zip(merge.edges, merge.adapters, strict=True)}
 
     def source(self, edge: EdgePlan) -> str:
         adapter = self.adapters[edge.edge_id]
-        value = pooled(variable(edge.source), adapter)
+        value = pooled(super().source(edge), adapter)
         return f"{value}.flatten(0, 1)" if adapter.target.layout is Layout.SEQUENCE else value
 
 
-def _ordinary_lines(step: StepPlan, dialect: Dialect) -> list[str]:
-    emitter, node, shape = _OrdinaryEmitter(step, dialect), step.ordinary, step.shapes.output
-    assert node is not None
-    lines = node_lines(emitter)
-    if node.attributes.get("dropout_p"):
-        lines = [f"x = {emitter.source(node.edges[0])}", *lines]  # its rows are counted
-    if shape.layout is Layout.SEQUENCE:
-        name = variable(node.node_id)
-        lines.append(f"{name} = {name}.unflatten(0, (-1, {shape.positions[0]}))")
-    return lines
+def group_of(expressions: Sequence[str]) -> str:
+    """The expressions as a tuple."""
+    return f"({', '.join(expressions)},)"
 
 
-def _ordinary_parameters(step: StepPlan, scalar_option: str) -> list[str]:
-    assert step.ordinary is not None
-    (merge,) = step.shapes.inputs.values()
-    values = {f"weight_{step.edge_labels[edge.edge_id]}": edge.weight for edge in merge.edges}
-    values[f"bias_{step.node_id}"] = step.shapes.node.bias
-    lines = []
-    for parameter in step.ordinary.parameters():
-        option = "" if parameter.shape else scalar_option
-        lines.append(f"self.{parameter.module or parameter.name} = {initial_code(parameter, values, option)}")
-    return lines
+def _last_state(slot: StateSlot) -> str:
+    """The expression of a slot after a sequence; it shares no memory with the output."""
+    if slot.kind == "token":
+        return f"torch.ones_like({slot_name('token', slot.node_id)})"
+    if slot.kind == "cell":
+        return slot_name("new_cell", slot.node_id)
+    return f"torch.clone({variable(slot.node_id)}[-batch:])"
 
 
 def shape_text(shape: Shape) -> str:

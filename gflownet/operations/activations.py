@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from math import sqrt
 from typing import ClassVar
 
-from gflownet.graphs.vocabulary import Activation
-from gflownet.translation.parameters import Initial, ParameterPlan
-from gflownet.translation.rhn_plan import projections, rhn_config, rhn_elementwise, rhn_matrix_multiply_adds
+from gflownet.operations.parameters import Initial, ParameterPlan
+from gflownet.operations.rhn_plan import projections, rhn_config, rhn_elementwise, rhn_matrix_multiply_adds
+from gflownet.operations.vocabulary import Activation
 
 
 class CodeActivation(Activation):

@@ -17,10 +17,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gflownet.errors import UserError
-from gflownet.graphs.elements import hashable, shown, thawed
-from gflownet.graphs.operation_rows import BUILT_IN
-from gflownet.graphs.tensor_shape import Shape, ShapeError
-from gflownet.graphs.vocabulary import Parameter
+from gflownet.operations.rows import BUILT_IN
+from gflownet.operations.tensor_shape import Shape, ShapeError
+from gflownet.operations.values import hashable, shown, thawed
+from gflownet.operations.vocabulary import Parameter
 from gflownet.plugins import ExtensionPoint
 
 if TYPE_CHECKING:
@@ -99,7 +99,16 @@ class Operation:
 
         Names in reach: torch, F and nn.
         """
-        return "{module}(" + ", ".join(f"{{{port}}}" for port in cls.ports) + ")"
+        return "{module}(" + ", ".join(f"{{{name}}}" for name in (*cls.ports, *cls.state(inputs, settings))) + ")"
+
+    @classmethod
+    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+        """Return the sizes, without the batch, of the tensors that a call hands to the next one, by name.
+
+        None by default. With state, the placeholders of `call` include the names, and its expression returns a tuple:
+        the output, then the new tensors. They are zeros at the start of a sequence.
+        """
+        return {}
 
     @classmethod
     def build(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> nn.Module | None:
@@ -175,7 +184,7 @@ def _counted(row: type[Operation], inputs: Mapping[str, Shape], settings: Mappin
 
 
 OPERATIONS = ExtensionPoint(
-    "operation", contract="gflownet.graphs.operation:Operation", built_in=BUILT_IN, group="gflownet.operations"
+    "operation", contract="gflownet.operations.operation:Operation", built_in=BUILT_IN, group="gflownet.operations"
 )
 
 
@@ -233,6 +242,15 @@ class AppliedOperation:
     def weight_shape(self, inputs: Mapping[str, Shape]) -> Shape:
         """Return the shape of the module's weight. Raises ShapeError without one, also for a mistake in the class."""
         return self._called("weight_shape", inputs)
+
+    def state(self, inputs: Mapping[str, Shape]) -> dict[str, tuple[int, ...]]:
+        """Return the sizes of the state by name. Raises ShapeError for a mistake in the class."""
+        state = self._called("state", inputs)
+        if not isinstance(state, Mapping) or not all(
+            _is_port(name) and isinstance(state[name], tuple) for name in state
+        ):
+            raise ShapeError(f"expected state to return tuples of sizes by name, got {shown(state)}")
+        return dict(state)
 
     def cost(self, inputs: Mapping[str, Shape]) -> tuple[int, int]:
         """Return parameters and multiply-adds. Raises ShapeError for a mistake in the class."""

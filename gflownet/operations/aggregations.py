@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from math import sqrt
 from typing import Any, ClassVar
 
-from gflownet.graphs.vocabulary import (
+from gflownet.operations.neuron_code import Aggregate, CodeAggregation, NodeEmitter, group
+from gflownet.operations.vocabulary import (
     BOOL,
     EPSILON,
     OPTIONAL_POSITIVE_INT,
@@ -19,7 +20,6 @@ from gflownet.graphs.vocabulary import (
     TEMPERATURE,
     Parameter,
 )
-from gflownet.translation.emit import Aggregate, CodeAggregation, NodeEmitter, group
 
 # dropout_p and attn_eps act on the attention weights (train mode, and inside the normalisation).
 _ATTENTION = {"head_dim": POSITIVE_INT, "temperature": TEMPERATURE, "dropout_p": PROBABILITY, "attn_eps": EPSILON}

@@ -17,7 +17,7 @@ from keyword import iskeyword
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gflownet.graphs.elements import is_finite, is_number, shown
+from gflownet.operations.values import is_finite, is_number, shown
 from gflownet.plugins import BuiltIn, ExtensionPoint
 
 if TYPE_CHECKING:
@@ -207,13 +207,13 @@ def _called(call: str, function: Callable[[], Any], like: Tensor) -> Tensor:
 
 
 def _rows(module: str, rows: Mapping[str, tuple[str, str]]) -> dict[str, BuiltIn]:
-    homes = {name: f"gflownet.translation.{module}:{class_name}" for name, (class_name, _) in rows.items()}
+    homes = {name: f"gflownet.operations.{module}:{class_name}" for name, (class_name, _) in rows.items()}
     return {name: BuiltIn(homes[name], summary) for name, (_, summary) in rows.items()}
 
 
 ACTIVATIONS = ExtensionPoint(
     "activation",
-    contract="gflownet.graphs.vocabulary:Activation",
+    contract="gflownet.operations.vocabulary:Activation",
     built_in=_rows(
         "activations",
         {
@@ -239,7 +239,7 @@ ACTIVATIONS = ExtensionPoint(
 )
 AGGREGATIONS = ExtensionPoint(
     "aggregation",
-    contract="gflownet.graphs.vocabulary:Aggregation",
+    contract="gflownet.operations.vocabulary:Aggregation",
     built_in=_rows(
         "aggregations",
         {

@@ -1,0 +1,176 @@
+"""A neuron: act(post(aggregate(messages)) + bias), with a projection and a scalar weight per in-edge. No torch.
+
+It is the operation of a node that names none. Letters: B batch, J in-edges, d message width, D output width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from gflownet.operations.activations import Cell
+from gflownet.operations.operation import Category, Operation
+from gflownet.operations.parameters import Initial, ParameterPlan, linear_parameter
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError, join
+from gflownet.operations.vocabulary import Activation, Aggregation, activation, aggregation
+
+
+@dataclass(frozen=True)
+class EdgePlan:
+    """One enabled edge into a neuron."""
+
+    edge_id: int
+    source: int
+    label: str  # "{source}_{target}", in multigraphs "{edge_id}": the end of the parameter names
+    source_size: int
+    reads_input: bool = False  # the source is an INPUT node
+    is_recurrent: bool = False
+    is_projected: bool = False
+
+
+@dataclass(frozen=True)
+class NeuronPlan:
+    """One neuron."""
+
+    node_id: int
+    output_size: int
+    activation: str
+    aggregation: str
+    settings: tuple[tuple[str, Any], ...]  # the aggregation's attributes
+    edges: tuple[EdgePlan, ...]
+
+    @cached_property
+    def attributes(self) -> dict[str, Any]:
+        """The aggregation's attributes by name."""
+        return dict(self.settings)
+
+    @property
+    def activation_class(self) -> type[Activation]:
+        """The specification of the activation."""
+        return activation(self.activation)
+
+    @property
+    def aggregation_class(self) -> type[Aggregation]:
+        """The specification of the aggregation."""
+        return aggregation(self.aggregation)
+
+    @cached_property
+    def message_size(self) -> int:
+        """d, the width of every message into this node."""
+        return self.aggregation_class.message_size(self.attributes, self.output_size)
+
+    @cached_property
+    def query_shape(self) -> tuple[int, ...]:
+        """The shape of the learned query, empty for none."""
+        return self.aggregation_class.query_shape(self.attributes, self.message_size)
+
+    @cached_property
+    def aggregated_size(self) -> int:
+        """The width after the aggregation, before post."""
+        return self.aggregation_class.aggregated_size(self.attributes, self.message_size, len(self.edges))
+
+    @cached_property
+    def has_post(self) -> bool:
+        """Whether a linear layer follows the aggregation. An unfed concat has nothing to project."""
+        size = self.aggregated_size
+        return size > 0 and (size != self.output_size or bool(self.attributes.get("post_projection")))
+
+    def state(self) -> Iterator[tuple[str, int]]:
+        """Yield kind and width of the tensors that its activation carries from step to step."""
+        if issubclass(self.activation_class, Cell):
+            for kind in self.activation_class.slots:
+                yield kind, 1 if kind == "token" else self.output_size
+
+    def parameters(self) -> Iterator[ParameterPlan]:
+        """The parameters of the node and of its in-edges, in the order in which they are made."""
+        yield ParameterPlan(f"bias_{self.node_id}", (), Initial.BIAS, owner=self.node_id)
+        for edge in self.edges:
+            yield ParameterPlan(f"weight_{edge.label}", (), Initial.WEIGHT, owner=edge.edge_id)
+            if self.aggregation_class.edge_parameter:
+                yield ParameterPlan(f"{self.aggregation_class.edge_parameter}_{edge.label}", (), Initial.ZERO)
+            if edge.is_projected:
+                yield linear_parameter(f"proj_{edge.label}", edge.source_size, self.message_size)
+        if self.query_shape:
+            yield ParameterPlan(f"q_{self.node_id}", self.query_shape, Initial.QUERY)
+        if self.has_post:
+            yield linear_parameter(f"post_{self.node_id}", self.aggregated_size, self.output_size)
+        if issubclass(self.activation_class, Cell):
+            yield from self.activation_class.parameters(f"{self.activation}_{self.node_id}", self.output_size)
+
+    def num_parameters(self) -> int:
+        """Return the number of trainable parameters."""
+        return sum(prod(parameter.shape) for parameter in self.parameters())
+
+    def multiply_adds(self) -> int:
+        """Return the multiply-adds of matrix products for one row of the batch."""
+        width, count, size = self.message_size, len(self.edges), self.output_size
+        total = sum(edge.source_size * width for edge in self.edges if edge.is_projected)
+        total += self.aggregation_class.multiply_adds(self.attributes, width, count)
+        if self.has_post and self.edges:
+            total += self.aggregated_size * size
+        return total + self.activation_class.multiply_adds(size)
+
+    def elementwise_flops(self) -> int:
+        """Return the operations besides matrix products for one row: 1 per element, activations included."""
+        width, count, size = self.message_size, len(self.edges), self.output_size
+        flops = count * width + size  # weights of the edges, bias
+        flops += self.aggregation_class.elementwise_flops(self.attributes, width, count)
+        return flops + self.activation_class.elementwise_flops(size)
+
+
+class Neuron(Operation):
+    """act(post(aggregate(w_j P_j x_j)) + bias): a projection and a scalar weight per in-edge, aggregated.
+
+    The row of a node without `operation`: its settings are the fields of the node, and it reads its in-edges one by
+    one, unmerged, in edge order. On a sequence it is applied to each position.
+    """
+
+    category = Category.LINEAR
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        target = join([*inputs.values()]) if inputs else Shape((settings["features"],), Layout.VECTOR)
+        if target.layout not in (Layout.VECTOR, Layout.SEQUENCE):
+            raise ShapeError(f"expected an operation or a subgraph for a {target.layout}, got none")
+        name = settings["activation"]
+        if target.layout is Layout.SEQUENCE and activation(name).max_parameters(1):
+            raise ShapeError(f"expected an activation without state of a node that maps tensors, got {name}")
+        return target.with_channels(settings["features"])
+
+    @classmethod
+    def plan(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> NeuronPlan:
+        """Return the plan of a neuron; `inputs` are the shapes of its in-edges by label, after the alignment."""
+        kind, size = aggregation(settings["aggregation"]), settings["features"]
+        width = kind.message_size(settings, size)
+        edges = (
+            EdgePlan(place, place, label, shape.channels, is_projected=is_projected(shape.channels, width, settings))
+            for place, (label, shape) in enumerate(inputs.items())
+        )
+        accepted = kind.accepted()
+        attributes = tuple(sorted((key, value) for key, value in settings.items() if key in accepted))
+        return NeuronPlan(0, size, settings["activation"], settings["aggregation"], attributes, tuple(edges))
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return cls.plan(inputs, settings).num_parameters()
+
+    @classmethod
+    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return cls.plan(inputs, settings).multiply_adds() * prod(cls.infer_shape(inputs, settings).positions)
+
+    @classmethod
+    def elementwise_flops(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        """Return the operations besides matrix products for one example: 1 per element, activation included."""
+        return cls.plan(inputs, settings).elementwise_flops() * prod(cls.infer_shape(inputs, settings).positions)
+
+    @classmethod
+    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        return {kind: (size,) for kind, size in cls.plan(inputs, settings).state()}
+
+
+def is_projected(source_size: int, size: int, settings: Mapping[str, Any]) -> bool:
+    """Return whether an edge from a width to a message width has a weight matrix."""
+    return settings["projection"] == "always" or source_size != size
