@@ -159,7 +159,9 @@ def _completed(operation: Any) -> Any:
     settings = {key: value for key, value in operation.items() if key != "name"}
     if name in OPERATIONS:
         try:
-            settings = read_operation({**operation, "name": name}).settings
+            applied = read_operation({**operation, "name": name})
+            later = {key: each.default for key, each in applied.row.settings.items() if each.is_later}
+            settings = {key: value for key, value in applied.items if key not in later or value != later[key]}
         except ValueError:
             return operation
     return {"name": name, "settings": {key: _plain_number(value) for key, value in settings.items()}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gflownet.graphs.elements import GraphElements, NodeType, is_dense
 from gflownet.graphs.operation_shapes import NodeShapeError, NodeShapes, infer_shapes, neuron_settings, repetitions
@@ -18,7 +18,7 @@ class OperationCost:
 
     num_parameters: int = 0
     multiply_adds: int = 0  # of one example
-    elementwise_flops: int = 0  # of neurons
+    elementwise_flops: int = 0  # of neurons, counted in dense graphs only
 
     @property
     def flops(self) -> int:
@@ -43,7 +43,9 @@ def graph_cost(graph: GraphElements, projection: str | None = None, *, late: Ite
     """
     node_shapes, projection = infer_shapes(graph, late=late), projection or own_projection(graph)
     cost = total_cost(graph, node_shapes, projection)
-    if is_dense(graph):
+    if not is_dense(graph):
+        return replace(cost, elementwise_flops=0)
+    if len(live_nodes(node_shapes)) < len(node_shapes):
         dead = node_shapes.keys() - live_nodes(node_shapes) - _inputs(graph)
         costs = (node_cost(graph, node_shapes[node_id], projection) for node_id in dead)
         cost += OperationCost(sum(each.num_parameters for each in costs))

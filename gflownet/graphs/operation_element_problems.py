@@ -89,9 +89,6 @@ def operation_edge_problems(graph: GraphElements, edge: Edge) -> Iterator[GraphP
     if "operation" in edge.attributes:
         message = "expected operations on nodes, got one on an edge: call edge_operations_to_nodes first"
         yield at_edge(edge.edge_id, "operation_on_edge", message)
-    if edge.is_recurrent:
-        message = "expected no recurrent edge among tensors, got one: use an operation lstm, gru or rhn"
-        yield at_edge(edge.edge_id, "recurrent_edge", message)
     target = nodes.get(edge.target)
     if target is None or edge.weight == DEFAULT_WEIGHT or target.node_type is NodeType.INPUT:
         return

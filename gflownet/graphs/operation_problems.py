@@ -242,7 +242,6 @@ def _without(graph: GraphElements, removed: set[int]) -> _Remainder:
     edges = [
         edge for edge in followed_edges(graph, ignore_recurrent=False) if edge.source in nodes and edge.target in nodes
     ]
-    order = sorted_prefix(nodes, edges)
-    acyclic = {node_id: nodes[node_id] for node_id in order}
+    acyclic = sorted_prefix(nodes, [edge for edge in edges if not edge.is_recurrent])
     inside = {edge.edge_id: edge for edge in edges if edge.source in acyclic and edge.target in acyclic}
-    return _Remainder(graph, graph.config, acyclic, inside)
+    return _Remainder(graph, graph.config, {node_id: nodes[node_id] for node_id in acyclic}, inside)

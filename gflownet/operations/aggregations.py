@@ -137,7 +137,7 @@ class _AnyAttention(CodeAggregation):
     def emit(cls, emitter: NodeEmitter) -> Aggregate:
         node, messages, mix = emitter.node, emitter.name("messages"), emitter.name("mix")
         scale = 1.0 / (sqrt(node.message_size) * node.attributes.get("temperature", 1.0))
-        query = f"{emitter.dialect.parameter(f'q_{node.node_id}')} * {scale!r}"
+        query = f"{emitter.dialect.parameter(f'q_{node.label}')} * {scale!r}"
         scores = f"{messages} @ ({query}).t()" if cls.heads else f"{messages} @ ({query})"
         lines = [emitter.stacked(), *_softmax(emitter, scores), *_dropout(emitter)]
         if cls.heads:

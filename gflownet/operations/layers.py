@@ -186,3 +186,21 @@ class SqueezeExcitation(nn.Module):
         """Return a tensor of the shape of x, [B, C, L] or [B, C, H, W]."""
         gate = torch.sigmoid(self.excite(torch.relu(self.squeeze(x.flatten(2).mean(2)))))
         return x * gate[(..., *[None] * (x.dim() - 2))]
+
+
+class CarriedLSTM(nn.LSTM):
+    """An LSTM over sequences that continues from the state of the call before."""
+
+    def forward(self, x: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the outputs [B, T, D] for x [B, T, F] from a state of two [B, D], and the last state."""
+        y, (hidden, cell) = super().forward(x, (hidden[None].contiguous(), cell[None].contiguous()))
+        return y, hidden[0], cell[0]
+
+
+class CarriedGRU(nn.GRU):
+    """A GRU over sequences that continues from the state of the call before."""
+
+    def forward(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs [B, T, D] for x [B, T, F] from a state [B, D], and the last state."""
+        y, hidden = super().forward(x, hidden[None].contiguous())
+        return y, hidden[0]

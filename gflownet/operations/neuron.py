@@ -41,6 +41,7 @@ class NeuronPlan:
     aggregation: str
     settings: tuple[tuple[str, Any], ...]  # the aggregation's attributes
     edges: tuple[EdgePlan, ...]
+    label: str = ""  # the end of the parameter names
 
     @cached_property
     def attributes(self) -> dict[str, Any]:
@@ -86,7 +87,7 @@ class NeuronPlan:
 
     def parameters(self) -> Iterator[ParameterPlan]:
         """The parameters of the node and of its in-edges, in the order in which they are made."""
-        yield ParameterPlan(f"bias_{self.node_id}", (), Initial.BIAS, owner=self.node_id)
+        yield ParameterPlan(f"bias_{self.label}", (), Initial.BIAS, owner=self.node_id)
         for edge in self.edges:
             yield ParameterPlan(f"weight_{edge.label}", (), Initial.WEIGHT, owner=edge.edge_id)
             if self.aggregation_class.edge_parameter:
@@ -94,11 +95,11 @@ class NeuronPlan:
             if edge.is_projected:
                 yield linear_parameter(f"proj_{edge.label}", edge.source_size, self.message_size)
         if self.query_shape:
-            yield ParameterPlan(f"q_{self.node_id}", self.query_shape, Initial.QUERY)
+            yield ParameterPlan(f"q_{self.label}", self.query_shape, Initial.QUERY)
         if self.has_post:
-            yield linear_parameter(f"post_{self.node_id}", self.aggregated_size, self.output_size)
+            yield linear_parameter(f"post_{self.label}", self.aggregated_size, self.output_size)
         if issubclass(self.activation_class, Cell):
-            yield from self.activation_class.parameters(f"{self.activation}_{self.node_id}", self.output_size)
+            yield from self.activation_class.parameters(f"{self.activation}_{self.label}", self.output_size)
 
     def num_parameters(self) -> int:
         """Return the number of trainable parameters."""

@@ -88,7 +88,7 @@ class NodeEmitter:
     def __init__(self, node: NeuronPlan, dialect: Dialect) -> None:
         self.node = node
         self.dialect = dialect
-        self.bias = dialect.parameter(f"bias_{node.node_id}")
+        self.bias = dialect.parameter(f"bias_{node.label}")
 
     def name(self, word: str) -> str:
         """The name of a variable of this node."""
@@ -156,7 +156,7 @@ class NodeEmitter:
         if kind.edge_parameter:
             keywords[kind.edge_parameter] = f"torch.stack({group(self.per_edge(kind.edge_parameter))})"
         if node.query_shape:
-            keywords["query"] = self.dialect.parameter(f"q_{node.node_id}")
+            keywords["query"] = self.dialect.parameter(f"q_{node.label}")
         arguments = ", ".join([self.name("messages"), *(f"{key}={value}" for key, value in keywords.items())])
         return Aggregate([self.stacked()], f"{outside_name(node.aggregation)}.forward({arguments})")
 
@@ -193,6 +193,6 @@ def node_lines(emitter: NodeEmitter) -> list[str]:
     code = emitter.aggregated()
     if node.has_post:
         assert not code.has_bias, "the bias comes after post"
-        post = dialect.weight(f"post_{node.node_id}")
+        post = dialect.weight(f"post_{node.label}")
         return [*code.lines, emitter.activated(product(code.result, post, emitter.bias, False))]
     return [*code.lines, emitter.activated(code.result if code.has_bias else f"{code.result} + {emitter.bias}")]

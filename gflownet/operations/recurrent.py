@@ -1,4 +1,4 @@
-"""Recurrent layers over whole sequences; each sequence starts from zeros."""
+"""Recurrent layers over whole sequences; each sequence starts from zeros, or with `carry` where the last call ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gflownet.operations.convolution import FEATURES
 from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
-from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.operations.vocabulary import BOOL, POSITIVE_INT
 from gflownet.rhn.config import RHNConfig
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 _SEQUENCE = Shape.of((4, 3))
+# The state after the last time step is handed to the next call.
+_CARRY = Setting(BOOL, False, is_later=True)
 
 
 class _GatedLayer(Operation):
@@ -26,16 +28,21 @@ class _GatedLayer(Operation):
             "features": FEATURES,
             "bidirectional": Setting(BOOL, False, choices=(False, True)),
             "bias": Setting(BOOL, True),
+            "carry": _CARRY,
         }
     )
     examples = (
         Example((_SEQUENCE,), {"features": 2}),
         Example((_SEQUENCE,), {"features": 2, "bidirectional": True, "bias": False}),
+        Example((_SEQUENCE,), {"features": 2, "carry": True}),
     )
     num_gates: ClassVar[int]
+    slots: ClassVar[tuple[str, ...]]  # names of its state
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        if settings["carry"] and settings["bidirectional"]:
+            raise ShapeError("expected one direction of a layer with carry, got bidirectional=True")
         features = settings["features"] * (1 + settings["bidirectional"])
         return single_input(inputs, Layout.SEQUENCE).with_channels(features)
 
@@ -44,11 +51,16 @@ class _GatedLayer(Operation):
         words = [str(single_input(inputs).channels), str(settings["features"]), "batch_first=True"]
         words += ["bidirectional=True"] if settings["bidirectional"] else []
         words += [] if settings["bias"] else ["bias=False"]
-        return f"nn.{cls.__name__}({', '.join(words)})"
+        kind = f"Carried{cls.__name__}" if settings["carry"] else f"nn.{cls.__name__}"
+        return f"{kind}({', '.join(words)})"
+
+    @classmethod
+    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        return dict.fromkeys(cls.slots, (settings["features"],)) if settings["carry"] else {}
 
     @classmethod
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return "{module}({input})[0]"
+        return super().call(inputs, settings) if settings["carry"] else "{module}({input})[0]"
 
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
@@ -65,13 +77,13 @@ class _GatedLayer(Operation):
 class LSTM(_GatedLayer):
     """The outputs of an LSTM at all time steps (Hochreiter and Schmidhuber 1997)."""
 
-    num_gates = 4
+    num_gates, slots = 4, ("hidden", "cell")
 
 
 class GRU(_GatedLayer):
     """The outputs of a GRU at all time steps (Cho et al. 2014)."""
 
-    num_gates = 3
+    num_gates, slots = 3, ("hidden",)
 
 
 class RHN(Operation):
@@ -83,6 +95,7 @@ class RHN(Operation):
             "rank": Setting(POSITIVE_INT, 4, choices=(2, 4)),
             "bottleneck": Setting(POSITIVE_INT, 16, choices=(8, 16)),
             "expansion": Setting(POSITIVE_INT, 2, choices=(1, 2)),
+            "carry": _CARRY,
         }
     )
     examples = (Example((_SEQUENCE,)), Example((_SEQUENCE,), {"rank": 2, "bottleneck": 3, "expansion": 1}))
@@ -99,7 +112,12 @@ class RHN(Operation):
 
     @classmethod
     def build(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> nn.Module:
-        return import_module("gflownet.operations.rhn_layer").RHNLayer(cls._config(inputs, settings))
+        sequences = import_module("gflownet.operations.sequences")
+        return getattr(sequences, "CarriedRHNLayer" if settings["carry"] else "RHNLayer")(cls._config(inputs, settings))
+
+    @classmethod
+    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        return {"hidden": (single_input(inputs).channels,), "token": (1,)} if settings["carry"] else {}
 
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:

@@ -30,13 +30,17 @@ class StandaloneOperation(nn.Module):
         super().__init__()
         self.node = row.build(inputs, settings)
         self.inputs = dict(inputs)
-        call = row.call(inputs, settings).format(module="module", **{port: f"values[{port!r}]" for port in inputs})
+        self.state = dict(row.state(inputs, settings))
+        names = {name: f"values[{name!r}]" for name in (*inputs, *self.state)}
+        call = row.call(inputs, settings).format(module="module", **names)
         self._code = compile(call, f"<{row.__name__}>", "eval")
 
     def forward(self, *values: Tensor) -> Tensor:
-        """Return the output [B, *sizes]."""
-        names = {"module": self.node, "values": dict(zip(self.inputs, values, strict=True))}
-        return eval(self._code, {**_NAMES, **names})
+        """Return the output [B, *sizes], of an operation with state for zeros."""
+        zeros = {name: values[0].new_zeros(values[0].shape[0], *sizes) for name, sizes in self.state.items()}
+        names = {"module": self.node, "values": {**dict(zip(self.inputs, values, strict=True)), **zeros}}
+        result = eval(self._code, {**_NAMES, **names})
+        return result[0] if self.state else result
 
     def meta_inputs(self, batch: int) -> list[Tensor]:
         """Return tensors without data, one per port."""

@@ -1,8 +1,9 @@
-from .activations import Activation as Activation
-from .aggregations import Parameter as Parameter
 from .cache import clear_translation_cache as clear_translation_cache
 from .cache import get_translation_cache_metrics as get_translation_cache_metrics
 from .cache import set_translation_cache_enabled as set_translation_cache_enabled
+from .contracts import Activation as Activation
+from .contracts import Aggregation as Aggregation
+from .contracts import Parameter as Parameter
 from .direct import DirectTraining as DirectTraining
 from .direct_code import is_direct as is_direct
 from .export import export_program as export_program
@@ -13,7 +14,6 @@ from .loading import load as load
 from .loading import load_graph as load_graph
 from .model import TranslatedModel as TranslatedModel
 from .model import to_pytorch_model as to_pytorch_model
-from .neuron_code import Aggregation as Aggregation
 from .repairs import repair as repair
 from .source import to_source as to_source
 from .weights import copy_weights as copy_weights

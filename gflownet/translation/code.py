@@ -97,7 +97,7 @@ class ClassWriter:
         """The expression of a slot after a time step."""
         if slot.kind == "token":
             return f"torch.ones_like({slot_name('token', slot.node_id)})"
-        is_neuron = any(neuron.node_id == slot.node_id for neuron in self.plan.neurons)
+        is_neuron = any(neuron.node_id == slot.node_id for neuron in self.plan.live_nodes)
         if slot.kind != "output" and not (slot.kind == "hidden" and is_neuron):
             return slot_name(f"new_{slot.kind}", slot.node_id)
         # The caller may overwrite its input or the output: the state must not share their memory.
@@ -168,7 +168,7 @@ class ClassWriter:
     def _activated(self, step: StepPlan, name: str) -> list[str]:
         """The statement that adds the bias to a variable and applies the activation; none for neither."""
         has_bias = step.shapes.has_edge_weights
-        bias = self.dialect.parameter(f"bias_{step.node_id}") if has_bias else ""
+        bias = self.dialect.parameter(identifier(f"bias_{step.node_id}")) if has_bias else ""
         value = _activation(step, f"{name} + {bias}" if bias else name)
         return [f"{name} = {value}"] if value != name else []
 

@@ -104,7 +104,7 @@ class _Layout:
             _ProjectedEdge(
                 *places[f"proj_{edge.label}.weight"], places[f"weight_{edge.label}"][0], message_factor(node)
             )
-            for node in self.plan.neurons
+            for node in self.plan.live_nodes
             for edge in node.edges
             if edge.is_projected
         ]
@@ -207,7 +207,7 @@ def _bound(layout: _Layout, values: Tensor, gradients: Tensor, matrices: Tensor)
 
 
 def _compiled(plan: ModelPlan) -> Any:
-    namespace: dict[str, Any] = {"torch": torch, "F": F, "aten": torch.ops.aten, **outside_classes(plan.neurons)}
+    namespace: dict[str, Any] = {"torch": torch, "F": F, "aten": torch.ops.aten, **outside_classes(plan.live_nodes)}
     exec(compile(direct_source(plan), "<gflownet DirectTraining>", "exec"), namespace)
     return namespace["make"]
 

@@ -25,7 +25,7 @@ def is_direct(plan: ModelPlan) -> bool:
         and all(
             issubclass(node.aggregation_class, DIRECT_AGGREGATIONS)
             and (issubclass(node.activation_class, CodeActivation) or node.activation_class.gradient is not None)
-            for node in plan.neurons
+            for node in plan.live_nodes
         )
     )
 
@@ -43,11 +43,11 @@ def direct_source(plan: ModelPlan) -> str:
     """
     code = _Code(plan)
     code.inputs()
-    for node in plan.neurons:
+    for node in plan.live_nodes:
         code.forward(node)
     before, code.body = code.body, []
     code.gradient_of_output()
-    for node in reversed(plan.neurons):
+    for node in reversed(plan.live_nodes):
         code.backward(node)
     after = code.body
     words = set(re.findall(r"\w+", "\n".join(after)))

@@ -93,5 +93,5 @@ def _traceable(model: TranslatedModel, batch_size: int) -> tuple[nn.Module, tupl
 def _free_batch(module: nn.Module, example: tuple[Tensor, ...]) -> tuple[object, ...]:
     batch = {0: Dim("batch")}
     if isinstance(module, StepModule):
-        return (batch, tuple(batch for _ in example[1:]))
+        return (tuple(batch for _ in example),)
     return tuple(batch for _ in example)

@@ -23,7 +23,7 @@ class NodeSummary:
     output: Shape
     num_parameters: int  # of the node and its in-edges
     multiply_adds: int  # of matrix products and convolutions
-    elementwise_flops: int  # of a neuron: 1 per element and operation, activations included
+    elementwise_flops: int  # 1 per element and operation, activations included; counted in dense graphs only
     adapters: tuple[str, ...]  # what aligns the in-edges
     is_live: bool  # a dead node is not computed
 
@@ -44,7 +44,7 @@ class GraphSummary:
 
     num_parameters: int
     multiply_adds: int  # of one example and time step, dead nodes left out
-    flops: int  # 2 per multiply-add, and the elementwise operations of neurons
+    flops: int  # 2 per multiply-add, and the elementwise operations of a dense graph
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
     state_size: int  # floats per row of the recurrent state
@@ -127,7 +127,7 @@ def _summarise_node(graph: ComputationGraph, shapes: NodeShapes, projection: str
         output=shapes.output,
         num_parameters=cost.num_parameters,
         multiply_adds=cost.multiply_adds,
-        elementwise_flops=cost.elementwise_flops,
+        elementwise_flops=cost.elementwise_flops if is_dense(graph) else 0,
         adapters=_adapter_texts(shapes),
         is_live=is_live,
     )

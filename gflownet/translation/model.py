@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations import layers
 from gflownet.operations.neuron_code import FAST, outside_name, slot_name, variable
+from gflownet.operations.sequences import gru_sequence, lstm_sequence, rhn_sequence
 from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.vocabulary import DTYPES, activation, aggregation
 from gflownet.translation.cache import CACHE
-from gflownet.translation.cells import gru_sequence, lstm_sequence, rhn_sequence
 from gflownet.translation.code import ClassWriter, group_of, has_own_build, own_build_name, shape_text
 from gflownet.translation.initial import add_parameters
 from gflownet.translation.plan import ModelPlan, StateSlot, StepPlan
@@ -54,11 +54,12 @@ class StateManager:
         """Clear the state: the next step starts from zeros."""
         self.tensors = None
 
-    def current(self, batch_size: int, like: Tensor) -> tuple[Tensor, ...]:
-        """Return the state before a step, zeros of the dtype of `like` at first.
+    def current(self, x: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return the state before a step on an input `x` [B, ...], at first zeros of the dtype of `like` or `x`.
 
         Raises ValueError for another batch size than the state has.
         """
+        batch_size, like = x.shape[0], x if like is None else like
         if self.tensors is None:
             return tuple(like.new_zeros(batch_size, *slot.shape) for slot in self.slots)
         if self.tensors and self.tensors[0].shape[0] != batch_size:
@@ -154,7 +155,7 @@ class TranslatedModel(nn.Module):
             return tuple(each.unflatten(0, batch) for each in y) if isinstance(y, tuple) else y.unflatten(0, batch)
         if reset_states:
             self.state_manager.reset()
-        state = self.state_manager.current(inputs[0].shape[0], self.reference)
+        state = self.state_manager.current(inputs[0], self.reference)
         y, state = self.steps(*inputs, state)
         self.state_manager.store(state)
         return y
@@ -346,7 +347,7 @@ def _source(plan: ModelPlan, writer: ClassWriter) -> str:
     call = [
         "if reset_states:",
         "    self.state_manager.reset()",
-        f"state = self.state_manager.current({writer.arguments()[0]}.shape[0], self._buffers['reference'])",
+        f"state = self.state_manager.current({writer.arguments()[0]}, self._buffers['reference'])",
         f"y, state = self.step({arguments}, state)",
         "self.state_manager.store(state)",
     ]

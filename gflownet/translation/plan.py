@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -10,6 +10,7 @@ from typing import Any
 
 from gflownet.graphs.operation_shapes import NodeShapes
 from gflownet.operations.neuron import NeuronPlan
+from gflownet.operations.neuron_code import identifier
 from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.parameters import Initial, ParameterPlan
 from gflownet.operations.tensor_shape import Layout, Shape
@@ -75,7 +76,7 @@ class StepPlan:
             ParameterPlan(f"weight_{self.edge_labels[edge.edge_id]}", (), Initial.WEIGHT, owner=edge.edge_id)
             for edge in edges
         ]
-        return (*weights, ParameterPlan(f"bias_{self.node_id}", (), Initial.BIAS, owner=self.node_id))
+        return (*weights, ParameterPlan(identifier(f"bias_{self.node_id}"), (), Initial.BIAS, owner=self.node_id))
 
     @cached_property
     def body_slots(self) -> tuple[tuple[StateSlot, ...], ...]:
@@ -130,7 +131,12 @@ class ModelPlan:
         return tuple(step for step in self.steps if step.is_live)
 
     @cached_property
-    def neurons(self) -> tuple[NeuronPlan, ...]:
+    def nodes(self) -> tuple[NeuronPlan, ...]:
+        """The neurons, dead ones included."""
+        return tuple(step.neuron for step in self.steps if step.neuron is not None)
+
+    @cached_property
+    def live_nodes(self) -> tuple[NeuronPlan, ...]:
         """The neurons that are computed."""
         return tuple(step.neuron for step in self.live_steps if step.neuron is not None)
 
@@ -155,6 +161,11 @@ class ModelPlan:
         return {node: shape for _, node, shape in self.inputs} | {s.node_id: s.shapes.output for s in self.steps}
 
     @cached_property
+    def sizes(self) -> dict[int, int]:
+        """Features or channels by node id."""
+        return {node_id: shape.channels for node_id, shape in self.shapes.items()}
+
+    @cached_property
     def parameters(self) -> tuple[ParameterPlan, ...]:
         """Every parameter besides those of modules of operations, in the order in which they are made."""
         return tuple(parameter for step in self.steps for parameter in step.parameters)
@@ -175,10 +186,5 @@ class ModelPlan:
     @cached_property
     def is_run_by_node(self) -> bool:
         """Whether sequences are computed node by node: there are rhn nodes, and nothing is read one step late."""
-        has_rhn = self.is_dense and any(neuron.activation == "rhn" for neuron in self.neurons)
+        has_rhn = self.is_dense and any(neuron.activation == "rhn" for neuron in self.live_nodes)
         return has_rhn and not any(slot.kind == "output" for slot in self.slots)
-
-    def described(self) -> Iterator[tuple[str, Shape]]:
-        """Yield the name of every argument of forward and its shape."""
-        for _, node_id, shape in self.inputs:
-            yield f"input {node_id}", shape

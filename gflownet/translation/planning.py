@@ -159,7 +159,9 @@ def _plan(name: str, graph: ComputationGraph, known: Mapping[int, NodeShapes], p
     steps: dict[int, StepPlan] = {}
     for node_id, shapes in known.items():
         if shapes.node.node_type is not NodeType.INPUT and (is_vectors or node_id in live):
-            steps[node_id] = replace(_step(graph, shapes, projection, steps), is_live=node_id in live)
+            steps[node_id] = replace(
+                _step(graph, shapes, projection, steps, is_vectors=is_vectors), is_live=node_id in live
+            )
     outputs = tuple((node_id, known[node_id].output) for node_id in graph.output_node_ids)
     dead = tuple(sorted(known.keys() - live))
     plan = ModelPlan(name, inputs, tuple(steps.values()), outputs, dead, is_vectors, False, None, (), key)
@@ -179,14 +181,19 @@ def parameter_values(graph: ComputationGraph, plan: ModelPlan) -> list[float]:
     ]
 
 
-def _step(graph: ComputationGraph, shapes: NodeShapes, projection: str, earlier: Mapping[int, StepPlan]) -> StepPlan:
+def _step(
+    graph: ComputationGraph, shapes: NodeShapes, projection: str, earlier: Mapping[int, StepPlan], *, is_vectors: bool
+) -> StepPlan:
     edges = shapes.edges
     labels = _edge_labels(edges, is_multigraph=bool(graph.config["multigraph"]))
+    if not is_vectors:  # names of parameters are identifiers there
+        labels = {edge_id: identifier(label) for edge_id, label in labels.items()}
     node, tied = shapes.node, shapes.inputs.get(WEIGHT_PORT)
     tied_to = earlier[tied.edges[0].source].label if tied and tied.edges[0].source in earlier else ""
     inputs = {port: plan.shape for port, plan in shapes.inputs.items()}
     if shapes.is_neuron:
-        neuron = _neuron(graph, shapes, projection, labels)
+        label = f"{node.node_id}"
+        neuron = replace(_neuron(graph, shapes, projection, labels), label=label if is_vectors else identifier(label))
         return StepPlan(shapes, identifier(f"node_{node.node_id}"), labels, neuron=neuron)
     if shapes.operation is None:
         name = node.attributes["subgraph"]

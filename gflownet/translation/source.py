@@ -26,7 +26,7 @@ _HEADER = '''"""A network: {inputs} to {outputs}. Written by gflownet; needs onl
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import {types}
 {imports}'''
 _STATEFUL_FORWARD = '''
     def forward(self, {arguments}, reset_states=False):
@@ -66,13 +66,15 @@ def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str |
     text = "\n\n".join(classes)
     imports = list(dict.fromkeys(line for each in plans for line in _imports(each)))
     modules = [line.split()[1] for line in imports]
+    layer_sources = _layer_sources(text)
     header = _HEADER.format(
+        types="Tensor, nn" if layer_sources else "nn",
         inputs=f"[B, {plan.input_size}]" if plan.is_dense else " and ".join(shape_text(s) for _, _, s in plan.inputs),
         outputs=" and ".join(shape_text(shape) for _, shape in plan.outputs),
         needs=", ".join(dict.fromkeys(["torch", *modules])),
         imports="".join(f"{line}\n" for line in imports),
     )
-    return "\n\n".join([header, *_layer_sources(text), text])
+    return "\n\n".join([header, *layer_sources, text])
 
 
 def _check_torch_is_enough(plans: list[ModelPlan]) -> None:

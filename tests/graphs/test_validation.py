@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gflownet.graphs import vocabulary
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.operations import vocabulary
 from gflownet.operations.vocabulary import ACTIVATIONS, AGGREGATIONS, aggregation_parameters
 from tests.oracles import graphs as oracle
 

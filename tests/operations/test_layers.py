@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gflownet.operations import layers
 from gflownet.operations.operation import operation, read_operation
-from gflownet.operations.rhn_layer import RHNLayer
+from gflownet.operations.sequences import RHNLayer
 from gflownet.operations.tensor_shape import Shape
 from gflownet.rhn.config import RHNConfig
 

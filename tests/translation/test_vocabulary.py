@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from gflownet.translation.emit import CodeAggregation
 
 from gflownet.operations.activations import Cell, CodeActivation
+from gflownet.operations.neuron_code import CodeAggregation
 from gflownet.operations.vocabulary import ACTIVATIONS, AGGREGATIONS, activation, aggregation
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "translation.md"
