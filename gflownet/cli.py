@@ -12,7 +12,7 @@ from gflownet.command_line import CommandLine, help_width, program
 from gflownet.config import DEFAULT_CONFIG, OPTIONS, RENAMED, config_names, nearest_key
 from gflownet.errors import UserError
 from gflownet.extensions import EXTENSION_POINTS
-from gflownet.operations.operation import OPERATIONS
+from gflownet.graphs.operation import OPERATIONS
 from gflownet.options import Option, find_options
 
 _KEY_WIDTH = 40

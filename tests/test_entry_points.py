@@ -19,9 +19,9 @@ from gflownet.errors import UserError
 from gflownet.evaluation.fingerprint import outside_classes
 from gflownet.evaluation.tasks import TASKS
 from gflownet.graphs import ComputationGraph
+from gflownet.graphs.operation import OPERATIONS, operation, read_operation
 from gflownet.graphs.outside_classes import has_missing_modules
 from gflownet.objectives.config import OBJECTIVES
-from gflownet.operations.operation import OPERATIONS, operation, read_operation
 from gflownet.policy.config import POLICIES
 from tests.installed_package import dist_info, install, write_package
 

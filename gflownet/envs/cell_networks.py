@@ -12,9 +12,9 @@ from gflownet.envs.skeleton import KEY, NetworkWriter, Skeleton, Stage, Step, ad
 from gflownet.errors import UserError
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
+from gflownet.graphs.composites.convolution_blocks import dimensions
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import OperationCost, graph_cost
-from gflownet.operations.convolution_blocks import dimensions
 from gflownet.operations.tensor_shape import Shape
 
 IDENTITY = Step({"name": "identity"})

@@ -11,19 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from gflownet.graphs.composite import Composite
+from gflownet.graphs.operation import OPERATIONS, AppliedOperation, graph_name, operation, read_operation
 from gflownet.graphs.operation_shapes import MERGES
 from gflownet.mdp.states import Attribute
-from gflownet.operations.composite import Composite
-from gflownet.operations.operation import (
-    INPUT_PORT,
-    OPERATIONS,
-    REQUIRED,
-    AppliedOperation,
-    Category,
-    graph_name,
-    operation,
-    read_operation,
-)
+from gflownet.operations.operation import INPUT_PORT, REQUIRED, Category
 from gflownet.operations.vocabulary import activation
 
 ACTIVATION, MERGE = "activation", "merge"  # attributes of a node next to the settings of its operation

@@ -20,6 +20,7 @@ from gflownet.envs.operation_choices import ACTIVATION, MERGE, OFFERED_MERGES, O
 from gflownet.envs.operation_tables import HEAD, UNKNOWN, Budget, build_tables
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.elements import Node
+from gflownet.graphs.operation import read_operation
 from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.operation_shapes import infer_shapes, input_shape
 from gflownet.mdp.action import GraphActionType as Kind
@@ -27,7 +28,6 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
 from gflownet.mdp.environment import Environment, Rule, Rules
 from gflownet.mdp.states import MOST_VALUES, UNSET, GraphStates, GraphVocabulary
-from gflownet.operations.operation import read_operation
 from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.operations.values import thawed
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from gflownet.envs.operation_choices import ACTIVATION, MERGE, OperationChoices, Prefix
-from gflownet.operations.operation import INPUT_PORT, AppliedOperation, operation
+from gflownet.graphs.operation import AppliedOperation, operation
+from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 
 UNKNOWN = -1  # number of a shape that is not known, and position of a prefix that does not exist

@@ -21,7 +21,7 @@ from gflownet.evaluation.config import scoring_context
 from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import GFNTask
-from gflownet.operations.operation import graph_name
+from gflownet.graphs.operation import graph_name
 from gflownet.plugins import load_function
 
 _DIGITS = 32

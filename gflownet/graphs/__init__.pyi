@@ -2,6 +2,8 @@ from .assignment import Assignment as Assignment
 from .canonical import Candidate as Candidate
 from .canonical import CanonicalForm as CanonicalForm
 from .canonical import ColouredGraph as ColouredGraph
+from .composite import Composite as Composite
+from .composite import GraphData as GraphData
 from .computation_graph import ComputationGraph as ComputationGraph
 from .drawing import to_dot as to_dot
 from .drawing import to_svg as to_svg

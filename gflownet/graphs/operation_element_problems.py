@@ -15,9 +15,10 @@ from gflownet.graphs.element_problems import (
     value_problems,
 )
 from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, GraphElements, Node, NodeType
+from gflownet.graphs.operation import operation, operation_errors
 from gflownet.graphs.operation_shapes import ALIGNMENTS, MERGES, inner_ports, input_shape
 from gflownet.graphs.subgraphs import RecursiveSubgraphError, UnknownSubgraphError
-from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, operation, operation_errors
+from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
 from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.values import shown, thawed
 from gflownet.operations.vocabulary import BOOL, NODE_ATTRIBUTES, Parameter, activation

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 
 from gflownet.graphs.elements import DEFAULT_AGGREGATION, Node
+from gflownet.graphs.operation import AppliedOperation, read_operation
 from gflownet.graphs.operation_costs import OperationCost
 from gflownet.graphs.outside_classes import is_imported
 from gflownet.layered_drawing import shortened
-from gflownet.operations.operation import AppliedOperation, read_operation
 from gflownet.operations.tensor_shape import Adapter, Layout
 from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import short_name

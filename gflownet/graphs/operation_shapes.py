@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType
+from gflownet.graphs.operation import AppliedOperation, read_operation
 from gflownet.graphs.ordering import followed_edges, sorted_prefix
 from gflownet.operations.neuron import Neuron
-from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, AppliedOperation, read_operation
+from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
 from gflownet.operations.tensor_shape import Adapter, Layout, Shape, ShapeError, join
 from gflownet.operations.values import shown, thawed
 from gflownet.operations.vocabulary import activation

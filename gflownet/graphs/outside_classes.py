@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from gflownet.graphs.elements import GraphElements, Node
-from gflownet.operations.operation import OPERATIONS
+from gflownet.graphs.operation import OPERATIONS
 from gflownet.plugins import is_module_class
 
 _BUILT_IN = frozenset(OPERATIONS.homes.values())

@@ -1,2 +1,7 @@
-from .composite import Composite as Composite
-from .composite import GraphData as GraphData
+from .operation import Category as Category
+from .operation import Example as Example
+from .operation import Operation as Operation
+from .operation import Setting as Setting
+from .operation import single_input as single_input
+from .tensor_shape import Layout as Layout
+from .tensor_shape import Shape as Shape

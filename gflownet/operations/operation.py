@@ -1,8 +1,7 @@
-"""The contract of an operation: settings, shapes, costs and code of a node that maps tensors to a tensor.
+"""The contract of an operation: settings, shapes, state, costs and code of a node that maps tensors to a tensor.
 
 An operation is a class, named in a node's attribute `operation: {"name": "conv2d", "features": 16}`. From its class
-attributes and methods derive validation, the search space, generated code, costs, export, drawings and docs. A name is
-a short one out of OPERATIONS, or `module:Class` for a user's own class. Classes are imported on first use.
+attributes and methods derive validation, the search space, generated code, costs, export, drawings and docs.
 """
 
 from __future__ import annotations
@@ -11,17 +10,13 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gflownet.errors import UserError
-from gflownet.operations.rows import BUILT_IN
 from gflownet.operations.tensor_shape import Shape, ShapeError
 from gflownet.operations.values import hashable, shown, thawed
 from gflownet.operations.vocabulary import Parameter
-from gflownet.plugins import ExtensionPoint
 
 if TYPE_CHECKING:
     from torch import nn
@@ -145,7 +140,7 @@ class Operation:
     @classmethod
     def check(cls, name: str) -> None:
         """Raise ValueError for a user's class that violates the contract; its examples are run without data."""
-        _check_class(cls, name)
+        check_class(cls, name)
         if _is_inherited(cls, "infer_shape"):
             raise ValueError(f"operation: expected {name} to define infer_shape")
         if all(_is_inherited(cls, method) for method in ("build", "constructor", "call")):
@@ -158,7 +153,7 @@ def _is_inherited(row: type[Operation], method: str) -> bool:
     return getattr(row, method).__func__ is getattr(Operation, method).__func__
 
 
-def _check_class(row: type[Operation], name: str) -> None:
+def check_class(row: type[Operation], name: str) -> None:
     """Raise ValueError for class attributes of wrong types."""
     if not isinstance(row.settings, Mapping):
         raise ValueError(f"{name}.settings: expected Settings by name, got {shown(row.settings)}")
@@ -169,13 +164,13 @@ def _check_class(row: type[Operation], name: str) -> None:
         for value in (*defaults, *setting.choices):
             if not setting.parameter.accepts(value):
                 raise ValueError(f"{name}.settings: expected {setting.parameter.expected} for {key}, got {value!r}")
-    if not isinstance(row.ports, list | tuple) or not row.ports or not all(map(_is_port, row.ports)):
+    if not isinstance(row.ports, list | tuple) or not row.ports or not all(map(is_port, row.ports)):
         raise ValueError(f"{name}.ports: expected at least one name of an input, got {shown(row.ports)}")
     if row.category not in tuple(Category):
         raise ValueError(f"{name}.category: expected one of {', '.join(Category)}, got {shown(row.category)}")
 
 
-def _is_port(port: object) -> bool:
+def is_port(port: object) -> bool:
     """Return whether a name can stand for an input in the code of a call, which has the name `module`, too."""
     return isinstance(port, str) and port.isidentifier() and port != "module"
 
@@ -185,130 +180,22 @@ def _counted(row: type[Operation], inputs: Mapping[str, Shape], settings: Mappin
     return standalone.counted(row, tuple(inputs.items()), json.dumps(thawed(settings), sort_keys=True))
 
 
-OPERATIONS = ExtensionPoint(
-    "operation", contract="gflownet.operations.operation:Operation", built_in=BUILT_IN, group="gflownet.operations"
-)
-
-
-@cache
-def operation(name: str) -> type[Operation]:
-    """Return the class of an operation.
-
-    Raises:
-        ValueError: unknown name, a class that is not a subclass of Operation, or one that fails its check.
-    """
-    loaded = OPERATIONS.load(name)
-    if name not in OPERATIONS:
-        loaded.check(name)
-    return loaded
-
-
-def graph_name(name: str) -> str:
-    """Return the name of an operation in graphs: module:Class for an entry point of a package. Imports nothing.
-
-    Raises:
-        ValueError: several packages have this entry point.
-    """
-    return name if name in OPERATIONS else OPERATIONS.home(name)
-
-
-@dataclass(frozen=True)
-class AppliedOperation:
-    """An operation with complete settings: equal for equal operations."""
-
-    name: str
-    items: tuple[tuple[str, Any], ...]  # name and value of every setting, sorted
-
-    @property
-    def row(self) -> type[Operation]:
-        """The class."""
-        return operation(self.name)
-
-    @property
-    def row_home(self) -> str:
-        """The class as module:Class."""
-        return OPERATIONS.home(self.name)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Every setting by name."""
-        return dict(self.items)
-
-    def infer_shape(self, inputs: Mapping[str, Shape]) -> Shape:
-        """Return the output shape. Raises ShapeError, also for a mistake in the class."""
-        shape = self._called("infer_shape", inputs)
-        if not isinstance(shape, Shape) or any(type(size) is not int for size in shape.sizes):
-            raise ShapeError(f"expected infer_shape to return a Shape of integers, got {shown(shape)}")
-        return shape
-
-    def weight_shape(self, inputs: Mapping[str, Shape]) -> Shape:
-        """Return the shape of the module's weight. Raises ShapeError without one, also for a mistake in the class."""
-        return self._called("weight_shape", inputs)
-
-    def state(self, inputs: Mapping[str, Shape]) -> dict[str, tuple[int, ...]]:
-        """Return the sizes of the state by name. Raises ShapeError for a mistake in the class."""
-        state = self._called("state", inputs)
-        if not isinstance(state, Mapping) or not all(
-            _is_port(name) and isinstance(state[name], tuple) for name in state
-        ):
-            raise ShapeError(f"expected state to return tuples of sizes by name, got {shown(state)}")
-        return dict(state)
-
-    def cost(self, inputs: Mapping[str, Shape]) -> tuple[int, int]:
-        """Return parameters and multiply-adds. Raises ShapeError for a mistake in the class."""
-        return self._called("num_parameters", inputs), self._called("multiply_adds", inputs)
-
-    def _called(self, method: str, inputs: Mapping[str, Shape]) -> Any:
-        try:
-            return getattr(self.row, method)(inputs, self.settings)
-        except UserError as error:
-            raise ShapeError(str(error)) from error
-        except ShapeError:
-            raise
-        except Exception as error:  # raised by the user's own class
-            reason = " ".join(str(error).split())
-            raise ShapeError(f"expected a result of {method}, got {type(error).__name__}: {reason}") from error
-
-
-def read_operation(value: Any) -> AppliedOperation:
-    """Return the operation of a node's attribute {"name": ..., setting: value, ...}, completed by defaults.
-
-    Raises:
-        ValueError: not such a mapping, an unknown name or setting, a missing or invalid setting.
-    """
-    name, settings = _name_and_settings(value)
-    return AppliedOperation(graph_name(name), complete_settings(operation(name), name, settings))
-
-
-def operation_errors(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the code and the line of every problem of a node's attribute `operation`."""
-    try:
-        name, settings = _name_and_settings(value)
-    except ValueError as error:
-        yield "invalid_operation", str(error)
-        return
-    try:
-        row = operation(name)
-    except ValueError as error:
-        yield "unknown_operation", str(error)
-        return
-    yield from _setting_errors(row, name, settings)
+def example_inputs(row: type[Operation], example: Example, name: str) -> dict[str, Shape]:
+    """Return the input shapes of an example by port. Raises ValueError for another number of them."""
+    if len(example.inputs) != len(row.ports):
+        raise ValueError(f"{name}: expected a shape for each of {', '.join(row.ports)}, got {len(example.inputs)}")
+    return dict(zip(row.ports, example.inputs, strict=True))
 
 
 def complete_settings(row: type[Operation], name: str, values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """Return name and value of every setting, sorted. Raises ValueError for an unknown, invalid or missing one."""
-    for _, message in _setting_errors(row, name, values):
+    for _, message in setting_errors(row, name, values):
         raise ValueError(message)
     return tuple(sorted((key, hashable(values.get(key, each.default))) for key, each in row.settings.items()))
 
 
-def _name_and_settings(value: Any) -> tuple[str, dict[str, Any]]:
-    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        raise ValueError(f"expected an operation with a name, got {shown(thawed(value))}")
-    return value["name"], {key: item for key, item in value.items() if key != "name"}
-
-
-def _setting_errors(row: type[Operation], name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def setting_errors(row: type[Operation], name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the code and the line of every unknown, invalid or missing setting."""
     for key, item in values.items():
         if key not in row.settings:
             names = ", ".join(sorted(row.settings)) or "none"

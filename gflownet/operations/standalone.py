@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from gflownet.operations import layers
-from gflownet.operations.operation import WEIGHT_PORT, Example, Operation, complete_settings
+from gflownet.operations.operation import WEIGHT_PORT, Example, Operation, complete_settings, example_inputs
 from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.operations.values import hashable
 
@@ -56,9 +56,7 @@ def _meta_input(port: str, shape: Shape, batch: int) -> Tensor:
 def check_example(row: type[Operation], example: Example, name: str) -> None:
     """Run an example without data. Raises ValueError unless the output has the shape that infer_shape returns."""
     settings = dict(complete_settings(row, name, example.settings))
-    if len(example.inputs) != len(row.ports):
-        raise ValueError(f"{name}: expected a shape for each of {', '.join(row.ports)}, got {len(example.inputs)}")
-    inputs = dict(zip(row.ports, example.inputs, strict=True))
+    inputs = example_inputs(row, example, name)
     try:
         expected = row.infer_shape(inputs, settings)
         with torch.device("meta"), torch.no_grad():

@@ -13,8 +13,8 @@ from gflownet.config import config_names
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
 from gflownet.evaluation.tasks import TASKS
+from gflownet.graphs.operation import OPERATIONS
 from gflownet.objectives.config import OBJECTIVES
-from gflownet.operations.operation import OPERATIONS
 from gflownet.plugins import ExtensionPoint
 from gflownet.policy.config import POLICIES
 

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from gflownet.graphs.composite import Composite
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.operation import operation, read_operation
 from gflownet.graphs.operation_costs import graph_cost
-from gflownet.operations.operation import WEIGHT_PORT, Example, Operation, operation, read_operation
+from gflownet.operations.operation import WEIGHT_PORT, Example, Operation
 from gflownet.operations.standalone import StandaloneOperation
 from gflownet.operations.tensor_shape import NUM_AXES, Layout, Shape, ShapeError
 from gflownet.testing.contract import Contract, expect, expect_error
@@ -53,7 +55,7 @@ class OperationContract(Contract):
     def check_output_shape_and_costs_equal_the_module(self) -> None:
         torch.manual_seed(0)
         row, inputs, settings = self.parts()
-        module = StandaloneOperation(row, inputs, settings)
+        module = _module(row, inputs, settings)
         values = [sample(*item) for item in inputs.items()]
         shape, expected = list(module(*values).shape), [_BATCH, *row.infer_shape(inputs, settings).sizes]
         expect(shape == expected, f"expected {expected} as from infer_shape, got {shape}")
@@ -68,7 +70,7 @@ class OperationContract(Contract):
     def check_gradients_equal_finite_differences(self) -> None:
         torch.manual_seed(0)
         row, inputs, settings = self.parts()
-        module = StandaloneOperation(row, inputs, settings).double()
+        module = _module(row, inputs, settings).double()
         values = [sample(*item, torch.float64) for item in inputs.items()]
         variables = [value.requires_grad_() for value in values if value.is_floating_point()]
         variables += list(module.parameters())
@@ -120,7 +122,7 @@ class OperationContract(Contract):
         outputs = []
         for _ in range(2):
             torch.manual_seed(0)
-            module = StandaloneOperation(row, inputs, settings)
+            module = _module(row, inputs, settings)
             outputs.append(module(*(sample(*item) for item in inputs.items())))
         expect(torch.equal(*outputs), "expected equal outputs with equal seeds, got different ones")
 
@@ -151,7 +153,7 @@ class OperationContract(Contract):
         expect(same, "expected the code of to_source to compute the same output, got another one")
         if WEIGHT_PORT in inputs:
             return
-        alone = StandaloneOperation(row, inputs, settings).eval()
+        alone = _module(row, inputs, settings).eval()
         if alone.node is not None:
             alone.node.load_state_dict(dict(zip(alone.node.state_dict(), model.state_dict().values(), strict=True)))
         same = torch.allclose(alone(*inputs_of(model)), output, rtol=1.3e-6, atol=1e-5, equal_nan=True)
@@ -163,6 +165,13 @@ def examples(names: Iterator[str] | Any) -> Iterator[tuple[str, Example]]:
     for name in names:
         for example in operation(name).examples:
             yield name, example
+
+
+def _module(row: type[Operation], inputs: dict[str, Shape], settings: dict[str, Any]) -> nn.Module:
+    """Return an operation as a module that takes a tensor per port."""
+    if issubclass(row, Composite):
+        return to_pytorch_model(row.computation_graph(inputs, settings))
+    return StandaloneOperation(row, inputs, settings)
 
 
 def sample(port: str, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -28,6 +28,16 @@ class NodeSummary:
     is_live: bool  # a dead node is not computed
 
     @property
+    def source_sizes(self) -> tuple[int, ...]:
+        """Features or channels of the inputs."""
+        return tuple(shape.channels for shape in self.inputs)
+
+    @property
+    def output_size(self) -> int:
+        """Features or channels of the output."""
+        return self.output.channels
+
+    @property
     def matrix_flops(self) -> int:
         """2 per multiply-add."""
         return 2 * self.multiply_adds

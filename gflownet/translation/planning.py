@@ -11,12 +11,12 @@ from difflib import get_close_matches
 from hashlib import sha256
 from typing import Any
 
+from gflownet.graphs.composite import Composite
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.elements import Edge, is_dense
 from gflownet.graphs.operation_costs import live_nodes
 from gflownet.graphs.operation_shapes import NodeShapes, infer_shapes, inner_ports, neuron_settings, repetitions
 from gflownet.graphs.validation import blocking_problems
-from gflownet.operations.composite import Composite
 from gflownet.operations.neuron import Neuron, NeuronPlan
 from gflownet.operations.neuron_code import identifier
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT

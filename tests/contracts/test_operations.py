@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from gflownet.operations.operation import OPERATIONS, Example, operation
+from gflownet.graphs.operation import OPERATIONS, operation
+from gflownet.operations.operation import Example
 from gflownet.testing import OperationContract
 from gflownet.testing.operations import inputs_of, one_node_graph
 from gflownet.translation import to_onnx, to_pytorch_model

@@ -10,8 +10,8 @@ import pytest
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.drawing import to_dot, to_svg
+from gflownet.graphs.operation import read_operation
 from gflownet.graphs.operation_labels import operation_label
-from gflownet.operations.operation import read_operation
 from tests.graphs.test_drawing import SVG, points
 from tests.graphs.test_operation_graph_format import EXAMPLE
 from tests.oracles import operation_graphs as oracle

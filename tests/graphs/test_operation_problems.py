@@ -122,7 +122,7 @@ def test_missing_shape_problem():
         ({"port": 3}, ["invalid_attribute"]),
         ({"port": {"a": [1]}}, ["invalid_attribute"]),
         ({"operation": {"name": "identity"}}, ["operation_on_edge"]),
-        ({"attributes": {"is_recurrent": True}}, ["recurrent_edge"]),
+        ({"attributes": {"is_recurrent": "yes"}}, ["invalid_attribute"]),
         ({"attributes": {"size": 1}}, ["unknown_attribute"]),
         ({"source": 0, "target": 1}, ["duplicate_edge"]),
         ({"source": 3, "target": 1}, ["cycle"]),

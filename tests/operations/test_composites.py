@@ -8,15 +8,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gflownet.graphs.composite import Composite
+from gflownet.graphs.operation import read_operation
 from gflownet.graphs.operation_costs import graph_cost
-from gflownet.operations.composite import Composite
-from gflownet.operations.operation import Operation, read_operation
+from gflownet.operations.operation import Operation
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
+from gflownet.translation import to_pytorch_model
 
 
 def parts(name: str, shape: Shape, **settings: object) -> tuple[type[Operation], dict[str, Shape], dict]:
     applied = read_operation({"name": name, **settings})
     return applied.row, {"input": shape}, applied.settings
+
+
+def translated(row: type[Operation], inputs: dict[str, Shape], settings: dict) -> nn.Module:
+    assert issubclass(row, Composite)
+    return to_pytorch_model(row.computation_graph(inputs, settings))
 
 
 def num_parameters(name: str, shape: Shape, **settings: object) -> int:
@@ -105,7 +112,7 @@ def test_composite_equals_torch(name: str) -> None:
     torch.manual_seed(0)
     settings, make = NETWORKS[name]
     row, inputs, complete = parts(name, Shape.of((4, 7, 6)), **settings)
-    ours = row.build(inputs, complete)
+    ours = translated(row, inputs, complete)
     assert ours is not None
     assert_equal_networks(ours, make(), torch.randn(5, 4, 7, 6))
 
@@ -116,7 +123,7 @@ def test_transformer_block_equals_encoder_layer(causal: bool, activation: str) -
     torch.manual_seed(0)
     settings = {"heads": 2, "expansion": 3, "activation": activation, "causal": causal}
     row, inputs, complete = parts("transformer_block", Shape.of((5, 8)), **settings)
-    ours = row.build(inputs, complete)
+    ours = translated(row, inputs, complete)
     assert ours is not None
     theirs = nn.TransformerEncoderLayer(8, 2, 24, 0.0, activation, batch_first=True, norm_first=True)
     state = list(ours.state_dict().values())

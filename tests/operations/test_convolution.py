@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gflownet.operations.operation import read_operation
+from gflownet.graphs.operation import read_operation
 from gflownet.operations.standalone import StandaloneOperation
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 

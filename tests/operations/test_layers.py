@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gflownet.graphs.operation import operation, read_operation
 from gflownet.operations import layers
-from gflownet.operations.operation import operation, read_operation
 from gflownet.operations.sequences import RHNLayer
 from gflownet.operations.tensor_shape import Shape
 from gflownet.rhn.config import RHNConfig

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from gflownet.graphs import ComputationGraph, to_dot, to_svg
+from gflownet.graphs.operation import operation, read_operation
 from gflownet.graphs.operation_costs import graph_cost
-from gflownet.operations.operation import Operation, operation, read_operation
+from gflownet.operations.operation import Operation
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.plugins import load_class
 from gflownet.translation import to_pytorch_model
@@ -24,7 +25,7 @@ from torch import nn
 from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
 from gflownet.operations.tensor_shape import Shape
 from gflownet.operations.vocabulary import POSITIVE_INT
-from gflownet.operations import Composite, GraphData
+from gflownet.graphs import Composite, GraphData
 
 VECTOR = Shape.of(4)
 

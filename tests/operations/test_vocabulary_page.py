@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gflownet.operations.operation import OPERATIONS, REQUIRED, Category, Setting, operation, read_operation
+from gflownet.graphs.operation import OPERATIONS, operation, read_operation
+from gflownet.operations.operation import REQUIRED, Category, Setting
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 

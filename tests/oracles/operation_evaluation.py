@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gflownet.graphs.composite import Composite
 from gflownet.graphs.computation_graph import ComputationGraph, Edge, Node
-from gflownet.operations.composite import Composite
-from gflownet.operations.operation import read_operation
+from gflownet.graphs.operation import read_operation
 from gflownet.operations.tensor_shape import Layout, Shape
 
 Value = tuple[Tensor, Layout]

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.operation import read_operation
 from gflownet.graphs.operation_shapes import MERGES, NodeShapeError, infer_shapes
-from gflownet.operations.operation import read_operation
 from gflownet.operations.tensor_shape import Layout, Shape
 
 Data = dict[str, Any]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gflownet.operations.composite import Composite, Data, GraphData
+from gflownet.graphs.composite import Composite, Data, GraphData
 from gflownet.operations.convolution import Conv2d
 from gflownet.operations.operation import Category, Example, Setting, single_input
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError

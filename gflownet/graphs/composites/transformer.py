@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from gflownet.graphs.composite import Composite, Data, GraphData
 from gflownet.operations.attention import SelfAttention
-from gflownet.operations.composite import Composite, Data, GraphData
 from gflownet.operations.linear import GATES
 from gflownet.operations.operation import Category, Example, Setting, single_input
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gflownet.operations.composite import Composite, Data, GraphData
-from gflownet.operations.convolution_blocks import dimensions
+from gflownet.graphs.composite import Composite, Data, GraphData
+from gflownet.graphs.composites.convolution_blocks import dimensions
 from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.operations.vocabulary import POSITIVE_INT

@@ -7,10 +7,12 @@ from types import MappingProxyType
 
 from gflownet.plugins import BuiltIn
 
+_OPERATIONS, _COMPOSITES = "gflownet.operations", "gflownet.graphs.composites"
 
-def _rows(module: str, **rows: tuple[str, str]) -> dict[str, BuiltIn]:
-    """Return the operations of a file of gflownet/operations/: class and meaning by name."""
-    return {name: BuiltIn(f"gflownet.operations.{module}:{home}", summary) for name, (home, summary) in rows.items()}
+
+def _rows(module: str, room: str = _OPERATIONS, /, **rows: tuple[str, str]) -> dict[str, BuiltIn]:
+    """Return the operations of a file: class and meaning by name."""
+    return {name: BuiltIn(f"{room}.{module}:{home}", summary) for name, (home, summary) in rows.items()}
 
 
 BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
@@ -24,6 +26,7 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
         ),
         **_rows(
             "transformer",
+            _COMPOSITES,
             feed_forward=("FeedForward", "two linear layers with an activation"),
             transformer_block=("TransformerBlock", "pre-norm transformer block"),
         ),
@@ -91,6 +94,7 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
         ),
         **_rows(
             "convolution_blocks",
+            _COMPOSITES,
             conv_bn_relu=("ConvBNReLU", "convolution, batch norm, ReLU"),
             relu_conv_bn=("ReLUConvBN", "ReLU, convolution, batch norm"),
             separable_conv_bn_relu=("SeparableConvBNReLU", "depthwise and 1x1 convolution, batch norm, ReLU"),
@@ -103,6 +107,7 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
         **_rows("opaque", opaque=("Opaque", "any nn.Module by module:Class")),
         **_rows(
             "benchmark_blocks",
+            _COMPOSITES,
             residual_reduction=("ResidualReduction", "two convolutions at half the positions, of NAS-Bench-201"),
             first_channels=("FirstChannels", "the first of the channels"),
         ),

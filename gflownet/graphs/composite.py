@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import lru_cache
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import OperationCost, graph_cost
 from gflownet.graphs.operation_problems import static_problems
 from gflownet.graphs.operation_shapes import NodeShapeError, infer_shapes, output_shape
 from gflownet.graphs.subgraphs import MAX_LEVELS
-from gflownet.operations.operation import Operation
+from gflownet.operations.operation import Operation, check_class, complete_settings, example_inputs
 from gflownet.operations.tensor_shape import Shape, ShapeError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 Data = dict[str, Any]
 
 
 class Composite(Operation):
-    """Contract of a composite: a subclass defines `graph`; shapes, costs and code derive from it."""
+    """Contract of a composite: a subclass defines `graph`; shapes, costs and code derive from it.
+
+    It has no module of its own: the translator translates the graph.
+    """
 
     @classmethod
     def graph(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Data:
@@ -52,17 +51,19 @@ class Composite(Operation):
         return _cost(cls, *_key(inputs, settings)).multiply_adds
 
     @classmethod
-    def build(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> nn.Module | None:
-        # The translator is a layer above: operations only reach it at run time, to build a module on its own.
-        device = str(import_module("torch").get_default_device())
-        graph = cls.computation_graph(inputs, settings)
-        return import_module("gflownet.translation").to_pytorch_model(graph, {"device": device})
-
-    @classmethod
     def check(cls, name: str) -> None:
         if cls.graph.__func__ is Composite.graph.__func__:
             raise ValueError(f"operation: expected {name} to define graph")
-        super().check(name)
+        check_class(cls, name)
+        for position, example in enumerate(cls.examples):
+            where = f"{name}.examples[{position}]"
+            inputs = example_inputs(cls, example, where)
+            settings = dict(complete_settings(cls, where, example.settings))
+            try:
+                cls.infer_shape(inputs, settings)
+            except Exception as error:  # raised by the user's own class
+                reason = " ".join(str(error).split())
+                raise ValueError(f"{where}: expected an output, got {type(error).__name__}: {reason}") from error
 
 
 _Key = tuple[tuple[tuple[str, Shape], ...], tuple[tuple[str, Any], ...]]

@@ -1,0 +1,1 @@
+"""Composites: operations that are graphs of other operations, with settings."""
