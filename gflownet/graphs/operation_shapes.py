@@ -99,46 +99,79 @@ def infer_shapes(
         incoming.setdefault(edge.target, []).append(edge)
     input_ids = sorted(node_id for node_id, node in graph.nodes.items() if node.node_type is NodeType.INPUT)
     outside = dict(zip(input_ids, inputs, strict=True)) if inputs else {}
-    node_shapes: dict[int, NodeShapes] = {}
     order = sorted_prefix(graph.nodes, [edge for edge in edges if edge.edge_id not in late] if late else edges)
     if len(order) < len(graph.nodes):
         raise NodeShapeError(min(graph.nodes.keys() - order), "expected no cycle, got one that this node depends on")
+    before = _shapes_before(graph, order, incoming, outside) if late else {}
+    node_shapes: dict[int, NodeShapes] = {}
     for node_id in order:
-        node = graph.nodes[node_id]
-        try:
-            if node.node_type is NodeType.INPUT:
-                node_shapes[node_id] = NodeShapes(node, None, {}, outside.get(node_id) or input_shape(node))
-            else:
-                now = [edge for edge in incoming.get(node_id, []) if edge.edge_id not in late]
-                node_shapes[node_id] = _inferred(graph, node, now, node_shapes)
-                _check_tokens(node, node_shapes[node_id].output)
-        except ValueError as error:
-            raise NodeShapeError(node_id, str(error)) from None
-    for target in dict.fromkeys(edge.target for edge in edges if edge.edge_id in late):
-        node_shapes[target] = _with_late(graph, graph.nodes[target], incoming[target], node_shapes, late)
+        sources = {edge.source for edge in incoming.get(node_id, ()) if edge.edge_id in late}
+        shapes = _shapes_of(
+            graph, node_id, incoming, node_shapes | {source: before[source] for source in sources}, outside
+        )
+        node_shapes[node_id] = _with_late(shapes, late, before) if late else shapes
     return node_shapes
 
 
-def _with_late(
-    graph: GraphElements, node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeShapes], late: frozenset[int]
+def _shapes_of(
+    graph: GraphElements,
+    node_id: int,
+    incoming: Mapping[int, Sequence[Edge]],
+    node_shapes: Mapping[int, NodeShapes],
+    outside: Mapping[int, Shape],
 ) -> NodeShapes:
-    """Return the shapes of a node with its recurrent in-edges. Raises NodeShapeError where they change its output."""
-    before = node_shapes[node.node_id].output
+    """Return the shapes of a node from its in-edges with known sources."""
+    node = graph.nodes[node_id]
     try:
-        shapes = _inferred(graph, node, edges, node_shapes)
-        if shapes.output != before:
-            raise ShapeError(f"expected recurrent edges that fit {before}, got an output {shapes.output} with them")
-        plans = {
-            port: replace(plan, late=late & {edge.edge_id for edge in plan.edges})
-            for port, plan in shapes.inputs.items()
-        }
-        if WEIGHT_PORT in plans and plans[WEIGHT_PORT].late:
-            raise ShapeError(f"expected no recurrent edge into the port {WEIGHT_PORT}, got one")
-        if any(edge.edge_id in late and node_shapes[edge.source].output.layout is Layout.TOKENS for edge in edges):
-            raise ShapeError("expected no recurrent edge from tokens, got one")
-        return replace(shapes, inputs=plans)
+        if node.node_type is NodeType.INPUT:
+            return NodeShapes(node, None, {}, outside.get(node_id) or input_shape(node))
+        shapes = _inferred(graph, node, incoming.get(node_id, ()), node_shapes)
+        _check_tokens(node, shapes.output)
+        return shapes
     except ValueError as error:
-        raise NodeShapeError(node.node_id, str(error)) from None
+        raise NodeShapeError(node_id, str(error)) from None
+
+
+def _shapes_before(
+    graph: GraphElements, order: Sequence[int], incoming: Mapping[int, Sequence[Edge]], outside: Mapping[int, Shape]
+) -> dict[int, NodeShapes]:
+    """Return the shapes of a time step from those edges whose sources are known first, round by round."""
+    node_shapes: dict[int, NodeShapes] = {}
+    while len(node_shapes) < len(order):
+        num_before = len(node_shapes)
+        for node_id in order:
+            ready = [edge for edge in incoming.get(node_id, ()) if edge.source in node_shapes]
+            if node_id not in node_shapes and _ports(ready) == _ports(incoming.get(node_id, ())):
+                node_shapes[node_id] = _shapes_of(graph, node_id, {node_id: ready}, node_shapes, outside)
+        if len(node_shapes) == num_before:  # a neuron has a width of its own
+            waiting = [graph.nodes[node_id] for node_id in order if node_id not in node_shapes]
+            neurons = [node for node in waiting if not {"operation", "subgraph"} & node.attributes.keys()]
+            if not neurons:
+                message = "expected an in-edge that is not recurrent on a path from an input, got none"
+                raise NodeShapeError(waiting[0].node_id, message)
+            node_id = neurons[0].node_id
+            node_shapes[node_id] = _shapes_of(graph, node_id, {}, node_shapes, outside)
+    return node_shapes
+
+
+def _ports(edges: Iterable[Edge]) -> set[Any]:
+    return {edge.attributes.get("port", INPUT_PORT) for edge in edges}
+
+
+def _with_late(shapes: NodeShapes, late: frozenset[int], before: Mapping[int, NodeShapes]) -> NodeShapes:
+    """Return shapes with their recurrent in-edges marked. Raises NodeShapeError where these change the output."""
+    node_id, expected = shapes.node.node_id, before[shapes.node.node_id].output
+    if shapes.output != expected:
+        raise NodeShapeError(node_id, f"expected recurrent edges that fit {expected}, got {shapes.output} with them")
+    edges = [edge for edge in shapes.edges if edge.edge_id in late]
+    if not edges:
+        return shapes
+    if any(before[edge.source].output.layout is Layout.TOKENS for edge in edges):
+        raise NodeShapeError(node_id, "expected no recurrent edge from tokens, got one")
+    if any(edge.attributes.get("port") == WEIGHT_PORT for edge in edges) and WEIGHT_PORT in shapes.inputs:
+        raise NodeShapeError(node_id, f"expected no recurrent edge into the port {WEIGHT_PORT}, got one")
+    ids = late.intersection(edge.edge_id for edge in edges)
+    return replace(shapes, inputs={port: replace(plan, late=ids) for port, plan in shapes.inputs.items()})
 
 
 def input_shape(node: Node) -> Shape:

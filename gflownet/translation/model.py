@@ -401,7 +401,7 @@ def step_lines(plan: ModelPlan, writer: ClassWriter) -> list[str]:
     if len(plan.outputs) > 1 and not plan.is_concatenated:
         is_token = [shape.layout is Layout.TOKENS for _, shape in plan.outputs]
         casts = [f"y[{place}]" + ("" if token else ".float()") for place, token in enumerate(is_token)]
-    elif plan.outputs[0][1].layout is Layout.TOKENS:
+    elif any(shape.layout is Layout.TOKENS for _, shape in plan.outputs):
         casts = ["y"]
     cast = f"y = ({', '.join(casts)})" if len(casts) > 1 else f"y = {casts[0]}"
     head = f"with torch.autocast({writer.arguments()[0]}.device.type, dtype=torch.{plan.autocast}):"

@@ -6,7 +6,7 @@ Letters: B batch, C channels or features. Weights are read from a state dict by 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import networkx
@@ -33,13 +33,41 @@ def evaluate(graph: ComputationGraph, state: State, inputs: Mapping[int, Tensor]
     return [value for value, _ in _outputs(graph, state, values, training)]
 
 
+def evaluate_steps(
+    graph: ComputationGraph, state: State, moments: Sequence[Mapping[int, Tensor]], sizes: Mapping[int, Shape]
+) -> list[list[Tensor]]:
+    """Return the values of the OUTPUT nodes at every time step, in eval mode.
+
+    A recurrent edge reads its source's value of the step before, zeros of `sizes` at first.
+    """
+    batch, outputs = next(iter(moments[0].values())), []
+    values: dict[int, Value] = {n: (batch.new_zeros(len(batch), *s.sizes), s.layout) for n, s in sizes.items()}
+    for inputs in moments:
+        values = {_before(node_id): value for node_id, value in values.items() if node_id >= 0}
+        values |= {node_id: (tensor, sizes[node_id].layout) for node_id, tensor in inputs.items()}
+        outputs.append([value for value, _ in _outputs(graph, state, values, False)])
+    return outputs
+
+
+def _before(node_id: int) -> int:
+    """The key of a node's value of the step before; ids are >= 0 here."""
+    return -1 - node_id
+
+
+def _source(values: Mapping[int, Value], edge: Edge) -> Value:
+    return values[_before(edge.source) if edge.is_recurrent else edge.source]
+
+
 def _outputs(graph: ComputationGraph, state: State, values: dict[int, Value], training: bool) -> list[Value]:
     digraph = networkx.MultiDiGraph()
     digraph.add_nodes_from(graph.nodes)
-    digraph.add_edges_from((edge.source, edge.target) for edge in graph.edges.values() if edge.enabled)
+    edges = [edge for edge in graph.edges.values() if edge.enabled]
+    digraph.add_edges_from((edge.source, edge.target) for edge in edges)
     needed = set(graph.output_node_ids)
     for node_id in graph.output_node_ids:
         needed |= networkx.ancestors(digraph, node_id)
+    digraph.remove_edges_from([(edge.source, edge.target) for edge in edges if edge.is_recurrent])
+    digraph.add_edges_from((edge.source, edge.target) for edge in edges if not edge.is_recurrent)
     for node_id in networkx.topological_sort(digraph):
         if node_id in needed and node_id not in values:
             values[node_id] = _node_value(graph, graph.nodes[node_id], state, values, training)
@@ -53,7 +81,7 @@ def _node_value(graph: ComputationGraph, node: Node, state: State, values: dict[
     ports: dict[str, Value] = {}
     for port in dict.fromkeys(edge.attributes.get("port", "input") for edge in edges):
         group = [edge for edge in edges if edge.attributes.get("port", "input") == port]
-        ports[port] = _merged(graph, node, group, state, [values[edge.source] for edge in group])
+        ports[port] = _merged(graph, node, group, state, [_source(values, edge) for edge in group])
     if "subgraph" in node.attributes:
         tensor, layout = _repeated(graph, node, state, ports, training)
     else:
@@ -156,7 +184,7 @@ def _inner_values(inner: ComputationGraph, state: State, ports: Mapping[str, Val
 
 def _ordinary(graph: ComputationGraph, node: Node, edges: list[Edge], state: State, values: dict[int, Value]) -> Value:
     """act(post(aggregate of w P x) + b) over the features of vectors, or of every position of sequences."""
-    sources = [values[edge.source] for edge in edges]
+    sources = [_source(values, edge) for edge in edges]
     layout = Layout.VECTOR if any(own_layout is Layout.VECTOR for _, own_layout in sources) else sources[0][1]
     length = () if layout is Layout.VECTOR else (min(tensor.shape[1] for tensor, _ in sources),)
     messages, gates = [], []

@@ -136,3 +136,29 @@ def _is_valid(data: Data, node: Data) -> bool:
     if "operation" in node:
         read_operation(node["operation"])
     return True
+
+
+def random_stateful_graph(seed: int) -> ComputationGraph:
+    """Return a random graph with up to three recurrent edges, and on sequences maybe a layer that carries its state."""
+    rng, data = random.Random(seed), random_graph(seed).to_dict()
+    *_, output = data["nodes"]
+    shapes = infer_shapes(ComputationGraph.from_dict(data))
+    sequences = [node_id for node_id, each in shapes.items() if each.output.layout is Layout.SEQUENCE]
+    if sequences and rng.random() < 0.7:
+        carried = hidden(len(data["nodes"]), rng.choice(["lstm", "gru"]), features=3, carry=True)
+        data = _with(data, carried, [(rng.choice(sequences), carried["id"]), (carried["id"], output["id"])])
+    inner = [node["id"] for node in data["nodes"] if node["node_type"] != "input"]
+    for _ in range(rng.randint(0, 3)):
+        link = (rng.choice([node["id"] for node in data["nodes"]]), rng.choice(inner), True)
+        data = _with(data, None, [link])
+    return ComputationGraph.from_dict(data)
+
+
+def _with(data: Data, node: Data | None, links: list[tuple[Any, ...]]) -> Data:
+    """Return data with a node and edges (source, target, whether recurrent), or unchanged where that is invalid."""
+    edges = [{"edge_id": place, **edge} for place, edge in enumerate(data["edges"])]
+    for source, target, *late in links:
+        attributes = {"attributes": {"is_recurrent": True}} if late else {}
+        edges.append({"source": source, "target": target, "edge_id": len(edges), **attributes})
+    more = {**data, "nodes": [*data["nodes"], *([node] if node else [])], "edges": edges}
+    return data if ComputationGraph.from_dict(more).validate() else more
