@@ -95,6 +95,8 @@ class Edge:
     @property
     def order(self) -> float:
         """Sort key among the target's in-edges: attributes["order"], or the edge id if that is not a finite number."""
+        if not self.attributes:
+            return self.edge_id
         order = self.attributes.get("order", self.edge_id)
         return order if is_finite(order) else self.edge_id
 

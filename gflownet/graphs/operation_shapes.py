@@ -275,12 +275,15 @@ def _neuron(node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeSha
         raise ShapeError("expected an output_size of a node without operation, got none")
     edges = sorted(edges, key=lambda edge: (edge.order, edge.edge_id))
     shapes = [node_shapes[edge.source].output for edge in edges]
-    output = Neuron.infer_shape({f"{place}": shape for place, shape in enumerate(shapes)}, neuron_settings(node))
-    target = join(shapes) if shapes else output
-    adapters = tuple(Adapter(shape, target.with_channels(shape.channels)) for shape in shapes)
-    return NodeShapes(
-        node, None, {INPUT_PORT: MergePlan(tuple(edges), adapters, node.aggregation, "auto", target)}, output
-    )
+    if all(shape.layout is Layout.VECTOR for shape in shapes):  # of a dense graph
+        output = target = Shape((node.output_size,), Layout.VECTOR)
+        adapters = tuple(Adapter(shape, shape) for shape in shapes)
+    else:
+        output = Neuron.infer_shape({f"{place}": shape for place, shape in enumerate(shapes)}, neuron_settings(node))
+        target = join(shapes)
+        adapters = tuple(Adapter(shape, target.with_channels(shape.channels)) for shape in shapes)
+    plan = MergePlan(tuple(edges), adapters, node.aggregation, "auto", target)
+    return NodeShapes(node, None, {INPUT_PORT: plan}, output)
 
 
 def neuron_settings(node: Node, projection: str = "auto") -> dict[str, Any]:

@@ -5,7 +5,7 @@ It is the operation of a node that names none. Letters: B batch, J in-edges, d m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -16,6 +16,8 @@ from gflownet.operations.operation import Category, Operation
 from gflownet.operations.parameters import Initial, ParameterPlan, linear_parameter
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError, join
 from gflownet.operations.vocabulary import Activation, Aggregation, activation, aggregation
+
+USUAL_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,14 @@ class NeuronPlan:
         """Whether a linear layer follows the aggregation. An unfed concat has nothing to project."""
         size = self.aggregated_size
         return size > 0 and (size != self.output_size or bool(self.attributes.get("post_projection")))
+
+    def scales_matrix(self, edge: EdgePlan) -> bool:
+        """Return whether the weight of a projected edge multiplies its matrix, not its source.
+
+        The cheaper factor at a usual batch. From an input it is always the matrix, because dL/dw would otherwise cost
+        the input's gradient.
+        """
+        return edge.reads_input or self.message_size <= USUAL_BATCH
 
     def state(self) -> Iterator[tuple[str, int]]:
         """Yield kind and width of the tensors that its activation carries from step to step."""
@@ -142,17 +152,34 @@ class Neuron(Operation):
         return target.with_channels(settings["features"])
 
     @classmethod
-    def plan(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> NeuronPlan:
-        """Return the plan of a neuron; `inputs` are the shapes of its in-edges by label, after the alignment."""
+    def plan(
+        cls,
+        inputs: Mapping[str, Shape],
+        settings: Mapping[str, Any],
+        *,
+        node_id: int = 0,
+        label: str = "",
+        ends: Sequence[tuple[int, int, bool, bool]] | None = None,
+    ) -> NeuronPlan:
+        """Return the plan of a neuron.
+
+        Args:
+            inputs: shapes of its in-edges by label, after the alignment.
+            settings: features, activation, aggregation with its attributes, and projection.
+            node_id: of the node.
+            label: end of the names of its own parameters.
+            ends: of each in-edge: edge id, source, whether that is an INPUT node, and whether the edge is recurrent.
+        """
         kind, size = aggregation(settings["aggregation"]), settings["features"]
-        width = kind.message_size(settings, size)
-        edges = (
-            EdgePlan(place, place, label, shape.channels, is_projected=is_projected(shape.channels, width, settings))
-            for place, (label, shape) in enumerate(inputs.items())
+        width, accepted = kind.message_size(settings, size), kind.accepted()
+        ends = [(place, place, False, False) for place in range(len(inputs))] if ends is None else ends
+        edges = tuple(
+            EdgePlan(*end[:2], name, shape.channels, *end[2:], is_projected(shape.channels, width, settings))
+            for (name, shape), end in zip(inputs.items(), ends, strict=True)
         )
-        accepted = kind.accepted()
         attributes = tuple(sorted((key, value) for key, value in settings.items() if key in accepted))
-        return NeuronPlan(0, size, settings["activation"], settings["aggregation"], attributes, tuple(edges))
+        names = settings["activation"], settings["aggregation"]
+        return NeuronPlan(node_id, size, *names, attributes, edges, label)
 
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:

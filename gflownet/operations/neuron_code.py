@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gflownet.operations.activations import Cell, CodeActivation
 from gflownet.operations.neuron import EdgePlan, NeuronPlan
 from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import Aggregation
-
-USUAL_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -21,6 +19,7 @@ class Dialect:
     parameter: Callable[[str], str]  # 0-d parameter or query
     module: Callable[[str], str]
     is_sequence: bool = False  # rows are all time steps, one after the other
+    scaled: Mapping[str, str] = field(default_factory=dict)  # by edge label: variables that hold weight times matrix
 
     def weight(self, name: str) -> str:
         """The weight matrix of a submodule."""
@@ -123,10 +122,11 @@ class NodeEmitter:
         x = self.source(edge)
         if not edge.is_projected:
             return f"torch.addcmul({total}, {x}, {factor})" if total else f"{x} * {factor}"
-        # Scaling a factor, not the product, keeps one gemm with the bias inside: the cheaper factor at a usual batch.
-        # From an input it is always the matrix, because dL/dw would otherwise cost the input's gradient.
+        # Scaling a factor, not the product, keeps one gemm with the bias inside.
+        if edge.label in self.dialect.scaled and factor == self.dialect.parameter(f"weight_{edge.label}"):
+            return product(x, self.dialect.scaled[edge.label], total, is_matrix and bool(total))
         matrix = self.dialect.weight(f"proj_{edge.label}")
-        if self.node.message_size > USUAL_BATCH and not edge.reads_input:
+        if not self.node.scales_matrix(edge):
             return product(f"{x} * {factor}", matrix, total, is_matrix and bool(total))
         matrix = f"{matrix} * {factor}"
         return product(x, matrix, total, is_matrix and bool(total))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property, reduce
+from functools import reduce
 from math import prod
 
 
@@ -46,19 +46,20 @@ class Shape:
             raise ShapeError(f"expected a shape of 1 to 3 axes, got {list(sizes)}")
         return cls(sizes, defaults[len(sizes)] if layout is None else Layout(layout))
 
-    @cached_property
+    @property
     def channel_axis(self) -> int:
         """The axis of the features or channels, the batch not counted. Raises ShapeError for tokens."""
-        if self.layout is Layout.TOKENS:
+        layout = self.layout  # not a cached property: its lock takes longer than the answer
+        if layout is Layout.TOKENS:
             raise ShapeError(f"expected features, got {self}")
-        return 0 if self.layout in (Layout.SIGNAL, Layout.IMAGE) else len(self.sizes) - 1
+        return 0 if layout is Layout.SIGNAL or layout is Layout.IMAGE else len(self.sizes) - 1
 
     @property
     def channels(self) -> int:
         """The number of features or channels. Raises ShapeError for tokens."""
         return self.sizes[self.channel_axis]
 
-    @cached_property
+    @property
     def positions(self) -> tuple[int, ...]:
         """The sizes of the other axes: length, height and width; empty for a vector."""
         if self.layout is Layout.TOKENS:
@@ -72,6 +73,8 @@ class Shape:
 
     def with_channels(self, channels: int) -> Shape:
         """Return the shape with another number of channels."""
+        if self.sizes[self.channel_axis] == channels:
+            return self
         sizes = list(self.sizes)
         sizes[self.channel_axis] = channels
         return replace(self, sizes=tuple(sizes))

@@ -70,13 +70,29 @@ class ClassWriter:
 
     def _computed_lines(self) -> list[str]:
         """The statements from the arguments to `y`."""
+        groups = self.stacked_matrices()
+        scaled = {label: f"M{place}_{index}" for place, group in enumerate(groups) for index, label in enumerate(group)}
+        writer = replace(self, dialect=replace(self.dialect, scaled=scaled)) if scaled else self
         lines = [*(self._column_lines() if self.plan.is_dense else ())]
-        lines += [line for step in self.plan.live_steps for line in self._computed(step)]
+        lines += [self._stacked_line(place, group) for place, group in enumerate(groups)]
+        lines += [line for step in self.plan.live_steps for line in writer._computed(step)]
         outputs = [variable(node_id) for node_id, _ in self.plan.outputs]
         if len(outputs) == 1:
             return [*lines, f"y = {outputs[0]}"]
         joined = f"({', '.join(outputs)})"
         return [*lines, f"y = torch.cat({joined}, dim=-1)" if self.plan.is_concatenated else f"y = {joined}"]
+
+    def stacked_matrices(self) -> list[list[str]]:
+        """Return the labels of edges whose matrices, of one size, are scaled by their weights in one product."""
+        return []
+
+    def _stacked_line(self, place: int, labels: Sequence[str]) -> str:
+        """The statement that scales the matrices of a group."""
+        names = ", ".join(f"M{place}_{index}" for index in range(len(labels)))
+        matrices = ", ".join(self.dialect.weight(f"proj_{label}") for label in labels)
+        weights = ", ".join(self.dialect.parameter(f"weight_{label}") for label in labels)
+        product = f"torch.stack(({matrices})) * torch.stack(({weights}))[:, None, None]"
+        return f"{names} = ({product}).unbind()"
 
     def _column_lines(self) -> list[str]:
         """The statements that take the inputs out of `x` [B, F]."""
@@ -242,6 +258,8 @@ class ClassWriter:
 def pooled(value: str, adapter: Adapter) -> str:
     """The expression of a value with its positions averaged to those of the target."""
     source, target = adapter.source, adapter.target
+    if source is target:
+        return value
     if adapter.pools_to_vector:
         return f"{value}.mean(dim={tuple(a + 1 for a in range(len(source.sizes)) if a != source.channel_axis)})"
     if not adapter.pools_positions:

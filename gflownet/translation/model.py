@@ -36,8 +36,11 @@ from gflownet.translation.planning import (
 )
 from gflownet.translation.table_columns import TableColumns
 
-# Functions of generated code besides torch.
-_FUNCTIONS = {each.__name__: each for each in (gru_sequence, lstm_sequence, rhn_sequence, add_parameters)}
+# Matrices of one size that are scaled together: with fewer, products one by one are as fast.
+MIN_STACKED = 8
+# Layers and functions of generated code besides those of torch.
+_NAMES: dict[str, Any] = {name: value for name, value in vars(layers).items() if isinstance(value, type)}
+_NAMES |= {each.__name__: each for each in (gru_sequence, lstm_sequence, rhn_sequence, add_parameters)}
 
 
 class StateManager:
@@ -287,12 +290,21 @@ def translated_class(graph: ComputationGraph, options: TranslationConfig) -> Any
 class _FastWriter(ClassWriter):
     """Code of a class in memory: parameters are added from the plan, with values by their place."""
 
+    def stacked_matrices(self) -> list[list[str]]:
+        groups: dict[tuple[int, int], list[str]] = {}
+        for neuron in self.plan.live_nodes if self.plan.is_dense else ():
+            if not neuron.aggregation_class.edge_parameter:
+                for edge in neuron.edges:
+                    if edge.is_projected and neuron.scales_matrix(edge):
+                        groups.setdefault((neuron.message_size, edge.source_size), []).append(edge.label)
+        return [labels for labels in groups.values() if len(labels) >= MIN_STACKED]
+
     def added(self, steps: tuple[StepPlan, ...]) -> list[str]:
+        if self.plan.is_dense:
+            return ["add_parameters(self, self.plan.parameters, values, device=device, dtype=dtype)"]
         first = self.plan.steps.index(steps[0])
         start = sum(p.shape == () for step in self.plan.steps[:first] for p in step.parameters)
         stop = start + sum(p.shape == () for step in steps for p in step.parameters)
-        if self.plan.is_dense:
-            return ["add_parameters(self, self.plan.parameters, values, device=device, dtype=dtype)"]
         values = repr(self.plan.values[start:stop]) if self.plan.name else f"values[{start}:{stop}]"
         return [f"add_parameters(self, self.plan.steps[{first}].parameters, {values})"]
 
@@ -304,9 +316,8 @@ def generate_class(plan: ModelPlan) -> type[TranslatedModel]:
     source = _source(plan, _FastWriter(plan, FAST, class_names))
     name = f"{class_name(plan)}_{sha256(repr(plan.key).encode()).hexdigest()[:12]}"
     filename = f"<gflownet {name}>"
-    public = {key: value for key, value in vars(layers).items() if isinstance(value, type)}
-    namespace: dict[str, Any] = {**public, "torch": torch, "F": F, "nn": nn, "Tensor": Tensor, "Base": TranslatedModel}
-    namespace |= {**_FUNCTIONS, **bodies, **dict(_outside_functions(plan))}
+    names = {"torch": torch, "F": F, "nn": nn, "Tensor": Tensor, "Base": TranslatedModel}
+    namespace: dict[str, Any] = {**_NAMES, **names, **bodies, **dict(_outside_functions(plan))}
     exec(compile(source, filename, "exec"), namespace)
     methods = {method: namespace[method] for method in ("__init__", "forward", "step", "steps") if method in namespace}
     generated = type(name, (TranslatedModel,), {"plan": plan, "__module__": __name__, **methods})

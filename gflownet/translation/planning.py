@@ -159,9 +159,7 @@ def _plan(name: str, graph: ComputationGraph, known: Mapping[int, NodeShapes], p
     steps: dict[int, StepPlan] = {}
     for node_id, shapes in known.items():
         if shapes.node.node_type is not NodeType.INPUT and (is_vectors or node_id in live):
-            steps[node_id] = replace(
-                _step(graph, shapes, projection, steps, is_vectors=is_vectors), is_live=node_id in live
-            )
+            steps[node_id] = _step(graph, shapes, projection, steps, is_vectors=is_vectors, is_live=node_id in live)
     outputs = tuple((node_id, known[node_id].output) for node_id in graph.output_node_ids)
     dead = tuple(sorted(known.keys() - live))
     plan = ModelPlan(name, inputs, tuple(steps.values()), outputs, dead, is_vectors, False, None, (), key)
@@ -182,7 +180,13 @@ def parameter_values(graph: ComputationGraph, plan: ModelPlan) -> list[float]:
 
 
 def _step(
-    graph: ComputationGraph, shapes: NodeShapes, projection: str, earlier: Mapping[int, StepPlan], *, is_vectors: bool
+    graph: ComputationGraph,
+    shapes: NodeShapes,
+    projection: str,
+    earlier: Mapping[int, StepPlan],
+    *,
+    is_vectors: bool,
+    is_live: bool,
 ) -> StepPlan:
     edges = shapes.edges
     labels = _edge_labels(edges, is_multigraph=bool(graph.config["multigraph"]))
@@ -192,9 +196,9 @@ def _step(
     tied_to = earlier[tied.edges[0].source].label if tied and tied.edges[0].source in earlier else ""
     inputs = {port: plan.shape for port, plan in shapes.inputs.items()}
     if shapes.is_neuron:
-        label = f"{node.node_id}"
-        neuron = replace(_neuron(graph, shapes, projection, labels), label=label if is_vectors else identifier(label))
-        return StepPlan(shapes, identifier(f"node_{node.node_id}"), labels, neuron=neuron)
+        label = f"{node.node_id}" if is_vectors else identifier(f"{node.node_id}")
+        neuron = _neuron(graph, shapes, projection, labels, label)
+        return StepPlan(shapes, "", labels, is_live, neuron=neuron)
     if shapes.operation is None:
         name = node.attributes["subgraph"]
         bodies = _bodies(name, graph.subgraph(name), inputs, projection, node.attributes.get("repeat", 1))
@@ -213,6 +217,8 @@ def _edge_labels(edges: Sequence[Edge], *, is_multigraph: bool) -> dict[int, str
     """Return a different label for every edge into a node: its ends, or its id if several edges have these ends."""
     if is_multigraph:
         return {edge.edge_id: f"{edge.edge_id}" for edge in edges}
+    if len({edge.source for edge in edges}) == len(edges):
+        return {edge.edge_id: f"{edge.source}_{edge.target}" for edge in edges}
     counts = Counter(edge.source for edge in edges)
     more = {edge.edge_id: f"_{edge.edge_id}" if counts[edge.source] > 1 else "" for edge in edges}
     return {edge.edge_id: f"{edge.source}_{edge.target}{more[edge.edge_id]}" for edge in edges}
@@ -241,21 +247,16 @@ def _body_digest(inner: ComputationGraph, projection: str) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-def _neuron(graph: ComputationGraph, shapes: NodeShapes, projection: str, labels: Mapping[int, str]) -> NeuronPlan:
-    merge, node = shapes.inputs[INPUT_PORT], shapes.node
+def _neuron(
+    graph: ComputationGraph, shapes: NodeShapes, projection: str, labels: Mapping[int, str], label: str
+) -> NeuronPlan:
+    merge, node, nodes = shapes.inputs[INPUT_PORT], shapes.node, graph.nodes
+    is_input = [nodes[edge.source].node_type is NodeType.INPUT for edge in merge.edges]
+    is_late = [edge.edge_id in merge.late for edge in merge.edges]
+    ends = [(e.edge_id, e.source, *kind) for e, *kind in zip(merge.edges, is_input, is_late, strict=True)]
     inputs = {labels[e.edge_id]: each.target for e, each in zip(merge.edges, merge.adapters, strict=True)}
-    plan = Neuron.plan(inputs, neuron_settings(node, projection))
-    edges = tuple(
-        replace(
-            planned,
-            edge_id=edge.edge_id,
-            source=edge.source,
-            reads_input=graph.nodes[edge.source].node_type is NodeType.INPUT,
-            is_recurrent=edge.edge_id in merge.late,
-        )
-        for edge, planned in zip(merge.edges, plan.edges, strict=True)
-    )
-    return replace(plan, node_id=node.node_id, edges=edges)
+    settings = neuron_settings(node, projection)
+    return Neuron.plan(inputs, settings, node_id=node.node_id, label=label, ends=ends)
 
 
 def _label(name: str, node_id: int) -> str:
