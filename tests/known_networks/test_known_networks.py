@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gflownet.graphs.operation_costs import graph_cost
 from gflownet.translation import copy_weights, to_pytorch_model
-from gflownet.translation.model import TranslatedModel as OperationModel
+from gflownet.translation.model import TranslatedModel
 from tests.known_networks.references import KNOWN_NETWORKS, KnownNetwork
 
 NETWORKS = pytest.mark.parametrize("network", KNOWN_NETWORKS.values(), ids=KNOWN_NETWORKS)
@@ -17,7 +17,7 @@ SMALL = {"resnet18": 48, "resnet50": 64, "mobilenet_v2": 64, "vit_b16": 64, "ber
 FAST = ("transformer_encoder_layer",)
 
 
-def inputs_of(model: OperationModel, network: KnownNetwork, batch: int = 2) -> tuple[Tensor, ...]:
+def inputs_of(model: TranslatedModel, network: KnownNetwork, batch: int = 2) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(1)
     limits = [2 if network.name == "bert_base" and position else 30_000 for position in range(2)]
     return tuple(
@@ -28,7 +28,7 @@ def inputs_of(model: OperationModel, network: KnownNetwork, batch: int = 2) -> t
     )
 
 
-def pair(network: KnownNetwork, size: int | None) -> tuple[OperationModel, nn.Module]:
+def pair(network: KnownNetwork, size: int | None) -> tuple[TranslatedModel, nn.Module]:
     """Return the translated model and the reference, with equal weights; running statistics are not the first ones."""
     torch.manual_seed(0)
     reference, model = network.build(size), to_pytorch_model(network.graph(size))
@@ -42,7 +42,7 @@ def pair(network: KnownNetwork, size: int | None) -> tuple[OperationModel, nn.Mo
     return model, reference
 
 
-def assert_equal_outputs(network: KnownNetwork, model: OperationModel, reference: nn.Module) -> None:
+def assert_equal_outputs(network: KnownNetwork, model: TranslatedModel, reference: nn.Module) -> None:
     """Outputs agree to 1e-5 of the largest output."""
     inputs = inputs_of(model, network)
     with torch.no_grad():

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations.tensor_shape import Layout
 from gflownet.translation import export_program, measure_latency, summary, to_onnx, to_pytorch_model, to_source
-from gflownet.translation.graph_summary import GraphSummary as OperationSummary
+from gflownet.translation.graph_summary import GraphSummary
 from tests.translation.operation_graphs import block, graph_of, hidden, image_input, random_graph
 
 OUTSIDE = "tests.translation.outside_operation"
@@ -137,7 +137,7 @@ def test_summary_counts_parameters_and_flops(make):
     graph = make()
     model = to_pytorch_model(graph).eval()
     result = summary(graph)
-    assert isinstance(result, OperationSummary)
+    assert isinstance(result, GraphSummary)
     assert result.num_parameters == sum(parameter.numel() for parameter in model.parameters())
     # The counter has no rule for the fused attention of the CPU.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -149,7 +149,7 @@ def test_summary_counts_parameters_and_flops(make):
 
 def test_summary_lists_adapters_settings_and_dead_nodes():
     result = summary(images())
-    assert isinstance(result, OperationSummary)
+    assert isinstance(result, GraphSummary)
     rows = {node.node_id: node for node in result.nodes}
     assert result.dead_node_ids == (5,)
     assert rows[3].adapters == ("0: average pooling 9x9 to 5x5, zeros for channels 3 to 4",)

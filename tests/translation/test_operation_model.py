@@ -24,7 +24,6 @@ from gflownet.translation import (
     to_pytorch_model,
 )
 from gflownet.translation.model import TranslatedModel
-from gflownet.translation.model import TranslatedModel as OperationModel
 from tests.translation.operation_graphs import block, graph_of, hidden, image_input
 
 
@@ -45,7 +44,7 @@ def small(**fields) -> ComputationGraph:
 
 
 @pytest.fixture(scope="module")
-def model() -> OperationModel:
+def model() -> TranslatedModel:
     torch.manual_seed(0)
     return to_pytorch_model(small()).eval()
 
