@@ -8,7 +8,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "translation.md"
 
 def test_doc_examples_run(capsys):
     examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     namespace = {}
     for example in examples:
         exec(compile(example, str(PAGE), "exec"), namespace)
