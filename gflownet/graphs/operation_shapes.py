@@ -8,22 +8,42 @@ from dataclasses import dataclass
 from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType, shown, thawed
 from gflownet.graphs.operation import INPUT_PORT, WEIGHT_PORT, AppliedOperation, read_operation
 from gflownet.graphs.ordering import followed_edges, sorted_prefix
-from gflownet.graphs.tensor_shape import Adapter, Layout, Shape, ShapeError, join
+from gflownet.graphs.tensor_shape import Adapter, Layout, Shape, ShapeError, broadcast, join
 from gflownet.graphs.vocabulary import activation, aggregation
 
 # Merges of the inputs at one port, by the node's aggregation.
 MERGES = ("sum", "mean", "max", "min", "product", "concat")
-ALIGNMENTS = ("auto", "pad", "never")  # learned projection of channels, zeros in place of missing channels, refuse
+# What a node does with inputs of unequal shapes: whether it averages positions, and whether it changes channels.
+# project and auto learn a projection of the channels, pad fills them with zeros; without align, inputs broadcast.
+ALIGNMENTS = {
+    "pool": (True, False),
+    "project": (False, True),
+    "pad": (True, True),
+    "auto": (True, True),
+    "never": (False, False),
+}
+LEARNED_ALIGNMENTS = ("project", "auto")
+AXES = ("channels", "positions")  # of concat; the first axis of positions: time, length or height
+_REPAIRS = {
+    (True, False): '"align": "pool" averages positions',
+    (False, True): '"align": "project" learns a projection of the channels, "pad" fills them with zeros',
+    (True, True): '"align": "auto" averages positions and learns a projection of the channels, "pad" fills them',
+}
 OPERATION_ATTRIBUTES = ("operation", "subgraph", "shape")
+
+
+class ShareError(ShapeError):
+    """Nodes share a subgraph at different input shapes."""
 
 
 class NodeShapeError(ShapeError):
     """No shape can be inferred for a node."""
 
-    def __init__(self, node_id: int, reason: str) -> None:
+    def __init__(self, node_id: int, reason: str, *, is_share: bool = False) -> None:
         super().__init__(f"node {node_id}: {reason}")
         self.node_id = node_id
         self.reason = reason
+        self.is_share = is_share  # the node itself fits, but not with the others that share its subgraph
 
 
 @dataclass(frozen=True)
@@ -33,8 +53,14 @@ class MergePlan:
     edges: tuple[Edge, ...]
     adapters: tuple[Adapter, ...]  # one per edge
     merge: str
-    align: str
+    align: str | None  # None: inputs broadcast
     shape: Shape  # after the merge
+    concat_axis: int = 0  # of concat, the batch not counted
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether a change of channels is a learned projection."""
+        return self.align in LEARNED_ALIGNMENTS
 
 
 @dataclass(frozen=True)
@@ -50,6 +76,12 @@ class NodeShapes:
     def edges(self) -> list[Edge]:
         """The enabled in-edges, port by port."""
         return [edge for plan in self.inputs.values() for edge in plan.edges]
+
+    @property
+    def shared_subgraph(self) -> str:
+        """The name of the subgraph with one set of weights for all nodes that share it; empty if there is none."""
+        attributes = self.node.attributes
+        return attributes["subgraph"] if "subgraph" in attributes and attributes.get("share", False) else ""
 
     @property
     def has_edge_weights(self) -> bool:
@@ -91,6 +123,7 @@ def infer_shapes(graph: GraphElements, inputs: Sequence[Shape] = ()) -> dict[int
     input_ids = sorted(node_id for node_id, node in graph.nodes.items() if node.node_type is NodeType.INPUT)
     outside = dict(zip(input_ids, inputs, strict=True)) if inputs else {}
     node_shapes: dict[int, NodeShapes] = {}
+    first_shared: dict[str, NodeShapes] = {}
     order = sorted_prefix(graph.nodes, edges)
     if len(order) < len(graph.nodes):
         raise NodeShapeError(min(graph.nodes.keys() - order), "expected no cycle, got one that this node depends on")
@@ -101,10 +134,13 @@ def infer_shapes(graph: GraphElements, inputs: Sequence[Shape] = ()) -> dict[int
                 node_shapes[node_id] = NodeShapes(node, None, {}, outside.get(node_id) or input_shape(node))
             else:
                 _check_activation(node)
-                node_shapes[node_id] = _inferred(graph, node, incoming.get(node_id, []), node_shapes)
-                _check_tokens(node, node_shapes[node_id].output)
+                shapes = _inferred(graph, node, incoming.get(node_id, []), node_shapes)
+                _check_tokens(node, shapes.output)
+                if shapes.shared_subgraph:
+                    _check_shared(shapes, first_shared.setdefault(shapes.shared_subgraph, shapes))
+                node_shapes[node_id] = shapes
         except ValueError as error:
-            raise NodeShapeError(node_id, str(error)) from None
+            raise NodeShapeError(node_id, str(error), is_share=isinstance(error, ShareError)) from None
     return node_shapes
 
 
@@ -153,6 +189,16 @@ def _check_activation(node: Node) -> None:
         raise ShapeError(f"expected an activation without state in an operation graph, got {name}")
 
 
+def _check_shared(shapes: NodeShapes, first: NodeShapes) -> None:
+    """Raise ShareError for other input shapes than those of the first node that shares the subgraph."""
+    expected, got = ({port: plan.shape for port, plan in each.inputs.items()} for each in (first, shapes))
+    for port, shape in got.items():
+        if shape != expected[port]:
+            name = shown(shapes.shared_subgraph)
+            message = f"expected {expected[port]} at the port {port} of the shared subgraph {name}"
+            raise ShareError(f"{message}, as at node {first.node.node_id}, got {shape}")
+
+
 def _check_tokens(node: Node, output: Shape) -> None:
     """Raise ShapeError for an activation of tokens."""
     if output.layout is Layout.TOKENS and node.activation_function not in ("linear", "identity"):
@@ -160,25 +206,58 @@ def _check_tokens(node: Node, output: Shape) -> None:
 
 
 def _merged(node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeShapes]) -> MergePlan:
-    merge, align = node.aggregation, node.attributes.get("align", "auto")
+    merge, align = node.aggregation, node.attributes.get("align")
     if merge not in MERGES:
         raise ShapeError(f"expected an aggregation out of {', '.join(MERGES)}, got {shown(merge)}")
     shapes = [node_shapes[edge.source].output for edge in edges]
     target = join(shapes)
     if target.layout is Layout.TOKENS and (len(edges) > 1 or node.attributes.get("edge_weight") is True):
         raise ShapeError(f"expected one input of tokens without edge_weight, got {', '.join(map(str, shapes))}")
-    is_concat = merge == "concat" and len(shapes) > 1
-    fits = (shape == (target.with_channels(shape.channels) if is_concat else target) for shape in shapes)
-    if align == "never" and not all(fits):
-        kind = "layout and size of positions" if is_concat else "shape"
-        raise ShapeError(f"expected inputs of one {kind} with align=never, got {', '.join(map(str, shapes))}")
-    if is_concat:
+    if merge == "concat" and len(shapes) > 1:
+        return _concatenated(node, edges, shapes)
+    if align is None and (result := broadcast(shapes)) is not None:
+        adapters = tuple(Adapter(shape, result, shape != result) for shape in shapes)
+        return MergePlan(tuple(edges), adapters, merge, align, result)
+    adapters = tuple(Adapter(shape, target) for shape in shapes)
+    _check_alignment(adapters, align, "shape" if align else "shape, with axes of size 1, or vectors over the channels")
+    return MergePlan(tuple(edges), adapters, merge, align, target)
+
+
+def _concatenated(node: Node, edges: Sequence[Edge], shapes: Sequence[Shape]) -> MergePlan:
+    """Return the inputs side by side along the channels, or along the first axis of positions."""
+    align, target = node.attributes.get("align"), join(shapes)
+    if node.attributes.get("axis", AXES[0]) == AXES[0]:
+        axis = target.channel_axis
         targets = [target.with_channels(shape.channels) for shape in shapes]
-        result = target.with_channels(sum(shape.channels for shape in shapes))
+        result, kind = target.with_channels(sum(shape.channels for shape in shapes)), "layout and size of positions"
     else:
-        targets, result = [target] * len(shapes), target
-    adapters = tuple(Adapter(shape, aligned) for shape, aligned in zip(shapes, targets, strict=True))
-    return MergePlan(tuple(edges), adapters, merge, align, result)
+        if target.layout is Layout.VECTOR:
+            got = ", ".join(map(str, shapes))
+            raise ShapeError(f"expected inputs of one layout with positions for axis=positions, got {got}")
+        axis, others = 1 - min(target.channel_axis, 1), target.positions[1:]
+        targets = [target.with_positions((shape.positions[0], *others)) for shape in shapes]
+        result = target.with_positions((sum(shape.positions[0] for shape in shapes), *others))
+        kind = "number of channels and width" if others else "number of channels"
+    adapters = tuple(map(Adapter, shapes, targets))
+    _check_alignment(adapters, align, kind, _positions_repair(node, shapes))
+    return MergePlan(tuple(edges), adapters, "concat", align, result, axis)
+
+
+def _positions_repair(node: Node, shapes: Sequence[Shape]) -> str:
+    """Return the repair of a concat along the channels that only fits along the positions."""
+    is_other = node.attributes.get("axis", AXES[0]) == AXES[0]
+    kinds = {(shape.layout, shape.channels, shape.positions[1:]) for shape in shapes}
+    return ', "axis": "positions" appends them' if is_other and len(kinds) == 1 else ""
+
+
+def _check_alignment(adapters: Sequence[Adapter], align: str | None, kind: str, repair: str = "") -> None:
+    """Raise ShapeError for a change of positions or channels that the node does not ask for, with its repair."""
+    changes = any(each.changes_positions for each in adapters), any(each.changes_channels for each in adapters)
+    if all(allowed >= change for allowed, change in zip(ALIGNMENTS[align or "never"], changes, strict=True)):
+        return
+    setting = f" with align={align}" if align else ""
+    got = ", ".join(str(adapter.source) for adapter in adapters)
+    raise ShapeError(f"expected inputs of one {kind}{setting}, got {got}; {_REPAIRS[changes]}{repair}")
 
 
 def _inferred(
@@ -203,7 +282,7 @@ def _inferred(
 
 
 def _ordinary(node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeShapes]) -> NodeShapes:
-    """Return the shapes of a node without operation: positions are aligned, features are projected per edge."""
+    """Return the shapes of a node without operation: of one size of positions, features are projected per edge."""
     if not edges or node.output_size is None:
         got = "no edge" if not edges else "no output_size"
         raise ShapeError(f"expected in-edges and an output_size of a node without operation, got {got}")
@@ -214,7 +293,9 @@ def _ordinary(node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeS
         raise ShapeError(f"expected an operation or a subgraph for a {target.layout}, got none")
     aggregation(node.aggregation)
     adapters = tuple(Adapter(shape, target.with_channels(shape.channels)) for shape in shapes)
-    plan = MergePlan(tuple(edges), adapters, node.aggregation, "auto", target)
+    align = node.attributes.get("align")
+    _check_alignment(adapters, align, "layout and size of positions")
+    plan = MergePlan(tuple(edges), adapters, node.aggregation, align, target)
     return NodeShapes(node, None, {INPUT_PORT: plan}, target.with_channels(node.output_size))
 
 

@@ -14,6 +14,7 @@ OPERATION_NODE_FIELDS = (
     "dtype",
     "port",
     "aggregation",
+    "axis",
     "align",
     "edge_weight",
     "operation",

@@ -37,7 +37,8 @@ class StepPlan:
     edge_labels: Mapping[int, str]  # by edge id: the end of the names of adapters and edge weights
     tied_to: str = ""  # name of the module whose weight the port `weight` reads
     bodies: tuple[OperationPlan, ...] = ()  # of a subgraph or composite: one per repetition
-    is_shared: bool = False  # one module for all repetitions
+    is_shared: bool = False  # one module for all repetitions, and for all nodes that share the subgraph
+    is_first: bool = True  # False: an earlier step makes the module
     ordinary: NodePlan | None = None  # of a node without operation
 
     @property
@@ -139,8 +140,9 @@ def _step(graph: ComputationGraph, shapes: NodeShapes, projection: str, earlier:
     if shapes.operation is None:
         name = node.attributes["subgraph"]
         bodies = _bodies(name, graph.subgraph(name), inputs, projection, node.attributes.get("repeat", 1))
-        shared = bool(node.attributes.get("share", False))
-        return StepPlan(shapes, _label(name, node.node_id), labels, bodies=bodies, is_shared=shared)
+        if (shared := shapes.shared_subgraph) and (first := _first_shared(shared, earlier)):
+            return StepPlan(shapes, first.label, labels, bodies=bodies, is_shared=True, is_first=False)
+        return StepPlan(shapes, _label(name, node.node_id), labels, bodies=bodies, is_shared=bool(shared))
     label = _label(shapes.operation.name, node.node_id)
     row = shapes.operation.row
     if issubclass(row, Composite):
@@ -148,6 +150,11 @@ def _step(graph: ComputationGraph, shapes: NodeShapes, projection: str, earlier:
         bodies = _bodies(shapes.operation.name, inner, inputs, projection, 1)
         return StepPlan(shapes, label, labels, tied_to, bodies=bodies)
     return StepPlan(shapes, label, labels, tied_to)
+
+
+def _first_shared(subgraph: str, earlier: Mapping[int, StepPlan]) -> StepPlan | None:
+    """Return the step that makes the module of a shared subgraph."""
+    return next((step for step in earlier.values() if step.shapes.shared_subgraph == subgraph), None)
 
 
 def _edge_labels(edges: Sequence[Edge], *, is_multigraph: bool) -> dict[int, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
-from gflownet.graphs.operation_costs import OperationCost, live_nodes, node_cost, own_projection
+from gflownet.graphs.operation_costs import OperationCost, live_nodes, node_costs, own_projection
 from gflownet.graphs.operation_shapes import NodeShapes, infer_shapes
 from gflownet.graphs.tensor_shape import Adapter, Shape
 from gflownet.graphs.vocabulary import short_name
@@ -69,10 +69,12 @@ def summarise_operations(graph: ComputationGraph, projection: str | None = None)
     known = infer_shapes(graph)
     live = live_nodes(known)
     projection = projection or own_projection(graph)
-    nodes = []
+    # Live nodes first: they count the weights that dead ones share.
+    by_life = dict(sorted(known.items(), key=lambda item: item[0] not in live))
+    costs, nodes = node_costs(graph, by_life, projection), []
     for node_id, shapes in known.items():
         if shapes.node.node_type is not NodeType.INPUT:
-            nodes.append(_summarised(shapes, node_cost(graph, shapes, projection), is_live=node_id in live))
+            nodes.append(_summarised(shapes, costs[node_id], is_live=node_id in live))
     return OperationSummary(
         inputs=tuple(known[node_id].output for node_id in graph.input_node_ids),
         outputs=tuple(known[node_id].output for node_id in graph.output_node_ids),
@@ -112,21 +114,21 @@ def operation_text(shapes: NodeShapes) -> str:
         words.append(short_name(shapes.operation.name) + (f"({', '.join(settings)})" if settings else ""))
     elif not shapes.is_ordinary:
         repeat = node.attributes.get("repeat", 1)
-        shared = " shared" if node.attributes.get("share", False) else ""
-        words.append(f"{node.attributes['subgraph']}{f' x {repeat}{shared}' if repeat > 1 else ''}")
+        shared = " shared" if shapes.shared_subgraph else ""
+        words.append(f"{node.attributes['subgraph']}{f' x {repeat}' if repeat > 1 else ''}{shared}")
     if node.activation_function != "linear":
         words.append(short_name(node.activation_function))
     return " -> ".join(words)
 
 
-def _adapter_text(adapter: Adapter, align: str) -> str:
-    words = []
+def _adapter_text(adapter: Adapter, align: str | None) -> str:
+    words = [f"broadcast to {adapter.target}"] if adapter.is_broadcast else []
     if adapter.pools_to_vector:
         words.append("mean over positions")
     elif adapter.pools_positions:
         sizes = ("x".join(map(str, shape.positions)) for shape in (adapter.source, adapter.target))
         words.append("average pooling {} to {}".format(*sizes))
     if adapter.changes_channels:
-        kind = "learned projection" if align == "auto" else "zeros for channels"
+        kind = "zeros for channels" if align == "pad" else "learned projection"
         words.append(f"{kind} {adapter.source.channels} to {adapter.target.channels}")
     return ", ".join(words)
