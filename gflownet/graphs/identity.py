@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.elements import DEFAULT_AGGREGATION, Edge, GraphElements, Node, NodeType, is_dense
+from gflownet.graphs.limits import MAX_EXPANDED_NODES
 from gflownet.graphs.operation import OPERATIONS, graph_name, read_operation
-from gflownet.graphs.operation_shapes import input_shape
+from gflownet.graphs.operation_problems import num_expanded
+from gflownet.graphs.operation_shapes import AXES, NodeShapes, infer_shapes, input_shape, repetitions
+from gflownet.graphs.outside_classes import has_outside_classes, nested_graphs
 from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.values import is_number, thawed
 from gflownet.operations.vocabulary import is_order_sensitive
@@ -20,6 +24,7 @@ _EDGE_LABELS = ("derivation_uuid", "order")
 _EDGE_DEFAULTS = {"is_recurrent": False}
 _OPERATION_NODE_DEFAULTS = {
     **_NODE_DEFAULTS,
+    "axis": AXES[0],
     "align": "auto",
     "edge_weight": False,
     "port": INPUT_PORT,
@@ -69,7 +74,60 @@ def coloured_graph(
         ends = index_of[edge.source], index_of[edge.target]
         merged.setdefault(ends, []).append(ranks.get(edge.edge_id, "") + _edge_colour(edge, defaults))
     edges = {ends: each[0] if len(each) == 1 else json.dumps(sorted(each)) for ends, each in merged.items()}
+    # One more node for every set of weights that several nodes share, joined to these.
+    for node_ids in _sharing_nodes(graph):
+        edges |= {(index_of[node_id], len(ids)): "shares" for node_id in node_ids}
+        ids.append(min(*ids, *graph.nodes) - 1)
+        colours.append("shared")
     return ids, ColouredGraph(tuple(colours), edges)
+
+
+def _sharing_nodes(graph: GraphElements) -> Iterator[list[int]]:
+    """Yield the nodes that share the weights of one subgraph, for every subgraph with several."""
+    groups: dict[str, list[int]] = {}
+    for node_id, node in graph.nodes.items():
+        name = node.attributes.get("subgraph")
+        if isinstance(name, str) and node.attributes.get("share") is True:
+            groups.setdefault(name, []).append(node_id)
+    yield from (node_ids for node_ids in groups.values() if len(node_ids) > 1)
+
+
+def _broadcasts(graph: GraphElements) -> dict[int, int]:
+    """Return the number of merges that broadcast at every node, those inside of its subgraph included.
+
+    Without these, a node without `align` and one with align=auto have one colour: inputs of equal shapes are most
+    common, and the colours are those of stored graphs. Zero for all where a class is not built in.
+    """
+    if not any(map(_may_broadcast, nested_graphs(graph))) or has_outside_classes(graph):
+        return {}
+    if num_expanded(graph) > MAX_EXPANDED_NODES:
+        return {}
+    try:
+        return dict(_counted_broadcasts(graph, infer_shapes(graph)))
+    except ValueError:
+        return {}
+
+
+def _may_broadcast(graph: GraphElements) -> bool:
+    """Return whether some node merges several inputs without an alignment."""
+    inputs = Counter(
+        (edge.target, str(edge.attributes.get("port", INPUT_PORT))) for edge in graph.edges.values() if edge.enabled
+    )
+    several = {node_id for (node_id, _), count in inputs.items() if count > 1}
+    return any(node_id in graph.nodes and "align" not in graph.nodes[node_id].attributes for node_id in several)
+
+
+def _counted_broadcasts(graph: GraphElements, node_shapes: Mapping[int, NodeShapes]) -> Iterator[tuple[int, int]]:
+    for node_id, shapes in node_shapes.items():
+        count = sum(any(adapter.is_broadcast for adapter in plan.adapters) for plan in shapes.inputs.values())
+        if "subgraph" in shapes.node.attributes:
+            inner, previous = graph.subgraph(shapes.node.attributes["subgraph"]), None
+            inputs = {port: plan.shape for port, plan in shapes.inputs.items()}
+            for known in repetitions(inner, inputs, shapes.node.attributes.get("repeat", 1)):
+                if known is not previous:
+                    count += sum(number for _, number in _counted_broadcasts(inner, known))
+                previous = known
+        yield node_id, count
 
 
 def _ids_of(graph: GraphElements, node_type: NodeType) -> list[int]:
@@ -122,9 +180,10 @@ def _node_colour(node: Node) -> str:
 def _operation_node_colours(
     graph: GraphElements, subgraph_key: Callable[[str], str], *, is_subgraph: bool
 ) -> dict[int, str]:
-    colours = {}
+    colours, broadcasts = {}, {} if is_subgraph else _broadcasts(graph)
     for node_id, node in graph.nodes.items():
         size, attributes = node.output_size, dict(node.attributes)
+        attributes |= {"broadcasts": count} if (count := broadcasts.get(node_id)) else {}
         if node.node_type is NodeType.INPUT:
             size, attributes = _declared(node, attributes, is_subgraph=is_subgraph)
         if "operation" in attributes:

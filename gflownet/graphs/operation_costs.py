@@ -59,8 +59,19 @@ def _inputs(graph: GraphElements) -> set[int]:
 def total_cost(graph: GraphElements, node_shapes: Mapping[int, NodeShapes], projection: str) -> OperationCost:
     """Return the cost of the nodes with a path to an output."""
     live = live_nodes(node_shapes)
-    costs = (node_cost(graph, node, projection) for node_id, node in node_shapes.items() if node_id in live)
-    return sum(costs, OperationCost())
+    costs = node_costs(graph, {node_id: node for node_id, node in node_shapes.items() if node_id in live}, projection)
+    return sum(costs.values(), OperationCost())
+
+
+def node_costs(
+    graph: GraphElements, node_shapes: Mapping[int, NodeShapes], projection: str = "auto"
+) -> dict[int, OperationCost]:
+    """Return the cost of every node; the weights of a shared subgraph count at the first one that applies it."""
+    costs, applied = {}, set()
+    for node_id, node in node_shapes.items():
+        costs[node_id] = node_cost(graph, node, projection, is_first=node.shared_subgraph not in applied)
+        applied |= {node.shared_subgraph} - {""}
+    return costs
 
 
 def live_nodes(node_shapes: Mapping[int, NodeShapes]) -> set[int]:
@@ -69,24 +80,33 @@ def live_nodes(node_shapes: Mapping[int, NodeShapes]) -> set[int]:
     return reachable(outputs, lambda node_id: [edge.source for edge in node_shapes[node_id].edges])
 
 
-def node_cost(graph: GraphElements, node: NodeShapes, projection: str = "auto") -> OperationCost:
+def node_cost(
+    graph: GraphElements, node: NodeShapes, projection: str = "auto", *, is_first: bool = True
+) -> OperationCost:
     """Return the cost of one node, of the adapters on its in-edges and of their learned weights.
 
-    `projection`: of nodes without operation, see TranslationConfig. Raises NodeShapeError where a user's class fails.
+    Args:
+        graph: of the node.
+        node: with its shapes.
+        projection: of nodes without operation, see TranslationConfig.
+        is_first: whether the weights of a shared subgraph count.
+
+    Raises:
+        NodeShapeError: a user's class fails.
     """
     try:
-        return _node_cost(graph, node, projection)
+        return _node_cost(graph, node, projection, is_first=is_first)
     except ShapeError as error:
         name = node.operation.name if node.operation is not None else f"subgraph {node.node.attributes['subgraph']}"
         raise NodeShapeError(node.node.node_id, f"{name}: {error}") from None
 
 
-def _node_cost(graph: GraphElements, node: NodeShapes, projection: str) -> OperationCost:
+def _node_cost(graph: GraphElements, node: NodeShapes, projection: str, *, is_first: bool) -> OperationCost:
     if node.is_neuron:
         return _neuron_cost(node, projection)
     total = OperationCost()
     for plan in node.inputs.values():
-        if plan.align == "auto":
+        if plan.is_learned:
             for adapter in plan.adapters:
                 total += OperationCost(adapter.num_parameters, adapter.multiply_adds)
     if node.has_edge_weights:
@@ -94,19 +114,20 @@ def _node_cost(graph: GraphElements, node: NodeShapes, projection: str) -> Opera
     inputs = {port: plan.shape for port, plan in node.inputs.items()}
     if node.operation is not None:
         return total + OperationCost(*node.operation.cost(inputs))
-    return total + _subgraph_cost(graph, node, projection) if "subgraph" in node.node.attributes else total
+    if "subgraph" not in node.node.attributes:
+        return total
+    return total + _subgraph_cost(graph, node, projection, is_first=is_first)
 
 
-def _subgraph_cost(graph: GraphElements, node: NodeShapes, projection: str) -> OperationCost:
+def _subgraph_cost(graph: GraphElements, node: NodeShapes, projection: str, *, is_first: bool) -> OperationCost:
     inputs = {port: plan.shape for port, plan in node.inputs.items()}
     inner = graph.subgraph(node.node.attributes["subgraph"])
-    shares = node.node.attributes.get("share", False)
     total, cost = OperationCost(), OperationCost()
     node_shapes: dict[int, NodeShapes] = {}
     for repetition, shapes in enumerate(repetitions(inner, inputs, node.node.attributes.get("repeat", 1))):
         if shapes is not node_shapes:
             node_shapes, cost = shapes, total_cost(inner, shapes, projection)
-        is_new = repetition == 0 or not shares
+        is_new = not node.shared_subgraph or (is_first and repetition == 0)
         total += OperationCost(cost.num_parameters if is_new else 0, cost.multiply_adds)
     return total
 

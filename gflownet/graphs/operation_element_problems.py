@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from gflownet.graphs.element_problems import (
     GraphProblem,
@@ -16,7 +17,7 @@ from gflownet.graphs.element_problems import (
 )
 from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, GraphElements, Node, NodeType
 from gflownet.graphs.operation import operation, operation_errors
-from gflownet.graphs.operation_shapes import ALIGNMENTS, MERGES, inner_ports, input_shape
+from gflownet.graphs.operation_shapes import ALIGNMENTS, AXES, MERGES, inner_ports, input_shape
 from gflownet.graphs.subgraphs import RecursiveSubgraphError, UnknownSubgraphError
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
 from gflownet.operations.tensor_shape import Layout
@@ -36,9 +37,12 @@ _INPUT_ATTRIBUTES: Mapping[str, tuple[str, Parameter]] = {
     "port": ("invalid_attribute", _PORT),
 }
 _MERGE = Parameter(f"an aggregation out of {', '.join(MERGES)}", lambda value: value in MERGES)
+# A tuple, because values of attributes may be unhashable.
+_ALIGN = Parameter(f"one of {', '.join(ALIGNMENTS)}", lambda value: value in tuple(ALIGNMENTS))
 _MERGE_ATTRIBUTES: Mapping[str, tuple[str, Parameter]] = {
     "aggregation": ("invalid_aggregation", _MERGE),
-    "align": ("invalid_align", Parameter(f"one of {', '.join(ALIGNMENTS)}", lambda value: value in ALIGNMENTS)),
+    "axis": ("invalid_axis", Parameter(f"one of {', '.join(AXES)}", lambda value: value in AXES)),
+    "align": ("invalid_align", _ALIGN),
     "edge_weight": ("invalid_attribute", BOOL),
 }
 _SUBGRAPH_ATTRIBUTES: Mapping[str, tuple[str, Parameter]] = {
@@ -60,10 +64,14 @@ def operation_node_problems(graph: GraphElements, node: Node, *, is_subgraph: bo
             yield at_node(name, "invalid_attribute", message)
         return
     if "operation" not in node.attributes and "subgraph" not in node.attributes:
-        yield from node_problems(node)
+        others = {key: value for key, value in node.attributes.items() if key != "align"}
+        yield from node_problems(replace(node, attributes=others))
+        yield from _align_problems(node)
         return
     yield from value_problems(node)
     yield from _state_problems(node)
+    if "axis" in node.attributes and node.aggregation != "concat":
+        yield at_node(name, "invalid_axis", f"expected axis with aggregation concat, got {shown(node.aggregation)}")
     if node.output_size is not None:
         yield at_node(name, "unused_output_size", f"expected no output_size of an operation, got {node.output_size}")
     if node.bias != 0.0 and not node.attributes.get("edge_weight"):
@@ -118,6 +126,12 @@ def _attribute_problems(
             names = listed([*accepted, *others])
             message = f"expected attributes of {kind} out of {names}, got {shown(key)}"
             yield at_node(node.node_id, "unknown_attribute", message)
+
+
+def _align_problems(node: Node) -> Iterator[GraphProblem]:
+    """Yield a problem for the alignment of a node without operation."""
+    if "align" in node.attributes and not _ALIGN.accepts(value := node.attributes["align"]):
+        yield at_node(node.node_id, "invalid_align", unexpected_value(_ALIGN.expected, "align", value))
 
 
 def _shape_problems(node: Node, *, is_subgraph: bool) -> Iterator[GraphProblem]:

@@ -253,8 +253,12 @@ class _Builder:
         return (Cell(text, *colours, node_tooltip(node, self._cost(node))),)
 
     def _cost(self, node: Node) -> OperationCost | None:
+        if node.node_id not in self._known:
+            return None
+        shapes = self._known[node.node_id]
+        sharing = (each for each in self._known.values() if each.shared_subgraph == shapes.shared_subgraph)
         try:
-            return node_cost(self._graph, self._known[node.node_id]) if node.node_id in self._known else None
+            return node_cost(self._graph, shapes, is_first=not shapes.shared_subgraph or next(sharing) is shapes)
         except ValueError:  # a user's class that cannot be counted
             return None
 

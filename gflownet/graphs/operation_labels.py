@@ -63,8 +63,8 @@ def frame_title(node: Node) -> str:
     return shortened(f"{node.attributes['subgraph']}{times}{', shared' if share is True else ''}", MAX_LABEL_LENGTH)
 
 
-def adapter_text(adapter: Adapter, align: str) -> str:
-    """Return the steps of an adapter; empty where the shapes agree."""
+def adapter_text(adapter: Adapter, align: str | None) -> str:
+    """Return the steps of an adapter; empty where the shapes agree or broadcast."""
     steps = []
     if adapter.pools_to_vector:
         steps.append("global average")

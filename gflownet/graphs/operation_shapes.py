@@ -11,22 +11,38 @@ from gflownet.graphs.operation import AppliedOperation, read_operation
 from gflownet.graphs.ordering import followed_edges, sorted_prefix
 from gflownet.operations.neuron import Neuron
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
-from gflownet.operations.tensor_shape import Adapter, Layout, Shape, ShapeError, join
+from gflownet.operations.tensor_shape import Adapter, Layout, Shape, ShapeError, broadcast, join
 from gflownet.operations.values import shown, thawed
 from gflownet.operations.vocabulary import activation
 
 # Merges of the inputs at one port, by the node's aggregation.
 MERGES = ("sum", "mean", "max", "min", "product", "concat")
-ALIGNMENTS = ("auto", "pad", "never")  # learned projection of channels, zeros in place of missing channels, refuse
+# What a node does with inputs of unequal shapes: whether it averages positions, and whether it changes channels.
+# project and auto learn a projection of the channels, pad fills them with zeros; without align, inputs broadcast.
+ALIGNMENTS = {
+    "pool": (True, False),
+    "project": (False, True),
+    "pad": (True, True),
+    "auto": (True, True),
+    "never": (False, False),
+}
+LEARNED_ALIGNMENTS = ("project", "auto")
+AXES = ("channels", "positions")  # of concat; the first axis of positions: time, length or height
+_REPAIRS = {
+    (True, False): '"align": "pool" averages positions',
+    (False, True): '"align": "project" learns a projection of the channels, "pad" fills them with zeros',
+    (True, True): '"align": "auto" averages positions and learns a projection of the channels, "pad" fills them',
+}
 
 
 class NodeShapeError(ShapeError):
     """No shape can be inferred for a node."""
 
-    def __init__(self, node_id: int, reason: str) -> None:
+    def __init__(self, node_id: int, reason: str, *, is_share: bool = False) -> None:
         super().__init__(f"node {node_id}: {reason}")
         self.node_id = node_id
         self.reason = reason
+        self.is_share = is_share  # the node itself fits, but not with the others that share its subgraph
 
 
 @dataclass(frozen=True)
@@ -36,9 +52,15 @@ class MergePlan:
     edges: tuple[Edge, ...]
     adapters: tuple[Adapter, ...]  # one per edge
     merge: str
-    align: str
+    align: str | None  # None: inputs broadcast
     shape: Shape  # after the merge
+    concat_axis: int = 0  # of concat, the batch not counted
     late: frozenset[int] = frozenset()  # ids of edges that carry the value of the time step before
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether a change of channels is a learned projection."""
+        return self.align in LEARNED_ALIGNMENTS
 
     @property
     def late_edges(self) -> list[Edge]:
@@ -59,6 +81,12 @@ class NodeShapes:
     def edges(self) -> list[Edge]:
         """The enabled in-edges, port by port."""
         return [edge for plan in self.inputs.values() for edge in plan.edges]
+
+    @property
+    def shared_subgraph(self) -> str:
+        """The name of the subgraph with one set of weights for all nodes that share it; empty if there is none."""
+        attributes = self.node.attributes
+        return attributes["subgraph"] if "subgraph" in attributes and attributes.get("share", False) else ""
 
     @property
     def has_edge_weights(self) -> bool:
@@ -104,11 +132,13 @@ def infer_shapes(
         raise NodeShapeError(min(graph.nodes.keys() - order), "expected no cycle, got one that this node depends on")
     before = _shapes_before(graph, order, incoming, outside) if late else {}
     node_shapes: dict[int, NodeShapes] = {}
+    first_shared: dict[str, NodeShapes] = {}
     for node_id in order:
-        sources = {edge.source for edge in incoming.get(node_id, ()) if edge.edge_id in late}
-        shapes = _shapes_of(
-            graph, node_id, incoming, node_shapes | {source: before[source] for source in sources}, outside
-        )
+        sources = {edge.source for edge in incoming.get(node_id, ()) if edge.edge_id in late} if late else ()
+        known = node_shapes | {source: before[source] for source in sources} if sources else node_shapes
+        shapes = _shapes_of(graph, node_id, incoming, known, outside)
+        if shapes.shared_subgraph:
+            _check_shared(shapes, first_shared.setdefault(shapes.shared_subgraph, shapes))
         node_shapes[node_id] = _with_late(shapes, late, before) if late else shapes
     return node_shapes
 
@@ -219,6 +249,17 @@ def _check_activation(node: Node) -> None:
         raise ShapeError(f"expected an activation without state of a node that maps tensors, got {name}")
 
 
+def _check_shared(shapes: NodeShapes, first: NodeShapes) -> None:
+    """Raise NodeShapeError for other input shapes than those of the first node that shares the subgraph."""
+    expected, got = ({port: plan.shape for port, plan in each.inputs.items()} for each in (first, shapes))
+    for port, shape in got.items():
+        if shape != expected[port]:
+            name = shown(shapes.shared_subgraph)
+            message = f"expected {expected[port]} at the port {port} of the shared subgraph {name}"
+            reason = f"{message}, as at node {first.node.node_id}, got {shape}"
+            raise NodeShapeError(shapes.node.node_id, reason, is_share=True)
+
+
 def _check_tokens(node: Node, output: Shape) -> None:
     """Raise ShapeError for an activation of tokens."""
     if output.layout is Layout.TOKENS and node.activation_function not in ("linear", "identity"):
@@ -226,25 +267,58 @@ def _check_tokens(node: Node, output: Shape) -> None:
 
 
 def _merged(node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeShapes]) -> MergePlan:
-    merge, align = node.aggregation, node.attributes.get("align", "auto")
+    merge, align = node.aggregation, node.attributes.get("align")
     if merge not in MERGES:
         raise ShapeError(f"expected an aggregation out of {', '.join(MERGES)}, got {shown(merge)}")
     shapes = [node_shapes[edge.source].output for edge in edges]
     target = join(shapes)
     if target.layout is Layout.TOKENS and (len(edges) > 1 or node.attributes.get("edge_weight") is True):
         raise ShapeError(f"expected one input of tokens without edge_weight, got {', '.join(map(str, shapes))}")
-    is_concat = merge == "concat" and len(shapes) > 1
-    fits = (shape == (target.with_channels(shape.channels) if is_concat else target) for shape in shapes)
-    if align == "never" and not all(fits):
-        kind = "layout and size of positions" if is_concat else "shape"
-        raise ShapeError(f"expected inputs of one {kind} with align=never, got {', '.join(map(str, shapes))}")
-    if is_concat:
+    if merge == "concat" and len(shapes) > 1:
+        return _concatenated(node, edges, shapes)
+    if align is None and (result := broadcast(shapes)) is not None:
+        adapters = tuple(Adapter(shape, result, shape != result) for shape in shapes)
+        return MergePlan(tuple(edges), adapters, merge, align, result)
+    adapters = tuple(Adapter(shape, target) for shape in shapes)
+    _check_alignment(adapters, align, "shape" if align else "shape, with axes of size 1, or vectors over the channels")
+    return MergePlan(tuple(edges), adapters, merge, align, target)
+
+
+def _concatenated(node: Node, edges: Sequence[Edge], shapes: Sequence[Shape]) -> MergePlan:
+    """Return the inputs side by side along the channels, or along the first axis of positions."""
+    align, target = node.attributes.get("align"), join(shapes)
+    if node.attributes.get("axis", AXES[0]) == AXES[0]:
+        axis = target.channel_axis
         targets = [target.with_channels(shape.channels) for shape in shapes]
-        result = target.with_channels(sum(shape.channels for shape in shapes))
+        result, kind = target.with_channels(sum(shape.channels for shape in shapes)), "layout and size of positions"
     else:
-        targets, result = [target] * len(shapes), target
-    adapters = tuple(Adapter(shape, aligned) for shape, aligned in zip(shapes, targets, strict=True))
-    return MergePlan(tuple(edges), adapters, merge, align, result)
+        if target.layout is Layout.VECTOR:
+            got = ", ".join(map(str, shapes))
+            raise ShapeError(f"expected inputs of one layout with positions for axis=positions, got {got}")
+        axis, others = 1 - min(target.channel_axis, 1), target.positions[1:]
+        targets = [target.with_positions((shape.positions[0], *others)) for shape in shapes]
+        result = target.with_positions((sum(shape.positions[0] for shape in shapes), *others))
+        kind = "number of channels and width" if others else "number of channels"
+    adapters = tuple(map(Adapter, shapes, targets))
+    _check_alignment(adapters, align, kind, _positions_repair(node, shapes))
+    return MergePlan(tuple(edges), adapters, "concat", align, result, axis)
+
+
+def _positions_repair(node: Node, shapes: Sequence[Shape]) -> str:
+    """Return the repair of a concat along the channels that only fits along the positions."""
+    is_other = node.attributes.get("axis", AXES[0]) == AXES[0]
+    kinds = {(shape.layout, shape.channels, shape.positions[1:]) for shape in shapes}
+    return ', "axis": "positions" appends them' if is_other and len(kinds) == 1 else ""
+
+
+def _check_alignment(adapters: Sequence[Adapter], align: str | None, kind: str, repair: str = "") -> None:
+    """Raise ShapeError for a change of positions or channels that the node does not ask for, with its repair."""
+    changes = any(each.changes_positions for each in adapters), any(each.changes_channels for each in adapters)
+    if all(allowed >= change for allowed, change in zip(ALIGNMENTS[align or "never"], changes, strict=True)):
+        return
+    setting = f" with align={align}" if align else ""
+    got = ", ".join(str(adapter.source) for adapter in adapters)
+    raise ShapeError(f"expected inputs of one {kind}{setting}, got {got}; {_REPAIRS[changes]}{repair}")
 
 
 def _inferred(
@@ -270,11 +344,12 @@ def _inferred(
 
 
 def _neuron(node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeShapes]) -> NodeShapes:
-    """Return the shapes of a neuron: positions are aligned, features are projected per edge."""
+    """Return the shapes of a neuron: of one size of positions, features are projected per edge."""
     if node.output_size is None:
         raise ShapeError("expected an output_size of a node without operation, got none")
     edges = sorted(edges, key=lambda edge: (edge.order, edge.edge_id))
     shapes = [node_shapes[edge.source].output for edge in edges]
+    align = node.attributes.get("align")
     if all(shape.layout is Layout.VECTOR for shape in shapes):  # of a dense graph
         output = target = Shape((node.output_size,), Layout.VECTOR)
         adapters = tuple(Adapter(shape, shape) for shape in shapes)
@@ -282,7 +357,8 @@ def _neuron(node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeSha
         output = Neuron.infer_shape({f"{place}": shape for place, shape in enumerate(shapes)}, neuron_settings(node))
         target = join(shapes)
         adapters = tuple(Adapter(shape, target.with_channels(shape.channels)) for shape in shapes)
-    plan = MergePlan(tuple(edges), adapters, node.aggregation, "auto", target)
+        _check_alignment(adapters, align, "layout and size of positions")
+    plan = MergePlan(tuple(edges), adapters, node.aggregation, align, target)
     return NodeShapes(node, None, {INPUT_PORT: plan}, output)
 
 

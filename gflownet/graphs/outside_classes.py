@@ -18,6 +18,12 @@ def has_missing_modules(graph: GraphElements) -> bool:
     return not all(is_imported(name) for node in nodes for name in _names(node))
 
 
+def has_outside_classes(graph: GraphElements) -> bool:
+    """Return whether a graph or one of its subgraphs names a class that is not built in, imported or not."""
+    nodes = (node for each in nested_graphs(graph) for node in each.nodes.values())
+    return not all(_is_built_in(name) for node in nodes for name in _names(node))
+
+
 def nested_graphs(graph: GraphElements) -> Iterator[GraphElements]:
     """Yield a graph and every subgraph that its nodes apply, each once; unknown names are left out."""
     pending, visited = [graph], set()
@@ -37,11 +43,17 @@ def nested_graphs(graph: GraphElements) -> Iterator[GraphElements]:
 
 def is_imported(name: object) -> bool:
     """Return whether a name is built in, or the module of a module:Class or entry point is imported."""
-    if isinstance(name, str) and not is_module_class(name):
-        name = OPERATIONS.home(name)
-    if not is_module_class(name) or name in _BUILT_IN:
-        return True
-    return str(name).partition(":")[0] in sys.modules
+    return _is_built_in(name) or _home(name).partition(":")[0] in sys.modules
+
+
+def _is_built_in(name: object) -> bool:
+    home = _home(name)
+    return not is_module_class(home) or home in _BUILT_IN
+
+
+def _home(name: object) -> str:
+    """Return module:Class of an operation; any other name as it is."""
+    return OPERATIONS.home(name) if isinstance(name, str) and not is_module_class(name) else str(name)
 
 
 def _names(node: Node) -> Iterator[object]:

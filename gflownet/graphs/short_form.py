@@ -15,6 +15,7 @@ OPERATION_NODE_FIELDS = (
     "dtype",
     "port",
     "aggregation",
+    "axis",
     "align",
     "edge_weight",
     "operation",

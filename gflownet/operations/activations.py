@@ -1,4 +1,4 @@
-"""The built-in activations. A new one is a class here and a line in gflownet/graphs/vocabulary.py.
+"""The built-in activations. A new one is a class here and a line in gflownet/operations/vocabulary.py.
 
 Nothing here imports torch: the classes hold the code that the translator writes into a model.
 """

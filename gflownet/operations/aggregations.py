@@ -1,4 +1,4 @@
-"""The built-in aggregations. A new one is a class here and a line in gflownet/graphs/vocabulary.py.
+"""The built-in aggregations. A new one is a class here and a line in gflownet/operations/vocabulary.py.
 
 Nothing here imports torch: the classes write the code of a model. Letters: B batch, J in-edges, d message width, X [B,
 J, d] the messages, H query rows.

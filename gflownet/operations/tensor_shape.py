@@ -112,12 +112,36 @@ def _joined(first: Shape, second: Shape) -> Shape:
     return first.with_positions(positions).with_channels(channels)
 
 
+def broadcast(shapes: Sequence[Shape]) -> Shape | None:
+    """Return the shape to which inputs broadcast, None if they do not.
+
+    Axes have equal sizes or size 1; a vector is one of channels, with size 1 along the positions of the others.
+    """
+    if all(shape == shapes[0] for shape in shapes):
+        return shapes[0]
+    like = next((shape for shape in shapes if shape.layout is not Layout.VECTOR), shapes[0])
+    if any(shape.layout not in (Layout.VECTOR, like.layout) for shape in shapes) or like.layout is Layout.TOKENS:
+        return None
+    lifted = [_lifted(shape, like) for shape in shapes]
+    sizes = tuple(map(max, zip(*(shape.sizes for shape in lifted), strict=True)))
+    fits = all(size in (1, full) for shape in lifted for size, full in zip(shape.sizes, sizes, strict=True))
+    return replace(like, sizes=sizes) if fits else None
+
+
+def _lifted(shape: Shape, like: Shape) -> Shape:
+    """Return a vector as one position of another layout; a shape of this layout as it is."""
+    if shape.layout is like.layout:
+        return shape
+    return like.with_positions([1] * len(like.positions)).with_channels(shape.channels)
+
+
 @dataclass(frozen=True)
 class Adapter:
     """The smallest change that gives one shape the sizes of another; positions first, then channels."""
 
     source: Shape
-    target: Shape  # join((source, target)) == target
+    target: Shape  # join((source, target)) == target, unless it broadcasts
+    is_broadcast: bool = False  # the source is read as it is, size 1 along the other axes
 
     @property
     def pools_to_vector(self) -> bool:
@@ -125,14 +149,21 @@ class Adapter:
         return self.target.layout is Layout.VECTOR and self.source.layout is not Layout.VECTOR
 
     @property
+    def changes_positions(self) -> bool:
+        """Whether positions are averaged, to fewer or to none."""
+        return self.pools_to_vector or self.pools_positions
+
+    @property
     def pools_positions(self) -> bool:
         """Whether positions are averaged to fewer positions."""
-        return not self.pools_to_vector and self.source.positions != self.target.positions
+        is_same = self.is_broadcast or self.pools_to_vector or self.source.positions == self.target.positions
+        return not is_same
 
     @property
     def changes_channels(self) -> bool:
         """Whether the number of channels grows."""
-        return self.source != self.target and self.source.channels != self.target.channels
+        is_same = self.is_broadcast or self.source == self.target
+        return not is_same and self.source.channels != self.target.channels
 
     @property
     def num_parameters(self) -> int:

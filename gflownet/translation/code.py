@@ -135,12 +135,14 @@ class ClassWriter:
         lines = []
         for merge in step.shapes.inputs.values():
             for edge, adapter in zip(merge.edges, merge.adapters, strict=True):
-                if adapter.changes_channels and merge.align == "auto":
+                if adapter.changes_channels and merge.is_learned:
                     label = identifier(step.edge_labels[edge.edge_id])
                     lines.append(f"self.adapt_{label} = {_projection(adapter)}")
         return [*(self.added((step,)) if step.parameters else ()), *lines, *self._module(step)]
 
     def _module(self, step: StepPlan) -> list[str]:
+        if not step.is_first:
+            return []
         if step.bodies:
             calls = [f"{self.class_names[body.key]}()" for body in step.bodies]
             if len(calls) == 1 or step.is_shared:
@@ -233,7 +235,7 @@ class ClassWriter:
         if len(values) == 1:
             return ([], values[0]) if values[0].isidentifier() else ([f"{name} = {values[0]}"], name)
         if merge.merge == "concat":
-            return [f"{name} = torch.cat(({', '.join(values)}), dim={merge.shape.channel_axis + 1})"], name
+            return [f"{name} = torch.cat(({', '.join(values)}), dim={merge.concat_axis + 1})"], name
         template, total, lines = _ELEMENTWISE[merge.merge], values[0], []
         # One statement per input: Python parses no more than some hundred nested calls.
         for value in values[1:]:
@@ -248,7 +250,7 @@ class ClassWriter:
         edge, adapter = merge.edges[position], merge.adapters[position]
         label = step.edge_labels[edge.edge_id]
         value = pooled(read_value(edge.source, is_late=edge.edge_id in merge.late), adapter)
-        if adapter.changes_channels and merge.align == "auto":
+        if adapter.changes_channels and merge.is_learned:
             value = f"{self.dialect.module(f'adapt_{identifier(label)}')}({value})"
         elif adapter.changes_channels:
             value = _padded(value, adapter)
@@ -256,10 +258,13 @@ class ClassWriter:
 
 
 def pooled(value: str, adapter: Adapter) -> str:
-    """The expression of a value with its positions averaged to those of the target."""
+    """The expression of a value with its positions averaged to those of the target, or with axes of size 1."""
     source, target = adapter.source, adapter.target
     if source is target:
         return value
+    if adapter.is_broadcast and source.layout is not target.layout:
+        axes = [":" if axis == target.channel_axis else "None" for axis in range(target.channel_axis + 1)]
+        return f"{value}[:, {', '.join(axes + ['None'] * (len(target.sizes) - len(axes)))}]"
     if adapter.pools_to_vector:
         return f"{value}.mean(dim={tuple(a + 1 for a in range(len(source.sizes)) if a != source.channel_axis)})"
     if not adapter.pools_positions:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.elements import is_dense
-from gflownet.graphs.operation_costs import live_nodes, node_cost
+from gflownet.graphs.operation_costs import OperationCost, live_nodes, node_costs
 from gflownet.graphs.operation_shapes import NodeShapes, infer_shapes
 from gflownet.operations.tensor_shape import Adapter, Layout, Shape
 from gflownet.operations.vocabulary import short_name
@@ -107,8 +107,11 @@ def summarise(graph: ComputationGraph, projection: str) -> GraphSummary:
     """Return the summary of a valid graph."""
     known = infer_shapes(graph, late=graph.detect_cycles())
     live = live_nodes(known)
+    # Live nodes first: they count the weights that dead ones share.
+    by_life = dict(sorted(known.items(), key=lambda item: item[0] not in live))
+    costs = node_costs(graph, by_life, projection)
     nodes = tuple(
-        _summarise_node(graph, shapes, projection, is_live=node_id in live)
+        _summarise_node(graph, shapes, costs[node_id], is_live=node_id in live)
         for node_id, shapes in known.items()
         if shapes.node.node_type is not NodeType.INPUT
     )
@@ -125,8 +128,7 @@ def summarise(graph: ComputationGraph, projection: str) -> GraphSummary:
     )
 
 
-def _summarise_node(graph: ComputationGraph, shapes: NodeShapes, projection: str, *, is_live: bool) -> NodeSummary:
-    cost = node_cost(graph, shapes, projection)
+def _summarise_node(graph: ComputationGraph, shapes: NodeShapes, cost: OperationCost, *, is_live: bool) -> NodeSummary:
     inputs = tuple(plan.shape for plan in shapes.inputs.values())
     if shapes.is_neuron:
         inputs = tuple(adapter.source for plan in shapes.inputs.values() for adapter in plan.adapters)
@@ -156,8 +158,8 @@ def operation_text(shapes: NodeShapes) -> str:
         words.append(short_name(shapes.operation.name) + (f"({', '.join(settings)})" if settings else ""))
     else:
         repeat = node.attributes.get("repeat", 1)
-        shared = " shared" if node.attributes.get("share", False) else ""
-        words.append(f"{node.attributes['subgraph']}{f' x {repeat}{shared}' if repeat > 1 else ''}")
+        shared = " shared" if shapes.shared_subgraph else ""
+        words.append(f"{node.attributes['subgraph']}{f' x {repeat}' if repeat > 1 else ''}{shared}")
     if node.activation_function != "linear":
         words.append(short_name(node.activation_function))
     return " -> ".join(words)
@@ -174,14 +176,14 @@ def _adapter_texts(shapes: NodeShapes) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _adapter_text(adapter: Adapter, align: str) -> str:
-    words = []
+def _adapter_text(adapter: Adapter, align: str | None) -> str:
+    words = [f"broadcast to {adapter.target}"] if adapter.is_broadcast else []
     if adapter.pools_to_vector:
         words.append("mean over positions")
     elif adapter.pools_positions:
         sizes = ("x".join(map(str, shape.positions)) for shape in (adapter.source, adapter.target))
         words.append("average pooling {} to {}".format(*sizes))
     if adapter.changes_channels:
-        kind = "learned projection" if align == "auto" else "zeros for channels"
+        kind = "zeros for channels" if align == "pad" else "learned projection"
         words.append(f"{kind} {adapter.source.channels} to {adapter.target.channels}")
     return ", ".join(words)

@@ -42,7 +42,8 @@ class StepPlan:
     is_live: bool = True  # an OUTPUT, or feeds one
     tied_to: str = ""  # name of the module whose weight the port `weight` reads
     bodies: tuple[ModelPlan, ...] = ()  # of a subgraph or composite: one per repetition
-    is_shared: bool = False  # one module for all repetitions
+    is_shared: bool = False  # one module for all repetitions, and for all nodes that share the subgraph
+    is_first: bool = True  # False: an earlier step makes the module
     neuron: NeuronPlan | None = None  # of a node without operation
 
     @property

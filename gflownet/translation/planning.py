@@ -202,8 +202,9 @@ def _step(
     if shapes.operation is None:
         name = node.attributes["subgraph"]
         bodies = _bodies(name, graph.subgraph(name), inputs, projection, node.attributes.get("repeat", 1))
-        shared = bool(node.attributes.get("share", False))
-        return StepPlan(shapes, _label(name, node.node_id), labels, bodies=bodies, is_shared=shared)
+        if (shared := shapes.shared_subgraph) and (first := _first_shared(shared, earlier)):
+            return StepPlan(shapes, first.label, labels, bodies=bodies, is_shared=True, is_first=False)
+        return StepPlan(shapes, _label(name, node.node_id), labels, bodies=bodies, is_shared=bool(shared))
     label = _label(shapes.operation.name, node.node_id)
     row = shapes.operation.row
     if issubclass(row, Composite):
@@ -211,6 +212,11 @@ def _step(
         bodies = _bodies(shapes.operation.name, inner, inputs, projection, 1)
         return StepPlan(shapes, label, labels, tied_to=tied_to, bodies=bodies)
     return StepPlan(shapes, label, labels, tied_to=tied_to)
+
+
+def _first_shared(subgraph: str, earlier: Mapping[int, StepPlan]) -> StepPlan | None:
+    """Return the step that makes the module of a shared subgraph."""
+    return next((step for step in earlier.values() if step.shapes.shared_subgraph == subgraph), None)
 
 
 def _edge_labels(edges: Sequence[Edge], *, is_multigraph: bool) -> dict[int, str]:

@@ -92,34 +92,85 @@ def _node_value(graph: ComputationGraph, node: Node, state: State, values: dict[
 
 
 def _merged(graph: ComputationGraph, node: Node, edges: list[Edge], state: State, values: list[Value]) -> Value:
+    merge, align = node.attributes.get("aggregation", "sum"), node.attributes.get("align")
+    if merge == "concat" and len(edges) > 1:
+        return _concatenated(graph, node, edges, state, values)
+    layouts = [layout for _, layout in values]
+    if align is None:
+        layout = next((each for each in layouts if each is not Layout.VECTOR), Layout.VECTOR)
+        dims = max(tensor.dim() for tensor, _ in values)
+        tensors = [_lifted(tensor, own_layout, layout, dims) for tensor, own_layout in values]
+    else:
+        layout = Layout.VECTOR if Layout.VECTOR in layouts else layouts[0]
+        positions = [_positions(tensor, own_layout) for tensor, own_layout in values]
+        smallest = tuple(map(min, *positions)) if len(positions) > 1 else positions[0]
+        tensors = [_pooled(tensor, own_layout, layout, smallest) for tensor, own_layout in values]
+        tensors = _with_equal_channels(graph, node, edges, state, tensors, CHANNEL_AXIS[layout])
+    tensors = _weighted(graph, node, edges, state, tensors)
+    stack = torch.stack(torch.broadcast_tensors(*tensors))
+    functions = {"sum": stack.sum, "mean": stack.mean, "max": stack.amax, "min": stack.amin, "product": stack.prod}
+    return (functions[merge](0) if len(edges) > 1 else tensors[0]), layout
+
+
+def _concatenated(graph: ComputationGraph, node: Node, edges: list[Edge], state: State, values: list[Value]) -> Value:
     layouts = [layout for _, layout in values]
     layout = Layout.VECTOR if Layout.VECTOR in layouts else layouts[0]
-    axis, merge = CHANNEL_AXIS[layout], node.attributes.get("aggregation", "sum")
-    positions = [
-        tuple(n for i, n in enumerate(x.shape) if i not in (0, CHANNEL_AXIS[own_layout])) for x, own_layout in values
+    axis, positions = CHANNEL_AXIS[layout], [_positions(tensor, own_layout) for tensor, own_layout in values]
+    smallest = tuple(map(min, *positions))
+    is_along_channels = node.attributes.get("axis", "channels") == "channels"
+    tensors = [
+        _pooled(tensor, own_layout, layout, smallest if is_along_channels else (own[0], *smallest[1:]))
+        for (tensor, own_layout), own in zip(values, positions, strict=True)
     ]
-    smallest = tuple(map(min, *positions)) if len(positions) > 1 else positions[0]
-    channels = max(tensor.shape[CHANNEL_AXIS[own_layout]] for tensor, own_layout in values)
-    tensors = []
-    for edge, (tensor, own_layout) in zip(edges, values, strict=True):
-        tensor = _pooled(tensor, own_layout, layout, smallest)
-        name = str(edge.edge_id) if graph.config["multigraph"] else f"{edge.source}_{edge.target}"
-        if tensor.shape[axis] != channels and merge != "concat":
-            if node.attributes.get("align", "auto") == "auto":
-                weight = state[f"adapt_{name}.weight"]
-                tensor = (tensor.movedim(axis, -1) @ weight.flatten(1).T).movedim(-1, axis)
-            else:
-                sizes = list(tensor.shape)
-                sizes[axis] = channels - sizes[axis]
-                tensor = torch.cat([tensor, torch.zeros(sizes, dtype=tensor.dtype)], dim=axis)
-        if node.attributes.get("edge_weight"):
-            tensor = tensor * state[f"weight_{name}"]
-        tensors.append(tensor)
-    if merge == "concat":
-        return torch.cat(tensors, dim=axis), layout
-    stack = torch.stack(tensors)
-    functions = {"sum": stack.sum, "mean": stack.mean, "max": stack.amax, "min": stack.amin, "product": stack.prod}
-    return functions[merge](0), layout
+    if not is_along_channels:
+        tensors = _with_equal_channels(graph, node, edges, state, tensors, axis)
+        axis = 1 if layout is Layout.SEQUENCE else 2
+    return torch.cat(_weighted(graph, node, edges, state, tensors), dim=axis), layout
+
+
+def _positions(tensor: Tensor, layout: Layout) -> tuple[int, ...]:
+    return tuple(n for i, n in enumerate(tensor.shape) if i not in (0, CHANNEL_AXIS[layout]))
+
+
+def _lifted(tensor: Tensor, own_layout: Layout, layout: Layout, dims: int) -> Tensor:
+    """Return a vector [B, C] with axes of size 1 in place of the positions of another layout."""
+    if own_layout is layout:
+        return tensor
+    sizes = [len(tensor), *[1] * (dims - 1)]
+    sizes[CHANNEL_AXIS[layout]] = tensor.shape[1]
+    return tensor.reshape(sizes)
+
+
+def _edge_name(graph: ComputationGraph, edge: Edge) -> str:
+    return str(edge.edge_id) if graph.config["multigraph"] else f"{edge.source}_{edge.target}"
+
+
+def _with_equal_channels(
+    graph: ComputationGraph, node: Node, edges: list[Edge], state: State, tensors: list[Tensor], axis: int
+) -> list[Tensor]:
+    """Project the channels to the largest number, or append zeros."""
+    channels = max(tensor.shape[axis] for tensor in tensors)
+    results = []
+    for edge, tensor in zip(edges, tensors, strict=True):
+        if tensor.shape[axis] != channels and node.attributes["align"] in ("auto", "project"):
+            weight = state[f"adapt_{_edge_name(graph, edge)}.weight"]
+            tensor = (tensor.movedim(axis, -1) @ weight.flatten(1).T).movedim(-1, axis)
+        elif tensor.shape[axis] != channels:
+            assert node.attributes["align"] == "pad"
+            sizes = list(tensor.shape)
+            sizes[axis] = channels - sizes[axis]
+            tensor = torch.cat([tensor, torch.zeros(sizes, dtype=tensor.dtype)], dim=axis)
+        results.append(tensor)
+    return results
+
+
+def _weighted(
+    graph: ComputationGraph, node: Node, edges: list[Edge], state: State, tensors: list[Tensor]
+) -> list[Tensor]:
+    if not node.attributes.get("edge_weight"):
+        return tensors
+    weights = [state[f"weight_{_edge_name(graph, edge)}"] for edge in edges]
+    return [tensor * weight for tensor, weight in zip(tensors, weights, strict=True)]
 
 
 def _pooled(tensor: Tensor, own_layout: Layout, layout: Layout, positions: tuple[int, ...]) -> Tensor:
@@ -168,10 +219,16 @@ def _set_state(module: nn.Module, state: State) -> None:
 
 def _repeated(graph: ComputationGraph, node: Node, state: State, ports: dict[str, Value], training: bool) -> Value:
     name, repeat = node.attributes["subgraph"], node.attributes.get("repeat", 1)
-    value = ports["input"]
+    value, owner, shares = ports["input"], node.node_id, node.attributes.get("share", False)
+    if shares:
+        sharing = [
+            node_id
+            for node_id, each in graph.nodes.items()
+            if each.attributes.get("subgraph") == name and each.attributes.get("share", False)
+        ]
+        (owner,) = (node_id for node_id in sharing if any(key.startswith(f"{name}_{node_id}.") for key in state))
     for repetition in range(repeat):
-        one_module = repeat == 1 or node.attributes.get("share", False)
-        prefix = f"{name}_{node.node_id}." if one_module else f"{name}_{node.node_id}.{repetition}."
+        prefix = f"{name}_{owner}." if repeat == 1 or shares else f"{name}_{owner}.{repetition}."
         inner = graph.subgraph(name)
         (value,) = _inner_values(inner, _under(state, prefix), {**ports, "input": value}, training)
     return value

@@ -47,9 +47,10 @@ def random_data(rng: Random, *, num_hidden: int = 4) -> Data:
         {"subgraph": "outer"},
     ]
     nodes: list[Data] = [{"id": 0, "shape": [4, 8, 8]}]
-    nodes += [{"id": place, **copy.deepcopy(rng.choice(choices))} for place in range(1, num_hidden + 1)]
+    aligned = {"align": "auto"}
+    nodes += [{"id": place, **aligned, **copy.deepcopy(rng.choice(choices))} for place in range(1, num_hidden + 1)]
     last = num_hidden + 1
-    nodes.append({"id": last, "node_type": "output", "operation": {"name": "head", "features": 3}})
+    nodes.append({"id": last, "node_type": "output", **aligned, "operation": {"name": "head", "features": 3}})
     pairs = {(rng.randrange(target), target) for target in range(1, last + 1)}
     pairs |= {(source, last) for source in range(1, last) if not any(pair[0] == source for pair in pairs)}
     pairs |= {tuple(sorted(rng.sample(range(last + 1), 2))) for _ in range(rng.randrange(3))}

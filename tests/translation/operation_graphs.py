@@ -50,7 +50,7 @@ def image_input(*sizes: int, node_id: int = 0) -> Data:
 
 def hidden(node_id: int, operation: str, *, kind: str = "hidden", **fields: Any) -> Data:
     """Return a node with an operation; fields of a node stay there, the others are settings."""
-    own = {"aggregation", "activation_function", "align", "edge_weight", "bias", "attributes"}
+    own = {"aggregation", "axis", "activation_function", "align", "edge_weight", "bias", "attributes"}
     settings = {key: value for key, value in fields.items() if key not in own}
     node = {key: value for key, value in fields.items() if key in own}
     return {"id": node_id, "node_type": kind, "operation": {"name": operation, **settings}, **node}
@@ -93,7 +93,8 @@ def random_graph(seed: int) -> ComputationGraph:
     last = first + num_hidden
     heads = rng.sample(range(first, last), min(2, num_hidden))
     edges += [{"source": source, "target": last} for source in heads]
-    nodes.append({**hidden(last, "head", features=3, kind="output"), "aggregation": rng.choice(MERGES)})
+    head = hidden(last, "head", features=3, kind="output")
+    nodes.append({**head, "aggregation": rng.choice(MERGES), "align": "auto"})
     graph = ComputationGraph.from_dict(data)
     assert not graph.validate(), graph.validate()
     return graph
@@ -106,19 +107,25 @@ def _random_node(rng: random.Random, data: Data, node_id: int) -> Data:
         "node_type": "hidden",
         "activation_function": rng.choice(ACTIVATIONS),
         "aggregation": rng.choice(MERGES),
-        "align": rng.choice(["auto", "auto", "pad"]),
         "edge_weight": rng.random() < 0.3,
     }
-    merged = _merged_shape(data, {**common, "node_type": "output", "operation": {"name": "identity"}})
+    ways: list[Data] = [{}, {}, *({"align": each} for each in ("pool", "project", "pad"))]
+    ways += [{"axis": "positions", **way} for way in ways] if common["aggregation"] == "concat" else []
+    ways = [*rng.sample(ways, len(ways)), {"align": "auto"}]
+    identity = {**common, "operation": {"name": "identity"}}
+    common |= next(way for way in ways if _is_valid(data, {**identity, **way}))
+    merged = _merged_shape(data, {**common, "operation": {"name": "identity"}})
     choices: list[Data] = [{**common, "operation": each} for each in OPERATIONS[merged.layout]]
     name = "vectors" if merged.layout is Layout.VECTOR else "block"
     choices += [{**common, "subgraph": name, "repeat": rng.randint(1, 3)}]
-    choices += [{**common, "subgraph": name, "repeat": 2, "share": True}]
+    choices += [{**common, "subgraph": name, "repeat": repeat, "share": True} for repeat in (1, 2)]
     if merged.layout in (Layout.VECTOR, Layout.SEQUENCE):
         kind = rng.choice(["sum", "mean", "max", "concat", "attention", "gated_sum"])
         ordinary = {**common, "output_size": 4, "bias": rng.random(), "attributes": {"aggregation": kind}}
-        for key in ("aggregation", "align", "edge_weight"):
-            del ordinary[key]
+        for key in ("aggregation", "axis", "edge_weight"):
+            ordinary.pop(key, None)
+        if rng.random() < 0.5 or not _is_valid(data, ordinary):
+            ordinary["align"] = "pool"
         choices += [ordinary] * 2
     rng.shuffle(choices)
     return next(node for node in choices if _is_valid(data, node))
