@@ -84,9 +84,7 @@ def _merged(graph: ComputationGraph, node: Node, edges: list[Edge], state: State
     return (functions[merge](0) if len(edges) > 1 else tensors[0]), layout
 
 
-def _concatenated(
-    graph: ComputationGraph, node: Node, edges: list[Edge], state: State, values: list[Value]
-) -> Value:
+def _concatenated(graph: ComputationGraph, node: Node, edges: list[Edge], state: State, values: list[Value]) -> Value:
     layouts = [layout for _, layout in values]
     layout = Layout.VECTOR if Layout.VECTOR in layouts else layouts[0]
     axis, positions = CHANNEL_AXIS[layout], [_positions(tensor, own_layout) for tensor, own_layout in values]

@@ -62,7 +62,7 @@ def block(layout: Layout, features: int) -> Data:
     nodes = [
         {"id": 0, "node_type": "input"},
         hidden(1, name, features=3, activation_function="relu"),
-        hidden(2, name, features=features, kind="output"),
+        hidden(2, name, features=features, kind="output", align="auto"),
         hidden(3, "identity"),
     ]
     edges = [(0, 1), (1, 2), (0, 2), (1, 3)]  # node 3 is dead
@@ -93,7 +93,9 @@ def random_graph(seed: int) -> ComputationGraph:
     last = first + num_hidden
     heads = rng.sample(range(first, last), min(2, num_hidden))
     edges += [{"source": source, "target": last} for source in heads]
-    nodes.append({**hidden(last, "head", features=3, kind="output"), "aggregation": rng.choice(MERGES), "align": "auto"})
+    nodes.append(
+        {**hidden(last, "head", features=3, kind="output"), "aggregation": rng.choice(MERGES), "align": "auto"}
+    )
     graph = ComputationGraph.from_dict(data)
     assert not graph.validate(), graph.validate()
     return graph
