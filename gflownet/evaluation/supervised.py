@@ -11,12 +11,11 @@ import torch
 
 from gflownet.evaluation.examples import Split
 from gflownet.evaluation.examples import Splits as Splits
-from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.task import CandidateTraining, Score
 from gflownet.evaluation.tensor_task import TensorTask, TensorTraining
-from gflownet.evaluation.tensor_training import ModelTraining
-from gflownet.evaluation.training import continue_trainings, trains_together
+from gflownet.evaluation.training import ModelTraining, continue_trainings, trains_together
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.training.random_states import seeded
 from gflownet.translation import TranslatedModel, is_direct
 
 # Of 4, 8, 16, 32 and 64 candidates at once 16 took the least time each, 4 and 64 a seventh more. The bytes bound their

@@ -21,9 +21,8 @@ from gflownet.evaluation.examples import DatasetSplit, Examples, Split, Splits, 
 from gflownet.evaluation.examples import num_outputs as count_outputs
 from gflownet.evaluation.fingerprint import function_digest
 from gflownet.evaluation.metrics import FOR_UNBALANCED, balanced_weights, build_loss, build_metric
-from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.task import CandidateTraining, Cost, GFNTask, Score, soft_size_objective
-from gflownet.evaluation.tensor_training import ModelTrainer, ModelTraining, build_measure, loss_limit, outputs_of
+from gflownet.evaluation.training import ModelTrainer, ModelTraining, build_measure, loss_limit, outputs_of
 from gflownet.evaluation.training_config import TrainingConfig
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import graph_cost
@@ -31,6 +30,7 @@ from gflownet.graphs.operation_shapes import infer_shapes, is_operation_graph
 from gflownet.graphs.tensor_shape import Layout, Shape
 from gflownet.graphs.validation import blocking_problems
 from gflownet.plugins import load_function
+from gflownet.training.random_states import seeded
 from gflownet.translation import to_pytorch_model
 from gflownet.translation.graph_summary import summarise_plan
 from gflownet.translation.planning import build_plan, structural_key

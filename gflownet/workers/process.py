@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info as get_loader_worker_info
 
-from gflownet import random_states
+from gflownet.training import random_states
 
 CPU = torch.device("cpu")
 

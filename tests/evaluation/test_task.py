@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from gflownet.evaluation.randomness import candidate_seed, global_states, seeded, set_global_states
 from gflownet.evaluation.task import Conditioning, GFNTask, Score, soft_size_objective
+from gflownet.training.random_states import candidate_seed, global_states, seeded, set_global_states
 from tests.evaluation.candidates import StubCandidate, StubTask, config_with
 
 

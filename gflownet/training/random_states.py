@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,6 +57,26 @@ def set_states(values: tuple[Any, ...]) -> None:
             _states_of_run = values
         else:
             _write(values)
+
+
+def global_states() -> dict[str, Any]:
+    """Return the states of the generators as tensors and plain containers, a candidate's inside `seeded`."""
+    of_torch, (name, key, *rest), of_python = _read()
+    numbers = torch.from_numpy(np.asarray(key).astype(np.int64))
+    return {"torch": of_torch, "numpy": (str(name), numbers, *rest), "python": of_python}
+
+
+def set_global_states(values: Mapping[str, Any]) -> None:
+    """Set the generators to the result of `global_states`."""
+    name, key, *rest = values["numpy"]
+    _write((values["torch"], (name, key.numpy().astype(np.uint32), *rest), values["python"]))
+
+
+def candidate_seed(run_seed: int, canonical_hash: str, repeat: int = 0) -> int:
+    """Return the seed of a candidate, 31 bits: valid for every generator. Each repeat has another one."""
+    text = f"{run_seed}:{canonical_hash}" + (f":{repeat}" if repeat else "")
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
 
 
 def _is_elsewhere() -> bool:

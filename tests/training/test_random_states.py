@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gflownet.random_states import seeded, set_states, states
+from gflownet.training.random_states import seeded, set_states, states
 from gflownet.workers.process import get_random_state, seed_all, set_random_state
 
 
