@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from gflownet.evaluation.metrics import Loss, Metric, constant_outputs, constant
 from gflownet.training.optimisers import OptimiserOptions, build_optimisers
 from gflownet.training.random_states import global_states, seeded, set_global_states
 from gflownet.training.schedules import Schedule
-from gflownet.training.steps import DIVERGED_LOSS, Clipping, DivergedError, Steps, flat_steps
+from gflownet.training.steps import DIVERGED_LOSS, Clipping, DivergedError, Steps, flat_steps, state_by_parameter
 from gflownet.translation import DirectTraining, TranslatedModel
 
 # Targets of one batch when a constant prediction is measured.
@@ -192,24 +192,8 @@ def continue_trainings(
     )
 
 
-class _Trained(Protocol):
-    """Models in training."""
-
-    def train_epoch(self) -> list[float]:
-        """Take one optimiser step per batch and return the mean loss of each model."""
-        ...
-
-    def value(self, validation: Measure, model: nn.Module) -> float:
-        """Return the validation metric of a model."""
-        ...
-
-    def save(self) -> None:
-        """Give each training the state from which it continues."""
-        ...
-
-
 def _continue(
-    models: _Trained,
+    models: _ByAutograd | _AtOnce,
     trainings: Sequence[ModelTraining],
     *,
     num_epochs: int,
@@ -283,7 +267,7 @@ class _ByAutograd:
             self._steps.load_state_dict(training.optimisation)
 
     def train_epoch(self) -> list[float]:
-        """See _Trained."""
+        """Take one optimiser step per batch and return the mean loss of each model."""
         model, losses = self._training.model.train(), []
         for inputs, targets in self._trainer.batches(self._training.generator):
             loss = self._trainer.loss(outputs_of(model, inputs), targets).mean()  # of one value per prediction
@@ -293,12 +277,12 @@ class _ByAutograd:
         return [float(torch.stack(losses).mean())]
 
     def value(self, validation: Measure, model: nn.Module) -> float:
-        """See _Trained; with averaged weights."""
+        """Return the validation metric of the model with its averaged weights."""
         with self._steps.averaged_weights():
             return validation.value(model)
 
     def save(self) -> None:
-        """See _Trained."""
+        """Give the training the state from which it continues."""
         self._training.optimisation = self._steps.state_dict()
         self._steps.finish()
         self._training.global_states = global_states()
@@ -324,7 +308,7 @@ class _AtOnce:
             self._restore([each.optimisation for each in trainings if each.optimisation is not None])
 
     def train_epoch(self) -> list[float]:
-        """See _Trained."""
+        """Take one optimiser step per batch and return the mean loss of each model."""
         batches = [self._data.shuffled(self._size, each.generator) for each in self._trainings]
         losses = []
         for step in zip(*batches, strict=True):
@@ -333,7 +317,7 @@ class _AtOnce:
         return [sum(history) / len(history) for history in zip(*torch.stack(losses).tolist(), strict=True)]
 
     def value(self, validation: Measure, model: nn.Module) -> float:
-        """See _Trained."""
+        """Return the validation metric of a model."""
         return validation.value(model)
 
     def save(self) -> None:
@@ -344,12 +328,12 @@ class _AtOnce:
             part = {
                 name: value if name == "step" else self._group.parts(value)[position] for name, value in state.items()
             }
-            training.optimisation = {"step": self._steps.number, "optimisers": [{0: part}], "weights": []}
+            training.optimisation = {"step": self._steps.number, "optimisers": [{"state": {0: part}}], "weights": []}
 
     def _restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Continue from the states of all models."""
         joined: dict[str, Any] = {}
-        each = [state["optimisers"][0][0] for state in states]
+        each = [state_by_parameter(state["optimisers"][0])[0] for state in states]
         for name, value in each[0].items():
             joined[name] = value
             if name != "step":

@@ -138,7 +138,7 @@ class Steps:
         """
         return {
             "step": self.number,
-            "optimisers": [optimiser.state_dict()["state"] for optimiser in self.optimisers],
+            "optimisers": [{"state": optimiser.state_dict()["state"]} for optimiser in self.optimisers],
             "weights": [tensor.clone() for tensor in self._averaged],
         }
 
@@ -146,14 +146,18 @@ class Steps:
         """Restore a copy of the result of `state_dict`, for a model with its averaged weights."""
         self.number = state["step"]
         for optimiser, content in zip(self.optimisers, state["optimisers"], strict=True):
-            # Earlier versions saved the whole state of an optimiser of a language model.
-            values = copy.deepcopy(content.get("state", content))
+            values = copy.deepcopy(state_by_parameter(content))
             optimiser.load_state_dict({**optimiser.state_dict(), "state": values})
         self._set_weights(state.get("weights", ()))
 
     def _set_weights(self, values: Sequence[Tensor]) -> None:
         for tensor, value in zip(self._averaged, values, strict=True):
             tensor.copy_(value)
+
+
+def state_by_parameter(content: Mapping[Any, Any]) -> Mapping[int, Any]:
+    """Return the saved state of an optimiser by parameter, from `Steps.state_dict` or as earlier versions saved it."""
+    return content.get("state", content)
 
 
 def flat_steps(
