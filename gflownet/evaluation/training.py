@@ -21,7 +21,7 @@ from gflownet.evaluation.examples import Batch, Examples, num_steps
 from gflownet.evaluation.examples import Split as Split
 from gflownet.evaluation.metrics import Loss, Metric, constant_outputs, constant_prediction, mean_value
 from gflownet.training.optimisers import OptimiserOptions, build_optimisers
-from gflownet.training.random_states import global_states, seeded, set_global_states
+from gflownet.training.random_states import get_random_state, seeded, set_random_state
 from gflownet.training.schedules import Schedule
 from gflownet.training.steps import DIVERGED_LOSS, Clipping, DivergedError, Steps, flat_steps, state_by_parameter
 from gflownet.translation import DirectTraining, TranslatedModel
@@ -260,7 +260,7 @@ class _ByAutograd:
 
     def __init__(self, trainer: ModelTrainer, training: ModelTraining, num_steps: int) -> None:
         if training.global_states is not None:
-            set_global_states(training.global_states)
+            set_random_state(training.global_states)
         self._trainer, self._training = trainer, training
         self._steps = candidate_steps(training.model, trainer.config, num_steps=num_steps)
         if training.optimisation is not None:
@@ -285,7 +285,7 @@ class _ByAutograd:
         """Give the training the state from which it continues."""
         self._training.optimisation = self._steps.state_dict()
         self._steps.finish()
-        self._training.global_states = global_states()
+        self._training.global_states = get_random_state()
 
 
 class _AtOnce:

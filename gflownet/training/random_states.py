@@ -22,8 +22,8 @@ _states_of_run: tuple[Any, ...] | None = None
 def seeded(seed: int) -> Iterator[None]:
     """Seed the generators in the block and restore them after it.
 
-    Meanwhile other threads read and set the states of the run, see `states` and `set_states`. A block of another thread
-    must not start before this one ends; blocks of one thread may be nested.
+    Meanwhile other threads read and set the states of the run, see `get_random_state`. A block of another thread must
+    not start before this one ends; blocks of one thread may be nested.
     """
     global _borrower, _states_of_run
     with _lock:
@@ -43,33 +43,32 @@ def seeded(seed: int) -> Iterator[None]:
             _write(before)
 
 
-def states() -> tuple[Any, ...]:
-    """Return the states of torch's, numpy's and Python's generator; in other threads than a candidate's, the run's."""
+def get_random_state() -> dict[str, Any]:
+    """Return the states of torch's, numpy's and Python's generator; in other threads than a candidate's, the run's.
+
+    They are tensors and plain containers, as `torch.load(weights_only=True)` reads.
+    """
     with _lock:
-        return _states_of_run if _states_of_run is not None and _is_elsewhere() else _read()
+        of_torch, (_, keys, position, has_gauss, cached), (version, words, gauss) = _lent() or _read()
+    return {
+        "torch": of_torch,
+        "python": [version, list(words), gauss],
+        "numpy": [torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)],
+    }
 
 
-def set_states(values: tuple[Any, ...]) -> None:
-    """Restore the result of `states`."""
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Restore the result of `get_random_state`, or the states in trainings of candidates of earlier versions."""
     global _states_of_run
+    version, words, gauss = state["python"]
+    *_, keys, position, has_gauss, cached = state["numpy"]
+    of_numpy = ("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached)
+    values = (state["torch"], of_numpy, (version, tuple(words), gauss))
     with _lock:
-        if _states_of_run is not None and _is_elsewhere():
+        if _lent():
             _states_of_run = values
         else:
             _write(values)
-
-
-def global_states() -> dict[str, Any]:
-    """Return the states of the generators as tensors and plain containers, a candidate's inside `seeded`."""
-    of_torch, (name, key, *rest), of_python = _read()
-    numbers = torch.from_numpy(np.asarray(key).astype(np.int64))
-    return {"torch": of_torch, "numpy": (str(name), numbers, *rest), "python": of_python}
-
-
-def set_global_states(values: Mapping[str, Any]) -> None:
-    """Set the generators to the result of `global_states`."""
-    name, key, *rest = values["numpy"]
-    _write((values["torch"], (name, key.numpy().astype(np.uint32), *rest), values["python"]))
 
 
 def candidate_seed(run_seed: int, canonical_hash: str, repeat: int = 0) -> int:
@@ -79,8 +78,9 @@ def candidate_seed(run_seed: int, canonical_hash: str, repeat: int = 0) -> int:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-def _is_elsewhere() -> bool:
-    return _borrower != threading.get_ident()
+def _lent() -> tuple[Any, ...] | None:
+    """Return the states of the run in other threads than that of a candidate; None without a candidate."""
+    return _states_of_run if _borrower != threading.get_ident() else None
 
 
 def _read() -> tuple[Any, ...]:
