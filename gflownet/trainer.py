@@ -42,7 +42,8 @@ from gflownet.run_record import RunRecord, recorded
 from gflownet.run_status import Phase, read_status
 from gflownet.search_stage import closing_line, completed_scores, sampler_steps, search_steps
 from gflownet.startup import start_details
-from gflownet.workers.process import get_random_state, set_random_state, stream_seed
+from gflownet.training.random_states import get_random_state, set_random_state
+from gflownet.workers.process import stream_seed
 from gflownet.workers.transport import make_transport
 
 if TYPE_CHECKING:

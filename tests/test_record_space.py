@@ -8,10 +8,10 @@ import pytest
 
 from gflownet.config import load_config, with_task_options
 from gflownet.envs.computation_graph import ComputationGraphEnvContext
-from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.metrics.exact import enumerate_states
+from gflownet.training.random_states import candidate_seed
 from scripts import record_space
 from scripts.record_space import Row, main, table_text, with_shared_seconds
 from tasks.digits import DigitsTask

@@ -15,8 +15,13 @@ import torch
 from gflownet.config import CONFIG_NAME, to_mapping
 from gflownet.console import make_console, print_line
 from gflownet.errors import UserError
-from gflownet.evaluation.language_bits import bits_per_byte_of, streamed_loss
-from gflownet.evaluation.language_training import LanguageDivergedError, LanguageSteps, LanguageTraining
+from gflownet.evaluation.language_training import (
+    LanguageDivergedError,
+    LanguageSteps,
+    LanguageTraining,
+    bits_per_byte_of,
+    streamed_loss,
+)
 from gflownet.files import write_whole
 from gflownet.interrupts import AbandonedError, StopRequest, stop_signals
 from gflownet.language.closing import closing_lines, resume_line

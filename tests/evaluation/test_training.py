@@ -8,8 +8,14 @@ from torch import nn
 
 from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.metrics import METRICS, build_loss
-from gflownet.evaluation.tensor_training import Measure, ModelTrainer, ModelTraining
-from gflownet.evaluation.training import CandidateDivergedError, Split, continue_trainings
+from gflownet.evaluation.training import (
+    CandidateDivergedError,
+    Measure,
+    ModelTrainer,
+    ModelTraining,
+    Split,
+    continue_trainings,
+)
 from gflownet.translation import DirectTraining, TranslatedModel, to_pytorch_model
 from tests.evaluation.candidates import classifier_graph
 from tests.oracles.training import train_plainly

@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from gflownet.translation.graph_summary import GraphSummary
 from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import OperationCost, graph_cost
 from gflownet.translation import summary, to_onnx, to_pytorch_model, to_source
+from gflownet.translation.graph_summary import GraphSummary
 from gflownet.translation.model import TranslatedModel
 from tests.translation.operation_graphs import Data, graph_of, hidden, random_graph
 

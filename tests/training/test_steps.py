@@ -5,9 +5,11 @@ import torch
 from torch import nn
 
 from gflownet.evaluation.config import EvaluationConfig
-from gflownet.evaluation.optimisation import Optimisation, rate_factor
+from gflownet.evaluation.training import candidate_steps
 from gflownet.evaluation.training_config import TrainingConfig
-from gflownet.optimisers import SGD, Adam, AdamW, eager
+from gflownet.training.optimisers import SGD, Adam, AdamW, eager
+from gflownet.training.schedules import Schedule
+from gflownet.training.steps import Steps
 
 NUM_STEPS = 6
 RATE = 0.02
@@ -27,11 +29,9 @@ def batches() -> list[torch.Tensor]:
     return list(torch.randn(NUM_STEPS, 7, 6, 5, generator=generator, dtype=torch.float64))
 
 
-def train(model: nn.Module, optimisation: Optimisation, inputs: list[torch.Tensor]) -> None:
+def train(model: nn.Module, optimisation: Steps, inputs: list[torch.Tensor]) -> None:
     for batch in inputs:
-        optimisation.zero_grad()
-        model(batch).square().mean().backward()
-        optimisation.step()
+        optimisation.take(model(batch).square().mean().backward)
 
 
 def train_plainly(model: nn.Module, optimisers, *, clip: float = 0.0) -> None:
@@ -59,7 +59,7 @@ def split_parameters(model: nn.Module):
 def test_steps_equal_torch_optimisers(optimizer):
     fast, plain = network(), network()
     config = options(optimizer=optimizer, weight_decay=0.3, clip=0.05)
-    train(fast, Optimisation(fast, config, num_steps=NUM_STEPS), batches())
+    train(fast, candidate_steps(fast, config, num_steps=NUM_STEPS), batches())
     matrices, rest = split_parameters(plain)
     groups = [{"params": matrices, "weight_decay": 0.3}, {"params": rest, "weight_decay": 0.0}]
     match optimizer:
@@ -86,18 +86,20 @@ def test_steps_equal_torch_optimisers(optimizer):
 def test_steps_continue_from_a_state(optimizer):
     config = options(optimizer=optimizer, weight_decay=0.1, schedule="one_cycle", average=0.8)
     whole, parts = network(), network()
-    train(whole, Optimisation(whole, config, num_steps=NUM_STEPS), batches())
-    first = Optimisation(parts, config, num_steps=NUM_STEPS)
+    train(whole, candidate_steps(whole, config, num_steps=NUM_STEPS), batches())
+    first = candidate_steps(parts, config, num_steps=NUM_STEPS)
     train(parts, first, batches()[:2])
     state = first.state_dict()
     first.finish()
-    train(parts, Optimisation(parts, config, num_steps=NUM_STEPS, state=state), batches()[2:])
+    second = candidate_steps(parts, config, num_steps=NUM_STEPS)
+    second.load_state_dict(state)
+    train(parts, second, batches()[2:])
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
 
 
 def test_averaged_weights_equal_a_plain_average():
     model, config = network(), options(average=0.5)
-    optimisation = Optimisation(model, config, num_steps=NUM_STEPS)
+    optimisation = candidate_steps(model, config, num_steps=NUM_STEPS)
     average = {name: value.clone() for name, value in model.state_dict().items() if value.is_floating_point()}
     for step, batch in enumerate(batches(), start=1):
         train(model, optimisation, [batch])
@@ -117,7 +119,7 @@ def test_frozen_parameters_have_no_weight_decay():
     model = network()
     model[0].weight.requires_grad_(False)  # type: ignore[index]
     frozen = model[0].weight.clone()  # type: ignore[index]
-    train(model, Optimisation(model, options(optimizer="adamw", weight_decay=0.5), num_steps=NUM_STEPS), batches())
+    train(model, candidate_steps(model, options(optimizer="adamw", weight_decay=0.5), num_steps=NUM_STEPS), batches())
     assert torch.equal(model[0].weight, frozen)  # type: ignore[index]
 
 
@@ -128,12 +130,12 @@ def test_one_cycle_follows_torch():
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=1.0, total_steps=num, pct_start=warmup)
     for step in range(num):
         expected = cycle.get_last_lr()[0]
-        assert rate_factor("one_cycle", step / num, warmup=warmup) == pytest.approx(expected, abs=0.003)
+        assert Schedule.named("one_cycle", warmup=warmup).factor(step / num) == pytest.approx(expected, abs=0.003)
         optimiser.step()
         cycle.step()
 
 
 def test_cosine_rises_and_falls_to_zero():
-    factors = [rate_factor("cosine", done, warmup=0.2) for done in (0.0, 0.1, 0.2, 0.6, 1.0, 1.5)]
+    factors = [Schedule.named("cosine", warmup=0.2).factor(done) for done in (0.0, 0.1, 0.2, 0.6, 1.0, 1.5)]
     assert factors == pytest.approx([0, 0.5, 1, 0.5, 0, 0])
-    assert rate_factor("cosine", 0.0, warmup=0.0) == rate_factor("constant", 0.7, warmup=0.2) == 1
+    assert Schedule.named("cosine", warmup=0.0).factor(0.0) == Schedule.named("constant", warmup=0.2).factor(0.7) == 1

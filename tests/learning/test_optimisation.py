@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from gflownet.learning.optimisation import make_optimizer, make_schedule
 from gflownet.objectives.config import OptimizerConfig
-from gflownet.objectives.optimiser import SCHEDULES, MuonWithAdam, make_optimizer, make_schedule
+from gflownet.training.optimisers import MuonWithAdam
 
+SCHEDULES = ("halving", "linear", "cosine", "constant")
 CONFIG = OptimizerConfig(opt="muon", learning_rate=0.02, weight_decay=0.1, lr_decay=3)
 
 

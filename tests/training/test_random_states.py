@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from gflownet.random_states import seeded, set_states, states
-from gflownet.workers.process import get_random_state, seed_all, set_random_state
+from gflownet.training.random_states import get_random_state, seeded, set_random_state
+from gflownet.workers.process import seed_all
 
 
 def numbers() -> list[float]:
@@ -43,9 +43,9 @@ class CandidateThread:
 
 @pytest.fixture(autouse=True)
 def unchanged():
-    before = states()
+    before = get_random_state()
     yield
-    set_states(before)
+    set_random_state(before)
 
 
 def oracle(seed: int, num: int) -> list[list[float]]:
@@ -81,9 +81,9 @@ def test_set_states_during_evaluation_of_another_thread():
 
 def test_states_in_the_thread_of_a_candidate_are_its_own():
     with seeded(7):
-        first = states()
+        first = get_random_state()
         expected = numbers()
-        set_states(first)
+        set_random_state(first)
         assert numbers() == expected
     assert oracle(7, 1) == [expected]
 
