@@ -213,11 +213,11 @@ TOWER: Data = {
 
 
 def siamese(*, share: bool = True, **fields) -> ComputationGraph:
-    """Two inputs through one tower of 16 x 8 + 8 weights; node 7 is dead."""
+    """Two inputs through one tower of 16 x 8 + 8 weights; node 2 is dead."""
     nodes: list[Data] = [{"id": place, "shape": [16]} for place in (0, 1)]
-    nodes += [{"id": place, "subgraph": "tower", "share": share, **fields} for place in (2, 3, 7)]
+    nodes += [{"id": place, "subgraph": "tower", "share": share, **fields} for place in (2, 3, 5)]
     nodes.append(hidden(4, "identity", kind="output", aggregation="product"))
-    return graph_of(nodes, [(0, 2), (1, 3), (0, 7), (2, 4), (3, 4)], subgraphs={"tower": TOWER})
+    return graph_of(nodes, [(0, 3), (1, 5), (0, 2), (3, 4), (5, 4)], subgraphs={"tower": TOWER})
 
 
 def test_siamese_network_has_one_set_of_weights():
@@ -228,14 +228,15 @@ def test_siamese_network_has_one_set_of_weights():
     expected = tower(x) * tower(y)
     gradients = torch.autograd.grad(expected.square().sum(), [x, y, tower.weight, tower.bias])
     model = to_pytorch_model(graph)
-    assert list(model.state_dict()) == ["tower_2.linear_1.weight", "tower_2.linear_1.bias"]
-    model.load_state_dict({f"tower_2.linear_1.{name}": value for name, value in tower.state_dict().items()})
+    assert list(model.state_dict()) == ["tower_3.linear_1.weight", "tower_3.linear_1.bias"]
+    model.load_state_dict({f"tower_3.linear_1.{name}": value for name, value in tower.state_dict().items()})
     output = model(x, y)
     torch.testing.assert_close(output, expected, **TOLERANCE)
     own = torch.autograd.grad(output.square().sum(), [x, y, *model.parameters()])
     for one, other in zip(own, gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
     namespace: dict = {"__name__": "network"}
+    assert to_source(graph).count("self.tower_3 = ") == 1
     exec(to_source(graph), namespace)
     other = namespace["Model"]()
     other.load_state_dict(model.state_dict())
@@ -248,7 +249,7 @@ def test_costs_of_shared_subgraph():
     result = summary(siamese())
     assert isinstance(result, OperationSummary)
     assert (result.num_parameters, result.multiply_adds) == (136, 256)
-    assert [node.num_parameters for node in result.nodes if node.node_id in (2, 3)] == [136, 0]
+    assert [node.num_parameters for node in result.nodes if node.is_live] == [136, 0, 0]
     assert graph_cost(siamese()) == OperationCost(136, 256)
 
 
