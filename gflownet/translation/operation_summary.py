@@ -107,7 +107,8 @@ def operation_text(shapes: NodeShapes) -> str:
     """Return a node as text: "mean -> conv2d(features=16) -> relu"; only settings that are not defaults."""
     node, words = shapes.node, []
     if shapes.is_ordinary or any(len(plan.edges) > 1 for plan in shapes.inputs.values()):
-        words.append(str(node.aggregation))
+        axis = node.attributes.get("axis", "channels")
+        words.append(f"{node.aggregation}{f'(axis={axis})' if axis != 'channels' else ''}")
     if shapes.operation is not None:
         row = shapes.operation.row
         settings = [f"{k}={v}" for k, v in shapes.operation.items if v != row.settings[k].default]
