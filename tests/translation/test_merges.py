@@ -122,6 +122,7 @@ CONCATS = [
 def test_concat_along_axis(axis, shapes, dim):
     graph = merge_graph(*shapes, aggregation="concat", axis=axis)
     assert_computes(graph, torch.cat(samples(graph), dim=dim))
+    assert ("concat(axis=positions) -> identity" in str(summary(graph))) == (axis == "positions")
 
 
 def pooled(x: Tensor, sizes: tuple[int, int]) -> Tensor:
@@ -213,11 +214,11 @@ TOWER: Data = {
 
 
 def siamese(*, share: bool = True, **fields) -> ComputationGraph:
-    """Two inputs through one tower of 16 x 8 + 8 weights; node 7 is dead."""
+    """Two inputs through one tower of 16 x 8 + 8 weights; node 2 is dead."""
     nodes: list[Data] = [{"id": place, "shape": [16]} for place in (0, 1)]
-    nodes += [{"id": place, "subgraph": "tower", "share": share, **fields} for place in (2, 3, 7)]
+    nodes += [{"id": place, "subgraph": "tower", "share": share, **fields} for place in (2, 3, 5)]
     nodes.append(hidden(4, "identity", kind="output", aggregation="product"))
-    return graph_of(nodes, [(0, 2), (1, 3), (0, 7), (2, 4), (3, 4)], subgraphs={"tower": TOWER})
+    return graph_of(nodes, [(0, 3), (1, 5), (0, 2), (3, 4), (5, 4)], subgraphs={"tower": TOWER})
 
 
 def test_siamese_network_has_one_set_of_weights():
@@ -228,14 +229,15 @@ def test_siamese_network_has_one_set_of_weights():
     expected = tower(x) * tower(y)
     gradients = torch.autograd.grad(expected.square().sum(), [x, y, tower.weight, tower.bias])
     model = to_pytorch_model(graph)
-    assert list(model.state_dict()) == ["tower_2.linear_1.weight", "tower_2.linear_1.bias"]
-    model.load_state_dict({f"tower_2.linear_1.{name}": value for name, value in tower.state_dict().items()})
+    assert list(model.state_dict()) == ["tower_3.linear_1.weight", "tower_3.linear_1.bias"]
+    model.load_state_dict({f"tower_3.linear_1.{name}": value for name, value in tower.state_dict().items()})
     output = model(x, y)
     torch.testing.assert_close(output, expected, **TOLERANCE)
     own = torch.autograd.grad(output.square().sum(), [x, y, *model.parameters()])
     for one, other in zip(own, gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
     namespace: dict = {"__name__": "network"}
+    assert to_source(graph).count("self.tower_3 = ") == 1
     exec(to_source(graph), namespace)
     other = namespace["Model"]()
     other.load_state_dict(model.state_dict())
@@ -248,25 +250,35 @@ def test_costs_of_shared_subgraph():
     result = summary(siamese())
     assert isinstance(result, GraphSummary)
     assert (result.num_parameters, result.multiply_adds) == (136, 256)
-    assert [node.num_parameters for node in result.nodes if node.node_id in (2, 3)] == [136, 0]
+    assert [node.num_parameters for node in result.nodes if node.is_live] == [136, 0, 0]
     assert graph_cost(siamese()) == OperationCost(136, 256)
 
 
+def gates() -> ComputationGraph:
+    """A gated image next to itself along the height, times a spatial gate."""
+    nodes: list[Data] = [{"id": place, "shape": shape} for place, shape in enumerate(([8, 6, 5], [8], [1, 12, 5]))]
+    nodes.append(hidden(3, "conv2d", features=8, aggregation="product"))
+    nodes.append(hidden(4, "identity", aggregation="concat", axis="positions"))
+    nodes.append(hidden(5, "identity", kind="output", aggregation="max"))
+    return graph_of(nodes, [(0, 3), (1, 3), (0, 4), (3, 4), (4, 5), (2, 5)])
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("make", [siamese, gates])
 @pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself
-def test_siamese_network_as_onnx(tmp_path):
+def test_merges_and_shared_weights_as_onnx(make, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
-    model, inputs = to_pytorch_model(siamese()).eval(), samples(siamese())
+    model, inputs = to_pytorch_model(make()).eval(), samples(make())
     path = tmp_path / "model.onnx"
     to_onnx(model, path)
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
     (output,) = session.run(None, {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
     torch.testing.assert_close(torch.from_numpy(output), model(*inputs).detach(), rtol=0, atol=1e-6)
-    weights = {tuple(each.dims) for each in onnx.load(str(path)).graph.initializer}
-    assert len([dims for dims in weights if len(dims) == 2]) == 1
+    num_weights = sum(len(each.dims) > 1 for each in onnx.load(str(path)).graph.initializer)
+    assert num_weights == sum(parameter.dim() > 1 for parameter in model.parameters()) == 1
 
 
 def test_identity_of_shared_subgraphs():
