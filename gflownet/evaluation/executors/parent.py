@@ -10,6 +10,7 @@ import signal
 import sys
 from types import FrameType
 
+PARENT_VARIABLE = "GFLOWNET_PARENT"  # process id of the parent of a fork server
 _PERIOD_S = 0.5
 
 
@@ -20,7 +21,7 @@ def is_server() -> bool:
 
 def _watch() -> None:
     # A timer, not a parent-death signal, which is sent at the end of the thread that started the server.
-    parent = os.getppid()
+    parent = int(os.environ.get(PARENT_VARIABLE, os.getppid()))  # it may have ended before this line
 
     def check(number: int, frame: FrameType | None) -> None:
         if os.getppid() != parent:
