@@ -298,10 +298,9 @@ class _AtOnce:
     ) -> None:
         self._trainings, self._data, self._size = trainings, data, config.batch_size
         self._group = DirectTraining(cast("list[TranslatedModel]", [training.model for training in trainings]))
-        parameters = [self._group.parameter]
         self._steps = Steps(
-            build_optimisers((), [{"params": parameters}], _optimiser_options(config)),
-            parameters,
+            build_optimisers((), [{"params": [self._group.parameter]}], _optimiser_options(config)),
+            (),  # the group sets the gradients
             schedule=_schedule(config),
             num_steps=num_steps_of_all,
             has_fixed_gradients=True,

@@ -95,3 +95,13 @@ def test_seeded_restores_after_an_exception():
     with pytest.raises(KeyboardInterrupt), seeded(7), seeded(8):
         raise KeyboardInterrupt
     assert numbers() == expected
+
+
+def test_states_in_trainings_of_earlier_versions_are_read():
+    seed_all(5)
+    state = get_random_state()
+    version, words, gauss = state["python"]
+    earlier = {**state, "python": (version, tuple(words), gauss), "numpy": ("MT19937", *state["numpy"])}
+    expected = numbers()
+    set_random_state(earlier)
+    assert numbers() == expected

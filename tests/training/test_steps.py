@@ -1,4 +1,4 @@
-"""Optimisation: every optimiser against torch's on single parameters, schedules, weight decay, clipping, averages."""
+"""Optimiser steps against torch on single parameters: schedules, weight decay, clipping, averages, states."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from gflownet.evaluation.training import candidate_steps
 from gflownet.evaluation.training_config import TrainingConfig
 from gflownet.training.optimisers import SGD, Adam, AdamW, eager
 from gflownet.training.schedules import Schedule
-from gflownet.training.steps import Steps
+from gflownet.training.steps import Clipping, Steps
 
 NUM_STEPS = 6
 RATE = 0.02
@@ -97,6 +97,35 @@ def test_steps_continue_from_a_state(optimizer):
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_states_of_earlier_versions_continue(is_whole):
+    """Candidates saved the state by parameter, language models the whole state of the optimiser."""
+    config = options(schedule="cosine")
+    expected, model = network(), network()
+    train(expected, candidate_steps(expected, config, num_steps=NUM_STEPS), batches())
+    first = candidate_steps(model, config, num_steps=NUM_STEPS)
+    train(model, first, batches()[:2])
+    (optimiser,) = first.optimisers
+    whole = optimiser.state_dict()
+    second = candidate_steps(model, config, num_steps=NUM_STEPS)
+    second.load_state_dict({"step": 2, "optimisers": [whole if is_whole else whole["state"]]})
+    train(model, second, batches()[2:])
+    assert all(torch.equal(a, b) for a, b in zip(expected.parameters(), model.parameters(), strict=True))
+
+
+def test_gradients_of_others_are_removed_and_clipping_counts_given_parameters():
+    weight, other = nn.Parameter(torch.tensor([3.0])), nn.Parameter(torch.tensor([2.0]))
+    optimiser = SGD([weight, other], lr=1.0)
+    steps = Steps([optimiser], [weight], clipping=Clipping(0.5))
+    for _ in range(2):  # the second adds nothing to the first
+        _, norm = steps.compute_gradients((4 * weight + 5 * other).sum().backward)
+        assert norm is not None
+        assert float(norm) == pytest.approx(4)
+        assert (float(weight.grad), float(other.grad)) == pytest.approx((0.5, 5))  # type: ignore[arg-type]
+    steps.update()
+    assert (float(weight.detach()), float(other.detach())) == pytest.approx((2.5, -3))
+
+
 def test_averaged_weights_equal_a_plain_average():
     model, config = network(), options(average=0.5)
     optimisation = candidate_steps(model, config, num_steps=NUM_STEPS)
@@ -139,3 +168,22 @@ def test_cosine_rises_and_falls_to_zero():
     factors = [Schedule.named("cosine", warmup=0.2).factor(done) for done in (0.0, 0.1, 0.2, 0.6, 1.0, 1.5)]
     assert factors == pytest.approx([0, 0.5, 1, 0.5, 0, 0])
     assert Schedule.named("cosine", warmup=0.0).factor(0.0) == Schedule.named("constant", warmup=0.2).factor(0.7) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("constant", {"warmup": 0.5}, [0, 0.5, 1, 1, 1]),
+        ("linear", {"last": 0.2}, [1, 0.8, 0.6, 0.4, 0.2]),
+        ("linear", {"constant": 0.5}, [1, 1, 1, 0.5, 0]),
+        ("cosine", {"warmup": 0.5, "first": 0.5, "last": 0.5}, [0.5, 0.75, 1, 0.75, 0.5]),
+        ("trapezoid", {}, [1, 1, 1, 1, 0]),
+    ],
+)
+def test_factors_by_hand(name, values, expected):
+    schedule = Schedule.named(name, **values)
+    assert [schedule.factor(quarter / 4) for quarter in range(5)] == pytest.approx(expected)
+
+
+def test_trapezoid_falls_in_its_last_fifth():
+    assert Schedule.named("trapezoid").factor(0.9) == pytest.approx(0.5)
