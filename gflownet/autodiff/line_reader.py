@@ -12,6 +12,7 @@ import torch
 
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.listing import IDENTITY, Declaration, Form, Place, Reference, Statement
+from gflownet.autodiff.node_description import Classes, Description
 from gflownet.autodiff.nodes import LeafKind
 from gflownet.autodiff.quoting import shortened
 from gflownet.autodiff.serialisation import DEFAULT_DTYPE
@@ -37,8 +38,8 @@ class _Token:
 class Line:
     """A line and the position of the next token."""
 
-    def __init__(self, line: str, number: int) -> None:
-        self.line, self.number = line, number
+    def __init__(self, line: str, number: int, classes: Classes) -> None:
+        self.line, self.number, self.classes = line, number, classes
         tokens = (_Token(match.lastgroup or "", match[0], match.start() + 1) for match in _TOKEN.finditer(line))
         self.tokens = [token for token in tokens if not token.text.isspace()]
         self.tokens.append(_Token("end", "", len(line.rstrip()) + 1))
@@ -149,10 +150,7 @@ class Line:
         """Read the number, nested lists or keyword after the equals sign."""
         if self.takes(IDENTITY):
             return IDENTITY
-        try:
-            content = json.loads(self.line[self.token.column - 1 :])
-        except (ValueError, RecursionError):  # no JSON, more digits than Python reads, or nested too deeply
-            content = None
+        content = self._json()
         if isinstance(content, bool) or not isinstance(content, int | float | list):
             raise self.error("expected a number, nested lists of numbers or `identity`")
         self.at = len(self.tokens) - 1
@@ -167,6 +165,8 @@ class Line:
             form, operands = self._pair()
             self.expects(")")
             return Statement(target, form, operands, summed)
+        if self.text in self.classes and self.following == "(" and not summed:
+            return self._custom(target)
         if self.token.kind == "formula" or (self.token.kind == "name" and self.following == "("):
             if summed:
                 raise self.error("expected no sum before a function (a statement of its own)")
@@ -194,6 +194,30 @@ class Line:
         if self.token.kind == "name":
             return "contraction", (first, self.reference())
         return "transform", (first,)
+
+    def _custom(self, target: Reference) -> Statement:
+        """Read a custom node: `clip(x) {"low": 0.5}`, with names of tensors without indices."""
+        kind, operands, settings = self.classes[self.name()], [], {}
+        self.expects("(")
+        while not operands or self.takes(","):
+            place = self.place
+            operands.append(Reference(self.name(), (), (), place))
+        self.expects(")")
+        if not self.is_done():
+            settings = self._json()
+            if not isinstance(settings, dict):
+                raise self.error("expected the settings as a JSON object, or the end of the line")
+            self.at = len(self.tokens) - 1
+        if target.indices:
+            raise target.place.error(f"{target}: expected a name without indices, as the result of a custom node")
+        return Statement(target, "custom", tuple(operands), function=Description(kind, settings, self.classes))
+
+    def _json(self) -> Any:
+        """Return the JSON value in the rest of the line, None for other text."""
+        try:
+            return json.loads(self.line[self.token.column - 1 :])
+        except (ValueError, RecursionError):  # no JSON, more digits than Python reads, or nested too deeply
+            return None
 
     def _function(self, target: Reference) -> Statement:
         place, names = self.place, []
