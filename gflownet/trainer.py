@@ -46,7 +46,7 @@ from gflownet.workers.process import get_random_state, set_random_state, stream_
 from gflownet.workers.transport import make_transport
 
 if TYPE_CHECKING:
-    from gflownet.certification import RunCertificate
+    from gflownet.certificate import RunCertificate
 
 NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json, without a final stage
 
@@ -458,7 +458,7 @@ class GFNTrainer(Components):
             return None
         folder.claim_certificate()
         # Imported here: it takes a second, which runs without a certificate save.
-        from gflownet.certification import CertificateStore, Subject, certify
+        from gflownet.certificate import CertificateStore, Subject, certify
         from gflownet.report.certificate import certificate_metrics, write_certificate
 
         seed = stream_seed(config.seed, CERTIFICATE_STREAM)
@@ -509,7 +509,7 @@ class GFNTrainer(Components):
             return
         converged = None
         if certificate is not None:
-            from gflownet.certification.verdict import has_converged
+            from gflownet.certificate.verdict import has_converged
 
             converged = all(map(has_converged, certificate.parts))
         logger.print(closing_line(self, self.search, has_converged=converged))

@@ -11,12 +11,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from gflownet.certification.result import Certified, RunCertificate
-from gflownet.certification.verdict import errors, findings, has_converged, rule_findings
+from gflownet.certificate.figures import NO_DISTANCE, Certificate, EstimatedCertificate, ExactCertificate, SymmetryClass
+from gflownet.certificate.result import Certified, RunCertificate
+from gflownet.certificate.verdict import errors, findings, has_converged, rule_findings
 from gflownet.console import print_line
 from gflownet.errors import counted
 from gflownet.files import json_text, write_whole
-from gflownet.metrics.certificate import NO_DISTANCE, Certificate, EstimatedCertificate, ExactCertificate, SymmetryClass
 from gflownet.metrics.statistics import Interval
 
 _MAX_CLASSES = 5  # automorphism counts in one line of the table

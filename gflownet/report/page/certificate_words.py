@@ -12,7 +12,7 @@ from gflownet.report.page.chart import Table
 from gflownet.report.page.overview import has_search_method
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of
 
-# Largest distance of a network that has converged (gflownet.certification.verdict.CONVERGED, which imports torch).
+# Largest distance of a network that has converged (gflownet.certificate.verdict.CONVERGED, which imports torch).
 CONVERGED = 0.05
 # Words of the verdict on an objective without the target R / Z.
 _OTHER_TARGET = "aims at another distribution"

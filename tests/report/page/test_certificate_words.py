@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gflownet.certification import verdict
+from gflownet.certificate import verdict
 from gflownet.report.page import read_run
 from gflownet.report.page.certificate_words import CONVERGED, certificate_section, words_of
 from tests.report.page.folders import write_run

@@ -12,13 +12,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from gflownet.certificate.exact import StateGraph
 from gflownet.mdp.action import ActionMasks, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.dense_layout import DenseLayout
 from gflownet.mdp.layout import Batch
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.exact import StateGraph
 
 _STATES = "states"  # field of a batch with the states themselves
 

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gflownet.mdp.environment import Environment
-from gflownet.mdp.states import GraphStates
-from gflownet.metrics.automorphisms import LabelledGraph, are_isomorphic, count_automorphisms, labelled_graphs
-from gflownet.metrics.state_checks import shown_state
-from gflownet.metrics.transitions import (
+from gflownet.certificate.automorphisms import LabelledGraph, are_isomorphic, count_automorphisms, labelled_graphs
+from gflownet.certificate.state_checks import shown_state
+from gflownet.certificate.transitions import (
     Check,
     Edges,
     Violation,
@@ -25,6 +23,8 @@ from gflownet.metrics.transitions import (
     check_paths_back,
     legal_steps,
 )
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import GraphStates
 
 _NUM_PATHS = 100  # paths back to the initial state
 _MAX_PATH = 1_000  # steps of a path

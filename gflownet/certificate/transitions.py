@@ -13,10 +13,10 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from gflownet.certificate.state_checks import first_problem, shown_state, shown_step
 from gflownet.mdp.action import ActionBatch, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.state_checks import first_problem, shown_state, shown_step
 
 _CHUNK = 10_000  # actions applied at once, to bound memory
 _STATE_CHUNK = 500  # states with masks at once

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gflownet.certification.subject import OPTIMUM, Subject, repeated
-from gflownet.certification.tables import StatesLayout, Tables, TabularPolicy
+from gflownet.certificate.exact import Flows, StateGraph
+from gflownet.certificate.subject import OPTIMUM, Subject, repeated
+from gflownet.certificate.tables import StatesLayout, Tables, TabularPolicy
 from gflownet.data.sampler import sample_backward
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.answer import ask
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.exact import Flows, StateGraph
 from gflownet.objectives.base import Loss, Objective
 from gflownet.objectives.log_partition import LogPartition
 from gflownet.objectives.state_flows import FlowObjective, StateFlowObjective

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gflownet.certification.optimum import Optimum, SymmetryTermError
-from gflownet.metrics.certificate import Certificate
-from gflownet.metrics.rules import RuleReport
+from gflownet.certificate.figures import Certificate
+from gflownet.certificate.optimum import Optimum, SymmetryTermError
+from gflownet.certificate.rules import RuleReport
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gflownet.certification.balanced_loss import PerturbedLoss
-from gflownet.certification.result import Certified, RunCertificate
-from gflownet.metrics.certificate import ExactCertificate
-from gflownet.metrics.rules import RuleReport
+from gflownet.certificate.balanced_loss import PerturbedLoss
+from gflownet.certificate.figures import ExactCertificate
+from gflownet.certificate.result import Certified, RunCertificate
+from gflownet.certificate.rules import RuleReport
 
 # Maximum total variation, or upper end of the interval of the flow consistency, of a network that is trained enough.
 CONVERGED = 0.05

@@ -1,6 +1,6 @@
 """Certificates: the distance of a policy's distribution from the target R(x) / Z, exact or estimated.
 
-Letters: S states, M their actions (`gflownet.metrics.exact`), X terminal states.
+Letters: S states, M their actions (`gflownet.certificate.exact`), X terminal states.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.estimates import (
+from gflownet.certificate.estimates import (
     disjoint_subsets,
     effective_sample_size,
     evidence_lower_bound,
@@ -25,7 +24,7 @@ from gflownet.metrics.estimates import (
     symmetry_slope,
     terminating_log_prob,
 )
-from gflownet.metrics.exact import (
+from gflownet.certificate.exact import (
     StateGraph,
     jensen_shannon,
     l1_distance,
@@ -33,6 +32,7 @@ from gflownet.metrics.exact import (
     terminating_distribution,
     total_variation,
 )
+from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.metrics.statistics import Interval, bootstrap, pearson, spearman
 
 NO_DISTANCE = 1e-9  # total variation caused by rounding alone

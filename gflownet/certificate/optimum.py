@@ -12,12 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gflownet.certification.balanced_loss import BalancedFlows, LossAtFlows, loss_at_flows
-from gflownet.certification.subject import OPTIMUM, Subject, repeated
-from gflownet.data.sampler import sample_backward
-from gflownet.evaluation.conditioning import Conditioning
-from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.exact import (
+from gflownet.certificate.balanced_loss import BalancedFlows, LossAtFlows, loss_at_flows
+from gflownet.certificate.exact import (
     StateGraph,
     analytic_flows,
     forward_scores,
@@ -26,8 +22,12 @@ from gflownet.metrics.exact import (
     terminating_distribution,
     total_variation,
 )
-from gflownet.metrics.state_checks import shown_state
-from gflownet.metrics.transitions import legal_steps
+from gflownet.certificate.state_checks import shown_state
+from gflownet.certificate.subject import OPTIMUM, Subject, repeated
+from gflownet.certificate.transitions import legal_steps
+from gflownet.data.sampler import sample_backward
+from gflownet.evaluation.conditioning import Conditioning
+from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.steps import StepReader
 
 _CHUNK = 2_000  # terminal states with trajectories at once
