@@ -17,6 +17,7 @@ from gflownet.certificate.exact import (
     StateGraph,
     analytic_flows,
     forward_scores,
+    legal_steps,
     policy_log_prob,
     target_distribution,
     terminating_distribution,
@@ -24,7 +25,6 @@ from gflownet.certificate.exact import (
 )
 from gflownet.certificate.state_checks import shown_state
 from gflownet.certificate.subject import OPTIMUM, Subject, repeated
-from gflownet.certificate.transitions import legal_steps
 from gflownet.data.sampler import sample_backward
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.trajectory import TrajectoryBatch

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gflownet.certificate.automorphisms import LabelledGraph, are_isomorphic, count_automorphisms, labelled_graphs
+from gflownet.certificate.exact import first_positions, legal_steps
 from gflownet.certificate.state_checks import shown_state
 from gflownet.certificate.transitions import (
     Check,
@@ -21,7 +22,6 @@ from gflownet.certificate.transitions import (
     check_backward,
     check_forward,
     check_paths_back,
-    legal_steps,
 )
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
@@ -125,9 +125,7 @@ def _sampled(env: Environment, states: GraphStates, num_actions: int, generator:
 
 def _distinct(env: Environment, states: GraphStates) -> GraphStates:
     """Return the first state of each isomorphism class, in order."""
-    _, owner = env.identify(states).unique(return_inverse=True)
-    first = torch.full((int(owner.max()) + 1,), len(states))
-    first = first.scatter_reduce(0, owner, torch.arange(len(states)), "amin")
+    first, _ = first_positions(env.identify(states))
     return states[first.sort().values]
 
 
