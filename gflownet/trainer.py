@@ -149,7 +149,7 @@ class GFNTrainer(Components):
         if quarantine.num:
             logger.print(quarantine.line())
         if certificate is not None:
-            from gflownet.report.certificate import print_certificate
+            from gflownet.certificate.record import print_certificate
 
             print_certificate(certificate, path=folder.path / CERTIFICATE_NAME, console=logger.console)
         self._print_end(logger, certificate)
@@ -459,7 +459,7 @@ class GFNTrainer(Components):
         folder.claim_certificate()
         # Imported here: it takes a second, which runs without a certificate save.
         from gflownet.certificate import CertificateStore, Subject, certify
-        from gflownet.report.certificate import certificate_metrics, write_certificate
+        from gflownet.certificate.record import certificate_metrics, write_certificate
 
         seed = stream_seed(config.seed, CERTIFICATE_STREAM)
         states = self.replay.sample(config.certify_samples, seed=seed)
@@ -509,7 +509,7 @@ class GFNTrainer(Components):
             return
         converged = None
         if certificate is not None:
-            from gflownet.certificate.verdict import has_converged
+            from gflownet.certificate.words import has_converged
 
             converged = all(map(has_converged, certificate.parts))
         logger.print(closing_line(self, self.search, has_converged=converged))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from gflownet.certificate.transitions import Check
+from gflownet.certificate.result import Check
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.mdp.action import ActionBatch, ActionMasks, GraphActionType
 from gflownet.mdp.environment import Environment

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gflownet.certificate import CertificateStore, Subject, certify
-from gflownet.certificate.figures import EstimatedCertificate, ExactCertificate
+from gflownet.certificate.result import EstimatedCertificate, ExactCertificate
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationStatus

@@ -9,13 +9,13 @@ from .exact import policy_log_prob as policy_log_prob
 from .exact import target_distribution as target_distribution
 from .exact import terminating_distribution as terminating_distribution
 from .exact import total_variation as total_variation
-from .figures import EstimatedCertificate as EstimatedCertificate
-from .figures import ExactCertificate as ExactCertificate
 from .figures import certify_by_estimates as certify_by_estimates
 from .figures import certify_exactly as certify_exactly
 from .result import Certified as Certified
+from .result import EstimatedCertificate as EstimatedCertificate
+from .result import ExactCertificate as ExactCertificate
+from .result import RuleReport as RuleReport
 from .result import RunCertificate as RunCertificate
-from .rules import RuleReport as RuleReport
 from .rules import check_rules as check_rules
 from .store import CertificateStore as CertificateStore
 from .subject import Subject as Subject

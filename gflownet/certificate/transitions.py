@@ -7,38 +7,16 @@ Letters: B states, M actions of them, E pairs of states (G, G') joined by action
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from torch import Tensor
 
 from gflownet.certificate.exact import Steps, first_positions, legal_steps
+from gflownet.certificate.result import Check, Violation
 from gflownet.certificate.state_checks import first_problem, shown_state, shown_step
 from gflownet.mdp.action import ActionBatch, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
-
-
-class Check(Enum):
-    """The checks, causes before consequences; the values are their names in the certificate."""
-
-    CODES = "isomorphism code"
-    ILLEGAL_STATE = "illegal state"
-    NO_REVERSE = "forward step without reverse"
-    HIDDEN = "backward mask hides a legal removal"
-    ALLOWED = "backward mask allows an illegal removal"
-    DISAGREE = "forward and backward masks disagree"
-    AUTOMORPHISMS = "automorphism count"
-    ORBITS = "n_f |Aut G'| = n_b |Aut G|"
-
-
-@dataclass(frozen=True)
-class Violation:
-    """A check that fails."""
-
-    check: Check
-    num: int  # violations
-    example: str  # the first one
 
 
 class Violations:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from gflownet.certificate.figures import EstimatedCertificate
-from gflownet.certificate.verdict import CONVERGED, errors, findings, has_converged
+from gflownet.certificate.result import EstimatedCertificate
+from gflownet.certificate.words import CONVERGED, errors, findings, has_converged
 from gflownet.metrics.statistics import Interval
 from gflownet.objectives.base import Loss
 from gflownet.objectives.config import AlgoConfig

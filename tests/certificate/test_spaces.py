@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gflownet.certificate.exact import enumerate_states
-from gflownet.certificate.figures import SymmetryClass
-from gflownet.certificate.verdict import errors, findings, rule_findings
+from gflownet.certificate.result import SymmetryClass
+from gflownet.certificate.words import errors, findings, rule_findings
 from gflownet.envs.choice_places import read_places
 from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.graph_building import GraphBuildingEnv
