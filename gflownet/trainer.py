@@ -47,7 +47,7 @@ from gflownet.workers.process import stream_seed
 from gflownet.workers.transport import make_transport
 
 if TYPE_CHECKING:
-    from gflownet.certification import RunCertificate
+    from gflownet.certificate import RunCertificate
 
 NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json, without a final stage
 
@@ -150,7 +150,7 @@ class GFNTrainer(Components):
         if quarantine.num:
             logger.print(quarantine.line())
         if certificate is not None:
-            from gflownet.report.certificate import print_certificate
+            from gflownet.certificate.record import print_certificate
 
             print_certificate(certificate, path=folder.path / CERTIFICATE_NAME, console=logger.console)
         self._print_end(logger, certificate)
@@ -459,8 +459,8 @@ class GFNTrainer(Components):
             return None
         folder.claim_certificate()
         # Imported here: it takes a second, which runs without a certificate save.
-        from gflownet.certification import CertificateStore, Subject, certify
-        from gflownet.report.certificate import certificate_metrics, write_certificate
+        from gflownet.certificate import CertificateStore, Subject, certify
+        from gflownet.certificate.record import certificate_metrics, write_certificate
 
         seed = stream_seed(config.seed, CERTIFICATE_STREAM)
         states = self.replay.sample(config.certify_samples, seed=seed)
@@ -510,7 +510,7 @@ class GFNTrainer(Components):
             return
         converged = None
         if certificate is not None:
-            from gflownet.certification.verdict import has_converged
+            from gflownet.certificate.words import has_converged
 
             converged = all(map(has_converged, certificate.parts))
         logger.print(closing_line(self, self.search, has_converged=converged))

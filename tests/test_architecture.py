@@ -42,8 +42,8 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     },
     {"evaluation": {"graphs", "operations", "translation", "autodiff", "rhn"}},
     {"data": {"mdp", "policy", "evaluation", "workers"}},
-    {"console": set(), "run_marker": set(), "certification": None},
-    {"progress_view": {"console"}, "run_status": {"run_marker"}},
+    {"console": set(), "run_marker": set()},
+    {"progress_view": {"console"}, "run_status": {"run_marker"}, "certificate": None},
     {"learning": {"data", "evaluation", "mdp", "objectives", "policy", "workers"}},
     {
         "search": {

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from gflownet.metrics.exact import enumerate_states
-from gflownet.metrics.rules import check_rules
-from gflownet.metrics.state_checks import first_problem, shown_state
+from gflownet.certificate.exact import enumerate_states
+from gflownet.certificate.rules import check_rules
+from gflownet.certificate.state_checks import first_problem, shown_state
 from tests.contracts.environments import ENVIRONMENTS
 from tests.planted_environments import (
     PLANTED,

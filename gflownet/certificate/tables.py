@@ -12,13 +12,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from gflownet.certificate.exact import StateGraph, first_positions
 from gflownet.mdp.action import ActionMasks, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.dense_layout import DenseLayout
 from gflownet.mdp.layout import Batch
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.exact import StateGraph
 
 _STATES = "states"  # field of a batch with the states themselves
 
@@ -47,7 +47,9 @@ class TabularPolicy:
 
     def __init__(self, context: GraphBuildingEnvContext, graph: StateGraph, tables: Tables) -> None:
         self._context, self._graph, self._tables = context, graph, tables
-        self._key, first = _first_positions(graph.parent * len(graph) + graph.child)
+        keys = graph.parent * len(graph) + graph.child
+        first, _ = first_positions(keys)
+        self._key = keys[first]
         self._forward, self._backward = tables.forward[first], tables.backward[first]
 
     def __call__(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
@@ -99,10 +101,3 @@ def _spread(batch: Batch, kinds: Sequence[GraphActionType], values: Tensor) -> l
         tensors.append(logits.index_put(mask.nonzero(as_tuple=True), values[start : start + num]))
         start += num
     return tensors
-
-
-def _first_positions(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct keys, ascending, and a position of each."""
-    distinct, owner = keys.unique(return_inverse=True)
-    first = torch.full((len(distinct),), len(keys))
-    return distinct, first.scatter_reduce(0, owner, torch.arange(len(keys)), "amin")

@@ -6,42 +6,17 @@ Letters: B states, M actions of them, E pairs of states (G, G') joined by action
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from torch import Tensor
 
+from gflownet.certificate.exact import Steps, first_positions, legal_steps
+from gflownet.certificate.result import Check, Violation
+from gflownet.certificate.state_checks import first_problem, shown_state, shown_step
 from gflownet.mdp.action import ActionBatch, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.state_checks import first_problem, shown_state, shown_step
-
-_CHUNK = 10_000  # actions applied at once, to bound memory
-_STATE_CHUNK = 500  # states with masks at once
-
-
-class Check(Enum):
-    """The checks, causes before consequences; the values are their names in the certificate."""
-
-    CODES = "isomorphism code"
-    ILLEGAL_STATE = "illegal state"
-    NO_REVERSE = "forward step without reverse"
-    HIDDEN = "backward mask hides a legal removal"
-    ALLOWED = "backward mask allows an illegal removal"
-    DISAGREE = "forward and backward masks disagree"
-    AUTOMORPHISMS = "automorphism count"
-    ORBITS = "n_f |Aut G'| = n_b |Aut G|"
-
-
-@dataclass(frozen=True)
-class Violation:
-    """A check that fails."""
-
-    check: Check
-    num: int  # violations
-    example: str  # the first one
 
 
 class Violations:
@@ -63,17 +38,6 @@ class Violations:
     def listed(self) -> tuple[Violation, ...]:
         """Return the failed checks, causes before consequences."""
         return tuple(Violation(check, self._num[check], self._example[check]) for check in Check if check in self._num)
-
-
-@dataclass(frozen=True)
-class Steps:
-    """M actions, the states they lead to, and their inverse."""
-
-    owner: Tensor  # [M] index of the state before each action
-    before: GraphStates
-    action: ActionBatch
-    after: GraphStates
-    inverse: ActionBatch
 
 
 @dataclass(frozen=True)
@@ -99,19 +63,6 @@ class Edges:
         return int(self.num.sum())
 
 
-def legal_steps(env: Environment, states: GraphStates, *, backward: bool = False) -> Iterator[Steps]:
-    """Yield all legal actions but Stop of the states, applied, in chunks."""
-    for first in range(0, len(states), _STATE_CHUNK):
-        part = states[first : first + _STATE_CHUNK]
-        masks = env.backward_masks(part) if backward else env.forward_masks(part)
-        owner, action = masks.positions()
-        moves = (action.kind != int(GraphActionType.Stop)).nonzero().squeeze(1)
-        moves = moves[owner[moves].argsort(stable=True)]
-        for chunk in moves.split(_CHUNK):
-            before, chosen = part[owner[chunk]], action[chunk]
-            yield Steps(owner[chunk] + first, before, chosen, env.apply(before, chosen), env.reverse(before, chosen))
-
-
 def check_forward(env: Environment, states: GraphStates, violations: Violations) -> tuple[Edges, GraphStates]:
     """Check every forward action; return the edges and one state of each class that actions lead to."""
     code, seen = env.identify(states), torch.zeros(0, dtype=torch.int64)
@@ -125,7 +76,7 @@ def check_forward(env: Environment, states: GraphStates, violations: Violations)
         after = env.identify(steps.after)
         befores.append(code[steps.owner])
         afters.append(after)
-        new = _first_of_each(after)
+        new, _ = first_positions(after)
         new = new[~torch.isin(after[new], seen)]
         seen = torch.cat([seen, after[new]])
         children.append(steps.after[new])
@@ -257,10 +208,3 @@ def _add_disagreements(violations: Violations, env: Environment, steps: Steps, v
         removal = shown_step(env, steps.before, index, steps.action)
         inverse = shown_step(env, steps.after, index, steps.inverse)
         violations.add(Check.DISAGREE, int(violated.sum()), f"{removal} is legal, but not {inverse}")
-
-
-def _first_of_each(codes: Tensor) -> Tensor:
-    """Return the position of the first occurrence of each code."""
-    _, owner = codes.unique(return_inverse=True)
-    first = torch.full((int(owner.max()) + 1 if len(owner) else 0,), len(codes))
-    return first.scatter_reduce(0, owner, torch.arange(len(codes)), "amin")

@@ -5,7 +5,7 @@ States are enumerated up to isomorphism. Letters: S states, M legal forward acti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -13,13 +13,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from gflownet.mdp.action import ActionBatch, ActionMasks, GraphActionType
+from gflownet.mdp.action import ActionBatch, GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 
-_CHUNK = 2_000  # states expanded at once, to bound memory
+_CHUNK = 10_000  # actions applied at once, to bound memory
+_STATE_CHUNK = 500  # states with masks at once
 
 # Maps states to (graph [L], log-probability [L]) of all legal actions, as `GraphActionCategorical.log_probs` does.
 Scores = Callable[[GraphStates], tuple[Tensor, Tensor]]
@@ -54,7 +55,12 @@ class StateGraph:
 
     def locate(self, codes: Tensor) -> Tensor:
         """Return the state with each code, [B] int64. Raises ValueError: no enumerated state has this code."""
-        return _locate(self._sorted_code, codes)
+        sorted_codes, position = self._sorted_code
+        index = torch.searchsorted(sorted_codes, codes).clamp_(max=len(sorted_codes) - 1)
+        missing = (sorted_codes[index] != codes).nonzero().squeeze(1)
+        if len(missing):
+            raise ValueError(f"expected enumerated states, got {len(missing)} of {len(codes)} others")
+        return position[index]
 
     @cached_property
     def _sorted_code(self) -> tuple[Tensor, Tensor]:
@@ -81,6 +87,49 @@ class Flows:
         return float(self.log_flow[0])
 
 
+@dataclass(frozen=True)
+class Steps:
+    """M actions and the states they lead to."""
+
+    env: Environment
+    owner: Tensor  # [M] index of the state before each action, ascending
+    before: GraphStates
+    action: ActionBatch
+    after: GraphStates  # the same state after Stop
+
+    @property
+    def moves(self) -> Tensor:
+        """Return which actions are not Stop, [M] bool."""
+        return self.action.kind != int(GraphActionType.Stop)
+
+    @cached_property
+    def inverse(self) -> ActionBatch:
+        """Return the actions from the states after to those before."""
+        return self.env.reverse(self.before, self.action)
+
+
+def legal_steps(
+    env: Environment, states: GraphStates, *, backward: bool = False, with_stop: bool = False
+) -> Iterator[Steps]:
+    """Yield all legal actions of the states, applied, in chunks; Stop only on request."""
+    for first in range(0, len(states), _STATE_CHUNK):
+        part = states[first : first + _STATE_CHUNK]
+        owner, action = (env.backward_masks(part) if backward else env.forward_masks(part)).positions()
+        order = owner.argsort(stable=True)
+        if not with_stop:
+            order = order[action.kind[order] != int(GraphActionType.Stop)]
+        for chunk in order.split(_CHUNK):
+            before, chosen = part[owner[chunk]], action[chunk]
+            yield Steps(env, owner[chunk] + first, before, chosen, env.apply(before, chosen))
+
+
+def first_positions(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the position of the first of each distinct value, values ascending, and the distinct value of each."""
+    distinct, owner = values.unique(return_inverse=True)
+    first = torch.full((len(distinct),), len(values))
+    return first.scatter_reduce(0, owner, torch.arange(len(values)), "amin"), owner
+
+
 def enumerate_states(env: Environment, *, max_states: int = 100_000) -> StateGraph:
     """Return every state reachable from the initial one, up to isomorphism, by level.
 
@@ -89,72 +138,39 @@ def enumerate_states(env: Environment, *, max_states: int = 100_000) -> StateGra
     """
     frontier = env.initial_states(1)
     index_of = {int(env.identify(frontier)): 0}
-    levels, sizes, parents, actions, children = [], [], [], [], []
+    levels, parents, actions, children = [], [], [], []
     start = 0
     while len(frontier):
         levels.append(frontier)
-        sizes.append(len(frontier))
-        new_states = [frontier[:0]]
-        for first in range(0, len(frontier), _CHUNK):
-            part = frontier[first : first + _CHUNK]
-            graph, action = _positions(env.forward_masks(part))
-            child, new = _successors(env, part, graph, action, index_of)
-            if bool(((child >= 0) & (child < start + len(frontier))).any()):
-                raise ValueError("expected all paths to a state to have the same length, got several lengths")
-            parents.append(graph + start + first)
-            actions.append(action)
-            children.append(torch.where(child < 0, parents[-1], child))
-            new_states.append(new)
+        end, following = start + len(frontier), [frontier[:0]]
+        for steps in legal_steps(env, frontier, with_stop=True):
+            after, num_known = steps.after[steps.moves], len(index_of)
+            indices = [index_of.setdefault(code, len(index_of)) for code in env.identify(after).tolist()]
             if len(index_of) > max_states:
                 raise ValueError(f"expected at most {max_states} states, got at least {len(index_of)}")
-        start += len(frontier)
-        frontier = GraphStates.cat(new_states)
-    states = GraphStates.cat(levels)
-    chunks = [states[first : first + _CHUNK] for first in range(0, len(states), _CHUNK)]
+            found = torch.tensor(indices, dtype=torch.int64)
+            if bool((found < end).any()):
+                raise ValueError("expected all paths to a state to have the same length, got several lengths")
+            first, _ = first_positions(found)
+            following.append(after[first[found[first] >= num_known]])
+            parents.append(steps.owner + start)
+            actions.append(steps.action)
+            children.append(parents[-1].clone())
+            children[-1][steps.moves] = found
+        start, frontier = end, GraphStates.cat(following)
+    sizes, states = torch.tensor([len(level) for level in levels]), GraphStates.cat(levels)
+    chunks = [states[first : first + _STATE_CHUNK] for first in range(0, len(states), _STATE_CHUNK)]
     automorphisms = [count for chunk in chunks for count in env.num_automorphisms(chunk)]
     return StateGraph(
         states=states,
         code=torch.tensor(list(index_of)),
-        level=torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)),
+        level=torch.arange(len(sizes)).repeat_interleave(sizes),
         num_automorphisms=torch.tensor(automorphisms, dtype=torch.float64),
         num_backward=torch.cat([env.backward_masks(chunk).num_actions() for chunk in chunks]),
         parent=torch.cat(parents),
         action=ActionBatch.cat(actions),
         child=torch.cat(children),
     )
-
-
-def _positions(masks: ActionMasks) -> tuple[Tensor, ActionBatch]:
-    """Return the graph [L] of every legal action, ascending, and the actions."""
-    graph, action = masks.positions()
-    order = graph.argsort(stable=True)
-    return graph[order], action[order]
-
-
-def _successors(
-    env: Environment, states: GraphStates, graph: Tensor, action: ActionBatch, index_of: dict[int, int]
-) -> tuple[Tensor, GraphStates]:
-    """Return the state after every action, -1 for Stop, and the new states, which are added to `index_of`."""
-    moves = (action.kind != int(GraphActionType.Stop)).nonzero().squeeze(1)
-    after = env.apply(states[graph[moves]], action[moves])
-    num_before, new = len(index_of), []
-    indices = [index_of.setdefault(code, len(index_of)) for code in env.identify(after).tolist()]
-    for position, index in enumerate(indices):
-        if index == num_before + len(new):
-            new.append(position)
-    child = torch.full_like(graph, -1)
-    child[moves] = torch.tensor(indices, dtype=torch.int64)
-    return child, after[torch.tensor(new, dtype=torch.int64)]
-
-
-def _locate(table: tuple[Tensor, Tensor], codes: Tensor) -> Tensor:
-    """Return the position of each code in a table of sorted codes and their positions, [B] int64."""
-    sorted_codes, position = table
-    index = torch.searchsorted(sorted_codes, codes).clamp_(max=len(sorted_codes) - 1)
-    missing = (sorted_codes[index] != codes).nonzero().squeeze(1)
-    if len(missing):
-        raise ValueError(f"expected enumerated states, got {len(missing)} of {len(codes)} others")
-    return position[index]
 
 
 def analytic_flows(graph: StateGraph, log_reward: Tensor, log_backward: Tensor | None = None) -> Flows:

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from gflownet.certification.verdict import CONVERGED, errors, findings, has_converged
-from gflownet.metrics.certificate import EstimatedCertificate
+from gflownet.certificate.result import EstimatedCertificate
+from gflownet.certificate.words import CONVERGED, errors, findings, has_converged
 from gflownet.metrics.statistics import Interval
 from gflownet.objectives.base import Loss
 from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.detailed_balance import DetailedBalance
 from gflownet.objectives.steps import StepReader
 from gflownet.objectives.trajectory_balance import TrajectoryBalance, total_loss
-from tests.certification.subjects import Case
+from tests.certificate.subjects import Case
 from tests.objectives.balanced import COMBINATIONS, FLOW_OBJECTIVES, set_up_relative
 from tests.objectives.spaces import make_space, rewards_of
 from tests.oracles.tabular import Classes

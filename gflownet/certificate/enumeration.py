@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gflownet.certification.optimum import exact_optimum
-from gflownet.certification.result import Certified
-from gflownet.certification.subject import RULES, Subject
-from gflownet.evaluation.conditioning import Conditioning
-from gflownet.mdp.policy import PolicyFunction
-from gflownet.metrics.certificate import certify_exactly
-from gflownet.metrics.exact import (
+from gflownet.certificate.exact import (
     StateGraph,
     forward_scores,
     policy_log_prob,
     terminating_distribution,
     total_variation,
 )
-from gflownet.metrics.rules import check_rules
+from gflownet.certificate.figures import certify_exactly
+from gflownet.certificate.optimum import exact_optimum
+from gflownet.certificate.result import Certified
+from gflownet.certificate.rules import check_rules
+from gflownet.certificate.subject import RULES, Subject
+from gflownet.evaluation.conditioning import Conditioning
+from gflownet.mdp.policy import PolicyFunction
 from gflownet.workers.process import stream_seed
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gflownet.certification.enumeration import Enumeration
-from gflownet.certification.result import RunCertificate
-from gflownet.certification.sampling import Sampling
-from gflownet.certification.subject import Subject
+from gflownet.certificate.enumeration import Enumeration
+from gflownet.certificate.exact import enumerate_states
+from gflownet.certificate.result import RunCertificate
+from gflownet.certificate.sampling import Sampling
+from gflownet.certificate.subject import Subject
 from gflownet.errors import counted
 from gflownet.evaluation.store import EvaluationStatus, Identity
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.exact import enumerate_states
 
 
 def certify(

@@ -7,11 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gflownet.data.sampler import sample_backward, sample_forward
-from gflownet.envs.graph_building import GraphBuildingEnv
-from gflownet.evaluation.conditioning import Conditioning
-from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.estimates import (
+from gflownet.certificate.estimates import (
     disjoint_subsets,
     effective_sample_size,
     evidence_lower_bound,
@@ -26,13 +22,17 @@ from gflownet.metrics.estimates import (
     terminating_log_prob,
     with_learned_backward,
 )
-from gflownet.metrics.exact import (
+from gflownet.certificate.exact import (
     enumerate_states,
     forward_scores,
     policy_log_prob,
     terminating_distribution,
     total_variation,
 )
+from gflownet.data.sampler import sample_backward, sample_forward
+from gflownet.envs.graph_building import GraphBuildingEnv
+from gflownet.evaluation.conditioning import Conditioning
+from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.metrics.statistics import Interval, bootstrap, pearson, spearman
 from tests.oracles.tabular import (
     Classes,

@@ -1,12 +1,9 @@
-"""Exactness on toy spaces with analytic flows; policies: tests/certification."""
+"""Exactness on toy spaces with analytic flows; policies: tests/certificate."""
 
 import pytest
 import torch
 
-from gflownet.envs.graph_building import GraphBuildingEnv
-from gflownet.mdp.context import GraphBuildingEnvContext
-from gflownet.mdp.environment import Environment
-from gflownet.metrics.exact import (
+from gflownet.certificate.exact import (
     StateGraph,
     analytic_flows,
     analytic_log_prob,
@@ -19,6 +16,9 @@ from gflownet.metrics.exact import (
     terminating_distribution,
     total_variation,
 )
+from gflownet.envs.graph_building import GraphBuildingEnv
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.environment import Environment
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from tests.oracles.backward_actions import (

@@ -6,11 +6,12 @@ from collections import Counter
 import pytest
 import torch
 
+from gflownet.certificate.estimates import log_ratio
+from gflownet.certificate.exact import analytic_flows, enumerate_states
+from gflownet.certificate.figures import CheckedStates, certify_by_estimates, certify_exactly
+from gflownet.certificate.result import EstimatedCertificate
 from gflownet.envs.graph_building import GraphBuildingEnv
-from gflownet.metrics.certificate import CheckedStates, EstimatedCertificate, certify_by_estimates, certify_exactly
-from gflownet.metrics.estimates import log_ratio
-from gflownet.metrics.exact import analytic_flows, enumerate_states
-from tests.metrics.test_estimates import Case, make_case
+from tests.certificate.test_estimates import Case, make_case
 
 CONNECTED_5 = GraphBuildingEnv(["a"], max_nodes=5, min_nodes=5)  # 21 graphs; uncorrected L1 = 0.6264
 

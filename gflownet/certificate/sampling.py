@@ -10,18 +10,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gflownet.certification.optimum import SymmetryTermError, wrong_symmetry_terms
-from gflownet.certification.result import Certified
-from gflownet.certification.subject import BACKWARD, FORWARD, INTERVALS, RULES, WALKS, Subject, repeated
+from gflownet.certificate.estimates import log_ratio, terminating_log_prob, with_learned_backward
+from gflownet.certificate.figures import CheckedStates, certify_by_estimates
+from gflownet.certificate.optimum import SymmetryTermError, wrong_symmetry_terms
+from gflownet.certificate.result import Certified
+from gflownet.certificate.rules import check_rules
+from gflownet.certificate.subject import BACKWARD, FORWARD, INTERVALS, RULES, WALKS, Subject, repeated
 from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.data.uniform import uniform_states
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.certificate import CheckedStates, certify_by_estimates
-from gflownet.metrics.estimates import log_ratio, terminating_log_prob, with_learned_backward
-from gflownet.metrics.rules import check_rules
 from gflownet.workers.process import stream_seed
 
 NUM_ROLLOUTS = 10  # backward trajectories from each state with an estimated p(x)

@@ -12,54 +12,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gflownet.certification.balanced_loss import BalancedFlows, LossAtFlows, loss_at_flows
-from gflownet.certification.subject import OPTIMUM, Subject, repeated
-from gflownet.data.sampler import sample_backward
-from gflownet.evaluation.conditioning import Conditioning
-from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.exact import (
+from gflownet.certificate.balanced_loss import BalancedFlows, loss_at_flows
+from gflownet.certificate.exact import (
     StateGraph,
     analytic_flows,
     forward_scores,
+    legal_steps,
     policy_log_prob,
     target_distribution,
     terminating_distribution,
     total_variation,
 )
-from gflownet.metrics.state_checks import shown_state
-from gflownet.metrics.transitions import legal_steps
+from gflownet.certificate.result import Optimum, SymmetryTermError
+from gflownet.certificate.state_checks import shown_state
+from gflownet.certificate.subject import OPTIMUM, Subject, repeated
+from gflownet.data.sampler import sample_backward
+from gflownet.evaluation.conditioning import Conditioning
+from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.steps import StepReader
 
 _CHUNK = 2_000  # terminal states with trajectories at once
 _POLICY_CHUNK = 512  # states per call of the policy
 _ROUNDING, _RELATIVE_ROUNDING = 1e-3, 1e-6  # nats, error of a log-symmetry and of a log-reward in single precision
-
-
-@dataclass(frozen=True)
-class SymmetryTermError:
-    """A log-reward that the objective scales by another factor than |Aut(x)| / |Aut(s0)|."""
-
-    num: int  # terminal states with a wrong factor
-    example: str  # the first one
-
-
-@dataclass(frozen=True)
-class Optimum:
-    """The exact optimum of an objective on an enumerated space."""
-
-    probability: Tensor  # [S] of the states
-    total_variation: float  # between this distribution and the target
-    log_z: float  # log-flow through the initial state
-    loss: LossAtFlows | None  # of the objective at its optimum; None: it has parameters of unknown optimum
-
-    def figures(self) -> dict[str, float | None]:
-        """Return the figures by name, as in the certificate's JSON."""
-        return {
-            "optimum_total_variation": self.total_variation,
-            "optimum_log_z": self.log_z,
-            "optimum_reported_log_z": None if self.loss is None else self.loss.reported_log_z,
-            "optimum_loss": None if self.loss is None else self.loss.loss,
-        }
 
 
 def exact_optimum(

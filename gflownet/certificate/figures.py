@@ -1,20 +1,17 @@
 """Certificates: the distance of a policy's distribution from the target R(x) / Z, exact or estimated.
 
-Letters: S states, M their actions (`gflownet.metrics.exact`), X terminal states.
+Letters: S states, M their actions (`gflownet.certificate.exact`), X terminal states.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.estimates import (
+from gflownet.certificate.estimates import (
     disjoint_subsets,
     effective_sample_size,
     evidence_lower_bound,
@@ -25,7 +22,7 @@ from gflownet.metrics.estimates import (
     symmetry_slope,
     terminating_log_prob,
 )
-from gflownet.metrics.exact import (
+from gflownet.certificate.exact import (
     StateGraph,
     jensen_shannon,
     l1_distance,
@@ -33,90 +30,12 @@ from gflownet.metrics.exact import (
     terminating_distribution,
     total_variation,
 )
-from gflownet.metrics.statistics import Interval, bootstrap, pearson, spearman
+from gflownet.certificate.result import EstimatedCertificate, ExactCertificate, SymmetryClass
+from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.metrics.statistics import bootstrap, pearson, spearman
 
-NO_DISTANCE = 1e-9  # total variation caused by rounding alone
-SLOPE_ROUNDING = 1e-5  # error of a slope in single precision; intervals may be narrower
 SUBSET_SIZE = 8  # maximum number of terminal states per subset of the flow consistency
 _NUM_SUBSETS = 4  # at least, for an interval
-
-
-@dataclass(frozen=True)
-class SymmetryClass:
-    """Terminal states with one automorphism count."""
-
-    automorphisms: float  # |Aut(x)| / |Aut(s0)|
-    num_states: int
-    deviation: float  # mean of log p(x) - log R(x) / Z: 0 is right
-
-
-@dataclass(frozen=True)
-class ExactCertificate:
-    """Distances of the exact distribution p over all terminal states from the target R / Z."""
-
-    num_states: int  # up to isomorphism
-    num_terminal: int
-    total_variation: float  # between p and R / Z
-    l1: float
-    jensen_shannon: float  # nats
-    spearman: float  # of log p and log R; NaN if either is constant
-    log_z: float  # true value
-    learned_log_z: float | None  # None: not learned by this objective
-    tv_uncorrected: float  # between p and R / |Aut|, the optimum of a sampler without symmetry correction
-    tv_of_symmetries: float  # between R / |Aut| and R / Z, both normalised
-    classes: tuple[SymmetryClass, ...]  # by automorphism count, ascending
-
-    @property
-    def symmetries_hold(self) -> bool | None:
-        """Return whether p is near R (True) or near R / |Aut| (False): closer than half their distance; None: neither.
-
-        By the triangle inequality at most one of them is near. None also if the two are equal.
-        """
-        radius = self.tv_of_symmetries / 2
-        if self.tv_of_symmetries < NO_DISTANCE or min(self.total_variation, self.tv_uncorrected) >= radius:
-            return None
-        return self.total_variation < radius
-
-    def figures(self) -> Mapping[str, float]:
-        """Return the fields and the error of log Z by name, NaN for unknown values; of the classes the maximum."""
-        return _figures(self) | {"log_z_error": abs(_number(self.learned_log_z) - self.log_z)}
-
-
-@dataclass(frozen=True)
-class EstimatedCertificate:
-    """Estimates with 95 % intervals, for spaces too large to enumerate."""
-
-    num_samples: int  # trajectories of the policy, for the bounds of log Z
-    num_test: int  # distinct terminal states, for all other estimates
-    subset_size: int  # terminal states per subset of the flow consistency
-    num_rollouts: int  # backward trajectories from each of them
-    effective_rollouts: float  # mean effective sample size of these in the estimate of p(x)
-    elbo: Interval  # at most log Z
-    log_z: Interval
-    eubo: Interval  # at least log Z
-    learned_log_z: float | None  # None: not learned by this objective
-    log_prob: Interval  # mean log p(x)
-    flow_consistency: Interval  # total variation within random subsets
-    spearman: Interval  # of log p and log R
-    pearson: Interval  # of log p and log R
-    symmetry_slope: Interval | None  # of log p - log R against log |Aut|: 0 is right, -1 is uncorrected
-    classes: tuple[SymmetryClass, ...]  # of the compared states, by automorphism count, ascending
-
-    @property
-    def symmetries_hold(self) -> bool | None:
-        """Return whether the slope's interval contains 0 and not -1 (False: -1 and not 0); None if undecided."""
-        if self.symmetry_slope is None:
-            return None
-        low, high = self.symmetry_slope.low - SLOPE_ROUNDING, self.symmetry_slope.high + SLOPE_ROUNDING
-        corrected, uncorrected = low <= 0 <= high, low <= -1 <= high
-        return None if corrected == uncorrected else corrected
-
-    def figures(self) -> Mapping[str, float]:
-        """Return the fields by name, intervals as estimate and ends, NaN for unknown values."""
-        return _figures(self)
-
-
-Certificate = ExactCertificate | EstimatedCertificate
 
 
 def certify_exactly(
@@ -214,20 +133,3 @@ def certify_by_estimates(
         symmetry_slope=symmetry_slope(log_prob, checked.log_reward, checked.log_symmetry, seed=seed),
         classes=symmetry_classes(checked.log_symmetry.double().exp().round(decimals=3), deviation),
     )
-
-
-def _figures(certificate: Certificate) -> dict[str, float]:
-    figures: dict[str, float] = {}
-    for field in fields(certificate):
-        value = getattr(certificate, field.name)
-        if field.name == "classes":
-            figures["max_class_deviation"] = max((abs(c.deviation) for c in value), default=0.0)
-        elif isinstance(value, Interval):
-            figures |= {field.name: value.value, f"{field.name}_low": value.low, f"{field.name}_high": value.high}
-        else:
-            figures[field.name] = _number(value)
-    return figures
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from gflownet.certification import CertificateStore, RunCertificate, Subject, certify
+from gflownet.certificate import CertificateStore, RunCertificate, Subject, certify
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationStatus

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from gflownet.certification.verdict import errors, findings, rule_findings
+from gflownet.certificate.exact import enumerate_states
+from gflownet.certificate.result import SymmetryClass
+from gflownet.certificate.words import errors, findings, rule_findings
 from gflownet.envs.choice_places import read_places
 from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.graph_building import GraphBuildingEnv
@@ -13,9 +15,7 @@ from gflownet.envs.labelled_dag import LabelledDAGEnv
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import Attribute
-from gflownet.metrics.certificate import SymmetryClass
-from gflownet.metrics.exact import enumerate_states
-from tests.certification.subjects import Case
+from tests.certificate.subjects import Case
 from tests.oracles.brute_force_spaces import acyclic_graphs, connected_graphs_with_bonds
 from tests.oracles.slots import brute_force_settings
 from tests.oracles.tabular import classes_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gflownet.certification.store import CertificateStore
+from gflownet.certificate.store import CertificateStore
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator

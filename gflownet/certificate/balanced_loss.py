@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gflownet.certification.subject import OPTIMUM, Subject, repeated
-from gflownet.certification.tables import StatesLayout, Tables, TabularPolicy
+from gflownet.certificate.exact import Flows, StateGraph
+from gflownet.certificate.result import LossAtFlows, PerturbedLoss
+from gflownet.certificate.subject import OPTIMUM, Subject, repeated
+from gflownet.certificate.tables import StatesLayout, Tables, TabularPolicy
 from gflownet.data.sampler import sample_backward
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.answer import ask
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.exact import Flows, StateGraph
 from gflownet.objectives.base import Loss, Objective
 from gflownet.objectives.log_partition import LogPartition
 from gflownet.objectives.state_flows import FlowObjective, StateFlowObjective
@@ -40,26 +41,6 @@ class BalancedFlows:
 
     flows: Flows
     log_undo: Tensor  # [M] log P_B of one backward action from the child to the parent of each forward action
-
-
-@dataclass(frozen=True)
-class LossAtFlows:
-    """The loss of an objective at its exact optimum, on trajectories into random terminal states."""
-
-    loss: float  # largest absolute value: of the batch and of some single trajectories
-    loss_at_negative_log_z: float | None  # with -log Z in place of log Z; None: log Z is no parameter
-    reported_log_z: float | None  # by `Objective.log_partition`; None: it learns none
-    num_trajectories: int
-    elsewhere: PerturbedLoss | None  # smallest one at other flows; None: the space has no choices
-
-
-@dataclass(frozen=True)
-class PerturbedLoss:
-    """The loss of an objective at flows that do not balance the rewards: positive, with a gradient."""
-
-    loss: float
-    has_gradient: bool  # by the logits; True where only log Z is changed
-    change: str  # of the exact flows
 
 
 @torch.no_grad()

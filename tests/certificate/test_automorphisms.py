@@ -5,8 +5,8 @@ import math
 import networkx as nx
 import pytest
 
-from gflownet.metrics.automorphisms import LabelledGraph, are_isomorphic, count_automorphisms, labelled_graphs
-from gflownet.metrics.exact import enumerate_states
+from gflownet.certificate.automorphisms import LabelledGraph, are_isomorphic, count_automorphisms, labelled_graphs
+from gflownet.certificate.exact import enumerate_states
 from tests.contracts.environments import ENVIRONMENTS
 from tests.oracles.networkx_states import num_automorphisms, to_networkx
 

@@ -7,10 +7,10 @@ import math
 import pytest
 from rich.console import Console
 
-from gflownet.certification import RunCertificate
-from gflownet.metrics.exact import enumerate_states
-from gflownet.report.certificate import certificate_metrics, print_certificate, write_certificate
-from tests.certification.subjects import Case
+from gflownet.certificate import RunCertificate
+from gflownet.certificate.exact import enumerate_states
+from gflownet.certificate.record import certificate_metrics, print_certificate, write_certificate
+from tests.certificate.subjects import Case
 from tests.objectives.spaces import make_space
 from tests.oracles.tabular import classes_of
 from tests.planted_environments import HidesAnEdgeRemoval

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gflownet.certification import verdict
+from gflownet.certificate.words import CONVERGED, sentence
 from gflownet.report.page import read_run
-from gflownet.report.page.certificate_words import CONVERGED, certificate_section, words_of
+from gflownet.report.page.certificate_section import certificate_section
 from tests.report.page.folders import write_run
 
 EXACT = {"kind": "exact", "total_variation": 0.03, "has_converged": True, "num_terminal": 1200}
@@ -19,10 +19,6 @@ ESTIMATED = {
     "has_converged": True,
 }
 FAR = {"total_variation": 0.72, "has_converged": False}
-
-
-def test_limit_is_that_of_the_verdict():
-    assert CONVERGED == verdict.CONVERGED
 
 
 @pytest.mark.parametrize(
@@ -75,7 +71,7 @@ def test_limit_is_that_of_the_verdict():
     ],
 )
 def test_words_of_a_certificate(part: Mapping[str, Any], errors: Sequence[str], words: str, tone: str):
-    assert words_of(part, errors) == (words, tone)
+    assert sentence(part, errors) == (words, tone)
 
 
 def test_section_has_verdicts_findings_and_figures(tmp_path: Path):
@@ -85,8 +81,8 @@ def test_section_has_verdicts_findings_and_figures(tmp_path: Path):
     assert first.words.endswith("Exact: all 1,200 terminal states are compared.")
     assert "terminal states" not in second.words
     assert (list(first.findings), list(second.findings)) == (["rules: hold"], [])
-    assert ["total variation of p and R / Z (0 is exact)", "0.03"] in [list(row) for row in first.figures.rows]
-    assert any(row[1] == "0.02 (0.012 to 0.03)" for row in second.figures.rows)
+    assert ["total variation", "0", "0.0300"] in [list(row) for row in first.figures.rows]
+    assert any(row[2] == "0.0200 [0.0120, 0.0300]" for row in second.figures.rows)
     assert (section.command, section.note) == ("", "")
 
 

@@ -11,20 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gflownet.certificate.automorphisms import LabelledGraph, are_isomorphic, count_automorphisms, labelled_graphs
+from gflownet.certificate.exact import first_positions, legal_steps
+from gflownet.certificate.result import Check, RuleReport
+from gflownet.certificate.state_checks import shown_state
+from gflownet.certificate.transitions import Edges, Violations, check_backward, check_forward, check_paths_back
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.automorphisms import LabelledGraph, are_isomorphic, count_automorphisms, labelled_graphs
-from gflownet.metrics.state_checks import shown_state
-from gflownet.metrics.transitions import (
-    Check,
-    Edges,
-    Violation,
-    Violations,
-    check_backward,
-    check_forward,
-    check_paths_back,
-    legal_steps,
-)
 
 _NUM_PATHS = 100  # paths back to the initial state
 _MAX_PATH = 1_000  # steps of a path
@@ -49,30 +42,6 @@ class SampleSizes:
             return SampleSizes()
         share = min(1.0, _MAX_PAIRS / (2_000 * env.vocabulary.max_nodes**2))
         return SampleSizes(*(max(1, round(share * size)) for size in (300, 300, 2_000, 200)))
-
-
-@dataclass(frozen=True)
-class RuleReport:
-    """The numbers of checked transitions and states, and the checks that fail."""
-
-    is_complete: bool  # all transitions of an enumerated space; otherwise those of sampled states
-    num_states: int  # whose forward actions were applied, up to isomorphism
-    num_forward: int  # forward actions applied and undone
-    num_backward: int  # backward actions applied and undone
-    num_edges: int  # pairs (G, G') with n_f |Aut G'| compared with n_b |Aut G|
-    num_counted: int  # states with an independent automorphism count
-    num_compared: int  # pairs of states with an independent isomorphism test
-    violations: tuple[Violation, ...]  # causes before consequences
-
-    @property
-    def holds(self) -> bool:
-        """Return whether every check holds."""
-        return not self.violations
-
-    @property
-    def num_transitions(self) -> int:
-        """Return the number of forward and backward actions."""
-        return self.num_forward + self.num_backward
 
 
 def check_rules(env: Environment, states: GraphStates, *, is_complete: bool, seed: int) -> RuleReport:
@@ -125,9 +94,7 @@ def _sampled(env: Environment, states: GraphStates, num_actions: int, generator:
 
 def _distinct(env: Environment, states: GraphStates) -> GraphStates:
     """Return the first state of each isomorphism class, in order."""
-    _, owner = env.identify(states).unique(return_inverse=True)
-    first = torch.full((int(owner.max()) + 1,), len(states))
-    first = first.scatter_reduce(0, owner, torch.arange(len(states)), "amin")
+    first, _ = first_positions(env.identify(states))
     return states[first.sort().values]
 
 
