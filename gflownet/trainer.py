@@ -29,7 +29,6 @@ from gflownet.final_stage import best_tested, final_stage
 from gflownet.interrupts import AbandonedError, StopRequest, on_alarm, stop_signals
 from gflownet.learning.learner import fit
 from gflownet.mdp.policy import PolicyFunction
-from gflownet.progress_view import Limits
 from gflownet.report.closing import report_run
 from gflownet.report.leaders import current_leaders
 from gflownet.run.executor_status import ExecutorStatus, simulated_time
@@ -38,6 +37,7 @@ from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, RunFol
 from gflownet.run.logging import MetricLogger
 from gflownet.run.progress import mean
 from gflownet.run.quarantine import Quarantine, Reopened, raised_limits
+from gflownet.run.view import Limits
 from gflownet.run_record import RunRecord, recorded
 from gflownet.run_status import Phase, read_status
 from gflownet.search_stage import closing_line, completed_scores, sampler_steps, search_steps

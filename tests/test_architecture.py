@@ -50,7 +50,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"evaluation": {"graphs", "operations", "translation", "autodiff", "rhn"}},
     {"data": {"mdp", "policy", "evaluation", "workers"}},
     {"console": set(), "run_marker": set(), "certification": None},
-    {"progress_view": {"console"}, "run_status": {"run_marker"}},
+    {"run_status": {"run_marker"}},
     {"learning": {"data", "evaluation", "mdp", "objectives", "policy", "workers"}},
     {
         "search": {
@@ -71,7 +71,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"report": None, "extensions": None},
     {
         "config_checks": None,
-        "run": {"config", "console", "progress_view", "evaluation", "metrics", "report", "run_marker", "run_status"},
+        "run": {"config", "console", "evaluation", "metrics", "report", "run_marker", "run_status", "search"},
     },
     {"cli": None, "components": None},
     {"final_stage": None, "search_stage": None, "run_record": None, "asking": None, "startup": None},
