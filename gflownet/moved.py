@@ -15,6 +15,9 @@ MOVED = {
     "gflownet.graphs.tensor_shape": "gflownet.operations.tensor_shape",
     "gflownet.graphs.vocabulary": "gflownet.operations.vocabulary",
     "gflownet.operations.composite": "gflownet.graphs.composite",
+    "gflownet.asking": "gflownet.run.asking",
+    "gflownet.components": "gflownet.run.trainer",
+    "gflownet.trainer": "gflownet.run.trainer",
     "gflownet.translation.activations": "gflownet.operations.activations",
     "gflownet.translation.aggregations": "gflownet.operations.aggregations",
 }

@@ -9,7 +9,7 @@ import torch
 from gflownet.config import load_config
 from gflownet.metrics import certificate as certificate_module
 from gflownet.metrics.estimates import terminating_log_prob
-from gflownet.trainer import GFNTrainer
+from gflownet.run.trainer import GFNTrainer
 
 # Options of docs/exactness.md: terminal classes and the goal for the total variation.
 SPACES = {
