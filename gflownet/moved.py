@@ -22,6 +22,9 @@ MOVED = {
     "gflownet.metrics.exact": "gflownet.certificate.exact",
     "gflownet.metrics.rules": "gflownet.certificate.rules",
     "gflownet.operations.composite": "gflownet.graphs.composite",
+    "gflownet.asking": "gflownet.run.asking",
+    "gflownet.components": "gflownet.run.trainer",
+    "gflownet.trainer": "gflownet.run.trainer",
     "gflownet.translation.activations": "gflownet.operations.activations",
     "gflownet.translation.aggregations": "gflownet.operations.aggregations",
 }

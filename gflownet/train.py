@@ -15,7 +15,7 @@ from gflownet.command_line import EXIT_SIGNAL, print_plain_messages, run_command
 from gflownet.errors import UserError, error_line
 
 if TYPE_CHECKING:
-    from gflownet.trainer import GFNTrainer
+    from gflownet.run.trainer import GFNTrainer
 
 __all__ = ["command_line", "main", "train"]
 
@@ -48,7 +48,7 @@ def _build(command: Command) -> GFNTrainer | None:
     from gflownet.config import Config, command_config, to_yaml
     from gflownet.config_checks import validate
     from gflownet.objectives.config import OBJECTIVES
-    from gflownet.startup import StartUp
+    from gflownet.run.startup import StartUp
 
     config = command_config(command.config, command.overrides)
     validate(config)
@@ -59,7 +59,7 @@ def _build(command: Command) -> GFNTrainer | None:
         return None
     startup = StartUp(config.console)
     with startup.step("import of the packages"):
-        from gflownet.trainer import GFNTrainer
+        from gflownet.run.trainer import GFNTrainer
     with startup.step(f"task {config.task} with its data, environment {config.env.name}, policy"):
         return GFNTrainer(config)
 

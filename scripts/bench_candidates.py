@@ -24,7 +24,7 @@ from gflownet.config import load_config
 from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.supervised import SupervisedTask
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.trainer import GFNTrainer
+from gflownet.run.trainer import GFNTrainer
 from gflownet.translation import clear_translation_cache
 from scripts.bench import Row, at_least, figure, finish, median_ratio, parse_arguments
 from tests.oracles.training import score_one_by_one

@@ -30,7 +30,7 @@ from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.halving import build_halving
 from gflownet.evaluation.store import EvaluationStore
-from gflownet.trainer import GFNTrainer
+from gflownet.run.trainer import GFNTrainer
 from scripts.bench import Row, at_least, figure, finish, parse_arguments
 
 NUM_SEEDS, NUM_SEEDS_QUICK = 5, 1

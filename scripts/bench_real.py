@@ -34,7 +34,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scipy.stats import t as student
 
-from gflownet.components import Components
 from gflownet.config import load_config
 from gflownet.evaluation.final import NoStore
 from gflownet.evaluation.fingerprint import context_of
@@ -43,6 +42,7 @@ from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.ticket import TEST_METRIC, Request
 from gflownet.files import write_whole
 from gflownet.report.architectures import TOP_NAME
+from gflownet.run.trainer import GFNTrainer
 from gflownet.search.decisions import construct
 from gflownet.train import main as train
 from scripts.bench import Row, figure, finish
@@ -101,7 +101,7 @@ def result_of(problem: str, side: str, seed: int, num_trainings: int) -> Result:
     start = process_time()
     with tempfile.TemporaryDirectory() as folder:
         overrides = [*options, *COMMON, f"seed={seed}", f"log_dir={folder}/run"]
-        components = Components(load_config(config, overrides))
+        components = GFNTrainer(load_config(config, overrides))
         if side == TPE:
             graph, scores = _optuna(components, num_trainings, seed)
             num_done = len(scores)
@@ -120,7 +120,7 @@ def result_of(problem: str, side: str, seed: int, num_trainings: int) -> Result:
     return Result(fresh, scores, num_done, seconds)
 
 
-def _optuna(components: Components, num_trainings: int, seed: int) -> tuple[Any, list[float]]:
+def _optuna(components: GFNTrainer, num_trainings: int, seed: int) -> tuple[Any, list[float]]:
     """Return the best candidate of Optuna's loop, and the scores of all trials."""
     import optuna
 
@@ -137,7 +137,7 @@ def _optuna(components: Components, num_trainings: int, seed: int) -> tuple[Any,
     return candidates[study.best_trial.number], [float(trial.value or 0.0) for trial in study.trials]
 
 
-def _scores(components: Components, candidate: Any, repeats: Sequence[int], *, tests: bool = False) -> list[float]:
+def _scores(components: GFNTrainer, candidate: Any, repeats: Sequence[int], *, tests: bool = False) -> list[float]:
     """Return the scores of new trainings, or their test scores."""
     requests = [Request(candidate, repeat=repeat, tests=tests) for repeat in repeats]
     with components.build_executor() as executor, closing(components.build_evaluator(NoStore(), executor)) as each:

@@ -100,7 +100,7 @@ def write_large_run(folder: Path, num: int) -> None:
     from gflownet.evaluation.fingerprint import context_of
     from gflownet.evaluation.store import EvaluationStore
     from gflownet.run.logging import METRICS_NAME, MetricsFile
-    from gflownet.trainer import GFNTrainer
+    from gflownet.run.trainer import GFNTrainer
 
     options = [f"task={_TASK}", f"log_dir={folder}", "num_training_steps=20", "algo.num_from_policy=4"]
     options += ["model.num_emb=16", "model.num_layers=1", "final.num_seeds=2", "final.num_random=2"]

@@ -49,7 +49,7 @@ sys.exit(main(sys.argv[2:]))
 COMMANDS = {
     "import torch": ["-c", "import torch"],
     "import gflownet": ["-c", "import gflownet"],
-    "import gflownet.trainer": ["-c", "import gflownet.trainer"],
+    "import gflownet.run.trainer": ["-c", "import gflownet.run.trainer"],
     "python -m gflownet.train --help": ["-m", "gflownet.train", "--help"],
 }
 

@@ -25,7 +25,6 @@ from statistics import fmean
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gflownet.certificate.exact import enumerate_states
-from gflownet.components import Components
 from gflownet.config import Config, load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher
@@ -36,6 +35,7 @@ from gflownet.evaluation.task import Cost
 from gflownet.evaluation.ticket import TEST_METRIC, Request
 from gflownet.files import write_whole
 from gflownet.graphs.canonical import Candidate
+from gflownet.run.trainer import GFNTrainer
 
 HASH_LENGTH = 19  # g1- and 64 bits: two of 10,000 candidates share them with a probability of 3e-12
 NUM_QUICK = 24  # candidates of a quick recording
@@ -102,7 +102,7 @@ def record_space(config: Config, table: Path, *, num_repeats: int, max_states: i
     """
     if table.exists():
         raise UserError(f"{table}: expected the path of a new file, got an existing one")
-    components = Components(config)
+    components = GFNTrainer(config)
     candidates = space_of(components, max_states=max_states)[:limit]
     folder = Path(config.log_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def record_space(config: Config, table: Path, *, num_repeats: int, max_states: i
     print(f"{table}: {len(candidates)} candidates, {table.stat().st_size} bytes")
 
 
-def space_of(components: Components, *, max_states: int) -> list[Candidate]:
+def space_of(components: GFNTrainer, *, max_states: int) -> list[Candidate]:
     """Return all terminal objects of a run's environment. Raises UserError for more than `max_states` states."""
     try:
         graph = enumerate_states(components.env, max_states=max_states)

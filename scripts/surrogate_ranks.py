@@ -14,10 +14,10 @@ from statistics import mean
 import torch
 from torch import Tensor
 
-from gflownet.components import Components
 from gflownet.config import load_config
 from gflownet.data.uniform import uniform_states
 from gflownet.mdp.states import GraphStates
+from gflownet.run.trainer import GFNTrainer
 from gflownet.search.calibration import rank_correlation
 from gflownet.search.config import SURROGATES, SurrogateConfig
 from gflownet.search.mutations import distinct
@@ -62,7 +62,7 @@ def rank_rows(tables: Path, *, num_seeds: int, names: Sequence[str]) -> Iterator
             skip(f"surrogates: {space.name}", f"no table {space.table.name}")
             continue
         options = ["wandb.mode=disabled", "search.method=random", f"task_options.table={space.table}"]
-        components = Components(
+        components = GFNTrainer(
             load_config(str(_ROOT / "configs" / f"{space.config}.yaml"), [*options, *space.overrides])
         )
         samples = [sampled(components, 2 * max(NUM_NETWORKS), seed) for seed in range(num_seeds)]
@@ -71,7 +71,7 @@ def rank_rows(tables: Path, *, num_seeds: int, names: Sequence[str]) -> Iterator
                 yield from _rows(f"surrogates: {space.name}, {num} networks, {name}", components, samples, num, name)
 
 
-def sampled(components: Components, num: int, seed: int) -> tuple[GraphStates, Tensor]:
+def sampled(components: GFNTrainer, num: int, seed: int) -> tuple[GraphStates, Tensor]:
     """Return random networks with a score, and their scores [num] float64."""
     env, task, generator = components.env, components.task, torch.Generator().manual_seed(seed)
     states, rows, scores = env.initial_states(0), list[int](), list[float]()
@@ -87,7 +87,7 @@ def sampled(components: Components, num: int, seed: int) -> tuple[GraphStates, T
 
 
 def _rows(
-    title: str, components: Components, samples: Sequence[tuple[GraphStates, Tensor]], num: int, name: str
+    title: str, components: GFNTrainer, samples: Sequence[tuple[GraphStates, Tensor]], num: int, name: str
 ) -> Iterator[Row]:
     results, start = [], time.process_time()
     for seed, (states, scores) in enumerate(samples):

@@ -187,20 +187,20 @@ class StoppedTrainer:
 def test_exit_status_matches_outcome_of_run(
     outcome: int | BaseException | None, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import gflownet.trainer
+    import gflownet.run.trainer
 
-    monkeypatch.setattr(gflownet.trainer, "GFNTrainer", StoppedTrainer)
+    monkeypatch.setattr(gflownet.run.trainer, "GFNTrainer", StoppedTrainer)
     monkeypatch.setattr(StoppedTrainer, "outcome", outcome)
     assert train.main([]) == status
 
 
 def test_unexpected_error_keeps_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    import gflownet.trainer
+    import gflownet.run.trainer
 
-    monkeypatch.setattr(gflownet.trainer, "GFNTrainer", lambda config: int("no number"))
+    monkeypatch.setattr(gflownet.run.trainer, "GFNTrainer", lambda config: int("no number"))
     with pytest.raises(ValueError, match="no number"):
         train.main([])
-    monkeypatch.setattr(gflownet.trainer, "GFNTrainer", StoppedTrainer)
+    monkeypatch.setattr(gflownet.run.trainer, "GFNTrainer", StoppedTrainer)
     monkeypatch.setattr(StoppedTrainer, "outcome", ValueError("in a run"))
     with pytest.raises(ValueError, match="in a run"):
         train.main([])
@@ -215,9 +215,9 @@ class BrokenPipeTrainer:
 
 
 def test_broken_pipe_exits_141_only_if_stdout_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    import gflownet.trainer
+    import gflownet.run.trainer
 
-    monkeypatch.setattr(gflownet.trainer, "GFNTrainer", BrokenPipeTrainer)
+    monkeypatch.setattr(gflownet.run.trainer, "GFNTrainer", BrokenPipeTrainer)
     with pytest.raises(BrokenPipeError):
         train.main([])
     reading, writing = os.pipe()

@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 
 from gflownet.console import ReportRow, print_front, print_report
-from gflownet.progress_view import FIGURES, STATUS_FIGURES, Clock, Limits, LivePanel, PlainLines, curve, make_view
+from gflownet.run.view import FIGURES, STATUS_FIGURES, Clock, Limits, LivePanel, PlainLines, curve, make_view
+from gflownet.run_status import Phase
 
 VALUES = {
     "loss": 0.51234,
@@ -229,6 +230,37 @@ def test_live_panel_refresh_rate() -> None:
     view.write(20, VALUES)
     assert "step 20/20" in output.getvalue()
     view.close()
+
+
+@pytest.mark.parametrize(("term", "kind"), [("xterm", LivePanel), ("dumb", PlainLines), ("unknown", PlainLines)])
+def test_terminal_that_cannot_redraw_gets_plain_lines(term: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", term)
+    view = make_view(Console(file=io.StringIO(), force_terminal=True), num_training_steps=20, print_every=1)
+    view.close()
+    assert type(view) is kind
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_live_panel_shows_phases_with_time_left(width: int) -> None:
+    output, now = io.StringIO(), FakeTime()
+    console = Console(file=output, force_terminal=True, width=width, height=40, color_system=None)
+    phases = (Phase.SEARCH, Phase.SAMPLER, Phase.FINAL, Phase.CERTIFICATE)
+    limits = Limits(num_evaluations=10, num_after=20, phases=phases)
+    view = LivePanel(console, Clock(10, limits=limits, now=now))
+    view.enter(Phase.SEARCH)
+    now.moment += 10
+    view.write(5, {"num_distinct": 5})
+    text = "search 0:00:10 left > training of the sampler > final stage 0:00:40 left > certificate"
+    assert text in last_panel(output)
+    view.enter(Phase.FINAL)
+    view.close()
+    assert "search done > training of the sampler done > final stage > certificate" in last_panel(output)
+    assert max(map(len, output.getvalue().rpartition("gflownet")[2].splitlines())) <= width
+
+
+def last_panel(output: io.StringIO) -> str:
+    """Return the text of the last panel in one line, without its frame."""
+    return " ".join(output.getvalue().rpartition("gflownet")[2].replace("│", " ").split())
 
 
 @pytest.mark.parametrize(

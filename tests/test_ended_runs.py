@@ -40,7 +40,7 @@ HOST = """
 import json, os, signal, sys, time
 import gflownet.certificate
 import gflownet.report.page
-import gflownet.trainer
+import gflownet.run.trainer
 from gflownet import interrupts
 from gflownet.train import main
 

@@ -9,7 +9,7 @@ import torch
 from gflownet.certificate import figures as certificate_module
 from gflownet.certificate.estimates import terminating_log_prob
 from gflownet.config import load_config
-from gflownet.trainer import GFNTrainer
+from gflownet.run.trainer import GFNTrainer
 
 # Options of docs/exactness.md: terminal classes and the goal for the total variation.
 SPACES = {

@@ -15,7 +15,7 @@ from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationStatus
 from gflownet.mdp.trajectory import Origin
 from gflownet.run.logging import TIME_KEYS
-from gflownet.trainer import GFNTrainer
+from gflownet.run.trainer import GFNTrainer
 from tests.evaluation.stub_rows import open_store
 
 SMALL = (

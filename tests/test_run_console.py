@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from gflownet.interrupts import StopRequest
-from gflownet.startup import LONG_STEP_S, StartUp
+from gflownet.run.run import Run
+from gflownet.run.search_stage import SearchStage
+from gflownet.run.startup import LONG_STEP_S, StartUp
 from gflownet.train import main
-from gflownet.trainer import GFNTrainer
 from tests.tiny_run import TINY_RUN
 
 ONE_OF_SEVERAL = re.compile(
@@ -64,11 +64,11 @@ def test_time_includes_imports_and_data(run, monkeypatch: pytest.MonkeyPatch) ->
 def test_interrupted_run_ends_with_the_line_that_resumes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def until_stopped(self: GFNTrainer, rollouts, logger, stop: StopRequest):
+    def until_stopped(self: SearchStage, rollouts, run: Run):
         yield next(rollouts)
-        stop.signal = 2
+        run.stop.signal = 2
 
-    monkeypatch.setattr(GFNTrainer, "_until_stopped", until_stopped)
+    monkeypatch.setattr(SearchStage, "_until_stopped", until_stopped)
     folder = tmp_path / "my run"
     assert main([*TINY_RUN, *SPACE, f"log_dir={folder}", "report.every=null"]) == 130
     lines = capsys.readouterr().out.splitlines()
@@ -102,7 +102,7 @@ def test_start_up_steps_in_a_pipe(
 
 def test_start_up_step_on_a_terminal_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     output = io.StringIO()
-    monkeypatch.setattr("gflownet.startup.make_console", lambda: Console(file=output, force_terminal=True))
+    monkeypatch.setattr("gflownet.run.startup.make_console", lambda: Console(file=output, force_terminal=True))
     with StartUp("normal").step("data"):
         assert output.getvalue() == "\r\x1b[Kstart-up: data ..."
     assert output.getvalue().endswith("\r\x1b[K")

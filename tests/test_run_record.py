@@ -83,7 +83,7 @@ def test_second_interrupt_ends_without_a_page(tmp_path: Path, monkeypatch: pytes
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gflownet.trainer.final_stage", interrupt)
+    monkeypatch.setattr("gflownet.run.final_stage.final_stage", interrupt)
     assert run(tmp_path, WITH_PAGE, "num_training_steps=1") == 130
     assert state_of(tmp_path) == ("interrupted", "SIGINT")
     assert not (tmp_path / PAGE).exists()
@@ -121,7 +121,7 @@ def test_closed_output_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyP
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        monkeypatch.setattr("gflownet.trainer.final_stage", write)
+        monkeypatch.setattr("gflownet.run.final_stage.final_stage", write)
         assert run(tmp_path, WITH_PAGE, "num_training_steps=1", "console=quiet") == 128 + 13
     assert state_of(tmp_path) == ("interrupted", "SIGPIPE")
     assert state_on(tmp_path / PAGE) == "interrupted"

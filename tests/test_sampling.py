@@ -12,8 +12,8 @@ from gflownet.data.sampler import sample_forward
 from gflownet.errors import UserError
 from gflownet.evaluation.task import GFNTask
 from gflownet.run.folder import last_checkpoint
+from gflownet.run.trainer import GFNTrainer
 from gflownet.train import main
-from gflownet.trainer import GFNTrainer
 from tests.tiny_run import TINY_RUN
 
 ONE_SCORE = (

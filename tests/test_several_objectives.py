@@ -10,8 +10,8 @@ import torch
 from gflownet.data.source import Rollout
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.metrics.pareto import hypervolume, non_dominated
+from gflownet.run.trainer import GFNTrainer
 from gflownet.train import main
-from gflownet.trainer import GFNTrainer
 from tests.tiny_run import TINY_RUN, metric_rows
 
 SETTINGS = (
@@ -58,7 +58,7 @@ def test_rewards_follow_conditioning_of_trajectory(tmp_path, monkeypatch):
         def fit(self, rollouts):
             return super().fit(rollouts_of_run.append((self, rollout)) or rollout for rollout in rollouts)
 
-    monkeypatch.setattr("gflownet.trainer.GFNTrainer", Watched)
+    monkeypatch.setattr("gflownet.run.trainer.GFNTrainer", Watched)
     assert main([*SETTINGS, f"log_dir={tmp_path}"]) == 0
     for trainer, rollout in rollouts_of_run:
         batch, task = rollout.trajectories, trainer.task

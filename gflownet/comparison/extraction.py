@@ -19,7 +19,7 @@ from gflownet.evaluation.task import GFNTask
 from gflownet.report.architectures import TOP_NAME
 from gflownet.run.logging import METRICS_NAME
 from gflownet.run.progress import Progress
-from gflownet.trainer import GFNTrainer
+from gflownet.run.trainer import GFNTrainer
 
 _TOP_SHARE = 0.01
 

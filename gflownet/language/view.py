@@ -17,7 +17,7 @@ from rich.text import Text
 from gflownet.console import duration, print_line
 from gflownet.errors import printable
 from gflownet.language.config import LanguageConfig
-from gflownet.progress_view import MAX_REFRESHES_PER_SECOND, curve
+from gflownet.run.view import MAX_REFRESHES_PER_SECOND, curve
 
 _SAMPLE_LINES = 8
 _CURVE_POINTS = 400  # of the loss, before it is summarised

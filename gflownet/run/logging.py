@@ -18,12 +18,13 @@ from rich.console import Console
 from gflownet.console import make_console, print_line
 from gflownet.files import Closing, cannot_write, write_whole
 from gflownet.layered_drawing import shortened
-from gflownet.progress_view import Limits, make_view
 from gflownet.report.leaders import Leader
 from gflownet.run.executor_status import COUNTS
 from gflownet.run.run_log import RunLog, RunResults, StepSamples, first_line, read_results
 from gflownet.run.tensorboard_log import TensorBoardLog
+from gflownet.run.view import SEARCH_LOOK, Limits, Look, make_view
 from gflownet.run.wandb_log import WandbLog
+from gflownet.run_status import Phase
 
 if TYPE_CHECKING:
     from gflownet.config import TensorBoardConfig, WandbConfig
@@ -59,12 +60,13 @@ class MetricLogger(Closing):
         console: Console | None = None,
         verbosity: Literal["quiet", "normal", "verbose"] = "normal",
         limits: Limits | None = None,
+        look: Look = SEARCH_LOOK,
     ) -> None:
         """Open the logs in the run folder.
 
         `config` is the unresolved config for wandb, `run` the id of the run. `resume_step` is the step of the
         checkpoint of a resumed run: later rows of metrics.jsonl are removed; None starts a new file. `verbosity` is the
-        option console; `limits` is the budget, for the time left.
+        option console; `limits` is the budget, for the time left, `look` the figures on the console.
         """
         self.console = console or make_console()
         self._verbosity, self._is_closing = verbosity, False
@@ -88,6 +90,7 @@ class MetricLogger(Closing):
             print_every=1 if verbosity == "verbose" else print_every,
             first_step=resume_step or 0,
             limits=limits,
+            look=look,
             is_quiet=verbosity == "quiet",
         )
 
@@ -96,8 +99,18 @@ class MetricLogger(Closing):
         """Return whether a log shows architectures."""
         return bool(self._logs)
 
-    def write(self, step: int, values: Mapping[str, float], samples: StepSamples | None = None) -> None:
-        """Write the metrics of one step; metrics.jsonl first. Histograms are of the samples of several steps."""
+    def write(
+        self,
+        step: int,
+        values: Mapping[str, float],
+        samples: StepSamples | None = None,
+        *,
+        shown: Mapping[str, float] | None = None,
+    ) -> None:
+        """Write the metrics of one step; metrics.jsonl first. Histograms are of the samples of several steps.
+
+        `shown` are further values for the console only.
+        """
         self._file.write(step, values)
         self._step = step
         for log in self._logs:
@@ -106,7 +119,7 @@ class MetricLogger(Closing):
             self._samples, self._num_sampled_steps = self._samples + samples, self._num_sampled_steps + 1
             if self._num_sampled_steps == HISTOGRAM_STEPS:
                 self._write_samples()
-        self._view.write(step, values)
+        self._view.write(step, {**values, **(shown or {})})
 
     def write_leaders(self, hashes: Sequence[str], rows_of: Callable[[], Sequence[Leader]]) -> None:
         """Write the best architectures so far to the logs that show them, if they have changed.
@@ -142,6 +155,14 @@ class MetricLogger(Closing):
     def show(self, values: Mapping[str, float]) -> None:
         """Update values of the live panel during a step; they are not recorded."""
         self._view.show(values)
+
+    def show_text(self, heading: str, text: str) -> None:
+        """Show a text on the console; it is not recorded."""
+        self._view.show_text(heading, text)
+
+    def enter(self, phase: Phase) -> None:
+        """Show the beginning of a phase on the console."""
+        self._view.enter(phase)
 
     def summarise(self, values: Mapping[str, float]) -> None:
         """Write metrics of the whole run to the summary of the wandb run."""
@@ -188,6 +209,8 @@ class MetricLogger(Closing):
         results = self._results()
         for log in self._logs:
             log.close(results)
+            if log.closing_line:
+                self.print(log.closing_line)
 
     def _write_samples(self) -> None:
         if self._num_sampled_steps:

@@ -76,6 +76,8 @@ class RunResults:
 class RunLog(ABC):
     """A log of a run. No method raises: a failure is one line, and the log ends."""
 
+    closing_line = ""  # for the console, once the log is closed
+
     @abstractmethod
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Log the metrics of one step."""

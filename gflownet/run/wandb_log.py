@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import netrc
 import os
+import shlex
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,7 +57,7 @@ class WandbLog(RunLog):
         """
         self._print = print_line
         self._run: Any = None
-        self._options = options
+        self._options, self._folder = options, log_dir
         self._logged_step = self._last_step = 0
         self._num_checkpoints = 0
         mode = options.mode
@@ -72,7 +73,9 @@ class WandbLog(RunLog):
         self._logged_step = self._last_step = logged_step if is_continued else 0
         self._run = self._start(log_dir, mode=mode, config=config)
         if self._run is None and mode == "online":
-            self._run = self._start(log_dir, mode="offline", config=config)
+            mode = "offline"
+            self._run = self._start(log_dir, mode=mode, config=config)
+        self._is_offline = mode == "offline"
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Log the metrics of one step."""
@@ -116,6 +119,9 @@ class WandbLog(RunLog):
             return
         with self._reporting("the run was not finished, metrics.jsonl is complete"):
             run.finish(exit_code=1) if results is not None and results.state == "failed" else run.finish()
+            if self._is_offline:
+                folder = shlex.quote(str(self._folder / WANDB_NAME))
+                self.closing_line = f"wandb: metrics are offline; to upload: wandb sync {folder}/offline-run-*"
 
     def _log_results(self, results: RunResults) -> None:
         if results.leaders:

@@ -12,6 +12,21 @@ from gflownet.plugins import BuiltIn, ExtensionPoint
 GFLOWNET = "gflownet"
 # Chosen by the task and the options of the run (gflownet.extensions.automatic_method).
 AUTO = "auto"
+# Origins of proposed candidates (ProposalOrigin), with their words.
+ORIGINS = {
+    "design": "first design",
+    "space": "whole space",
+    "mutation": "mutations",
+    "policy": "policy",
+    "random": "random",
+}
+# Models of the surrogate `auto`, with their words.
+MIXED_MODELS = {
+    "labels": "Gaussian process, labels",
+    "numbers": "Gaussian process, numbers",
+    "forest": "random forest",
+    "networks": "graph networks",
+}
 _ROOM = "gflownet.search"
 SEARCH_METHODS = ExtensionPoint(
     "search.method",

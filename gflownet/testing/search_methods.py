@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from gflownet.asking import Search
+from gflownet.run.asking import Search
 from gflownet.testing.contract import Contract, expect
 
 _PLACES = "env.choices.places={a: [0, 1, 2], b: [0, 1, 2], c: [0, 1, 2], d: [0, 1, 2]}"

@@ -11,9 +11,9 @@ from gflownet.config import load_config
 from gflownet.errors import UserError
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.run.folder import policy_weights
+from gflownet.run.trainer import GFNTrainer
 from gflownet.testing import ObjectiveContract
 from gflownet.train import main
-from gflownet.trainer import GFNTrainer
 
 
 def test_objectives_declare_the_backward_policies_they_train() -> None:

@@ -9,10 +9,10 @@ import torch
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.mdp.action import GraphActionType
+from gflownet.run.trainer import GFNTrainer
 from gflownet.search import loop as loop_module
 from gflownet.search.config import SEARCH_METHODS
 from gflownet.search.loop import SearchLoop
-from gflownet.trainer import GFNTrainer
 from tests.search.searches import (
     DirectEvaluator,
     FailsOrRefuses,

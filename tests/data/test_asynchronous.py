@@ -12,7 +12,7 @@ from gflownet.data.asynchronous import AsynchronousRollouts
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.executors.inline import InlineExecutor
-from gflownet.trainer import GFNTrainer
+from gflownet.run.trainer import GFNTrainer
 from tests.data.rollouts import Parts, parts
 from tests.evaluation.candidates import config_with
 from tests.small_run import SMALL

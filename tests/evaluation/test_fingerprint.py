@@ -98,7 +98,7 @@ def test_syntax_error_names_file_and_line(project: Callable[[dict[str, str]], ty
 def test_built_in_tasks_depend_on_their_modules(name: str) -> None:
     modules = modules_of(TASKS.load(name))
     assert f"gflownet.tasks.{name}" in modules
-    assert not {"gflownet.trainer", "gflownet.config", "torch", "numpy"} & modules.keys()
+    assert not {"gflownet.run.trainer", "gflownet.config", "torch", "numpy"} & modules.keys()
     if name == "digits":
         assert {"gflownet.evaluation.supervised", "gflownet.evaluation.training"} <= modules.keys()
 

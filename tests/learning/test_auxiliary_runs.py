@@ -11,8 +11,8 @@ from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationStatus
 from gflownet.mdp.trajectory import Origin
+from gflownet.run.trainer import GFNTrainer
 from gflownet.train import main
-from gflownet.trainer import GFNTrainer
 from tests.tiny_run import metric_rows
 
 RUN = (

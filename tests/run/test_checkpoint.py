@@ -18,7 +18,7 @@ import torch
 from gflownet.config import command_config
 from gflownet.errors import UserError
 from gflownet.run.checkpoint import FORMAT_VERSION, CheckpointFolder, DamagedCheckpointError, RunLock, load, save
-from gflownet.trainer import GFNTrainer
+from gflownet.run.trainer import GFNTrainer
 from tests.checkpoint_assets import ASSET_RUN, asset
 
 RUN, OTHER_RUN = "0123456789abcdef" * 2, "f" * 32

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -15,6 +16,7 @@ from rich.console import Console
 from gflownet.config import TensorBoardConfig, WandbConfig
 from gflownet.run.executor_status import COUNTS
 from gflownet.run.logging import METRICS_NAME, TIME_KEYS, MetricLogger, MetricsFile
+from tests.run.test_wandb_log import FakeWandb
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -115,6 +117,18 @@ def test_metric_logger_writes_all_logs(tmp_path: Path) -> None:
     assert rows_of(tmp_path / METRICS_NAME) == [{"step": 2, "loss": 1.5, "seconds": 0.1}]
     with pytest.raises(ValueError, match="closed file"):
         logger.write(3, {"loss": 1.0})
+
+
+def test_offline_run_ends_with_the_line_that_uploads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for mode, is_printed in (("offline", True), ("online", False), ("disabled", False)):
+        monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+        monkeypatch.setitem(sys.modules, "wandb", FakeWandb({}))
+        output, options = io.StringIO(), WandbConfig(mode=cast(Any, mode))
+        console, folder = Console(file=output, width=80), tmp_path / "my run"
+        with MetricLogger(folder, num_training_steps=1, print_every=1, wandb=options, config={}, console=console):
+            pass
+        line = f"wandb: metrics are offline; to upload: wandb sync '{folder}/wandb'/offline-run-*\n"
+        assert output.getvalue() == (line if is_printed else ""), mode
 
 
 def test_time_keys() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gflownet.components import Components
 from gflownet.config import load_config
 from gflownet.evaluation.task import Score
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.run.plan import divided
+from gflownet.run.trainer import GFNTrainer
 from gflownet.run_status import read_status
 from tests.small_run import run
 from tests.toy_tasks import RewardsHiddenNodes
@@ -21,7 +21,7 @@ HYPERGRID = ("task=hypergrid", "env.name=hypergrid", "evaluation.floor_score=1e-
 
 
 def plan(*options: str):
-    return Components(load_config(None, [*SMALL_DIGITS, *options])).plan
+    return GFNTrainer(load_config(None, [*SMALL_DIGITS, *options])).plan
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gflownet.components import Components
 from gflownet.config import load_config
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluation
@@ -20,10 +19,10 @@ from gflownet.evaluation.task import GFNTask, Score
 from gflownet.evaluation.ticket import Request, Ticket, record_of
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.states import GraphStates
+from gflownet.run.trainer import GFNTrainer
 from gflownet.search.history import History
 from gflownet.search.loop import SearchLoop, SearchStep
 from gflownet.search.method import SearchMethod
-from gflownet.trainer import GFNTrainer
 
 RIDGE = "search.surrogate.name=tests.search.toy_surrogates:RidgeRegression"
 PLACES = (
@@ -161,7 +160,7 @@ class UnorderedEvaluator:
 
 
 def run_search(
-    components: Components, evaluator: DirectEvaluator | UnorderedEvaluator | None = None
+    components: GFNTrainer, evaluator: DirectEvaluator | UnorderedEvaluator | None = None
 ) -> tuple[SearchLoop, list[SearchStep]]:
     assert components.search is not None
     steps = components.search.steps(cast(Dispatcher, evaluator or DirectEvaluator(components.task)))

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from gflownet.progress_view import MIXED_MODELS
 from gflownet.search.automatic import MODELS, Automatic, AutomaticConfig, stacked
-from gflownet.search.config import SurrogateConfig
+from gflownet.search.config import MIXED_MODELS, SurrogateConfig
 from gflownet.search.gaussian_process import GaussianProcess
 from gflownet.search.kernel import Hyperparameters
 from gflownet.search.regression import Regression

@@ -8,8 +8,8 @@ from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.status import EvaluationStatus
-from gflownet.progress_view import ORIGINS
 from gflownet.search import loop as loop_module
+from gflownet.search.config import ORIGINS
 from tests.search.searches import RIDGE, UnorderedEvaluator, build, dispatcher, run_search
 
 NINE_SETTINGS = "env.choices.places={c: [0], d: [0]}"

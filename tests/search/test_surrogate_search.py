@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gflownet.components import Components
 from gflownet.config import load_config
 from gflownet.data.uniform import uniform_states
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.mdp.states import GraphStates
+from gflownet.run.trainer import GFNTrainer
 from gflownet.search.descriptors import Descriptors
 from gflownet.search.loop import SearchLoop
 from gflownet.search.proposals import Pool
@@ -31,8 +31,8 @@ def macro_table(folder: Path) -> Path:
     return path
 
 
-def build_components(overrides: Sequence[str]) -> Components:
-    return Components(load_config(None, ["wandb.mode=disabled", RIDGE, *overrides]))
+def build_components(overrides: Sequence[str]) -> GFNTrainer:
+    return GFNTrainer(load_config(None, ["wandb.mode=disabled", RIDGE, *overrides]))
 
 
 @pytest.fixture(scope="module")

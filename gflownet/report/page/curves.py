@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gflownet.progress_view import MIXED_MODELS, ORIGINS
 from gflownet.report.page.bar_chart import Bar, bar_chart
 from gflownet.report.page.chart import Chart
 from gflownet.report.page.line_chart import Line, line_chart, moving_mean
 from gflownet.report.page.run_data import RunData
+from gflownet.search.config import MIXED_MODELS, ORIGINS
 
 # Share of the steps in a moving mean.
 SMOOTHED_SHARE = 0.05

@@ -19,6 +19,8 @@ from rich.text import Text
 
 from gflownet.console import duration, print_line
 from gflownet.errors import printable
+from gflownet.run_status import Phase
+from gflownet.search.config import MIXED_MODELS, ORIGINS
 
 # Faster updates are not readable.
 MAX_REFRESHES_PER_SECOND = 8
@@ -27,6 +29,8 @@ STAGE_INTERVAL_S = 10.0
 # Terminal width for two columns of metrics, and for both times of the progress bar.
 _TWO_COLUMN_WIDTH = 64
 _CURVE_WIDTH = 32
+_CURVE_STEPS = 10_000  # last steps that the curve shows
+_TEXT_LINES = 8  # of a text in the panel
 _CURVE_MARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -35,9 +39,10 @@ class Figure:
     """Labels and format of a metric."""
 
     key: str
-    label: str  # in the panel
-    short: str  # in a line
+    label: str  # in the panel; empty: not there
+    short: str | None  # in a line; None: not there
     form: Callable[[float], str]
+    is_optional: bool = False  # shown where the value is present and not 0
 
 
 FIGURES = (
@@ -52,52 +57,55 @@ FIGURES = (
     Figure("evaluations_per_second", "evaluations / s", "eval/s", "{:.1f}".format),
 )
 
-# Shown where the value is present and not 0.
 STATUS_FIGURES = (
-    Figure("seconds", "time of the search", "time", lambda seconds: duration(seconds)),
-    Figure("in_flight", "in flight", "in flight", "{:,.0f}".format),
-    Figure("busy_share", "evaluators busy", "busy", "{:.0%}".format),
-    Figure("num_retried", "retried", "retried", "{:,.0f}".format),
-    Figure("num_timeout", "timeouts", "timeouts", "{:,.0f}".format),
-    Figure("num_crashed", "crashed", "crashed", "{:,.0f}".format),
-    Figure("num_out_of_memory", "out of memory", "out of memory", "{:,.0f}".format),
-    Figure("num_refused", "refused by budget", "refused", "{:,.0f}".format),
+    Figure("seconds", "time of the search", "time", lambda seconds: duration(seconds), is_optional=True),
+    Figure("in_flight", "in flight", "in flight", "{:,.0f}".format, is_optional=True),
+    Figure("busy_share", "evaluators busy", "busy", "{:.0%}".format, is_optional=True),
+    Figure("num_retried", "retried", "retried", "{:,.0f}".format, is_optional=True),
+    Figure("num_timeout", "timeouts", "timeouts", "{:,.0f}".format, is_optional=True),
+    Figure("num_crashed", "crashed", "crashed", "{:,.0f}".format, is_optional=True),
+    Figure("num_out_of_memory", "out of memory", "out of memory", "{:,.0f}".format, is_optional=True),
+    Figure("num_refused", "refused by budget", "refused", "{:,.0f}".format, is_optional=True),
 )
 
-# Origins of proposed candidates (gflownet.search.history.ProposalOrigin), with their words.
-ORIGINS = {
-    "design": "first design",
-    "space": "whole space",
-    "mutation": "mutations",
-    "policy": "policy",
-    "random": "random",
-}
-# Models of the surrogate `auto` (gflownet.search.automatic.MODELS), with their words.
-MIXED_MODELS = {
-    "labels": "Gaussian process, labels",
-    "numbers": "Gaussian process, numbers",
-    "forest": "random forest",
-    "networks": "graph networks",
-}
-# Origins of the candidates of a round, shown as STATUS_FIGURES.
-ORIGIN_FIGURES = tuple(
-    Figure(f"proposed_{name}", f"proposed: {words}", words, "{:,.0f}".format) for name, words in ORIGINS.items()
-)
-# Models of the surrogate, shown in the panel where they have a weight.
-SURROGATE_FIGURES = tuple(
-    Figure(f"surrogate_weight_{name}", f"surrogate: {words}", words, "{:.0%}".format)
-    for name, words in MIXED_MODELS.items()
+
+@dataclass(frozen=True)
+class Look:
+    """Title, figures and curve of a kind of run."""
+
+    title: str
+    figures: tuple[Figure, ...]
+    curve: tuple[str, str, int]  # key, label, and 1 or -1: the sign with which larger values are better
+    marker: str = ""  # key of steps that are always shown
+
+
+SEARCH_LOOK = Look(
+    "gflownet",
+    (
+        *FIGURES,
+        *STATUS_FIGURES,
+        *(
+            Figure(f"proposed_{name}", f"proposed: {words}", words, "{:,.0f}".format, is_optional=True)
+            for name, words in ORIGINS.items()
+        ),
+        *(
+            Figure(f"surrogate_weight_{name}", f"surrogate: {words}", None, "{:.0%}".format, is_optional=True)
+            for name, words in MIXED_MODELS.items()
+        ),
+    ),
+    ("score_mean", "mean score so far", 1),
 )
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Budget of a search, as in BudgetConfig; 0: no limit."""
+    """Budget of a search, as in BudgetConfig, or of a training; 0: no limit."""
 
     num_evaluations: int = 0
     seconds: float = 0.0
     num_after: int = 0  # trainings after the search
     words: str = ""  # plan of the run; empty: not shown
+    phases: tuple[Phase, ...] = ()  # of the run, in order
 
 
 class Clock:
@@ -105,7 +113,7 @@ class Clock:
 
     def __init__(
         self,
-        num_steps: int,
+        num_steps: int,  # 0: not known
         *,
         first_step: int = 0,
         limits: Limits | None = None,
@@ -114,21 +122,21 @@ class Clock:
         self.num_steps = num_steps
         self.now = now
         self._first_step = first_step
-        self._limits = limits or Limits()
+        self.limits = limits or Limits()
         self._start = now()
         self._first_evaluations: float | None = None
-
-    @property
-    def plan(self) -> str:
-        """Return the plan of the run in words, empty without one."""
-        return self._limits.words
 
     def elapsed(self) -> str:
         """Return h:mm:ss since the start of the process."""
         return duration(self.now() - self._start)
 
     def time_left(self, step: int, values: Mapping[str, float] | None = None) -> str:
-        """Return h:mm:ss until the end of the trainings after the search; - before the first step.
+        """Return h:mm:ss until the end of the trainings after the search; - before the first step."""
+        seconds, seconds_after = self.seconds_left(step, values or {})
+        return "-" if seconds is None else duration(seconds + seconds_after)
+
+    def seconds_left(self, step: int, values: Mapping[str, float]) -> tuple[float | None, float]:
+        """Return the seconds of the remaining steps, None before the first one, and of the trainings after them.
 
         The search ends with its last step or its budget, whichever is first.
 
@@ -136,11 +144,10 @@ class Clock:
             step: completed steps.
             values: metrics of the step, with the used budget.
         """
-        values, elapsed = values or {}, self.now() - self._start
-        done = step - self._first_step
+        elapsed, done = self.now() - self._start, step - self._first_step
         # Repeated proposals may take more steps than expected.
         estimates = [elapsed / done * (self.num_steps - step)] if done > 0 and step <= self.num_steps else []
-        used, limits, seconds_after = values.get("num_distinct"), self._limits, 0.0
+        used, limits, seconds_after = values.get("num_distinct"), self.limits, 0.0
         if used is not None:
             if self._first_evaluations is None:
                 self._first_evaluations = used if self._first_step else 0.0
@@ -151,7 +158,17 @@ class Clock:
                     estimates.append(max(0.0, seconds_each * (limits.num_evaluations - used)))
         if limits.seconds and "seconds" in values:
             estimates.append(max(0.0, limits.seconds - values["seconds"]))
-        return duration(min(estimates) + seconds_after) if estimates else "-"
+        return min(estimates, default=None), seconds_after
+
+    def steps(self, step: int) -> str:
+        """Return the completed steps in words."""
+        return f"step {step}/{self.num_steps}" if self.num_steps else f"step {step}"
+
+    def share(self, step: int, values: Mapping[str, float]) -> float:
+        """Return the share of the steps that are done, or of the seconds where their number is not known."""
+        if self.num_steps or not self.limits.seconds:
+            return step / max(self.num_steps, 1)
+        return values.get("seconds", 0.0) / self.limits.seconds
 
 
 class Stage:
@@ -184,9 +201,10 @@ class Stage:
 class View(ABC):
     """Progress on the console."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, look: Look = SEARCH_LOOK) -> None:
+        self._clock, self._look = clock, look
         self._stage: Stage | None = None
+        self._phase: Phase | None = None
         self.best_words = ""  # of the best architecture so far; empty: not shown
 
     @abstractmethod
@@ -196,6 +214,14 @@ class View(ABC):
     @abstractmethod
     def show(self, values: Mapping[str, float]) -> None:
         """Show some values of the running step."""
+
+    @abstractmethod
+    def show_text(self, heading: str, text: str) -> None:
+        """Show a text of the run."""
+
+    def enter(self, phase: Phase) -> None:
+        """Show the beginning of a phase."""
+        self._phase = phase
 
     def stage(self, name: str, done: int, total: int) -> None:
         """Show the progress of a stage; the first call of a name starts it."""
@@ -212,12 +238,19 @@ class View(ABC):
     def close(self) -> None:
         """End the view."""
 
+    def _is_always_shown(self, step: int, values: Mapping[str, float]) -> bool:
+        return step == self._clock.num_steps or self._look.marker in values
+
+    def _shown(self, values: Mapping[str, float]) -> list[Figure]:
+        """Return the figures with a value, and those that are not optional."""
+        return [figure for figure in self._look.figures if not figure.is_optional or values.get(figure.key)]
+
 
 class PlainLines(View):
     """One line every `print_every` steps, for the last step, and now and then for a stage."""
 
-    def __init__(self, console: Console, clock: Clock, *, print_every: int) -> None:
-        super().__init__(clock)
+    def __init__(self, console: Console, clock: Clock, look: Look = SEARCH_LOOK, *, print_every: int) -> None:
+        super().__init__(clock, look)
         self._console = console
         self._print_every = print_every
         self._stage_line_at = -math.inf
@@ -226,14 +259,20 @@ class PlainLines(View):
         """Print every `print_every`-th step and the last one."""
         clock = self._clock
         left = clock.time_left(step, values)  # of every step: the clock sees the first evaluations
-        if step % self._print_every and step != clock.num_steps:
+        if step % self._print_every and not self._is_always_shown(step, values):
             return
-        figures = [f"{figure.short} {_cell(figure, values)}" for figure in _shown(values)]
+        shown = [figure for figure in self._shown(values) if figure.short is not None]
+        figures = [f"{figure.short} {_cell(figure, values)}".lstrip() for figure in shown]
         best = [f"best: {self.best_words}"] if self.best_words else []
-        print_line(self._console, " | ".join([f"step {step}/{clock.num_steps}", *figures, f"left {left}", *best]))
+        print_line(self._console, " | ".join([clock.steps(step), *figures, f"left {left}", *best]))
 
     def show(self, values: Mapping[str, float]) -> None:
         """Do nothing."""
+
+    def show_text(self, heading: str, text: str) -> None:
+        """Print the text, indented."""
+        for line in (f"{heading}:", *(f"    {line}" for line in text.split("\n"))):
+            print_line(self._console, line)
 
     def close(self) -> None:
         """Do nothing."""
@@ -250,28 +289,41 @@ class PlainLines(View):
 class LivePanel(View):
     """A panel redrawn in place; it uses no thread, so that workers can be forked at any time."""
 
-    def __init__(self, console: Console, clock: Clock) -> None:
-        super().__init__(clock)
+    def __init__(self, console: Console, clock: Clock, look: Look = SEARCH_LOOK) -> None:
+        super().__init__(clock, look)
         self._console = console
         self._step = 0
         self._values: Mapping[str, float] = {}
-        self._scores: list[float] = []
+        self._curve: list[float] = []
+        self._text = Text()
         self._drawn_at = -math.inf
-        self._left = "-"
+        self._seconds: tuple[float | None, float] = (None, 0.0)  # of the remaining steps, and of what follows them
         self._live = Live(console=console, auto_refresh=False, get_renderable=self._panel)
         self._live.start(refresh=True)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Redraw the panel, at most `MAX_REFRESHES_PER_SECOND` times per second."""
         self._step, self._values = step, values
-        self._left = self._clock.time_left(step, values)
-        self._scores.append(values.get("score_mean", math.nan))
-        self._redraw(is_last=step == self._clock.num_steps)
+        self._seconds = self._clock.seconds_left(step, values)
+        key, _, sign = self._look.curve
+        self._curve = [*self._curve[-_CURVE_STEPS:], sign * values.get(key, math.nan)]
+        self._redraw(is_last=self._is_always_shown(step, values))
 
     def show(self, values: Mapping[str, float]) -> None:
         """Redraw the panel with some values of the running step, as often as `write`."""
         self._values = {**self._values, **values}
         self._redraw()
+
+    def show_text(self, heading: str, text: str) -> None:
+        """Show the beginning of the text in the panel."""
+        lines = [f"  {printable(line)}" for line in text.split("\n")[:_TEXT_LINES]]
+        self._text = Text("\n".join([f"{heading}:", *lines]), no_wrap=True, overflow="ellipsis")
+        self._redraw(is_last=True)
+
+    def enter(self, phase: Phase) -> None:
+        """Mark the phase in the plan."""
+        super().enter(phase)
+        self._redraw(is_last=True)
 
     def _show_stage(self, stage: Stage) -> None:
         self._redraw(is_last=stage.done == stage.total)
@@ -288,33 +340,51 @@ class LivePanel(View):
 
     def _panel(self) -> Panel:
         clock, stage = self._clock, self._stage
-        steps = f"step {self._step}/{clock.num_steps}"
+        seconds, seconds_after = self._seconds
+        left = "-" if seconds is None else duration(seconds + seconds_after)
         bars = Table.grid(padding=(0, 1), expand=True)
         bars.add_column(no_wrap=True)
         bars.add_column(ratio=1)
         bars.add_column(no_wrap=True, justify="right")
-        bars.add_row(steps, self._bar(clock.num_steps, self._step), self._times(clock.elapsed(), self._left))
+        bar = ProgressBar(total=1.0, completed=min(clock.share(self._step, self._values), 1.0))
+        bars.add_row(clock.steps(self._step), bar, self._times(clock.elapsed(), left))
         if stage is not None:
             times = self._times(duration(stage.elapsed), stage.time_left())
-            bars.add_row(f"{stage.name} {stage.done}/{stage.total}", self._bar(stage.total, stage.done), times)
-        rows: list[RenderableType] = [bars]
-        rows += [Text.assemble(("plan  ", "dim"), clock.plan)] if clock.plan else []
-        rows.append(self._figures())
-        if self.best_words:
-            rows.append(Text.assemble(("best architecture  ", "dim"), printable(self.best_words)))
-        if self._console.encoding.lower().startswith("utf") and len(self._scores) > 1:
-            rows.append(Text.assemble(("mean score so far  ", "dim"), (curve(self._scores), "cyan")))
-        return Panel(Group(*rows), title="gflownet", box=box.ROUNDED)
+            bar = ProgressBar(total=max(stage.total, 1), completed=stage.done)
+            bars.add_row(f"{stage.name} {stage.done}/{stage.total}", bar, times)
+        before = {"plan": clock.limits.words, "phases": self._phases()}
+        after = {"best architecture": printable(self.best_words), self._look.curve[1]: self._marks()}
+        rows: list[list[RenderableType]] = [
+            [Text.assemble((f"{label}  ", "dim"), words) for label, words in each.items() if words]
+            for each in (before, after)
+        ]
+        text = [self._text] if self._text else []
+        panel = Group(bars, *rows[0], self._figures(), *rows[1], *text)
+        return Panel(panel, title=self._look.title, box=box.ROUNDED)
 
-    def _bar(self, total: int, done: int) -> ProgressBar:
-        return ProgressBar(total=max(total, 1), completed=done)
+    def _phases(self) -> str:
+        """Return the phases of the run, with the time left of those that are to come."""
+        phases, words = self._clock.limits.phases, []
+        current = phases.index(self._phase) if self._phase in phases else 0
+        for number, phase in enumerate(phases):
+            if phase is Phase.FINAL and current < number and self._seconds[1]:
+                left = self._seconds[1]
+            else:
+                left = self._seconds[0] if number == current == 0 else None
+            time_left = "done" if number < current else "" if left is None else f"{duration(left)} left"
+            words.append(f"{phase} {time_left}".rstrip())
+        return " > ".join(words)
+
+    def _marks(self) -> Text | str:
+        is_drawn = self._console.encoding.lower().startswith("utf") and len(self._curve) > 1
+        return Text(curve(self._curve), "cyan") if is_drawn else ""
 
     def _times(self, elapsed: str, left: str) -> str:
         return f"{elapsed} elapsed, {left} left" if self._console.width >= _TWO_COLUMN_WIDTH else f"{left} left"
 
     def _figures(self) -> Table:
         num_columns = 2 if self._console.width >= _TWO_COLUMN_WIDTH else 1
-        figures = [*_shown(self._values), *(each for each in SURROGATE_FIGURES if self._values.get(each.key))]
+        figures = [figure for figure in self._shown(self._values) if figure.label]
         num_rows = math.ceil(len(figures) / num_columns)
         table = Table.grid(padding=(0, 2), expand=True)
         for _ in range(num_columns):
@@ -333,27 +403,26 @@ def make_view(
     print_every: int,
     first_step: int = 0,
     limits: Limits | None = None,
+    look: Look = SEARCH_LOOK,
     is_quiet: bool = False,
 ) -> View:
-    """Return a live panel for a terminal, plain lines otherwise, nothing if quiet.
+    """Return a live panel for a terminal that can redraw lines, plain lines otherwise, nothing if quiet.
 
     Args:
         console: terminal, pipe or file.
-        num_training_steps: expected number of steps.
+        num_training_steps: expected number of steps; 0: not known.
         print_every: steps between two lines.
         first_step: steps completed before a resume.
         limits: budget of the run.
+        look: figures of the run.
         is_quiet: show nothing.
     """
     clock = Clock(num_training_steps, first_step=first_step, limits=limits)
     if is_quiet:
-        return PlainLines(Console(quiet=True), clock, print_every=print_every)
-    return LivePanel(console, clock) if console.is_terminal else PlainLines(console, clock, print_every=print_every)
-
-
-def _shown(values: Mapping[str, float]) -> list[Figure]:
-    """Return the figures to show: all of FIGURES, and those of STATUS_FIGURES and ORIGIN_FIGURES that are not 0."""
-    return [*FIGURES, *(figure for figure in (*STATUS_FIGURES, *ORIGIN_FIGURES) if values.get(figure.key))]
+        console = Console(quiet=True)
+    if console.is_terminal and not console.is_dumb_terminal and not is_quiet:
+        return LivePanel(console, clock, look)
+    return PlainLines(console, clock, look, print_every=print_every)
 
 
 def curve(scores: Sequence[float]) -> str:

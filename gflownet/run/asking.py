@@ -19,7 +19,6 @@ from typing import Any, SupportsFloat
 
 import torch
 
-from gflownet.components import Components
 from gflownet.config import Config, config_of, load_config, to_mapping
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
@@ -32,6 +31,7 @@ from gflownet.graphs.canonical import Candidate
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.mdp.states import GraphStates
 from gflownet.operations.tensor_shape import Shape
+from gflownet.run.trainer import GFNTrainer
 from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS
 from gflownet.training.random_states import get_random_state, set_random_state
 
@@ -146,7 +146,7 @@ class Search:
             raise UserError(f"search.method: expected one of {names} or module:Class, got {config.search.method}")
         random_state, num_threads = get_random_state(), torch.get_num_threads()
         try:
-            components = Components(config)
+            components = GFNTrainer(config)
         finally:  # of the program that uses the search
             set_random_state(random_state)
             torch.set_num_threads(num_threads)

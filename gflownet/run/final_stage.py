@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 
-from gflownet.components import RANDOM_STREAM, Components
 from gflownet.data.uniform import uniform_candidates
 from gflownet.evaluation.budget import Budget
 from gflownet.evaluation.constraints import best_within, exceeded
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError, Store
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.final import FinalStage, NoStore, TopArchitecture, with_test_scores
-from gflownet.evaluation.final_trainings import Finalists, FinalTrainings, Progress
+from gflownet.evaluation.final_trainings import Finalists, FinalTrainings
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, num_finalists, shrunk, spread_of
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
+from gflownet.evaluation.store import EvaluationRecord
 from gflownet.graphs.canonical import Candidate
-from gflownet.interrupts import StopRequest
+from gflownet.run.parts import RANDOM_STREAM, Parts
+from gflownet.run.run import Run
+from gflownet.run.stage import Stage
+from gflownet.run_status import Phase
 from gflownet.workers.process import stream_seed
 
 # The first guess of the noise without a model: this share of the variance of scores.
@@ -30,66 +32,78 @@ _NOISE_SHARE = 0.5
 _MAX_DRAWS = 4
 
 
-def final_stage(
-    run: Components,
-    store: EvaluationStore,
-    executor: Executor,
-    *,
-    stop: StopRequest,
-    report_line: Callable[[str], None],
-    report_progress: Progress = lambda stage, done, total: None,
-    on_result: Callable[[EvaluationRecord], None] = lambda record: None,
-) -> FinalStage | None:
+class FinalTrainingsStage(Stage):
+    """New trainings of the best architectures.
+
+    Attributes:
+        result: None before, and without trainings: off, after a signal, or without any successful evaluation.
+    """
+
+    result: FinalStage | None = None
+
+    def __init__(self, parts: Parts, evaluator: Dispatcher) -> None:
+        """Take the evaluator of the search."""
+        self._parts, self._evaluator = parts, evaluator
+
+    def run(self, run: Run) -> None:
+        """Train until the end or a signal; a resumed run continues with the next training."""
+        with run.phase(Phase.FINAL):
+            self.result = final_stage(self._parts, self._evaluator, run)
+
+
+def final_stage(parts: Parts, evaluator: Dispatcher, run: Run) -> FinalStage | None:
     """Train the best architectures of a run on new seeds; None if off, after a signal or without any success."""
-    config, plan = run.config, run.plan
-    if not plan.num_final or stop.signal is not None:
+    config, plan, store = parts.config, parts.plan, run.store
+    if not plan.num_final or run.is_stopped:
         return None
-    records = best_within(store, store.count(), run.task.limits)
+    records = best_within(store, store.count(), parts.task.limits)
     if not records:
         return None
 
     def build_dispatcher(store: Store) -> Dispatcher:
-        dispatcher = run.build_evaluator(store, executor, stopped=lambda: stop.signal is not None)
-        dispatcher.on_result = on_result
+        dispatcher = parts.build_evaluator(store, evaluator.executor, stopped=lambda: run.is_stopped)
+        dispatcher.on_result = evaluator.on_result
         return dispatcher
 
     trainings = FinalTrainings(
         store,
         build_dispatcher=build_dispatcher,
         config=config.final,
-        from_dict=run.env.terminal_type.from_dict,
-        step=run.step,
-        report_line=report_line,
-        report_progress=report_progress,
+        from_dict=parts.env.terminal_type.from_dict,
+        step=parts.step,
+        report_line=run.logger.print,
+        report_progress=run.logger.stage,
     )
-    before = [row for row in store if row.run == run.run_id and row.seed and row.fidelity == (trainings.fidelity or 0)]
+    before = [
+        row for row in store if row.run == parts.run_id and row.seed and row.fidelity == (trainings.fidelity or 0)
+    ]
     spent = [row for row in before if row.seed < RANDOM_REPEAT]
 
     def random_finalists(rows: Sequence[EvaluationRecord]) -> Finalists | None:
-        rows = [row for row in rows if not run.task.limits or exceeded(row.metrics, run.task.limits) is None]
+        rows = [row for row in rows if not parts.task.limits or exceeded(row.metrics, parts.task.limits) is None]
         num_before = sum(row.seed > RANDOM_REPEAT for row in before)
         if not plan.num_random_final or not rows:
             return None
-        return _finalists(run, rows, plan.num_random_final, num_before=num_before, offset=RANDOM_REPEAT)
+        return _finalists(parts, rows, plan.num_random_final, num_before=num_before, offset=RANDOM_REPEAT)
 
     stage = trainings.run(
         _finalists(
-            run,
+            parts,
             records,
             plan.num_final,
             num_before=len(spent),
-            seconds=plan.seconds_after(run.progress.seconds) - math.fsum(row.seconds for row in spent),
-            predicted=_predicted(run, records),
+            seconds=plan.seconds_after(parts.progress.seconds) - math.fsum(row.seconds for row in spent),
+            predicted=_predicted(parts, records),
         ),
-        random_candidates=random_candidates(run, plan.num_random),
+        random_candidates=random_candidates(parts, plan.num_random),
         random_finalists=random_finalists,
         num_planned=plan.num_compared,
     )
-    return replace(stage, num_trainings=run.progress.num_distinct + sum(len(each.scores) for each in stage.top))
+    return replace(stage, num_trainings=parts.progress.num_distinct + sum(len(each.scores) for each in stage.top))
 
 
 def _finalists(
-    run: Components,
+    parts: Parts,
     records: Sequence[EvaluationRecord],
     num_trainings: int,
     *,
@@ -105,7 +119,7 @@ def _finalists(
     scores = [record.score for record in records]
     guess = math.sqrt(_NOISE_SHARE) * spread_of(scores) if predicted is None else predicted[1]
     means = shrunk(scores, guess).mean if predicted is None else predicted[0].mean
-    order = np.argsort(-means, kind="stable")[: num_finalists(num_trainings, run.config.final.top)]
+    order = np.argsort(-means, kind="stable")[: num_finalists(num_trainings, parts.config.final.top)]
 
     def prior(noise: float) -> Belief:
         belief = shrunk(scores, noise) if predicted is None else predicted[0]
@@ -122,15 +136,15 @@ def _finalists(
     )
 
 
-def _predicted(run: Components, records: Sequence[EvaluationRecord]) -> tuple[Belief, float] | None:
+def _predicted(parts: Parts, records: Sequence[EvaluationRecord]) -> tuple[Belief, float] | None:
     """Return the posterior of the method's model for rows of the search and its noise, None without a model.
 
     Rows that the method has not seen, such as those of another run, keep the empirical Bayes posterior.
     """
-    if run.search is None or not len(run.search.history) or run.task.chosen_objectives:
+    if parts.search is None or not len(parts.search.history) or parts.task.chosen_objectives:
         return None
-    history = run.search.history
-    prediction = run.search.method.predicted(history.states)
+    history = parts.search.history
+    prediction = parts.search.method.predicted(history.states)
     if prediction is None:
         return None
     scores = [record.score for record in records]
@@ -145,32 +159,35 @@ def _predicted(run: Components, records: Sequence[EvaluationRecord]) -> tuple[Be
     return Belief(mean, std), noise
 
 
-def random_candidates(run: Components, num: int) -> list[Candidate]:
+def random_candidates(parts: Parts, num: int) -> list[Candidate]:
     """Return up to `num` different random architectures within the caps of the budget."""
-    generator = partial(torch.Generator().manual_seed, stream_seed(run.config.seed, RANDOM_STREAM))
-    budget, accepted = Budget(run.config.budget), list[Candidate]()
+    generator = partial(torch.Generator().manual_seed, stream_seed(parts.config.seed, RANDOM_STREAM))
+    budget, accepted = Budget(parts.config.budget), list[Candidate]()
     for factor in range(_MAX_DRAWS if num else 0):
-        candidates = uniform_candidates(run.env, num << factor, generator=generator())
-        accepted = [each for each in candidates if budget.refusal(run.task, each) is None][:num]
+        candidates = uniform_candidates(parts.env, num << factor, generator=generator())
+        accepted = [each for each in candidates if budget.refusal(parts.task, each) is None][:num]
         if len(accepted) == num or len(candidates) < num << factor:
             break
     return accepted
 
 
 def best_tested(
-    run: Components, records: Sequence[EvaluationRecord], executor: Executor, *, stop: StopRequest
+    parts: Parts, records: Sequence[EvaluationRecord], executor: Executor, run: Run
 ) -> tuple[TopArchitecture, ...]:
     """Return the best architectures of a run without a final stage, with test scores.
 
     A stop request ends the trainings for test scores; after one, only cheap tasks measure them.
     """
-    was_stopped = stop.signal is not None
+    was_stopped = run.is_stopped
     untested = tuple(TopArchitecture(record) for record in records)
-    if was_stopped and not run.task.is_cheap:
+    if was_stopped and not parts.task.is_cheap:
         return untested
-    stopped = (lambda: False) if was_stopped else (lambda: stop.signal is not None)
-    dispatcher, from_dict = run.build_evaluator(NoStore(), executor, stopped=stopped), run.env.terminal_type.from_dict
+    stopped = (lambda: False) if was_stopped else (lambda: run.is_stopped)
+    dispatcher, from_dict = (
+        parts.build_evaluator(NoStore(), executor, stopped=stopped),
+        parts.env.terminal_type.from_dict,
+    )
     try:
-        return with_test_scores(records, dispatcher=dispatcher, from_dict=from_dict, step=run.step)
+        return with_test_scores(records, dispatcher=dispatcher, from_dict=from_dict, step=parts.step)
     except EvaluationStoppedError:
         return untested

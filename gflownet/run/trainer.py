@@ -1,4 +1,4 @@
-"""Components of a run, built from its config."""
+"""GFNTrainer: one search, built from its config, with its run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import copy
 import math
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +20,7 @@ from gflownet.data.asynchronous import AsynchronousRollouts
 from gflownet.data.offline import load_offline
 from gflownet.data.replay import ReplayBuffer
 from gflownet.data.sampler import Exploration
-from gflownet.data.source import SourceOptions, TrajectorySource
+from gflownet.data.source import Rollout, SourceOptions, TrajectorySource
 from gflownet.errors import UserError
 from gflownet.evaluation.budget import Budget
 from gflownet.evaluation.claims import Store
@@ -25,46 +28,50 @@ from gflownet.evaluation.config import BudgetConfig
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.executors.choice import build_executor, places
+from gflownet.evaluation.final import check_final
+from gflownet.evaluation.fingerprint import context_of, report_earlier_versions
 from gflownet.evaluation.halving import build_halving
+from gflownet.evaluation.job import EvaluationStatus
+from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.task import GFNTask
 from gflownet.extensions import automatic_method, load_extensions
 from gflownet.learning.auxiliary import AuxiliaryNetworks, Setup
-from gflownet.learning.learner import Learner, LearnerOptions
+from gflownet.learning.learner import Learner, LearnerOptions, fit
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy, TwoWayPolicy
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import num_taught
-from gflownet.run.folder import policy_weights
+from gflownet.run.closing_stages import CertificateStage, ReportStage
+from gflownet.run.failures import evaluation_line
+from gflownet.run.final_stage import FinalTrainingsStage
+from gflownet.run.folder import RunFolder, policy_weights
+from gflownet.run.parts import AUXILIARY_STREAM, MEMORY_STREAM, POLICY_STREAM, SEARCH_STREAM, TRAJECTORY_STREAM
 from gflownet.run.plan import Plan, plan_of
 from gflownet.run.progress import Progress
+from gflownet.run.quarantine import Quarantine, Reopened, raised_limits
+from gflownet.run.run import Run, open_run
+from gflownet.run.search_stage import SearchStage
+from gflownet.run.startup import start_details
+from gflownet.run.view import Limits
+from gflownet.run_status import Phase, read_status
 from gflownet.search.config import AUTO, GFLOWNET
 from gflownet.search.history import History
 from gflownet.search.loop import SearchLoop
 from gflownet.search.method import SearchSetup
 from gflownet.search.surrogate import Surrogate
+from gflownet.training.random_states import get_random_state, set_random_state
 from gflownet.workers.process import keep_freed_memory, seed_all, set_main_process_device, stream_seed
 
-# Independent random streams of a run.
-(
-    _POLICY_STREAM,
-    _TRAJECTORY_STREAM,
-    CERTIFICATE_STREAM,
-    _AUXILIARY_STREAM,
-    _MEMORY_STREAM,
-    RANDOM_STREAM,
-    _SEARCH_STREAM,
-    SAMPLER_STREAM,
-) = range(8)
 
-
-class Components:
-    """Task, environment, policy, objective, learner, replay buffer and rollout source of a run.
+class GFNTrainer:
+    """One search: task, environment, policy, objective, learner, replay buffer and rollout source, and their run.
 
     A subclass may override any of the `build_...` methods.
 
     Attributes:
         config: with the search method that search.method=auto stands for; `chosen_config` has `auto`.
         plan: method and trainings of the run.
+        scoring_context: what scores depend on, beside the graph.
     """
 
     def __init__(self, config: Config) -> None:
@@ -83,7 +90,7 @@ class Components:
         self.halving = build_halving(self.task, config)
         self.context = self.build_context()
         self.env = self.context.env
-        seed_all(stream_seed(config.seed, _POLICY_STREAM))
+        seed_all(stream_seed(config.seed, POLICY_STREAM))
         self.policy = self.build_policy().to(self.device)
         self.objective = self.build_objective().to(self.device)
         self.learner = self.build_learner()
@@ -173,7 +180,7 @@ class Components:
             remembered_growth=replay.batch_growth,
             memory_capacity=replay.batch_capacity,
             sampling_tau=algo.sampling_tau,
-            seed=stream_seed(config.seed, _MEMORY_STREAM),
+            seed=stream_seed(config.seed, MEMORY_STREAM),
         )
         return Learner(
             self.policy, self.objective, self.context, config=config.opt, options=options, device=self.device
@@ -186,7 +193,7 @@ class Components:
             self.build_policy,
             Setup(self.context, config.opt, num_steps=config.num_training_steps, device=self.device),
             algo=config.algo,
-            seed=lambda number: stream_seed(config.seed, _AUXILIARY_STREAM, number),
+            seed=lambda number: stream_seed(config.seed, AUXILIARY_STREAM, number),
         )
 
     def build_source(self) -> TrajectorySource:
@@ -203,7 +210,7 @@ class Components:
             scores_states=self.objective.needs_state_rewards,
         )
         offline = load_offline(config.offline, self.context, self.task)
-        seed = stream_seed(config.seed, _TRAJECTORY_STREAM)
+        seed = stream_seed(config.seed, TRAJECTORY_STREAM)
         return TrajectorySource(self.context, options, task=self.task, seed=seed, offline=offline)
 
     def build_asynchronous(self) -> AsynchronousRollouts | None:
@@ -227,7 +234,7 @@ class Components:
             task=self.task,
             config=options,
             history=history,
-            seed=stream_seed(config.seed, _SEARCH_STREAM),
+            seed=stream_seed(config.seed, SEARCH_STREAM),
             build_learner=self.build_learner_of_new_policy,
             build_surrogate=self.build_surrogate,
             num_evaluations=num_evaluations,
@@ -245,7 +252,7 @@ class Components:
     def build_surrogate(self) -> Surrogate:
         """Build the surrogate of the search method."""
         assert self.extensions.surrogate is not None
-        seed = stream_seed(self.config.seed, _SEARCH_STREAM)
+        seed = stream_seed(self.config.seed, SEARCH_STREAM)
         return self.extensions.surrogate(self.env, self.config.search.surrogate, seed=seed)
 
     def build_learner_of_new_policy(self) -> Learner:
@@ -291,6 +298,192 @@ class Components:
             seconds=self.progress.seconds,
             halving=None if num_evaluated is None else self.halving,
             stopped=stopped,
+        )
+
+    def run(self) -> int | None:
+        """Search, write the report, and return the number of the signal that stopped the run, None without one.
+
+        Raises:
+            UserError: the run folder is in use, holds another run or no checkpoint to resume from, or a file cannot
+                be written, for example on a full disk.
+        """
+        config = self.config
+        check_final(config.final, self.task)
+        self.scoring_context = context_of(self.task)  # once: the files of the task may change during the run
+        with open_run(config) as run:
+            raised = self._start(run.folder)
+            run.store, reopened = self._open_store(run, raised)
+            evaluator = self._search_evaluator(run)
+            quarantine = Quarantine(run.folder)
+            # Closed after the final report.html, which wandb gets too.
+            self._open_logger(run)
+
+            def on_result(row: EvaluationRecord) -> None:
+                quarantine.add(row)
+                run.logger.detail(evaluation_line(row))
+
+            evaluator.on_result = on_result
+            for line in start_details(self):
+                run.logger.detail(line)
+            for line in (*self.task.remarks(), self.plan.line()):
+                run.logger.print(line)
+            if self.plan.warning:
+                run.logger.warn(self.plan.warning)
+            with run.recorded(config.report, plan=asdict(self.plan), start_seconds=self.start_seconds):
+                self._take_stages(run, SearchStage(self, evaluator, reopened=reopened), evaluator, quarantine)
+        return run.stop.signal
+
+    def _take_stages(self, run: Run, search: SearchStage, evaluator: Dispatcher, quarantine: Quarantine) -> None:
+        """Search, take the final stage, certify, and write the report, also after an error."""
+        final, certificate = FinalTrainingsStage(self, evaluator), CertificateStage(self, evaluator)
+        report = ReportStage(self, evaluator, quarantine, final=final, certificate=certificate)
+        try:
+            with run.logger.live():
+                for stage in (search, final, certificate):
+                    stage.run(run)
+        except Exception as error:
+            if self.progress.score_means:  # report the results so far
+                with suppress(UserError, OSError):  # raise the first error only
+                    report.write(run)
+            if isinstance(error, FloatingPointError):
+                raise UserError(f"{error}; a smaller opt.learning_rate may help") from error
+            raise
+        report.run(run)
+
+    def fit(self, rollouts: Iterable[Rollout]) -> Iterator[dict[str, float]]:
+        """Train on these rollouts, and yield the metrics after each step."""
+        steps = fit(
+            self.learner,
+            rollouts,
+            num_steps=self.config.num_training_steps,
+            first_step=self.step + 1,
+            auxiliary=self.auxiliary,
+        )
+        for step in steps:
+            self.step, rollout = step.number, step.rollout
+            log_rewards = rollout.trajectories.log_reward[: rollout.num_fresh]
+            progress = self.progress.add(
+                rollout.evaluations, other_evaluations=rollout.other_evaluations, log_rewards=log_rewards.tolist()
+            )
+            yield {**step.metrics, "log_reward_mean": float(log_rewards.mean()), **rollout.metrics, **progress}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the complete state for a checkpoint: a resumed run continues exactly."""
+        return {
+            "run_id": self.run_id,
+            "step": self.step,
+            "progress": self.progress.state_dict(),
+            **self.learner.state_dict(),
+            "companions": self.auxiliary.state_dict(),
+            "replay": self.replay.state_dict(),
+            **({} if self.asynchronous is None else {"asynchronous": self.asynchronous.state_dict()}),
+            **({} if self.search is None else {"search": self.search.state_dict()}),
+            "random_state": get_random_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`."""
+        self.run_id = state["run_id"]
+        self.step = state["step"]
+        self.progress.load_state_dict(state["progress"])
+        self.learner.load_state_dict(state)
+        self.auxiliary.load_state_dict(state["companions"])
+        self.replay.load_state_dict(
+            state["replay"], key_of=lambda states, i: self.env.terminal(states, i).canonical_key()
+        )
+        if self.asynchronous is not None and "asynchronous" in state:
+            self.asynchronous.load_state_dict(state["asynchronous"])
+        if self.search is not None and "search" in state:
+            self.search.load_state_dict(state["search"])
+        set_random_state(state["random_state"])
+
+    def _start(self, folder: RunFolder) -> Mapping[EvaluationStatus, str]:
+        """Restore the state of a resumed run, or write the first checkpoint of a new one.
+
+        Return the limits that are larger than before the resume.
+        """
+        self.run_id = folder.run_id
+        checkpoint, raised = None, dict[EvaluationStatus, str]()
+        if folder.resumed:
+            folder.check_unchanged(self.chosen_config)
+            self._check_method(folder)
+            checkpoint = folder.last_checkpoint()
+            raised = raised_limits(folder.started_options.get("evaluation", {}), self.config.evaluation)
+        if checkpoint is not None:
+            try:
+                self.load_state_dict(checkpoint.state)
+            except (KeyError, TypeError, ValueError, RuntimeError) as error:
+                raise UserError(
+                    f"{checkpoint.path}: expected a state of this version, got another "
+                    f"({type(error).__name__}); start a new run with another log_dir"
+                ) from error
+        folder.write_config(self.chosen_config)
+        if checkpoint is None:
+            folder.checkpoints.save(self.step, self.state_dict())
+        return raised
+
+    def _check_method(self, folder: RunFolder) -> None:
+        """Raise UserError where search.method=auto is another method than at the start of the run."""
+        status = read_status(folder.path)
+        method = self.plan.method if status is None else status.plan.get("method", self.plan.method)
+        if method != self.plan.method:
+            raise UserError(
+                f"search.method: expected options with which auto is {method}, as the run in {folder.path} was "
+                f"started, got {self.plan.method} ({self.plan.reason})"
+            )
+
+    def _search_evaluator(self, run: Run) -> Dispatcher:
+        """Return the evaluator of the search, with what it has used of its budget."""
+        executor = run.open(self.build_executor())
+        run.stop.react = executor.interrupt
+        num_evaluated = run.store.num_evaluations(run=self.run_id)
+        if self.halving is not None:
+            self.halving.restore(run.store)
+            num_evaluated -= self.halving.num_promoted[self.run_id]  # each has a later row, or none yet
+        evaluator = self.build_evaluator(
+            run.store, executor, stopped=lambda: run.is_stopped, num_evaluated=num_evaluated
+        )
+        return run.open(closing(evaluator))
+
+    def _open_store(self, run: Run, raised: Mapping[EvaluationStatus, str]) -> tuple[EvaluationStore, Reopened | None]:
+        """Open the store of the run; the claims of its earlier process are free, and failures of smaller limits."""
+        config, folder = self.config, run.folder
+        if self.step and not config.evaluation.store_url:
+            folder.repair_store()
+        location = config.evaluation.store_url or folder.store
+        store = run.open(EvaluationStore(location, context=self.scoring_context))
+        report_earlier_versions(store)
+        if not folder.resumed:
+            return store, None
+        store.requeue(run=self.run_id)
+        reopened = Reopened(store, raised, run=self.run_id)
+        if self.step and store.num_evaluations(run=self.run_id) and not store.count(run=self.run_id):
+            self._forget_scores()
+        return store, reopened if raised else None
+
+    def _forget_scores(self) -> None:
+        """Empty replay and memory, and reset the best score: all scores are of an earlier version of the task."""
+        self.replay.load_state_dict({"keys": [], "states": None, "scores": None, "sequences": None})
+        self.learner.memory.load_state_dict({"batches": []})
+        self.progress.best_score, self.progress.front, self.progress.hypervolume = -math.inf, [], 0.0
+
+    def _open_logger(self, run: Run) -> None:
+        """Open the logs of the run, with limits, plan and phases of the search for the view."""
+        plan, config = self.plan, self.config
+        phases = [Phase.TRAINING] if self.search is None else [Phase.SEARCH, *[Phase.SAMPLER] * self.trains_sampler]
+        phases += [Phase.FINAL] * bool(plan.num_final) + [Phase.CERTIFICATE] * config.certify + [Phase.REPORT]
+        limits = Limits(
+            plan.num_search if config.budget.evaluations or self.search is not None else 0,
+            config.budget.seconds - plan.final_seconds,
+            plan.num_after,
+            plan.words(),
+            tuple(phases),
+        )
+        run.open_logs(
+            num_steps=self.num_steps,
+            resume_step=self.step if run.folder.resumed else None,
+            tensorboard=config.tensorboard,
+            limits=limits,
         )
 
 

@@ -1,0 +1,159 @@
+"""The last stages of a run: certificate of the sampled distribution, and report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gflownet.errors import UserError
+from gflownet.evaluation.constraints import best_within
+from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.job import EvaluationStatus
+from gflownet.evaluation.store import EvaluationStore
+from gflownet.interrupts import AbandonedError
+from gflownet.report.closing import report_run
+from gflownet.run.final_stage import FinalTrainingsStage, best_tested
+from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME
+from gflownet.run.parts import CERTIFICATE_STREAM, Parts
+from gflownet.run.quarantine import Quarantine
+from gflownet.run.run import Run
+from gflownet.run.search_stage import NUM_REPORTED, closing_line, completed_scores
+from gflownet.run.stage import Stage
+from gflownet.run_status import Phase
+from gflownet.workers.process import stream_seed
+
+if TYPE_CHECKING:
+    from gflownet.certificate import RunCertificate
+
+
+class CertificateStage(Stage):
+    """Compare the sampled distribution with the reward.
+
+    Attributes:
+        result: None before, and without a certificate: off, after a signal, or without a policy.
+    """
+
+    result: RunCertificate | None = None
+
+    def __init__(self, parts: Parts, evaluator: Dispatcher) -> None:
+        """Take the evaluator of the search."""
+        self._parts, self._evaluator = parts, evaluator
+
+    def run(self, run: Run) -> None:
+        """Write and log the certificate."""
+        with run.phase(Phase.CERTIFICATE):
+            self.result = self._certify(run)
+
+    def _certify(self, run: Run) -> RunCertificate | None:
+        parts, config = self._parts, self._parts.config
+        if not config.certify or run.is_stopped:
+            return None
+        if parts.search is not None and not (parts.trains_sampler and len(parts.search.history)):
+            run.logger.print(f"certificate: none, search.method={config.search.method} has trained no policy")
+            return None
+        run.folder.claim_certificate()
+        # Imported here: it takes a second, which runs without a certificate save.
+        from gflownet.certificate import CertificateStore, Subject, certify
+        from gflownet.certificate.record import certificate_metrics, write_certificate
+
+        seed = stream_seed(config.seed, CERTIFICATE_STREAM)
+        states = parts.replay.sample(config.certify_samples, seed=seed)
+        extra_states = None if states is None else states.terminal
+        if parts.search is not None:
+            extra_states = parts.search.history.states[: config.certify_samples]
+        folder = run.folder.path
+        with EvaluationStore(folder / CERTIFICATE_STORE_NAME, context=parts.scoring_context) as extra_store:
+            store = CertificateStore(self._evaluator.store, extra_store)
+            subject = Subject(
+                context=parts.context,
+                task=parts.task,
+                policy=parts.learner.sampling,
+                objective=parts.objective,
+                trained=parts.learner.trained,
+                evaluator=parts.build_evaluator(store, self._evaluator.executor, stopped=lambda: run.is_stopped),
+                store=store,
+                step=parts.step,
+                seed=seed,
+                complete=None if parts.search is None else completed_scores(parts.search),
+            )
+            try:
+                with run.stop.abandonable():
+                    certificate = certify(
+                        subject,
+                        max_states=config.certify_max_states,
+                        num_samples=config.certify_samples,
+                        extra_states=extra_states,
+                        report_stage=run.logger.print,
+                        report_progress=run.logger.stage,
+                        stopped=lambda: run.is_stopped,
+                    )
+            except AbandonedError:
+                run.logger.print("certificate: none, interrupted")
+                return None
+        if certificate is not None:
+            head: dict[str, Any] = {"run": parts.run_id, "method": config.algo.method, "symmetry": config.algo.symmetry}
+            head |= {"seed": config.seed, "step": parts.step, "num_distinct": parts.progress.num_distinct}
+            write_certificate(folder / CERTIFICATE_NAME, certificate, run=head)
+            run.logger.summarise(certificate_metrics(certificate))
+        return certificate
+
+
+class ReportStage(Stage):
+    """Write and print the best architectures, the certificate and the reason for the end."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        evaluator: Dispatcher,
+        quarantine: Quarantine,
+        *,
+        final: FinalTrainingsStage,
+        certificate: CertificateStage,
+    ) -> None:
+        """Take the evaluator and the stages whose results are reported."""
+        self._parts, self._evaluator, self._quarantine = parts, evaluator, quarantine
+        self._final, self._certificate = final, certificate
+
+    def run(self, run: Run) -> None:
+        """Write and print the report. Raises UserError for the first file that could not be written."""
+        certificate = self._certificate.result
+        with run.phase(Phase.REPORT):
+            write_errors = self.write(run)
+        if self._quarantine.num:
+            run.logger.print(self._quarantine.line())
+        converged = None
+        if certificate is not None:
+            from gflownet.certificate.record import print_certificate
+            from gflownet.certificate.words import has_converged
+
+            print_certificate(certificate, path=run.folder.path / CERTIFICATE_NAME, console=run.logger.console)
+            converged = all(map(has_converged, certificate.parts))
+        if self._parts.search is not None:
+            run.logger.print(closing_line(self._parts, self._parts.search, has_converged=converged))
+        if write_errors:
+            raise write_errors[0]
+
+    def write(self, run: Run) -> list[UserError]:
+        """Write and print the best architectures; return the errors of files that could not be written."""
+        parts, store, final = self._parts, run.store, self._final.result
+        task, limits = parts.task, parts.task.limits
+        if final is None:
+            top = best_tested(parts, best_within(store, NUM_REPORTED, limits), self._evaluator.executor, run)
+        else:
+            top = final.top
+        write_errors = report_run(
+            run.folder.path,
+            top,
+            task=task,
+            terminal_type=parts.env.terminal_type,
+            score_means=parts.progress.score_means,
+            errors=parts.progress.errors,
+            console=run.logger.console,
+            final=final,
+            evaluated=best_within(store, store.count(), limits) if task.chosen_objectives else (),
+            num_successful=store.count(EvaluationStatus.OK),
+            spent=(row for row in store if row.run == parts.run_id) if task.is_noisy else (),
+            write=run.folder.write,
+        )
+        if not top and parts.progress.num_distinct and not store.count(EvaluationStatus.OK):
+            raise UserError("every evaluation failed; check that task, environment and evaluation.* fit together")
+        return write_errors

@@ -1,0 +1,260 @@
+"""A run: folder, logs, view, status, page, checkpoints and stop request of one session."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+from gflownet.command_line import program
+from gflownet.config import ReportConfig, TensorBoardConfig, WandbConfig, to_mapping
+from gflownet.console import duration
+from gflownet.errors import UserError
+from gflownet.evaluation.store import EvaluationStore
+from gflownet.files import locked_folder, write_whole
+from gflownet.interrupts import STOP_MESSAGE, StopRequest, discard_output_without_reader, stop_signals
+from gflownet.report.follower import Follower
+from gflownet.report.page import PAGE_NAME
+from gflownet.run.folder import RunFolder
+from gflownet.run.logging import MetricLogger
+from gflownet.run.view import SEARCH_LOOK, Limits, Look
+from gflownet.run_status import Phase, RunState, StatusLog
+
+_Opened = TypeVar("_Opened")
+_log = logging.getLogger(__name__)
+
+
+class RunConfig(Protocol):
+    """Options of every run, of a search or a training."""
+
+    log_dir: str
+    resume: Literal[False, True, "auto"]
+    overwrite_existing_exp: bool
+    print_every: int
+    console: Literal["quiet", "normal", "verbose"]
+    wandb: WandbConfig
+
+
+class Run:
+    """One session of a run, which its stages share.
+
+    Attributes:
+        folder: locked run folder, with the checkpoints.
+        stop: the signal that ends the run.
+        logger: metric logs and console, after `open_logs`.
+        store: evaluations of a search.
+    """
+
+    logger: MetricLogger
+    store: EvaluationStore
+    _status: StatusLog
+    _page: _Page
+
+    def __init__(self, config: RunConfig, folder: RunFolder, stop: StopRequest, stack: ExitStack) -> None:
+        self._config, self.folder, self.stop, self._stack = config, folder, stop, stack
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether a signal has ended the run."""
+        return self.stop.signal is not None
+
+    def open(self, opened: AbstractContextManager[_Opened]) -> _Opened:
+        """Enter a context that is left at the end of the run."""
+        return self._stack.enter_context(opened)
+
+    def open_logs(
+        self,
+        *,
+        num_steps: int,
+        resume_step: int | None,
+        tensorboard: TensorBoardConfig | None = None,
+        limits: Limits | None = None,
+        look: Look = SEARCH_LOOK,
+    ) -> None:
+        """Open metrics.jsonl, the logs of other programs and the view; see MetricLogger for the arguments."""
+        config: Any = self._config
+        self.logger = self.open(
+            MetricLogger(
+                self.folder.path,
+                num_training_steps=num_steps,
+                print_every=config.print_every,
+                wandb=config.wandb,
+                tensorboard=tensorboard,
+                config=to_mapping(config),
+                run=self.folder.run_id,
+                resume_step=resume_step,
+                verbosity=config.console,
+                limits=limits,
+                look=look,
+            )
+        )
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Add the time of the block to a phase."""
+        self.logger.detail(f"{phase} begins")
+        self.logger.enter(phase)
+        with self._status.phase(phase):
+            yield
+        self.logger.detail(f"{phase} took {duration(self._status.seconds[phase])}")
+
+    def refresh(self) -> None:
+        """Save the times so far now and then, and print the path of the page once it exists; cheap."""
+        self._status.refresh()
+        self._page.announce(self.logger.print)
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint, which the end of the process waits for."""
+        with self.stop.completed():
+            path = self.folder.checkpoints.save(step, state)
+        self.logger.write_checkpoint(path)
+
+    @contextmanager
+    def recorded(
+        self,
+        report: ReportConfig | None,
+        *,
+        plan: Mapping[str, Any] | None = None,
+        start_seconds: float = 0.0,
+        closing_lines: Callable[[RunState], Iterable[str]] | None = None,
+    ) -> Iterator[None]:
+        """Keep status.json and report.html during the block, at its end and after an error.
+
+        Args:
+            report: options of the page; None: no page.
+            plan: of the run, for status.json.
+            start_seconds: of the session so far.
+            closing_lines: returns the last lines for the final state; default: times, and the command that resumes.
+        """
+        folder = self.folder
+        self._status = StatusLog(
+            folder.path, resumed=folder.resumed, write=folder.write, plan=plan, start_seconds=start_seconds
+        )
+        self._page = _Page(folder, None if report is None else report.every)
+        closing_lines = closing_lines or self._closing_lines
+        self.stop.mark = lambda number: self._status.mark_interrupted(signal.Signals(number).name)
+        if self.stop.signal is not None:  # since the start of the run
+            self.stop.mark(self.stop.signal)
+        try:
+            try:
+                yield
+            except KeyboardInterrupt:  # a second Ctrl-C
+                self._end(RunState.INTERRUPTED, signal.SIGINT.name, closing_lines, writes_page=False)
+                raise
+            except BaseException as error:
+                if _is_closed_output(error):  # as in `gflownet train ... | head`
+                    self._end(RunState.INTERRUPTED, signal.SIGPIPE.name, closing_lines)
+                    raise
+                line = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+                self._end(RunState.FAILED, line, closing_lines)
+                raise
+            if self.stop.signal is None:
+                self._end(RunState.COMPLETED, "", closing_lines)
+            else:
+                self._end(RunState.INTERRUPTED, signal.Signals(self.stop.signal).name, closing_lines)
+        finally:
+            self._page.close()
+
+    def _end(
+        self,
+        state: RunState,
+        message: str,
+        closing_lines: Callable[[RunState], Iterable[str]],
+        *,
+        writes_page: bool = True,
+    ) -> None:
+        """Write the final state and the final page; their errors never end the run."""
+        with self._status.phase(Phase.REPORT):
+            self._status.end(state, " ".join(message.split()))
+            is_written = writes_page and self._page.write()
+        for line in closing_lines(state):
+            self.logger.print(line)
+        if is_written:
+            self.logger.print(f"report: {self._page.path}")
+
+    def _closing_lines(self, state: RunState) -> Iterator[str]:
+        """Yield the seconds of the session, whole and by phase, and the command that resumes."""
+        seconds = self._status.seconds
+        phases = [f"{phase} {duration(value)}" for phase, value in seconds.items() if value >= 0.5]
+        yield f"time: {duration(sum(seconds.values()))}" + (f" ({', '.join(phases)})" if len(phases) > 1 else "")
+        if state is not RunState.COMPLETED:
+            yield f"resume: {resume_command(self.folder.path)}"
+
+
+@contextmanager
+def open_run(config: RunConfig, *, stop_message: str = STOP_MESSAGE) -> Iterator[Run]:
+    """Open the folder of a run, and turn the first signal into a request to stop.
+
+    Raises:
+        UserError: the folder is in use, holds another run or none to resume.
+    """
+    with ExitStack() as stack:
+        stop = stack.enter_context(stop_signals(message=stop_message, ends_process=True))
+        folder = RunFolder(Path(config.log_dir), resume=config.resume, overwrite=config.overwrite_existing_exp)
+        yield Run(config, stack.enter_context(folder), stop, stack)
+
+
+def resume_command(folder: Path, *, command: str = "train") -> str:
+    """Return the command line that resumes the run in a folder."""
+    return f"{program(command)} log_dir={shlex.quote(str(folder))} resume=true"
+
+
+class _Page:
+    """report.html of one session, rewritten by another process during the run."""
+
+    def __init__(self, folder: RunFolder, every: float | None) -> None:
+        """Start the process; `every` is its interval in seconds, 0: only the final page, None: no page."""
+        self._folder, self._every = folder, every
+        self.path = folder.path / PAGE_NAME
+        self._is_announced = not every  # without pages during the run there is nothing to name
+        self._follower: Follower | None = None
+        if every is not None:
+            folder.claim(PAGE_NAME)
+            self._version = _version(self.path)
+            self._follower = Follower(folder.path, every=every)
+
+    def announce(self, report_line: Callable[[str], None]) -> None:
+        """Print the path of the page once it exists."""
+        if not self._is_announced and _version(self.path) != self._version:
+            self._is_announced = True
+            report_line(f"report: {self.path}, rewritten every {self._every:g} s")
+
+    def write(self) -> bool:
+        """Write the final page; return whether it is there."""
+        if self._every is None:
+            return False
+        from gflownet.report.page import page_of, read_run  # the templates are not needed before
+
+        try:
+            page = page_of(read_run(self._folder.path))
+            self.close()  # as late as possible: a kill before would leave an old page
+            with locked_folder(self._folder.path):
+                write_whole(self.path, page)
+        except Exception as error:
+            _log.warning("%s was not written: %s", self.path, " ".join(str(error).split()))
+            return False
+        return True
+
+    def close(self) -> None:
+        """End the process that rewrites the page."""
+        if self._follower is not None:
+            self._follower.stop()
+
+
+def _is_closed_output(error: BaseException) -> bool:
+    """Return whether the reader of stdout has closed it; further output is discarded."""
+    if isinstance(error, SystemExit):  # of rich, which discards the output
+        return isinstance(error.__context__, BrokenPipeError)
+    return isinstance(error, BrokenPipeError) and discard_output_without_reader()
+
+
+def _version(path: Path) -> int | None:
+    """Return the time of the last write of a file, None without one."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None

@@ -1,0 +1,295 @@
+"""The search of a run: the policy is trained on scores, or a search method takes rounds, then trains it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, nullcontext, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gflownet.data.rollouts import local_rollouts, worker_rollouts
+from gflownet.data.source import Rollout
+from gflownet.errors import counted
+from gflownet.evaluation.constraints import best_within
+from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
+from gflownet.interrupts import on_alarm
+from gflownet.learning.learner import fit, sampled_rollouts
+from gflownet.mdp.policy import PolicyFunction
+from gflownet.mdp.states import GraphStates
+from gflownet.report.leaders import current_leaders
+from gflownet.run.executor_status import ExecutorStatus, simulated_time
+from gflownet.run.parts import SAMPLER_STREAM, Parts
+from gflownet.run.progress import mean
+from gflownet.run.quarantine import Reopened
+from gflownet.run.run import Run
+from gflownet.run.run_log import StepSamples
+from gflownet.run.stage import StepStage
+from gflownet.run_status import Phase
+from gflownet.search.loop import SearchLoop, SearchStep
+from gflownet.training.random_states import get_random_state, set_random_state
+from gflownet.workers.process import stream_seed
+from gflownet.workers.transport import make_transport
+
+NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json, without a final stage
+
+
+class SearchStage(StepStage):
+    """Search until the last step, a signal or the end of the budget."""
+
+    def __init__(self, parts: Parts, evaluator: Dispatcher, *, reopened: Reopened | None) -> None:
+        """Take the evaluator of the search, and earlier failures that are evaluated again."""
+        self._parts, self._evaluator, self._reopened = parts, evaluator, reopened
+        self._executors = ExecutorStatus(evaluator)
+        self._before = parts.progress.num_distinct, parts.progress.seconds
+        self._best_score, self._has_time_line = -math.inf, not parts.task.is_noisy
+        self.checkpoint_every = parts.config.checkpoint_every
+
+    @property
+    def step(self) -> int:
+        """Return the number of completed steps."""
+        return self._parts.step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the parts."""
+        return self._parts.state_dict()
+
+    def run(self, run: Run) -> None:
+        """Take the steps of the search."""
+        parts, evaluator = self._parts, self._evaluator
+        with on_alarm(evaluator.executor.interrupt) if parts.config.budget.seconds else nullcontext():
+            super().run(run)
+        if not run.is_stopped:
+            run.store.abandon(run=parts.run_id)
+        if parts.halving is not None:
+            run.logger.print(str(parts.halving))
+        if evaluator.executor.simulated_clock is not None:
+            run.logger.print(simulated_time(evaluator))
+
+    def steps(self, run: Run) -> Iterator[dict[str, float]]:
+        """Take the steps, and yield the metrics of each."""
+        parts, evaluator = self._parts, self._evaluator
+
+        def watch() -> None:
+            run.logger.show({"seconds": evaluator.budget.seconds, **self._executors.metrics()})
+            run.refresh()
+
+        evaluator.watch = watch
+        if self._reopened is not None:
+            self._evaluate_again(self._reopened, run.logger.print)
+        if parts.search is None:
+            if parts.config.num_workers:
+                run.logger.print(f"starting {counted(parts.config.num_workers, 'worker')}")
+            with run.phase(Phase.TRAINING), closing(self._rollouts()) as rollouts:
+                yield from parts.fit(self._until_stopped(rollouts, run))
+            return
+        with run.phase(Phase.SEARCH):
+            yield from self._rounds(parts.search, run)
+        if not run.is_stopped and parts.trains_sampler and len(parts.search.history):
+            with run.phase(Phase.SAMPLER):
+                yield from self._sampler_steps(parts.search, run)
+
+    def write(self, run: Run, metrics: dict[str, float]) -> None:
+        """Write the metrics of a step, with its failures and the status of the executor."""
+        parts, evaluator, logger, progress = self._parts, self._evaluator, run.logger, self._parts.progress
+        config = parts.config
+        for line in progress.new_failures:
+            logger.warn(f"step {self.step}: {line}")
+        if parts.search is None and config.validate_every and self.step % config.validate_every == 0:
+            with suppress(EvaluationStoppedError):
+                metrics |= self._validate()
+        progress.seconds = evaluator.budget.seconds
+        elapsed = progress.seconds - self._before[1]  # 0 while no simulated time has passed
+        rate = (progress.num_distinct - self._before[0]) / elapsed if elapsed else 0.0
+        metrics |= {"evaluations_per_second": rate, "seconds": progress.seconds, **self._executors.metrics()}
+        if parts.halving is not None:
+            metrics |= parts.halving.metrics()
+        if progress.best_score > self._best_score:
+            self._best_score = progress.best_score
+            self._name_best(run)
+        logger.write(self.step, metrics, progress.samples)
+        if not self._has_time_line and evaluator.mean_seconds:
+            self._has_time_line = True
+            logger.print(parts.plan.time_line(evaluator.mean_seconds, num_evaluated=progress.num_distinct))
+        if self.step % self.checkpoint_every == 0:
+            self._write_leaders(run)
+
+    def finish(self, run: Run, *, is_abandoned: bool) -> None:
+        """Note the used time, and cancel rollouts that workers have prepared ahead."""
+        self._parts.progress.seconds = self._evaluator.budget.seconds
+        self._evaluator.cancel()
+
+    def _name_best(self, run: Run) -> None:
+        """Show the best architecture so far in the words of the task."""
+        task, from_dict = self._parts.task, self._parts.env.terminal_type.from_dict
+        for record in best_within(run.store, 1, task.limits):
+            graph = json.loads(record.graph)
+            run.logger.name_best(lambda graph=graph: task.words(from_dict(graph)))
+
+    def _write_leaders(self, run: Run) -> None:
+        """Log the best architectures so far."""
+        if not run.logger.has_media:
+            return
+        records = best_within(run.store, NUM_REPORTED, self._parts.task.limits)
+        draw = partial(current_leaders, task=self._parts.task, from_dict=self._parts.env.terminal_type.from_dict)
+        run.logger.write_leaders([record.hash for record in records], lambda: draw(records))
+
+    def _evaluate_again(self, reopened: Reopened, report_line: Callable[[str], None]) -> None:
+        """Evaluate failures of earlier, smaller limits; the search method learns from the new results."""
+        for line in reopened.lines:
+            report_line(line)
+        candidates = list(map(self._parts.env.terminal_type.from_dict, reopened.graphs))
+        with suppress(EvaluationStoppedError):  # the next step ends the search
+            evaluations = self._evaluator.evaluate(candidates, step=self.step)
+            if self._parts.search is not None:
+                self._parts.search.revise(evaluations)
+
+    def _until_stopped(self, rollouts: Iterator[Rollout], run: Run) -> Iterator[Rollout]:
+        """Yield the rollouts until a signal or the end of the budget."""
+        while not run.is_stopped:
+            replay, random_state = self._parts.replay.state_dict(), get_random_state()
+            try:
+                rollout = next(rollouts)
+            except EvaluationStoppedError as error:  # a resumed run repeats the step
+                self._parts.replay.load_state_dict(replay)
+                set_random_state(random_state)
+                if not run.is_stopped:
+                    run.logger.print(f"{error} after step {self.step}")
+                return
+            yield rollout
+
+    def _rollouts(self) -> Generator[Rollout]:
+        """Return the rollouts of the next steps."""
+        parts, config, teacher = self._parts, self._parts.config, self._parts.auxiliary.teacher
+        arguments: dict[str, Any] = {
+            "policy": parts.learner.sampling,
+            "evaluator": self._evaluator,
+            "replay": parts.replay,
+            "first_step": self.step + 1,
+            "teacher": None if teacher is None else teacher.policy,
+        }
+        if parts.asynchronous is not None:
+            return parts.asynchronous.rollouts(num_steps=config.num_training_steps, **arguments)
+        if not config.num_workers:
+            return local_rollouts(parts.source, **arguments)
+        transport = make_transport(buffer_size=config.mp_buffer_size, pickle_messages=config.pickle_mp_messages)
+        return worker_rollouts(
+            parts.source, **arguments, num_workers=config.num_workers, transport=transport, config=config.workers
+        )
+
+    def _validate(self) -> dict[str, float]:
+        """Return the mean score of a batch sampled without exploration, and of a greedy one with action values.
+
+        Training is not affected.
+        """
+        parts = self._parts
+        policies: dict[str, PolicyFunction] = {"validation_score_mean": parts.learner.sampling}
+        if parts.auxiliary.action_values is not None:
+            greedier = parts.auxiliary.action_values.greedier(policies["validation_score_mean"])
+            policies["greedy_score_mean"] = greedier
+        metrics = {}
+        for name, policy in policies.items():
+            sampled = parts.source.sample_on_policy(self.step, policy=policy)
+            _, evaluations = parts.source.evaluated(sampled, self._evaluator, step=self.step)
+            metrics[name] = mean([evaluation.score for evaluation in evaluations])
+        return metrics
+
+    def _rounds(self, search: SearchLoop, run: Run) -> Iterator[dict[str, float]]:
+        """Take the remaining rounds of a search method, and yield the metrics of each."""
+        parts, was_fallback = self._parts, False
+        with closing(search.steps(self._evaluator)) as steps:
+            while not run.is_stopped and not search.end:
+                try:
+                    step = next(steps, None)
+                except EvaluationStoppedError as error:  # a resumed run repeats the round
+                    if not run.is_stopped:
+                        search.end = str(error)
+                        break
+                    return
+                if step is None:
+                    break
+                parts.step += 1
+                was_fallback = _report_fallback(
+                    step, was_fallback, lambda text: run.logger.print(f"step {parts.step}: {text}")
+                )
+                yield parts.progress.add(step.evaluations) | step.metrics
+        if search.end:
+            run.logger.print(f"the search ends after step {parts.step}: {search.end}")
+
+    def _sampler_steps(self, search: SearchLoop, run: Run) -> Iterator[dict[str, float]]:
+        """Train the policy on completed scores, and yield the metrics of each step.
+
+        A policy that was trained on fewer evaluations is trained again.
+        """
+        parts = self._parts
+        if search.num_trained_on not in (0, len(search.history)):  # the search has continued with a larger budget
+            parts.learner = parts.build_learner()  # the same weights, a new schedule
+        search.num_trained_on = len(search.history)
+        first_step = parts.learner.num_steps_done + 1
+        if first_step <= parts.config.num_training_steps:
+            run.logger.print("the policy is trained on measured and predicted scores")
+        rollouts = (_sampler_rollout(parts, search, number) for number in itertools.count(first_step))
+        for step in fit(parts.learner, rollouts, num_steps=parts.config.num_training_steps, first_step=first_step):
+            parts.step += 1
+            log_reward = step.rollout.trajectories.log_reward
+            parts.progress.samples = StepSamples.of(log_rewards=log_reward.tolist())
+            yield {**step.metrics, "log_reward_mean": float(log_reward.mean())}
+            if run.is_stopped:
+                return
+
+
+def completed_scores(search: SearchLoop) -> Callable[[GraphStates], tuple[Tensor, Tensor]]:
+    """Return a function that maps terminal states [B] to their completed scores and to which are measured, [B] bool."""
+
+    def complete(states: GraphStates) -> tuple[Tensor, Tensor]:
+        codes = search.history.env.identify(states).tolist()
+        is_measured = torch.tensor([search.history.position(code) is not None for code in codes], dtype=torch.bool)
+        return search.method.completed_scores(states), is_measured
+
+    return complete
+
+
+def closing_line(parts: Parts, search: SearchLoop, *, has_converged: bool | None) -> str:
+    """Return why the search has ended, and whether its sampler has converged; None: not measured."""
+    sampler = "no policy was trained"
+    if parts.learner.num_steps_done:
+        sampler = {
+            None: "whether the policy has converged is not measured (certify=true)",
+            True: "the policy has converged to the completed reward",
+            False: "the policy has not converged to the completed reward; more num_training_steps may help",
+        }[has_converged]
+    end, num = search.end or "stopped", search.history.num_new
+    total = "" if end.startswith(counted(num, "evaluation")) else f", {counted(num, 'evaluation')} in all"
+    return f"search.method={parts.config.search.method}: {end}{total}; {sampler}"
+
+
+def _sampler_rollout(parts: Parts, search: SearchLoop, number: int) -> Rollout:
+    """Return trajectories of the policy with rewards of measured and predicted scores."""
+    task, num = parts.task, parts.config.algo.num_from_policy
+    return next(
+        sampled_rollouts(
+            parts.context,
+            parts.learner.sampling,
+            log_reward=lambda states, conditioning: task.log_reward(
+                search.method.completed_scores(states).float(), conditioning
+            ),
+            conditioning=lambda generator: task.sample_conditioning(num, generator=generator),
+            generator=torch.Generator().manual_seed(stream_seed(parts.config.seed, SAMPLER_STREAM, number)),
+            exploration=parts.source.options.exploration,
+        )
+    )
+
+
+def _report_fallback(step: SearchStep, before: bool, report_line: Callable[[str], None]) -> bool:
+    """Print a line where the use of the surrogate ends or begins again; return whether it has ended."""
+    is_fallback = bool(step.metrics.get("fallback", 0.0))
+    if is_fallback and not before:
+        report_line("the surrogate predicts no better than the mean score: mutations and random candidates instead")
+    elif before and not is_fallback:
+        report_line("the surrogate predicts better than the mean score again: it is used")
+    return is_fallback
