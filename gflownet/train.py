@@ -48,6 +48,7 @@ def _build(command: Command) -> GFNTrainer | None:
     from gflownet.config import Config, command_config, to_yaml
     from gflownet.config_checks import validate
     from gflownet.objectives.config import OBJECTIVES
+    from gflownet.start_checks import check_start
     from gflownet.startup import StartUp
 
     config = command_config(command.config, command.overrides)
@@ -57,6 +58,7 @@ def _build(command: Command) -> GFNTrainer | None:
             OBJECTIVES.load(config.algo.method).check_config(config)
         print(to_yaml(config), end="")
         return None
+    check_start(config)
     startup = StartUp(config.console)
     with startup.step("import of the packages"):
         from gflownet.trainer import GFNTrainer

@@ -61,6 +61,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"report": None, "extensions": None},
     {
         "config_checks": None,
+        "start_checks": {"config", "options", "run_marker", "run_status", "evaluation"},
         "run": {"config", "console", "progress_view", "evaluation", "metrics", "report", "run_marker", "run_status"},
     },
     {"cli": None, "components": None},
