@@ -62,7 +62,11 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     },
     {"config": None},
     {"report": None, "extensions": None},
-    {"config_checks": None, "cli": None},
+    {
+        "config_checks": None,
+        "start_checks": {"config", "options", "run_marker", "run_status", "evaluation"},
+        "cli": None,
+    },
     {"run": None},
     {
         "train": None,

@@ -20,7 +20,7 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = name.partition(":")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device: expected one of this machine, which has {torch.cuda.device_count()} GPUs, got {name}")
+        raise UserError(f"device: expected cpu or one of {torch.cuda.device_count()} CUDA devices, got {name}")
     return torch.device(name)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gflownet.rhn.server.access import Origins
 from gflownet.rhn.server.errors import RequestError
-from gflownet.rhn.server.origins import Origins
 
 ORIGINS = Origins(frozenset({"Models.example", "192.0.2.7", "2001:db8::1"}), frozenset({"https://App.example:8443"}))
 
