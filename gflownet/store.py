@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from gflownet.command_line import CommandLine, positive_integer, print_plain_messages, program, run_command
 from gflownet.errors import UserError, counted, printable
+from gflownet.files import read_yaml
 from gflownet.rhn.stack_choices import choices_in_words
+from gflownet.trust import CONFIG_NAME, HELP, check_config, trusting
 
 if TYPE_CHECKING:
     from gflownet.evaluation.store_overview import Row, StoreOverview
@@ -31,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def store() -> None:
         options = parse(sys.argv[1:] if argv is None else argv)
-        with _open(options.location, creates=options.command is import_rows) as overview:
+        with trusting(options.trust), _open(options.location, creates=options.command is import_rows) as overview:
             options.command(overview, options)
 
     return run_command(store)
@@ -55,6 +57,7 @@ def command_line() -> CommandLine:
         subparser = commands.add_parser(name, help=text, description=f"{text}.")
         subparser.set_defaults(command=command)
         subparser.add_argument("location", metavar="LOCATION", help=LOCATION_HELP)
+        subparser.add_argument("--trust", action="store_true", help=HELP)
         return subparser
 
     add("ls", list_runs, "print tasks and runs: rows by status, best score, times")
@@ -176,6 +179,7 @@ def _location(text: str) -> str:
         return str(folder / STORE_NAME)
     url = _store_url_of_run(folder)
     if url:
+        check_config(folder, {"evaluation": {"store_url": url}})
         return _interpolated(url)
     raise UserError(f"{folder}: expected a run folder, got one without {STORE_NAME}")
 
@@ -192,17 +196,12 @@ def _interpolated(text: str) -> str:
 
 def _store_url_of_run(folder: Path) -> str:
     """Return evaluation.store_url of the config of a run folder as it is written; empty without one."""
-    from omegaconf import OmegaConf
-
-    from gflownet.config import CONFIG_NAME
-
     path = folder / CONFIG_NAME
     if not path.is_file():
         return ""
     try:
-        config: Any = OmegaConf.to_container(OmegaConf.load(path))
-        return config["evaluation"]["store_url"]
-    except Exception as error:
+        return read_yaml(path)["evaluation"]["store_url"]
+    except (UserError, KeyError, TypeError) as error:
         raise UserError(f"{path}: expected the config of a run with evaluation.store_url ({error})") from None
 
 

@@ -18,6 +18,7 @@ from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.states import GraphStates
+from gflownet.trust import checked_names
 
 _SCORES = ("score", "validation_score")  # names of the score in an entry; the second is used by a run's report
 
@@ -33,13 +34,15 @@ def load_offline(config: OfflineConfig, context: GraphBuildingEnvContext, task: 
     """
     if not config.path:
         return None
-    entries = _read(Path(config.path))
+    path = Path(config.path)
+    entries = _read(path)
     graphs, scores = [], []
     for name, entry in entries:
         try:
             if not isinstance(entry, Mapping):
                 raise ValueError(f"expected an object, got {entry!r}")
-            graphs.append(context.env.terminal_type.from_dict(entry["graph"]))
+            with checked_names(path, entry["graph"], folder=path.parent):
+                graphs.append(context.env.terminal_type.from_dict(entry["graph"]))
             scores.append(_score(entry, task))
         except (KeyError, TypeError, ValueError) as error:
             reason = f"expected a field {error}" if isinstance(error, KeyError) else error

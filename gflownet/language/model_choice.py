@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gflownet.command_line import did_you_mean
-from gflownet.config import read_yaml
 from gflownet.errors import UserError
+from gflownet.files import read_yaml
 from gflownet.language.config import LanguageConfig
 from gflownet.report.architectures import TOP_NAME
 from gflownet.rhn.checkpoint import KINDS

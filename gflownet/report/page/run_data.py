@@ -26,6 +26,7 @@ from gflownet.report.page.secrets import masked, masked_options
 from gflownet.run_marker import RunMarker, read_marker
 from gflownet.run_status import STATUS_NAME, RunState, RunStatus, read_status
 from gflownet.search.config import AUTO, GFLOWNET
+from gflownet.trust import is_trusted
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's is ten times faster
 
@@ -178,7 +179,7 @@ def read_run(folder: Path) -> RunData:
         config_text=yaml.dump(masked_options(tree), Dumper=_DUMPER, sort_keys=False, allow_unicode=True),
         status=status,
         metrics=_metric_rows(folder / "metrics.jsonl", problems),
-        evaluations=_evaluations(folder, _store_url(tree, problems), run=run_id, problems=problems),
+        evaluations=_evaluations(folder, _store_url(folder, tree, problems), run=run_id, problems=problems),
         top=listed("top_architectures.json", is_needed=is_after_end),
         references=listed("references.json", is_needed=False),
         front=listed("pareto_front.json", is_needed=False),
@@ -233,10 +234,13 @@ def _unknown_limits(tree: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _store_url(tree: Mapping[str, Any], problems: list[str]) -> str | None:
-    """Return evaluation.store_url with interpolations replaced, None if that is impossible."""
+def _store_url(folder: Path, tree: Mapping[str, Any], problems: list[str]) -> str | None:
+    """Return evaluation.store_url with interpolations replaced, None if impossible or not trusted."""
     group = tree.get("evaluation")
     text = str((group.get("store_url") if isinstance(group, Mapping) else "") or "")
+    if text and not is_trusted(folder):
+        problems.append("evaluation.store_url is not read, as another user's run wrote it; --trust connects to it.")
+        return None
     if "${" not in text:
         return text
     try:
