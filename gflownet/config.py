@@ -24,7 +24,7 @@ from gflownet.evaluation.config import (
     FinalConfig,
 )
 from gflownet.evaluation.tasks import TASKS
-from gflownet.files import read_yaml
+from gflownet.files import check_yaml_depth, read_yaml
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
 from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, Interval, Option, find_options, groups_of, option
 from gflownet.policy.config import ModelConfig
@@ -356,6 +356,7 @@ def _parse_override(override: str, options: Mapping[str, Option] = OPTIONS) -> d
     if not (key and equals):
         raise UserError(f"{override}: expected KEY=VALUE, for example {nearest_key(key.lstrip('-'), options)}=VALUE")
     try:
+        check_yaml_depth(override.partition("=")[2])
         return cast(dict[str, Any], _omegaconf().to_container(_omegaconf().from_dotlist([override]), resolve=False))
     except (_yaml().YAMLError, _errors().OmegaConfBaseException, ValueError, RecursionError) as error:
         raise UserError(f"{key}: expected a YAML value, got {override!r}: {_one_line(error)}") from None

@@ -125,9 +125,7 @@ def read_text(path: str | Path, *, key: str) -> str:
     if not path or not Path(path).is_file():
         raise UserError(f"{key}: expected the path of a file, got {str(path)!r}, no file")
     try:
-        check_size(path, Path(path).stat().st_size)
-        content = Path(path).read_bytes()
-        return (gunzip(content, name=path) if Path(path).suffix == ".gz" else content).decode("utf-8-sig")
+        return read_bytes(Path(path)).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{key}: expected UTF-8 text in {path}, got other bytes at {error.start}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -169,24 +167,37 @@ def check_yaml_depth(text: str) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text. Raises ValueError for another text, or one that is too large or deep."""
-    check_size("JSON", len(text))
+    """Return the value of a JSON text. Raises ValueError for another text, UserError for one too large or deep."""
     text = text if isinstance(text, str) else text.decode()
+    check_json(text)
+    return json.loads(text)
+
+
+def check_json(text: str) -> None:
+    """Raise UserError for a JSON text that is too large or deep to parse."""
+    check_size("JSON", len(text))
     if text.count("[") + text.count("{") > MAX_DEPTH:
         depth = 0
         for bracket in re.findall(r"[\[\]{}]", _STRING.sub("", text)):
             depth += 1 if bracket in "[{" else -1
             if depth > MAX_DEPTH:
-                raise ValueError(f"expected at most {MAX_DEPTH} nested levels, got more")
-    return json.loads(text)
+                raise UserError(f"JSON: expected at most {MAX_DEPTH} nested levels, got more")
 
 
-def gunzip(content: bytes, *, name: object) -> bytes:
-    """Return the content of a gzip file. Raises UserError beyond MAX_BYTES; as gzip for a damaged one."""
-    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-        data = file.read(MAX_BYTES + 1)
-    check_size(name, len(data))
-    return data
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file, unzipped if its name ends in .gz.
+
+    Raises:
+        UserError: more than MAX_BYTES, zipped or not.
+        OSError, EOFError, zlib.error: an unreadable file, or a damaged gzip file.
+    """
+    check_size(path, path.stat().st_size)
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    with gzip.open(path) as file:
+        content = file.read(MAX_BYTES + 1)
+    check_size(path, len(content))
+    return content
 
 
 def check_size(name: object, num_bytes: int, *, most: int | None = None) -> None:

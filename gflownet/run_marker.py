@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gflownet.errors import UserError
-from gflownet.files import write_whole
+from gflownet.files import parse_json, write_whole
 from gflownet.trust import CONFIG_NAME, MARKER_NAME, mark_of, may_mark
 
 MARKER_FORMAT = 1
@@ -47,7 +47,7 @@ def read_marker(folder: Path) -> RunMarker | None:
     if path.is_symlink():
         raise UserError(f"{path}: expected a file, got a link, which is not followed")
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gflownet.command_line import CommandLine, positive_integer, print_plain_messages, program, run_command
 from gflownet.errors import UserError, counted, printable
-from gflownet.files import read_yaml
+from gflownet.files import parse_json, read_yaml
 from gflownet.rhn.stack_choices import choices_in_words
 from gflownet.trust import CONFIG_NAME, HELP, check_config, trusting
 
@@ -267,7 +267,7 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 def _task(context: str | None) -> str:
     """Return the name of the task of a context."""
     try:
-        values = json.loads(context or "")
+        values = parse_json(context or "")
     except ValueError:
         return "-"
     return str(values.get("task", "-")) if isinstance(values, Mapping) else "-"
@@ -276,7 +276,7 @@ def _task(context: str | None) -> str:
 def _words(row: Row) -> str:
     """Return the stack of a language model in words; empty for other candidates and damaged rows."""
     try:
-        return choices_in_words(json.loads(row["graph"]), width=json.loads(row["metrics"]).get("width"))
+        return choices_in_words(parse_json(row["graph"]), width=parse_json(row["metrics"]).get("width"))
     except (ValueError, TypeError, AttributeError):
         return ""
 
@@ -288,7 +288,7 @@ def _choices(rows: Sequence[Row]) -> Iterator[tuple[Row, str]]:
     contexts: dict[str, list[tuple[Row, dict[str, Any]]]] = {}
     for row in rows:
         with suppress(ValueError):
-            if not _words(row) and (values := values_of(json.loads(row["graph"]))):
+            if not _words(row) and (values := values_of(parse_json(row["graph"]))):
                 contexts.setdefault(row["context"], []).append((row, values))
     for settings in contexts.values():
         first = differing([values for _, values in settings])
@@ -297,7 +297,7 @@ def _choices(rows: Sequence[Row]) -> Iterator[tuple[Row, str]]:
 
 def _graph(row: Row) -> str:
     try:
-        return json.dumps(json.loads(row["graph"]))
+        return json.dumps(parse_json(row["graph"]))
     except ValueError:
         return json.dumps(row["graph"])
 

@@ -16,6 +16,7 @@ from gflownet.data.sampler import sample_backward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask, Score
+from gflownet.files import parse_json
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.states import GraphStates
 from gflownet.trust import checked_names
@@ -65,9 +66,9 @@ def _read(path: Path) -> list[tuple[str, Any]]:
     lines = [(f"line {number}", line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
     try:
         if text.lstrip().startswith("["):
-            entries = [(f"entry {position}", entry) for position, entry in enumerate(json.loads(text))]
+            entries = [(f"entry {position}", entry) for position, entry in enumerate(parse_json(text))]
         else:
-            entries = [(name, json.loads(line)) for name, line in lines]
+            entries = [(name, parse_json(line)) for name, line in lines]
     except json.JSONDecodeError as error:
         raise UserError(f"offline.path: expected JSON lines or a JSON list, got {path} ({error})") from None
     if not entries:

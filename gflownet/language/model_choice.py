@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from typing import Any
 
 from gflownet.command_line import did_you_mean
 from gflownet.errors import UserError
-from gflownet.files import read_yaml
+from gflownet.files import parse_json, read_yaml
 from gflownet.language.config import LanguageConfig
 from gflownet.report.architectures import TOP_NAME
 from gflownet.rhn.checkpoint import KINDS
@@ -82,7 +81,7 @@ def _found(run: Path, rank: int) -> dict[str, Any]:
     """Return the model of a rank in top_architectures.json."""
     path = run / TOP_NAME if os.path.isdir(run) else run
     try:
-        entries = json.loads(path.read_bytes())
+        entries = parse_json(path.read_bytes())
     except OSError as error:
         raise UserError(f"--from: expected a run of a search with {TOP_NAME}, got {run} ({error.strerror})") from None
     except ValueError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from gflownet.errors import UserError
+from gflownet.files import parse_json
 from gflownet.language.config import LanguageConfig
 from gflownet.language.memory import check_memory
 from gflownet.language.model_choice import choose_model, default_rate, model_words
@@ -95,7 +95,7 @@ def set_up(config: LanguageConfig, stored_model: Path | None) -> Setup:
 def _stored(path: Path) -> dict[str, Any]:
     """Return the description of the model of a resumed run."""
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: expected the model of the run, got a missing or damaged file ({error})") from None
 

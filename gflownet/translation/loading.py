@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from gflownet.errors import UserError
+from gflownet.files import parse_json
 from gflownet.graphs.assignment import values_of
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations.values import shown
@@ -141,7 +141,7 @@ def load_graph(path: str | Path, rank: int = 0, *, trust: bool = False) -> Compu
 
 def _entry(path: Path, rank: int) -> dict[str, Any]:
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: expected a run's {_TOP_NAME}, got none ({error.strerror})") from None
     except (ValueError, RecursionError) as error:

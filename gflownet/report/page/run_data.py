@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.store_overview import StoreOverview
 from gflownet.evaluation.store_rows import EvaluationRecord, record_of
+from gflownet.files import parse_json, read_yaml
 from gflownet.report.page.features import Description, described
 from gflownet.report.page.secrets import masked, masked_options
 from gflownet.run_marker import RunMarker, read_marker
@@ -122,7 +122,7 @@ class RunData:
     @cached_property
     def described(self) -> list[Description]:
         """Features and sizes of `feasible`."""
-        return [described(json.loads(record.graph)) for record in self.feasible]
+        return [described(parse_json(record.graph)) for record in self.feasible]
 
 
 def number_of(value: object) -> float | None:
@@ -199,13 +199,10 @@ def _marker(folder: Path, problems: list[str]) -> RunMarker | None:
 def _options(path: Path, problems: list[str]) -> dict[str, Any]:
     """Return the options of config.yaml, empty if it is damaged."""
     try:
-        tree = yaml.safe_load(path.read_bytes())
-    except (OSError, ValueError, yaml.YAMLError):
-        tree = None
-    if not isinstance(tree, dict):
+        return read_yaml(path)
+    except UserError:
         problems.append(f"{path.name} is damaged: the options are unknown, defaults are shown.")
         return {}
-    return tree
 
 
 def _completed(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,7 +257,7 @@ def _metric_rows(path: Path, problems: list[str]) -> list[dict[str, Any]]:
         return []
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict) and isinstance(row.get("step"), int):
@@ -291,7 +288,7 @@ def _evaluations(folder: Path, url: str | None, *, run: str, problems: list[str]
 def _json(path: Path, problems: list[str], *, is_needed: bool = False) -> Any:
     """Return the content of a file, None for a missing or damaged one."""
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except OSError:
         if is_needed:
             problems.append(f"{path.name} is missing.")
