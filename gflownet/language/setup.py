@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,6 @@ from torch import nn
 
 from gflownet.errors import UserError
 from gflownet.language.config import LanguageConfig
-from gflownet.language.memory import check_memory
 from gflownet.language.model_choice import choose_model, default_rate, model_words
 from gflownet.language.text import Tokens, encode, read_text
 from gflownet.language.tokenizing import choose_codec, name_of, reproduces
@@ -25,6 +25,10 @@ from gflownet.rhn.text_codec import TextCodec, load_text_codec
 from gflownet.training.precision import Precision, choose_device, has_bfloat16
 
 _CHECKED_CHARACTERS = 20_000  # of the validation part, on which a tokenizer has to reproduce the text
+_GIGABYTE = 10**9
+# Bytes of float32 for a parameter: its weight, its gradient, and one moment of the optimiser or more.
+_PARAMETER_BYTES = 12
+_TOKEN_BYTES, _LOGIT_BYTES = 8, 4
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def set_up(config: LanguageConfig, stored_model: Path | None) -> Setup:
     parts = {name: encode(pieces, codec) for name, pieces in text.parts().items()}
     _check_lengths(parts, config)
     where = config.from_run or config.model
-    check_memory(config, description, where, device)
+    _check_memory(config, description, where, device)
     torch.manual_seed(config.seed)
     model = model_of(description, where).to(device)
     return Setup(
@@ -126,3 +130,44 @@ def _precision(config: LanguageConfig, model: nn.Module, device: torch.device) -
         return config.precision
     is_measured = isinstance(model, RecurrentStack) and not has_rhn
     return "bfloat16" if is_measured and has_bfloat16(device) else "float32"
+
+
+def _check_memory(config: LanguageConfig, description: Mapping[str, Any], where: str, device: torch.device) -> None:
+    """Raise UserError for a model or a batch that needs more than all memory of the device.
+
+    Only what a step holds at least is counted: weights, gradients and one moment, the tokens of a batch, its logits.
+
+    Args:
+        config: of the run.
+        description: of the model, see `gflownet.rhn.checkpoint.describe`.
+        where: option of the model, the start of an error message.
+        device: of the training.
+    """
+    memory = _memory_of(device)
+    try:
+        with torch.device("meta"):  # no memory
+            model = model_of(description, where)
+    except RuntimeError as error:
+        raise UserError(
+            f"{where}: expected a model that fits into {_size(memory)}, got one that no tensor holds"
+        ) from error
+    size = _PARAMETER_BYTES * sum(parameter.numel() for parameter in model.parameters())
+    if size > memory:
+        got = f"got a model whose training needs at least {_size(size)}"
+        raise UserError(f"{where}: expected sizes that fit into the memory of {_size(memory)}, {got}")
+    vocabulary_size = description["config"]["vocabulary_size"]
+    size = config.rows * config.sequence_length * (_TOKEN_BYTES + _LOGIT_BYTES * vocabulary_size)
+    if size > memory:
+        got = f"got {config.rows} rows of {config.sequence_length} tokens, at least {_size(size)}"
+        raise UserError(f"rows: expected a batch that fits into the memory of {_size(memory)}, {got}")
+
+
+def _memory_of(device: torch.device) -> int:
+    """Return the bytes of a device's memory, used ones included."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / _GIGABYTE:,.0f} GB"
