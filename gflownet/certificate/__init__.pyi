@@ -17,5 +17,5 @@ from .result import ExactCertificate as ExactCertificate
 from .result import RuleReport as RuleReport
 from .result import RunCertificate as RunCertificate
 from .rules import check_rules as check_rules
-from .store import CertificateStore as CertificateStore
+from .subject import CertificateStore as CertificateStore
 from .subject import Subject as Subject
