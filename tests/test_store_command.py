@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gflownet.cli.store import main
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore, Identity
 from gflownet.evaluation.store_overview import StoreOverview
 from gflownet.graphs.assignment import Assignment
-from gflownet.store import main
 from tests.evaluation.stub_rows import StubCandidate, record
 
 CONTEXT = '{"task": "digits"}'

@@ -14,9 +14,9 @@ from rich.table import Table
 from gflownet.certificate import words
 from gflownet.certificate.result import Certified, RunCertificate
 from gflownet.certificate.words import errors, findings, has_converged, rule_findings
-from gflownet.console import print_line
 from gflownet.errors import counted
 from gflownet.files import json_text, write_whole
+from gflownet.terminal.console import print_line
 
 _MAX_ERRORS = 3  # failed rules with their own line; the others are consequences of these in most cases
 

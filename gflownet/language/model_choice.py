@@ -9,13 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gflownet.command_line import did_you_mean
 from gflownet.config import read_yaml
 from gflownet.errors import UserError
 from gflownet.language.config import LanguageConfig
 from gflownet.report.architectures import TOP_NAME
 from gflownet.rhn.checkpoint import KINDS
 from gflownet.rhn.config import StackConfig, StackLayer, stack_words
+from gflownet.terminal.arguments import did_you_mean
 
 # Of LSTM layers: at equal CPU seconds they are ahead of GRU and RHN layers (docs/language-models.md).
 MODELS = {

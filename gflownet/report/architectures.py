@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save
 
-from gflownet.console import ReportRow
 from gflownet.errors import counted
 from gflownet.evaluation.final import TopArchitecture
 from gflownet.evaluation.task import GFNTask
@@ -20,6 +19,7 @@ from gflownet.graphs.assignment import Assignment, as_yaml, differing
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.drawing import to_svg
 from gflownet.graphs.node_link import has_module
+from gflownet.terminal.console import ReportRow
 
 if TYPE_CHECKING:
     from gflownet.metrics.statistics import Interval

@@ -12,7 +12,6 @@ from typing import Any
 
 from rich.console import Console
 
-from gflownet.console import ReportRow, print_front, print_line, print_report
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.final import FinalStage, TopArchitecture
 from gflownet.evaluation.store import EvaluationRecord
@@ -24,6 +23,7 @@ from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, is_loadable, 
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME, write_pareto_front
 from gflownet.report.references import reference_rows, references_of, verdict_lines
 from gflownet.report.verdict import spent_line
+from gflownet.terminal.console import ReportRow, print_front, print_line, print_report
 
 NUM_WRITTEN = 3  # programs or choices printed, of the first ranks
 NUM_FAILURE_KINDS = 5  # kinds of failed evaluations printed

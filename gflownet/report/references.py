@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gflownet.console import ReportRow
 from gflownet.errors import counted
 from gflownet.evaluation.final import FinalStage
 from gflownet.evaluation.task import GFNTask, Reference
@@ -22,6 +21,7 @@ from gflownet.report.architectures import (
     margin_of,
 )
 from gflownet.report.verdict import Side, verdict_of
+from gflownet.terminal.console import ReportRow
 
 if TYPE_CHECKING:
     from gflownet.metrics.statistics import Interval

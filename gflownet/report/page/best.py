@@ -12,11 +12,11 @@ from gflownet.evaluation.extrapolation import rank_correlation
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.graphs.assignment import as_yaml, differing, values_of
 from gflownet.graphs.node_link import has_module
+from gflownet.records.status import RunState
 from gflownet.report.page.axes import number_text
 from gflownet.report.page.drawings import Drawing, drawing_of
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of, number_of
 from gflownet.rhn.stack_choices import choices_in_words
-from gflownet.run_status import RunState
 
 NUM_SHOWN = 10
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gflownet.command_line import CommandLine, positive_integer, print_plain_messages, program, run_command
 from gflownet.errors import UserError, counted, printable
 from gflownet.rhn.stack_choices import choices_in_words
+from gflownet.terminal.arguments import CommandLine, positive_integer, print_plain_messages, program, run_command
 
 if TYPE_CHECKING:
     from gflownet.evaluation.store_overview import Row, StoreOverview
