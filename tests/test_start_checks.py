@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from gflownet.command_line import start_checks
+from gflownet.terminal.arguments import start_checks
 from gflownet.errors import UserError
 from gflownet.records.marker import LOCK_NAME, RunMarker, write_marker
 
