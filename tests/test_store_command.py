@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gflownet.command_line.parser.store import main
+from gflownet.terminal.arguments.parser.store import main
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore, Identity
 from gflownet.evaluation.store_overview import StoreOverview
 from gflownet.graphs.assignment import Assignment
