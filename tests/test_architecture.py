@@ -81,7 +81,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         "sampling": None,
         "generate": {"rhn"},
         "language": None,
-        "store": {"config", "evaluation", "graphs", "rhn"},
+        "store": {"config", "evaluation", "graphs"},
         "comparison": None,
     },
     {"testing": None, "scaffold": None},
