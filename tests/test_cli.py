@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gflownet import __version__, train
-from gflownet.terminal.arguments.parser import Command, help_text, parse
+from gflownet.command_line.parser import Command, help_text, parse
 from gflownet.config import DEFAULT_CONFIG, OPTIONS, config_names, load_config, to_yaml
 from gflownet.errors import UserError
 from gflownet.terminal.arguments import MAX_WIDTH

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import pytest
 from omegaconf import OmegaConf
 
-from gflownet.terminal.arguments.checks import validate
-from gflownet.terminal.arguments.extensions import load_extensions
+from gflownet.command_line.checks import validate
+from gflownet.command_line.extensions import load_extensions
 from gflownet.config import (
     OPTIONS,
     Config,

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from gflownet import train
-from gflownet.terminal.arguments.parser import generate
+from gflownet.command_line.parser import generate
 from gflownet.language.__main__ import main as train_language
 from gflownet.rhn.server.__main__ import parse as parse_server
 from tests.running_server import running_server
@@ -70,7 +70,11 @@ _SHORT = (
 _ALWAYS = ("wandb.mode=disabled", "report.every=null")
 
 
-MAINS = {"gflownet.train": train.main, "gflownet.terminal.arguments.parser.generate": generate.main, "gflownet.language": train_language}
+MAINS = {
+    "gflownet.train": train.main,
+    "gflownet.command_line.parser.generate": generate.main,
+    "gflownet.language": train_language,
+}
 # Options of a short training of a language model; they replace those of the page.
 _SHORT_LANGUAGE = (
     *("seconds=null", "megabytes=0.05", "rows=2", "sequence_length=8", "evaluate_every=3", "validation_tokens=64"),

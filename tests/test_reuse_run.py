@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gflownet.terminal.arguments.checks import validate
+from gflownet.command_line.checks import validate
 from gflownet.config import load_config
 from gflownet.data.rollouts import local_rollouts
 from gflownet.errors import UserError

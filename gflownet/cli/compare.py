@@ -74,7 +74,7 @@ def command_line() -> CommandLine:
 
 def compare(options: argparse.Namespace, *, command: Sequence[str]) -> int:
     """Run or read all runs, write and print the result, and return the exit status."""
-    from gflownet.terminal.arguments.start_checks import check_resources
+    from gflownet.command_line.start_checks import check_resources
     from gflownet.config import load_config
 
     plan = plan_of(options)

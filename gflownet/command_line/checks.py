@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 from importlib.util import find_spec
 
-from gflownet.terminal.arguments.extensions import choices
+from gflownet.command_line.extensions import choices
 from gflownet.config import OPTIONS, Config, resolved, to_mapping
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError

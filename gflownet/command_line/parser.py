@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from gflownet.terminal.arguments.extensions import EXTENSION_POINTS
+from gflownet.command_line.extensions import EXTENSION_POINTS
 from gflownet.config import DEFAULT_CONFIG, OPTIONS, RENAMED, config_names, nearest_key
 from gflownet.errors import UserError
 from gflownet.graphs.operation import OPERATIONS

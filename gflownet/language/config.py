@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import gflownet
-from gflownet.terminal.arguments.start_checks import check_device, check_run_folder
+from gflownet.command_line.start_checks import check_device, check_run_folder
 from gflownet.config import MAX_SEED, WandbConfig, merged, read_yaml, resolved
 from gflownet.errors import UserError
 from gflownet.options import AT_LEAST_ONE, DECAY, NOT_NEGATIVE, POSITIVE, SHARE, Interval, find_options, option

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from gflownet.terminal.arguments.checks import validate
-from gflownet.terminal.arguments.extensions import automatic_method, load_extensions
+from gflownet.command_line.checks import validate
+from gflownet.command_line.extensions import automatic_method, load_extensions
 from gflownet.config import Config
 from gflownet.data.asynchronous import AsynchronousRollouts
 from gflownet.data.offline import load_offline

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from gflownet.terminal.arguments.checks import validate
-from gflownet.terminal.arguments.extensions import load_extensions
+from gflownet.command_line.checks import validate
+from gflownet.command_line.extensions import load_extensions
 from gflownet.config import command_config
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.evaluation.task import GFNTask, Score

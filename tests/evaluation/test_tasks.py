@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gflownet.terminal.arguments.extensions import load_extensions
+from gflownet.command_line.extensions import load_extensions
 from gflownet.config import load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.tasks import TASKS

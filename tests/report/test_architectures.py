@@ -161,6 +161,18 @@ def test_load_builds_the_module_of_choices(tmp_path):
         gflownet.load(tmp_path, config={"projection": "auto"})
 
 
+def test_load_builds_the_module_of_a_description(tmp_path):
+    write_choices(tmp_path, [{"depth": 1}])
+    (entry,) = json.loads((tmp_path / TOP_NAME).read_text())
+    entry |= {"sizes": {"width": 4}, "module": {"build": f"{__name__}:build", "of": "sizes"}}
+    (tmp_path / TOP_NAME).write_text(json.dumps([entry]))
+    assert str(gflownet.load(tmp_path, weights=False)) == str(build({"width": 4}))
+    entry["module"]["of"] = "no_such_name"
+    (tmp_path / TOP_NAME).write_text(json.dumps([entry]))
+    with pytest.raises(ValueError, match=r"module: expected .*, got .*no_such_name"):
+        gflownet.load(tmp_path, weights=False)
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [

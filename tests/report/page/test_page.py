@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gflownet.terminal.arguments.parser import parse
+from gflownet.command_line.parser import parse
 from gflownet.config import command_config
 from gflownet.errors import UserError
 from gflownet.evaluation.racing import RANDOM_REPEAT
