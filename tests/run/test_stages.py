@@ -79,7 +79,7 @@ CASES = {
     "sampler of a method": Case(_search(*_METHOD), (), "write", 8, _num_rows(8)),
     "final stage": Case(
         _search(*small_run.SMALL, f"task={__name__}:{ScoresBySeed.__name__}", "num_training_steps=2"),
-        ("final.top=3", "final.num_seeds=3", "final.num_random=6"),
+        ("final.top=3", "final.num_seeds=3", "final.num_random=6", "final.share=0.6"),
         "stage",
         5,
         _is_in_final_stage,
