@@ -67,8 +67,13 @@ def command_line() -> CommandLine:
 
 def compare(options: argparse.Namespace, *, command: Sequence[str]) -> int:
     """Run or read all runs, write and print the result, and return the exit status."""
+    from gflownet.config import load_config
+    from gflownet.start_checks import check_resources
+
     plan = plan_of(options)
     plan.check(copy=options.json)
+    for jobs in plan.jobs().values():
+        check_resources(load_config(jobs[0].config, jobs[0].options()))
     # Imported here: --help and errors of the command line wait for nothing.
     from rich.console import Console
 

@@ -27,7 +27,7 @@ from gflownet.evaluation.tasks import TASKS
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
 from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, Interval, Option, find_options, groups_of, option
 from gflownet.policy.config import ModelConfig
-from gflownet.run_marker import MARKER_NAME, not_a_search, read_marker
+from gflownet.run_marker import CONFIG_NAME, MARKER_NAME, not_a_search, read_marker
 from gflownet.search.config import GFLOWNET, SearchConfig
 
 # torch refuses seeds beyond 64 bits.
@@ -45,8 +45,6 @@ RENAMED = {
 RENAMED_VALUES = {("env.name", "cell_space"): "cells"}
 # The config of a command that names neither a config nor a task.
 DEFAULT_CONFIG = "mnist1d"
-# The file of a run folder that holds the run's config.
-CONFIG_NAME = "config.yaml"
 # The file of configs/ that is a sweep of wandb.
 SWEEP_NAME = "sweep"
 _log = logging.getLogger(__name__)

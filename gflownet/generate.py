@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gflownet.command_line import EXIT_SIGNAL, CommandLine, print_plain_messages, program, run_command
 from gflownet.errors import UserError, error_line
 from gflownet.interrupts import StopRequest, stop_signals
+from gflownet.rhn.model_folder import check_model_folder
 from gflownet.rhn.serving.prompt_file import AnswerFile, Prompt, read_prompts
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ def _params(options: Mapping[str, Any], where: str = "") -> SamplingParams:
 
 def _engine(folder: Path, max_slots: int) -> tuple[Engine, TextCodec]:
     """Return the tokens of a model, and an engine for a caller that submits at most `max_slots` requests at once."""
+    check_model_folder(folder)
     # Imported here, so that --help and option errors do not import torch.
     from gflownet.rhn.checkpoint import load_text_model
     from gflownet.rhn.serving.engine import Engine, EngineConfig

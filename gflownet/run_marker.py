@@ -7,12 +7,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gflownet.errors import UserError
 from gflownet.files import write_whole
 
 MARKER_NAME = "run.json"
+CONFIG_NAME = "config.yaml"  # options of the run
 MARKER_FORMAT = 1
 LOCK_NAME = ".lock"  # locked by the process of the run
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -62,6 +63,32 @@ def read_marker(folder: Path) -> RunMarker | None:
         ):
             return RunMarker(run, tuple(files), config)
     raise UserError(f"{path}: expected the marker of a run, got a damaged file; restore it or choose another log_dir")
+
+
+def check_marker(path: Path, *, resume: bool | Literal["auto"], overwrite: bool) -> RunMarker | None:
+    """Return the marker of the run in a folder, None without a run.
+
+    Raises:
+        UserError: the folder holds a run and neither option allows that, holds no run to resume, or is a link.
+    """
+    if path.is_symlink():
+        raise UserError(f"log_dir: expected a folder, got {path}, a link to {path.resolve()}; give that path")
+    marker = read_marker(path)
+    if marker is None and (path / CONFIG_NAME).exists():
+        raise UserError(
+            f"log_dir: expected a folder of this version, got {path} with a {CONFIG_NAME} but no {MARKER_NAME} "
+            "(written by an earlier version or by hand); choose another log_dir"
+        )
+    if marker is None and resume is True:
+        raise UserError(
+            f"resume: expected a run in {path}, got none; omit resume to start a new run, or give resume=auto"
+        )
+    if marker is not None and not resume and not overwrite:
+        raise UserError(
+            f"log_dir: expected a folder without a run, got {path}; resume=true continues the run there, "
+            "overwrite_existing_exp=true replaces it, log_dir=OTHER starts one in another folder"
+        )
+    return marker
 
 
 def write_marker(folder: Path, marker: RunMarker) -> None:

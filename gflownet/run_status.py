@@ -132,10 +132,10 @@ def _is_alive(folder: Path, session: Session) -> bool:
         age = time.time() - (folder / STATUS_NAME).stat().st_mtime
     except OSError:
         return True
-    return age < _RECENT_S or _is_locked(folder / LOCK_NAME)
+    return age < _RECENT_S or is_locked(folder / LOCK_NAME)
 
 
-def _is_locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Return whether a process holds a lock, tested for a moment; True if that cannot be tested."""
     try:
         descriptor = os.open(path, os.O_RDONLY)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gflownet.command_line import CommandLine, positive_integer, print_plain_messages, program, run_command
 from gflownet.errors import UserError, counted, printable
 from gflownet.files import cannot_write
+from gflownet.start_checks import check_checkpoint, check_device
 
 if TYPE_CHECKING:
     from gflownet.sample_records import SampleRecord, TerminatingProbability
@@ -77,12 +78,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def sample(options: argparse.Namespace) -> None:
     """Sample, and write the records batch by batch."""
-    # Imported here: --help and errors of the command line do not wait for torch.
-    from gflownet.sample_records import KnownScores, sample_records
-    from gflownet.sampling import restore
-
+    check_checkpoint(options.run)
+    check_device(options.device)
     hashes, num_scored = set[str](), 0
     with _writer(options) as write:
+        # Imported here: --help and errors of the command line do not wait for torch.
+        from gflownet.sample_records import KnownScores, sample_records
+        from gflownet.sampling import restore
+
         restored = restore(options.run, greediness=options.greediness, variant=options.variant, device=options.device)
         probability = _probability(restored, options)
         batches = restored.batches(

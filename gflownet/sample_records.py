@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gflownet.certificate.estimates import effective_sample_size, log_ratio, terminating_log_prob, with_learned_backward
+from gflownet.certificate.exact import enumerate_states, forward_scores, policy_log_prob, terminating_distribution
 from gflownet.data.sampler import sample_backward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
@@ -24,8 +26,6 @@ from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store import EvaluationStore, Identity
 from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.estimates import effective_sample_size, log_ratio, terminating_log_prob, with_learned_backward
-from gflownet.metrics.exact import enumerate_states, forward_scores, policy_log_prob, terminating_distribution
 from gflownet.sampling import RestoredPolicy
 
 _BACKWARD_STREAM = 1  # seed of the backward trajectories: seed + 2 ** 32, so that samples do not depend on them

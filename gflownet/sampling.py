@@ -18,7 +18,7 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.run.checkpoint import RunLock
 from gflownet.run.folder import last_checkpoint
 from gflownet.run.trainer import GFNTrainer
-from gflownet.workers.process import get_random_state, set_random_state
+from gflownet.training.random_states import get_random_state, set_random_state
 
 _BATCH_SIZE = 256  # trajectories sampled together, to bound memory
 

@@ -49,6 +49,7 @@ def _build(command: Command) -> GFNTrainer | None:
     from gflownet.config_checks import validate
     from gflownet.objectives.config import OBJECTIVES
     from gflownet.run.startup import StartUp
+    from gflownet.start_checks import check_start
 
     config = command_config(command.config, command.overrides)
     validate(config)
@@ -57,6 +58,7 @@ def _build(command: Command) -> GFNTrainer | None:
             OBJECTIVES.load(config.algo.method).check_config(config)
         print(to_yaml(config), end="")
         return None
+    check_start(config)
     startup = StartUp(config.console)
     with startup.step("import of the packages"):
         from gflownet.run.trainer import GFNTrainer

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gflownet.evaluation.language_training import LanguageTraining
-from gflownet.optimisers import Adam
+from gflownet.training.optimisers import Adam
 
 IGNORED = -100  # target of a position that is not scored, as in torch's cross_entropy
 _MAX_GRADIENT_NORM = 1.0

@@ -15,6 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gflownet.certificate.exact import (
+    StateGraph,
+    enumerate_states,
+    forward_scores,
+    policy_log_prob,
+    target_distribution,
+    terminating_distribution,
+    total_variation,
+)
 from gflownet.data.replay import draw
 from gflownet.data.sampler import Exploration, sample_backward
 from gflownet.data.source import Rollout
@@ -27,15 +36,6 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.exact import (
-    StateGraph,
-    enumerate_states,
-    forward_scores,
-    policy_log_prob,
-    target_distribution,
-    terminating_distribution,
-    total_variation,
-)
 from gflownet.objectives.config import OBJECTIVES, AlgoConfig, OptimizerConfig
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.mlp import MLPPolicy

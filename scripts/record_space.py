@@ -24,6 +24,7 @@ from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.config import Config, load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher
@@ -34,7 +35,6 @@ from gflownet.evaluation.task import Cost
 from gflownet.evaluation.ticket import TEST_METRIC, Request
 from gflownet.files import write_whole
 from gflownet.graphs.canonical import Candidate
-from gflownet.metrics.exact import enumerate_states
 from gflownet.run.trainer import GFNTrainer
 
 HASH_LENGTH = 19  # g1- and 64 bits: two of 10,000 candidates share them with a probability of 3e-12

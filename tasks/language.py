@@ -21,7 +21,6 @@ from gflownet.evaluation.language_training import (
     continue_language_model,
     train_language_model,
 )
-from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.task import CandidateTraining, Cost, GFNTask, Score
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph
@@ -32,6 +31,7 @@ from gflownet.rhn.config import StackConfig, stack_words
 from gflownet.rhn.network import RecurrentNetwork
 from gflownet.rhn.stack_choices import read_stack
 from gflownet.rhn.stack_model import RecurrentStack, fit_parameters, num_parameters
+from gflownet.training.random_states import seeded
 from gflownet.translation.cell_network import CellConfig, CellNetwork, fit_cell_parameters, num_cell_parameters
 
 ENVIRONMENTS = ("recurrent_stack", "computation_graph")

@@ -16,10 +16,10 @@ from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearN
 from gflownet.envs.tensor_program import TensorProgram, read_inputs
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.digest import data_digest
-from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.task import GFNTask, Reference, Score
 from gflownet.evaluation.training import Split
 from gflownet.options import AT_LEAST_ONE, POSITIVE, option
+from gflownet.training.random_states import seeded
 
 from .digits import digits_splits, mlp_reference
 

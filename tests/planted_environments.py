@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import torch
 
+from gflownet.certificate.result import Check
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.mdp.action import ActionBatch, ActionMasks, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.transitions import Check
 
 
 class Graphs(GraphBuildingEnv):

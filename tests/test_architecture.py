@@ -21,20 +21,13 @@ SOURCE_FOLDERS = ("gflownet", "tasks", "scripts", "tests")
 
 # A package imports only packages in earlier rows. A set restricts it to the named packages; None means no restriction.
 LAYERS: tuple[dict[str, set[str] | None], ...] = (
-    {
-        "errors": None,
-        "optimisers": None,
-        "layered_drawing": set(),
-        "interrupts": set(),
-        "commands": set(),
-        "moved": set(),
-    },
+    {"errors": None, "layered_drawing": set(), "interrupts": set(), "commands": set(), "moved": set()},
     {
         "command_line": {"errors", "interrupts"},
         "files": {"errors"},
         "options": {"errors"},
         "entry_points": set(),
-        "random_states": set(),
+        "training": {"errors"},
     },
     {"plugins": {"errors", "entry_points"}},
     {"autodiff": set(), "rhn": set(), "workers": set()},
@@ -49,8 +42,8 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     },
     {"evaluation": {"graphs", "operations", "translation", "autodiff", "rhn"}},
     {"data": {"mdp", "policy", "evaluation", "workers"}},
-    {"console": set(), "run_marker": set(), "certification": None},
-    {"run_status": {"run_marker"}},
+    {"console": set(), "run_marker": set()},
+    {"run_status": {"run_marker"}, "certificate": None},
     {"learning": {"data", "evaluation", "mdp", "objectives", "policy", "workers"}},
     {
         "search": {
@@ -69,7 +62,11 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     },
     {"config": None},
     {"report": None, "extensions": None},
-    {"config_checks": None, "cli": None},
+    {
+        "config_checks": None,
+        "start_checks": {"config", "options", "run_marker", "run_status", "evaluation"},
+        "cli": None,
+    },
     {"run": None},
     {
         "train": None,

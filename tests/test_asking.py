@@ -221,7 +221,7 @@ def test_config_gives_method_and_seed(tmp_path):
 MISTAKES = {
     "nan": (lambda search, graph: search.tell(graph, math.nan), r"tell: expected a finite score, got nan"),
     "negative": (lambda search, graph: search.tell(graph, -1.0), r"tell: expected a score in \[0, 1e\+06\], got -1.0"),
-    "text": (lambda search, graph: search.tell(graph, "good"), r"tell: score: expected a number, got str"),
+    "text": (lambda search, graph: search.tell(graph, "good"), r"tell: score: expected a number, got 'good'"),
     "nothing": (lambda search, graph: search.tell(graph), r"tell: expected a score or error=..., got none"),
     "both": (lambda search, graph: search.tell(graph, 0.5, error="x"), r"tell: expected a score or .*, got both"),
     "type": (lambda search, graph: search.tell(3, 0.5), r"tell: expected a Assignment or its to_dict, got int"),

@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from gflownet.certification import CertificateStore, Subject, certify
+from gflownet.certificate import CertificateStore, Subject, certify
+from gflownet.certificate.result import EstimatedCertificate, ExactCertificate
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationStatus
-from gflownet.metrics.certificate import EstimatedCertificate, ExactCertificate
 from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.relative import RelativeTrajectoryBalance
 from gflownet.policy.on_device import PolicyOnDevice
 from gflownet.train import main
-from tests.metrics.test_certificate import CONNECTED_5
+from tests.certificate.subjects import Empty
+from tests.certificate.test_figures import CONNECTED_5
 from tests.toy_policies import UniformPolicy
 
 # 15 graphs of up to three nodes, several of them with symmetries.
@@ -195,13 +196,6 @@ class RewardsEqually:
 
     def log_reward(self, scores, conditioning):
         return torch.zeros(len(scores))
-
-
-class Empty:
-    """A store of nothing."""
-
-    def find_many(self, identities):
-        return [None] * len(identities)
 
 
 @pytest.mark.parametrize("max_states", [100, 5])

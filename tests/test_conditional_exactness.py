@@ -7,6 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from gflownet.certificate.exact import (
+    StateGraph,
+    enumerate_states,
+    forward_scores,
+    policy_log_prob,
+    target_distribution,
+    terminating_distribution,
+    total_variation,
+)
 from gflownet.data.sampler import Exploration, sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
@@ -16,15 +25,6 @@ from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.exact import (
-    StateGraph,
-    enumerate_states,
-    forward_scores,
-    policy_log_prob,
-    target_distribution,
-    terminating_distribution,
-    total_variation,
-)
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig, TrajectoryBalanceConfig
 from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.policy.config import ModelConfig

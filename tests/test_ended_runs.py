@@ -38,7 +38,7 @@ TEN_MINUTES = 600.0
 # One process imports everything and runs each command line in a child; it prints status and time of the end of each.
 HOST = """
 import json, os, signal, sys, time
-import gflownet.certification
+import gflownet.certificate
 import gflownet.report.page
 import gflownet.run.trainer
 from gflownet import interrupts

@@ -15,10 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gflownet.envs.graph_building import GraphBuildingEnv
-from gflownet.envs.tensor_graph import TensorGraphEnv
-from gflownet.mdp.environment import Environment
-from gflownet.metrics.exact import (
+from gflownet.certificate.exact import (
     StateGraph,
     analytic_flows,
     enumerate_states,
@@ -26,6 +23,9 @@ from gflownet.metrics.exact import (
     target_distribution,
     terminating_distribution,
 )
+from gflownet.envs.graph_building import GraphBuildingEnv
+from gflownet.envs.tensor_graph import TensorGraphEnv
+from gflownet.mdp.environment import Environment
 from gflownet.objectives.config import AlgoConfig
 from tests.objectives.balanced import COMBINATIONS, FLOW_OBJECTIVES, set_up, set_up_relative
 from tests.oracles.backward_actions import BackwardActions, class_log_backward, enumerate_backward

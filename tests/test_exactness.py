@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from gflownet.certificate import figures as certificate_module
+from gflownet.certificate.estimates import terminating_log_prob
 from gflownet.config import load_config
-from gflownet.metrics import certificate as certificate_module
-from gflownet.metrics.estimates import terminating_log_prob
 from gflownet.run.trainer import GFNTrainer
 
 # Options of docs/exactness.md: terminal classes and the goal for the total variation.

@@ -10,13 +10,13 @@ from safetensors.torch import load_file
 
 import gflownet
 from gflownet.config import load_config
-from gflownet.evaluation.randomness import candidate_seed
 from gflownet.graphs.assignment import Assignment
 from gflownet.report.page import read_run
 from gflownet.report.verdict import spent_on
 from gflownet.rhn.checkpoint import describe
 from gflownet.rhn.stack_model import RecurrentStack
 from gflownet.train import main
+from gflownet.training.random_states import candidate_seed
 from tasks.digits import DigitsTask
 from tasks.images import ImagesTask
 from tasks.language import LanguageTask

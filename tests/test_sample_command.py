@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import gflownet
-from gflownet.metrics.exact import enumerate_states, forward_scores, policy_log_prob, terminating_distribution
+from gflownet.certificate.exact import enumerate_states, forward_scores, policy_log_prob, terminating_distribution
 from gflownet.sample_command import main
 from gflownet.sampling import restore
 from gflownet.train import main as train

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from gflownet import optimisers
+from gflownet.training import optimisers
 from tests.tiny_run import TINY_RUN
 
 # Packages with an import time of a CPU second or more.

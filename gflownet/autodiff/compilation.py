@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 from gflownet.autodiff import cross_country, derivation
+from gflownet.autodiff.custom_node import CustomNode
 from gflownet.autodiff.derivatives import Mode, check_mode
 from gflownet.autodiff.evaluation import topological_order
 from gflownet.autodiff.nodes import CastNode, ElementwiseNode, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
@@ -207,5 +208,7 @@ def _structure(node: Node, places: dict[Node, int]) -> tuple[Hashable, ...]:
             return (3, places[node.inputs[0]], node.function)
         case CastNode():
             return (4, places[node.inputs[0]], node.dtype)
+        case CustomNode():
+            return (5, tuple([places[source] for source in node.inputs]), node.function)
         case _:
             raise TypeError(f"{node.label}: expected one of the five kinds of nodes or a cast")

@@ -38,6 +38,7 @@ COLOURS: dict[type[Node] | LeafKind, tuple[str, str]] = {
     LeafKind.PARAMETER: ("#dcfce7", "#16a34a"),
     LeafKind.CONSTANT: ("#f3f4f6", "#6b7280"),
 }
+CUSTOM_COLOURS = ("#ccfbf1", "#0d9488")
 OUTPUT_STROKE_WIDTH = 2.8
 
 
@@ -88,10 +89,11 @@ def _boxes_and_links(graph: Graph | Node) -> tuple[dict[int, Box], list[Link]]:
         shape = "\N{MULTIPLICATION SIGN}".join(map(str, node.shape)) or "scalar"
         detail = f"{shape} {dtype_name(node.dtype)}"
         tooltip = f"{title}, {detail}, {type(node).__name__}"
-        box = Box(columns[node], shortened(title, MAX_TITLE_LENGTH), detail, tooltip, *COLOURS[key])
+        box = Box(columns[node], shortened(title, MAX_TITLE_LENGTH), detail, tooltip, *COLOURS.get(key, CUSTOM_COLOURS))
         boxes[numbers[node]] = replace(box, stroke_width=OUTPUT_STROKE_WIDTH) if node in graph.outputs else box
         for side, source in enumerate(node.inputs):
-            mark = f'headlabel="{"LR"[side]}"' if len(node.inputs) > 1 else ""
+            marks = "LR" if len(node.inputs) == 2 else range(len(node.inputs))
+            mark = f'headlabel="{marks[side]}"' if len(node.inputs) > 1 else ""
             links.append(Link(numbers[source], numbers[node], position=side, dot_attributes=mark))
     return boxes, links
 
@@ -111,7 +113,7 @@ def _columns(nodes: Sequence[Node]) -> dict[Node, int]:
 
 
 def _indices(entry: dict[str, Any], node: Node, position: int) -> list[int] | None:
-    """Return the signed indices of an operand; functions and casts have none."""
+    """Return the signed indices of an operand; functions, casts and custom nodes have none."""
     if isinstance(node, TransformNode):
         return entry["indexSrc"]
-    return entry.get(("indexSrcL", "indexSrcR")[position])
+    return entry[("indexSrcL", "indexSrcR")[position]] if isinstance(node, ElementwiseNode | LinearNode) else None

@@ -18,9 +18,9 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
-from gflownet.autodiff import function_text
 from gflownet.autodiff.expressions import Expression
 from gflownet.autodiff.primitives import POWERS, PRIMITIVES
+from gflownet.autodiff.tokens import read_function
 
 Number = int | float
 _POWER_NAMES = {exponent: name for name, exponent in POWERS.items()}
@@ -90,7 +90,7 @@ class Function(Expression):
         Raises:
             ValueError: it is neither.
         """
-        return function_text.read(text, _functions_by_name(), Constant)
+        return read_function(text, named_functions(), Constant)
 
     def __add__(self, other: Function | Number) -> Function:
         return add([(1.0, self), (1.0, function_of(other))])
@@ -279,7 +279,7 @@ ZERO, ONE, X = Constant(0.0), Constant(1.0), Variable()
 
 
 @cache
-def _functions_by_name() -> dict[str, Function]:
+def named_functions() -> dict[str, Function]:
     """Return the named functions of `Function.parse`."""
     return {
         **{name: Call(name, X) for name in PRIMITIVES},

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from gflownet.autodiff import derivatives, serialisation
+from gflownet.autodiff.custom_node import CustomNode
 from gflownet.autodiff.derivatives import Mode
-from gflownet.autodiff.evaluation import bound, compute, device_of, evaluate, held, pull_back, topological_order
+from gflownet.autodiff.evaluation import bound, device_of, evaluate, topological_order
 from gflownet.autodiff.nodes import LeafKind, LeafNode, Node
 from gflownet.autodiff.quoting import shortened
 from gflownet.autodiff.serialisation import Identifier, Indexing
-
-# Data pointer of tensors without memory, such as those on the meta device.
-_NO_ADDRESS = 0
+from gflownet.autodiff.tensor_algebra import owned
 
 
 class Graph:
@@ -48,13 +47,17 @@ class Graph:
         return {id_of[node] if node in id_of else next(free): node for node in self._nodes}
 
     @classmethod
-    def from_dict(cls, data: Any) -> Self:
+    def from_dict(cls, data: Any, *, classes: Iterable[type[CustomNode]] = ()) -> Self:
         """Return the graph of JSON values, see gflownet/autodiff/serialisation.py.
+
+        Args:
+            data: as from `to_dict`.
+            classes: of custom nodes.
 
         Raises:
             ValueError: the values describe no graph; the message names node, field and rule.
         """
-        ids, outputs = serialisation.read(data)
+        ids, outputs = serialisation.read(data, classes)
         return cls(outputs, ids=ids)
 
     def to_dict(self, *, indexing: Indexing = "signed") -> dict[str, Any]:
@@ -130,9 +133,7 @@ class Graph:
         bindings = {leaf: bound(leaf, value) for leaf, value in self._leaves(leaves).items()}
         (result,) = evaluate([node], bindings)
         stored = (leaf.given for leaf in topological_order([node]) if isinstance(leaf, LeafNode))
-        shared = {_NO_ADDRESS, *(_address(tensor) for tensor in (*bindings.values(), *stored) if tensor is not None)}
-        is_expanded = any(step == 0 and n > 1 for step, n in zip(result.stride(), result.shape, strict=True))
-        return result.clone() if is_expanded or _address(result) in shared else result
+        return owned(result, [tensor for tensor in (*bindings.values(), *stored) if tensor is not None])
 
     def _leaves(self, leaves: Mapping[Any, Any] | None) -> dict[LeafNode, Any]:
         if not isinstance(leaves, Mapping | None):
@@ -162,10 +163,9 @@ class Graph:
         device = device_of(self._nodes, {node: node.forwarded for node in self._nodes if node.forwarded is not None})
         for node in self._nodes:
             if node.forwarded is None:
-                is_leaf = isinstance(node, LeafNode)
-                node.forwarded = held(node, device) if is_leaf else compute(node, [n.value() for n in node.inputs])
-            elif isinstance(node, LeafNode) and node.kind == LeafKind.CONSTANT and device is not None:
-                node.forwarded = node.forwarded.to(device)
+                node.forward()
+            if isinstance(node, LeafNode) and node.kind == LeafKind.CONSTANT and device is not None:
+                node.forwarded = node.value().to(device)
 
     def reset_forwarded(self) -> None:
         """Delete the values of all nodes but leaves."""
@@ -192,12 +192,7 @@ class Graph:
         """
         self.sink.grad().add_(self._cotangent(val))
         for node in reversed(self._nodes):
-            if node.gradient is None or not node.inputs:
-                continue
-            parts = pull_back(node, [source.value() for source in node.inputs], node.gradient)
-            for source, gradient in zip(node.inputs, parts, strict=True):
-                if gradient is not None:
-                    source.grad().add_(gradient)
+            node.backward()
 
     def _cotangent(self, val: float | Tensor) -> Tensor:
         expected = f"{self.sink.label}: backward: val: expected a number or a tensor of shape {list(self.sink.shape)}"
@@ -208,11 +203,3 @@ class Graph:
         if tuple(tensor.shape) not in ((), self.sink.shape) or not torch.can_cast(tensor.dtype, self.sink.dtype):
             raise ValueError(f"{expected} that {self.sink.dtype} can hold, got {list(tensor.shape)} of {tensor.dtype}")
         return tensor
-
-
-def _address(tensor: Tensor) -> int:
-    """Return the data pointer of a tensor's storage."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except NotImplementedError:  # inside a transformation of torch.func
-        return _NO_ADDRESS

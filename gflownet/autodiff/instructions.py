@@ -11,7 +11,7 @@ from math import prod
 
 import torch
 
-Shape = tuple[int, ...]
+from gflownet.autodiff.rules import Shape, TensorFunction
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -47,6 +47,7 @@ class Instructions:
     def __init__(self, arguments: Iterable[tuple[Shape, torch.dtype]]) -> None:
         self._known: dict[tuple[object, ...], Value] = {}
         self._values: list[Value] = []
+        self.functions: dict[TensorFunction, int] = {}  # number N is named callN in the code
         self.arguments = [self._append(shape, dtype, "", (), (), False, False) for shape, dtype in arguments]
 
     def _append(
@@ -85,6 +86,12 @@ class Instructions:
             in_place: positions of operands that may be overwritten, and the statements that do so.
         """
         return self._emit(template, operands, tuple(shape), dtype, in_place, False, False)
+
+    def call(self, function: TensorFunction, operands: Sequence[Value]) -> Value:
+        """Return the result of a function of whole tensors."""
+        number = self.functions.setdefault(function, len(self.functions))
+        places = ", ".join(f"{{{k}}}" for k in range(len(operands)))
+        return self.emit(f"call{number}({places})", *operands, shape=function.shape, dtype=function.dtype)
 
     def view(
         self,

@@ -4,98 +4,45 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from math import isfinite
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.listing import IDENTITY, Declaration, Form, Place, Reference, Statement
+from gflownet.autodiff.node_description import Classes, Description
 from gflownet.autodiff.nodes import LeafKind
-from gflownet.autodiff.quoting import shortened
 from gflownet.autodiff.serialisation import DEFAULT_DTYPE
+from gflownet.autodiff.tokens import Tokens
 
 KINDS = {kind.name.lower(): kind for kind in LeafKind}
 KEYWORDS = (*KINDS, "fixed", "output", IDENTITY)
-_TOKEN = re.compile(
-    r"(?P<space>\s+)|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)"
-    r"|(?P<formula>\{[^}]*\})|(?P<sign>[][(),:=*+-])|(?P<other>.)"
-)
 INDEX = re.compile(r"[A-Za-z]\d*")
 MAX_DIGITS = 18  # of an extent: torch has 64-bit sizes
 SUM = re.compile(r"sum_(?P<indices>(?:[A-Za-z]\d*)+)")
 
 
-@dataclass(frozen=True)
-class _Token:
-    kind: str
-    text: str
-    column: int
-
-
-class Line:
+class Line(Tokens):
     """A line and the position of the next token."""
 
-    def __init__(self, line: str, number: int) -> None:
-        self.line, self.number = line, number
-        tokens = (_Token(match.lastgroup or "", match[0], match.start() + 1) for match in _TOKEN.finditer(line))
-        self.tokens = [token for token in tokens if not token.text.isspace()]
-        self.tokens.append(_Token("end", "", len(line.rstrip()) + 1))
-        self.at = 0
-
-    @property
-    def token(self) -> _Token:
-        """Return the next token."""
-        return self.tokens[self.at]
-
-    @property
-    def text(self) -> str:
-        """Return the text of the next token."""
-        return self.token.text
-
-    @property
-    def following(self) -> str:
-        """Return the text of the token after the next."""
-        return "".join(token.text for token in self.tokens[self.at + 1 : self.at + 2])
+    def __init__(self, line: str, number: int, classes: Classes) -> None:
+        super().__init__(line)
+        self.number, self.classes = number, classes
 
     @property
     def place(self) -> Place:
         """Return the position of the next token."""
         return Place(self.number, self.token.column)
 
-    def error(self, expected: str) -> ValueError:
-        """Return the error at the next token."""
-        got = shortened(self.text) if self.text else "the end of the line"
-        return self.place.error(f"{expected}, got {got}")
-
-    def is_done(self) -> bool:
-        """Return whether all tokens are read."""
-        return self.token.kind == "end"
-
-    def ends(self) -> None:
-        """Raise ValueError unless all tokens are read."""
-        if not self.is_done():
-            raise self.error("expected the end of the line")
-
-    def takes(self, text: str) -> bool:
-        """Skip the next token if it has this text; return whether it did."""
-        if self.text != text:
-            return False
-        self.at += 1
-        return True
-
-    def expects(self, text: str, *, why: str = "") -> None:
-        """Skip the next token; raise ValueError unless it has this text."""
-        if not self.takes(text):
-            raise self.error(f"expected {text!r}{why}")
+    def located(self, message: str) -> ValueError:
+        """Return the error of a message at the next token."""
+        return self.place.error(message)
 
     def name(self) -> str:
         """Read a name."""
         if self.token.kind != "name" or self.text in KEYWORDS:
             raise self.error("expected a name")
-        self.at += 1
-        return self.tokens[self.at - 1].text
+        return self.next()
 
     def names(self) -> tuple[str, ...]:
         """Read names separated by commas."""
@@ -104,33 +51,21 @@ class Line:
             names.append(self.name())
         return tuple(names)
 
-    def numeral(self) -> float:
-        """Read a number."""
-        if self.token.kind != "number":
-            raise self.error("expected a number")
-        number = float(self.text)
-        if not isfinite(number):
-            raise self.error("expected a number that a float can hold")
-        self.at += 1
-        return number
-
     def extent(self) -> int:
         """Read a whole number."""
         if self.token.kind != "number" or not self.text.isdecimal():
             raise self.error("expected a whole number")
         if len(self.text) > MAX_DIGITS:
             raise self.error(f"expected a whole number of at most {MAX_DIGITS} digits")
-        self.at += 1
-        return int(self.tokens[self.at - 1].text)
+        return int(self.next())
 
     def declaration(self) -> Declaration:
         """Read the declaration of a leaf."""
         place = self.place
-        is_fixed = self.takes("fixed")
+        is_fixed = bool(self.takes("fixed"))
         if self.text not in KINDS:
             raise self.error(f"expected one of {', '.join(KINDS)}")
-        kind = KINDS[self.text]
-        self.at += 1
+        kind = KINDS[self.next()]
         name, shape = self.name(), []
         if self.takes("["):
             while not self.takes("]"):
@@ -149,10 +84,7 @@ class Line:
         """Read the number, nested lists or keyword after the equals sign."""
         if self.takes(IDENTITY):
             return IDENTITY
-        try:
-            content = json.loads(self.line[self.token.column - 1 :])
-        except (ValueError, RecursionError):  # no JSON, more digits than Python reads, or nested too deeply
-            content = None
+        content = self._json()
         if isinstance(content, bool) or not isinstance(content, int | float | list):
             raise self.error("expected a number, nested lists of numbers or `identity`")
         self.at = len(self.tokens) - 1
@@ -167,6 +99,8 @@ class Line:
             form, operands = self._pair()
             self.expects(")")
             return Statement(target, form, operands, summed)
+        if self.text in self.classes and self.following == "(" and not summed:
+            return self._custom(target)
         if self.token.kind == "formula" or (self.token.kind == "name" and self.following == "("):
             if summed:
                 raise self.error("expected no sum before a function (a statement of its own)")
@@ -187,20 +121,41 @@ class Line:
 
     def _pair(self) -> tuple[Form, tuple[Reference, ...]]:
         first = self.reference()
-        operations: tuple[Form, ...] = ("+", "-", "*")
-        for operation in operations:
-            if self.takes(operation):
-                return operation, (first, self.reference())
+        if operation := self.takes("+", "-", "*"):
+            return cast(Form, operation), (first, self.reference())
         if self.token.kind == "name":
             return "contraction", (first, self.reference())
         return "transform", (first,)
+
+    def _custom(self, target: Reference) -> Statement:
+        """Read a custom node: `clip(x) {"low": 0.5}`, with names of tensors without indices."""
+        kind, operands, settings = self.classes[self.name()], [], {}
+        self.expects("(")
+        while not operands or self.takes(","):
+            place = self.place
+            operands.append(Reference(self.name(), (), (), place))
+        self.expects(")")
+        if not self.is_done():
+            settings = self._json()
+            if not isinstance(settings, dict):
+                raise self.error("expected the settings as a JSON object, or the end of the line")
+            self.at = len(self.tokens) - 1
+        if target.indices:
+            raise target.place.error(f"{target}: expected a name without indices, as the result of a custom node")
+        return Statement(target, "custom", tuple(operands), function=Description(kind, settings, self.classes))
+
+    def _json(self) -> Any:
+        """Return the JSON value in the rest of the line, None for other text."""
+        try:
+            return json.loads(self.line[self.token.column - 1 :])
+        except (ValueError, RecursionError):  # no JSON, more digits than Python reads, or nested too deeply
+            return None
 
     def _function(self, target: Reference) -> Statement:
         place, names = self.place, []
         formula = None
         if self.token.kind == "formula":
-            formula = self.text[1:-1]
-            self.at += 1
+            formula = self.next()[1:-1]
             self.expects("(")
         while formula is None and self.following == "(":
             names.append(self.name())
@@ -233,8 +188,7 @@ class Line:
             while not self.takes("]"):
                 if not INDEX.fullmatch(self.text):
                     raise self.error("expected an index: a letter, perhaps with digits")
-                indices.append(self.text)
-                self.at += 1
+                indices.append(self.next())
                 extents.append(self.extent() if self.takes(":") else None)
                 if self.text != "]":
                     self.expects(",")

@@ -16,6 +16,7 @@ import torch
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.graph import Graph
 from gflownet.autodiff.node_checks import Indices
+from gflownet.autodiff.node_description import Description
 from gflownet.autodiff.nodes import (
     CastNode,
     ElementwiseNode,
@@ -28,7 +29,7 @@ from gflownet.autodiff.nodes import (
 )
 from gflownet.autodiff.serialisation import DEFAULT_DTYPE, tensor_of
 
-Form = Literal["transform", "+", "-", "*", "contraction", "function", "cast"]
+Form = Literal["transform", "+", "-", "*", "contraction", "function", "cast", "custom"]
 IDENTITY = "identity"
 
 
@@ -115,7 +116,7 @@ class Statement:
     operands: tuple[Reference, ...]
     summed: tuple[str, ...] = ()
     alpha: float = 1.0
-    function: Function | torch.dtype | None = None
+    function: Function | torch.dtype | Description | None = None
 
     @property
     def name(self) -> str:
@@ -170,6 +171,8 @@ class Statement:
             return LinearNode(sources[0], sources[1], dst, src[0], src[1], name=name)
         if isinstance(self.function, Function):
             return NonlinearNode(sources[0], self.function, name=name)
+        if isinstance(self.function, Description):
+            return self.function.node(sources, name=name)
         if isinstance(self.function, torch.dtype):
             return CastNode(sources[0], self.function, name=name)
         assert self.form in ("+", "-", "*"), self.form
@@ -197,6 +200,9 @@ class Statement:
             return f"{first} {last}"
         if isinstance(self.function, torch.dtype):
             return f"{dtype_name(self.function)}({first})"
+        if isinstance(self.function, Description):
+            settings = f" {json.dumps(dict(self.function.settings))}" if self.function.settings else ""
+            return f"{self.function.kind.type_name()}({', '.join(map(str, self.operands))}){settings}"
         if isinstance(self.function, Function):
             return applied(self.function, str(first))
         pair = f"{first} {self.form} {last}"
@@ -266,6 +272,8 @@ def _built(statement: Statement, nodes: dict[str, Node]) -> Node:
         if operand.name not in nodes:
             nodes[operand.name] = _implied(operand)
         shape = nodes[operand.name].shape
+        if statement.form == "custom":
+            continue
         if len(shape) != len(operand.indices):
             raise operand.place.error(f"{operand}: expected an index for each axis of shape {list(shape)}")
         for index, extent, actual in zip(operand.indices, operand.extents, shape, strict=True):
@@ -277,7 +285,8 @@ def _built(statement: Statement, nodes: dict[str, Node]) -> Node:
     except ValueError as error:
         message = str(error)
         raise error if message.startswith("line") else statement.target.place.error(message) from error
-    for index, extent, actual in zip(statement.target.indices, statement.target.extents, node.shape, strict=True):
+    axes = zip(statement.target.indices, statement.target.extents, node.shape, strict=statement.form != "custom")
+    for index, extent, actual in axes:
         if extent not in (None, actual):
             raise statement.target.place.error(f"{statement.target}: expected {actual} as the extent of {index}")
     return node

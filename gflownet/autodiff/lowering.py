@@ -10,7 +10,7 @@ import torch
 from gflownet.autodiff import contraction, entrywise
 from gflownet.autodiff.contraction import Labelled, Labels, MatrixProduct, aligned, diagonals
 from gflownet.autodiff.instructions import Instructions, Value
-from gflownet.autodiff.terms import Alias, Cast, Einsum, Leaf, Map, Sum, Term, View, ordered
+from gflownet.autodiff.terms import Alias, Apply, Cast, Einsum, Leaf, Map, Sum, Term, View, ordered
 
 _MAX_FACTORS = 12  # of a flattened product: with more, finding an order takes longer than it saves
 
@@ -127,6 +127,8 @@ class _Lowering:
                 return self.code.emit(f"{{0}}.to({term.dtype})", source, shape=term.shape, dtype=term.dtype)
             case Map():
                 return entrywise.apply(self.code, term.function, self._values[term.inputs[0]])
+            case Apply():
+                return self.code.call(term.function, [self._values[source] for source in term.inputs])
             case Einsum():
                 labels = term.out
                 return aligned(self.code, self._product(term), labels)

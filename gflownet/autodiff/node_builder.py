@@ -21,7 +21,7 @@ from gflownet.autodiff.nodes import (
     NonlinearNode,
     TransformNode,
 )
-from gflownet.autodiff.rules import Form, Labels, Shape, node_form
+from gflownet.autodiff.rules import Form, Labels, Shape, TensorFunction
 from gflownet.autodiff.terms import Extents
 
 
@@ -40,7 +40,7 @@ class Nodes:
 
     def form(self, item: Node) -> Form:
         """Return the operation that computes a node."""
-        return node_form(item)
+        return item.form
 
     def ordered(self, outputs: Iterable[Node], sources: Collection[Node]) -> list[Node]:
         """Return all nodes that outputs depend on, each after its inputs."""
@@ -69,6 +69,10 @@ class Nodes:
     def cast(self, source: Node, dtype: torch.dtype) -> Node:
         """Return the entries in another dtype."""
         return CastNode(source, dtype)
+
+    def call(self, function: TensorFunction, inputs: Sequence[Node]) -> Node:
+        """Return a function of whole tensors."""
+        return function.node(inputs)
 
     def combine(
         self, parts: Sequence[tuple[float, Node, Labels]], out: Labels, extents: Extents, dtype: torch.dtype

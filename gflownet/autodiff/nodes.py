@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from gflownet.autodiff import rules
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.node_checks import (
     check_leaf,
@@ -27,6 +28,8 @@ from gflownet.autodiff.node_checks import (
     pair_extents,
     transform_shape,
 )
+from gflownet.autodiff.rules import Combination, Conversion, Entrywise, Form, Labels, Product
+from gflownet.autodiff.tensor_algebra import Tensors
 from gflownet.autodiff.tensor_slot import TensorSlot
 
 Operation = Literal["+", "-", "*"]
@@ -43,7 +46,7 @@ class LeafKind(IntEnum):
 class Node(TensorSlot):
     """A tensor and the operation that computes it from other nodes."""
 
-    __slots__ = ("form", "inputs")
+    __slots__ = ("_known_form", "inputs")
 
     def __init__(
         self,
@@ -57,7 +60,70 @@ class Node(TensorSlot):
         requires_grad = leaf_grad or any(node.requires_grad for node in inputs)
         super().__init__(shape, dtype, name=name, requires_grad=requires_grad)
         self.inputs = tuple(inputs)
-        self.form: Any = None  # cache of rules.node_form
+        self._known_form: Form | None = None
+
+    @property
+    def form(self) -> Form:
+        """Return the operation that computes the node; index arrays become labels.
+
+        Raises:
+            TypeError: the node is a leaf.
+        """
+        if self._known_form is None:
+            self._known_form = self._form()
+        return self._known_form
+
+    def _form(self) -> Form:
+        raise TypeError(f"{self.label}: expected a node that is computed from others")
+
+    def forward_(self, *values: Tensor) -> Tensor:
+        """Return the value of the node, given the values of its inputs."""
+        return rules.value(Tensors(), self.form, values, self.dtype)
+
+    def backward_(self, gradient: Tensor, value: Tensor, *values: Tensor) -> Sequence[Tensor | None]:
+        """Return the contribution to the gradient of each input, None for an input without a gradient.
+
+        The derivative is algebraic: complex entries are not conjugated.
+
+        Args:
+            gradient: of the node, of its shape.
+            value: of the node.
+            values: of its inputs, in order.
+        """
+        return [
+            rules.reverse(Tensors(), self.form, values, which, gradient) if source.has_grad() else None
+            for which, source in enumerate(self.inputs)
+        ]
+
+    def computed(self, values: Sequence[Tensor]) -> Tensor:
+        """Return the value of `forward_`; a custom node checks it."""
+        return self.forward_(*values)
+
+    def pulled_back(self, gradient: Tensor, values: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """Return the contributions of `backward_`; a custom node checks them."""
+        return self.backward_(gradient, self.value(), *values)
+
+    def forward(self) -> None:
+        """Compute the value of this node alone; the inputs have theirs already.
+
+        Raises:
+            ValueError: an input has no value, or a leaf holds none.
+        """
+        self.forwarded = self.computed([source.value() for source in self.inputs])
+
+    @torch.no_grad()
+    def backward(self) -> None:
+        """Add this node's contribution to the gradients of its inputs; without a gradient, do nothing.
+
+        Raises:
+            ValueError: the node or an input has no value.
+        """
+        if self.gradient is None or not self.inputs:
+            return
+        parts = self.pulled_back(self.gradient, [source.value() for source in self.inputs])
+        for source, part in zip(self.inputs, parts, strict=True):
+            if part is not None and source.has_grad():
+                source.grad().add_(part)
 
     def __add__(self, other: Node | float) -> Node:
         return elementwise(self, other, "+")
@@ -140,6 +206,26 @@ class LeafNode(Node):
         """Return whether the leaf is a constant that need not be stored."""
         return self.fill is not None or self.is_identity
 
+    def held(self, device: torch.device | None = None) -> Tensor:
+        """Return the value of the leaf; a constant is moved to the device, by default it stays where it is.
+
+        Raises:
+            ValueError: the leaf has no value.
+        """
+        if self.given is not None:
+            return self.given.to(device) if self.kind == LeafKind.CONSTANT else self.given
+        if self.fill is not None:
+            return torch.full((), self.fill, dtype=self.dtype, device=device).expand(self.shape)
+        if self.is_identity:
+            size = prod(self.shape[: self.rank // 2])
+            return torch.eye(size, dtype=self.dtype, device=device).reshape(self.shape)
+        raise ValueError(f"{self.label}: value: expected one of shape {list(self.shape)}, got none")
+
+    def forward(self) -> None:
+        """Keep the bound value, else take the one that the leaf holds; raise ValueError without either."""
+        if self.forwarded is None:
+            self.forwarded = self.held()
+
 
 class _UnaryNode(Node):
     """A node with one operand."""
@@ -187,6 +273,12 @@ class TransformNode(_UnaryNode):
         shape = transform_shape(owner, self.index_dst, self.index_src, source.shape, new_dims)
         super().__init__([source], shape=shape, dtype=source.dtype, name=name)
         check_operand(self, self.inputs[0])
+
+    def _form(self) -> Form:
+        # negative indices of the two arrays are unrelated
+        out, source = _labels(self.index_dst, [index if index > 0 else (index,) for index in self.index_src])
+        extents = dict(zip((*out, *source), (*self.shape, *self.source.shape), strict=True))
+        return Combination((self.alpha,), (source,), out, extents)
 
     @property
     def new_dims(self) -> tuple[int, ...]:
@@ -254,6 +346,19 @@ class _PairNode(Node):
         super().__init__([left, right], shape=[extents[i] for i in self.index_dst], dtype=left.dtype, name=name)
         check_operand(self, self.inputs[0])
 
+    def _form(self) -> Form:
+        out, left, right = _labels(self.index_dst, self.index_src_l, self.index_src_r)
+        extents = dict(zip((*left, *right), (*self.left.shape, *self.right.shape), strict=True))
+        if self.operation == "*":
+            return Product((left, right), out, extents)
+        sign = 1.0 if self.operation == "+" else -1.0
+        return Combination((float(self.num_repeats(0)), sign * self.num_repeats(1)), (left, right), out, extents)
+
+    def num_repeats(self, side: int) -> int:
+        """Return how often an entry of an operand (0 left, 1 right) is counted: the extents of dummies it lacks."""
+        side_indices, other = (self.index_src_l, self.index_src_r)[:: 1 if side == 0 else -1]
+        return prod(self.extents[index] for index in negatives(other) if index not in side_indices)
+
     @property
     def left(self) -> Node:
         """Return the left operand."""
@@ -289,11 +394,6 @@ class ElementwiseNode(_PairNode):
 
     __slots__ = ()
 
-    def num_repeats(self, side: int) -> int:
-        """Return how often an entry of an operand (0 left, 1 right) is counted: the extents of dummies it lacks."""
-        side_indices, other = (self.index_src_l, self.index_src_r)[:: 1 if side == 0 else -1]
-        return prod(self.extents[index] for index in negatives(other) if index not in side_indices)
-
 
 class LinearNode(_PairNode):
     """The contraction `dst[D] = sum over dummies of L[l] R[r]`."""
@@ -325,6 +425,9 @@ class NonlinearNode(_UnaryNode):
         check_operand(self, self.inputs[0])
         self.function = function
 
+    def _form(self) -> Form:
+        return Entrywise(self.function)
+
 
 class CastNode(_UnaryNode):
     """The same entries in another dtype; the only computed node with integer operands or results."""
@@ -334,6 +437,15 @@ class CastNode(_UnaryNode):
     def __init__(self, source: Node, dtype: torch.dtype, *, name: str | None = None) -> None:
         """Describe the conversion of a node to a dtype."""
         super().__init__([source], shape=source.shape, dtype=dtype, name=name)
+
+    def _form(self) -> Form:
+        return Conversion(self.dtype)
+
+
+def _labels(*arrays: Sequence[Any]) -> list[Labels]:
+    """Return labels 1, 2, ... for the indices of arrays, by first appearance."""
+    numbers: dict[Any, int] = {}
+    return [tuple([numbers.setdefault(index, len(numbers) + 1) for index in array]) for array in arrays]
 
 
 def elementwise(left: Node | float, right: Node | float, operation: Operation) -> Node:

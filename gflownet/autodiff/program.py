@@ -46,12 +46,12 @@ class Code:
         source, num_operations = self._written(reuses_memory=True)
         object.__setattr__(self, "source", source)
         object.__setattr__(self, "num_operations", num_operations)
-        object.__setattr__(self, "run", _compiled(source))
+        object.__setattr__(self, "run", _compiled(source, self.instructions))
 
     @cached_property
     def differentiable(self) -> Callable[..., Result]:
         """Return the function without in-place operations, for torch.autograd."""
-        return _compiled(self._written(reuses_memory=False)[0])
+        return _compiled(self._written(reuses_memory=False)[0], self.instructions)
 
     def _written(self, *, reuses_memory: bool) -> tuple[str, int]:
         lines, num_operations = self.instructions.body(self.outputs, reuses_memory=reuses_memory)
@@ -78,8 +78,9 @@ def _is_transformed() -> bool:
     return _are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-def _compiled(source: str) -> Callable[..., Result]:
+def _compiled(source: str, instructions: Instructions) -> Callable[..., Result]:
     namespace: dict[str, Any] = {"torch": torch, "inf": math.inf, "nan": math.nan, "scalar": _scalar}
+    namespace |= {f"call{number}": function for function, number in instructions.functions.items()}
     exec(compile(source, "<tensor graph>", "exec"), namespace)
     return namespace["program"]
 
@@ -149,6 +150,9 @@ class Program:
             self._refuse(tensors)
         if (torch.is_grad_enabled() and True in [t.requires_grad for t in tensors]) or _is_transformed():
             return self._code.differentiable(*tensors)
+        if self._code.instructions.functions:  # functions of whole tensors may differentiate with torch
+            with torch.no_grad():
+                return self._run(*tensors)
         with _ExcludeDispatchKeyGuard(_AUTOGRAD_KEYS):
             return self._run(*tensors)
 

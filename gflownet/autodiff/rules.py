@@ -1,8 +1,9 @@
 """The differentiation rules of tensor graphs, written once for nodes, terms and torch tensors.
 
-Everything that is computed has one of four forms: a linear combination, a product, a function of each entry, or a
-conversion to another dtype. `value`, `reverse` and `forward` are defined on these forms; an `Algebra` carries them out:
-`Nodes` builds nodes (node_builder.py), `Terms` builds terms (term_builder.py), `Tensors` runs torch (evaluation.py).
+Everything that is computed has one of five forms: a linear combination, a product, a function of each entry, a
+conversion to another dtype, or a function of whole tensors (custom_node.py). `value`, `reverse` and `forward` are
+defined on these forms; an `Algebra` carries them out: `Nodes` builds nodes (node_builder.py), `Terms` builds terms
+(term_builder.py), `Tensors` runs torch (tensor_algebra.py).
 
 H are the axes of the tensor that is differentiated (reverse mode) or that one differentiates by (forward mode). They
 come last in every derivative; a scalar has none. An operand without a derivative is represented by None.
@@ -12,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from gflownet.autodiff.functions import Constant, Function
-from gflownet.autodiff.nodes import CastNode, ElementwiseNode, LinearNode, Node, NonlinearNode, TransformNode
-from gflownet.autodiff.terms import Extents, Term
+from gflownet.autodiff.terms import Extents
 
 Labels = Sequence[int]  # one label per axis; of n labels none is above n
 Shape = tuple[int, ...]
@@ -58,8 +58,61 @@ class Conversion:
     dtype: torch.dtype
 
 
-Form = Combination | Product | Entrywise | Conversion
-Item = TypeVar("Item", Node, Term, Tensor)
+class TensorFunction(Protocol):
+    """A function of whole tensors, hashable; its derivatives are such functions again."""
+
+    @property
+    def shape(self) -> Shape:
+        """Return the shape of the result."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of the result."""
+        ...
+
+    def __call__(self, *values: Tensor) -> Tensor:
+        """Return the result, in memory that no operand shares."""
+        ...
+
+    def node(self, inputs: Sequence[Any]) -> Any:
+        """Return the node that applies the function to inputs."""
+        ...
+
+    def pullback(self, which: int, extra: Shape) -> Self:
+        """Return the function of adjoint, `[result..., H]`, and operands with the result `[operand..., H]`."""
+        ...
+
+    def pushforward(self, which: int, extra: Shape) -> Self:
+        """Return the function of tangent, `[operand..., H]`, and operands with the result `[result..., H]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of the inputs."""
+
+    function: TensorFunction
+
+
+Form = Combination | Product | Entrywise | Conversion | Call
+
+
+class Shaped(Protocol):
+    """A node, a term or a tensor."""
+
+    @property
+    def shape(self) -> Shape:
+        """Return the extents."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype."""
+        ...
+
+
+Item = TypeVar("Item", bound=Shaped)
 
 
 class Algebra(Protocol[Item]):
@@ -85,43 +138,9 @@ class Algebra(Protocol[Item]):
         """Return the entries in another dtype."""
         ...
 
-
-def node_form(node: Node) -> Form:
-    """Return the operation that computes a node; index arrays become labels.
-
-    Raises:
-        TypeError: the node is a leaf.
-    """
-    if node.form is None:
-        node.form = _form(node)
-    return node.form
-
-
-def _form(node: Node) -> Form:
-    numbers: dict[object, int] = {}  # labels 1, 2, ... by index
-
-    def labels(indices: Sequence[int], scope: int = 0) -> Labels:
-        keys = [index if index > 0 else (index, scope) for index in indices]
-        return tuple([numbers.setdefault(key, len(numbers) + 1) for key in keys])
-
-    match node:
-        case TransformNode():
-            out, source = labels(node.index_dst), labels(node.index_src, scope=1)  # negative indices are unrelated
-            extents = dict(zip((*out, *source), (*node.shape, *node.source.shape), strict=True))
-            return Combination((node.alpha,), (source,), out, extents)
-        case ElementwiseNode() | LinearNode():
-            out, left, right = (labels(array) for array in (node.index_dst, node.index_src_l, node.index_src_r))
-            extents = dict(zip((*left, *right), (*node.left.shape, *node.right.shape), strict=True))
-            if isinstance(node, LinearNode) or node.operation == "*":
-                return Product((left, right), out, extents)
-            sign = 1.0 if node.operation == "+" else -1.0
-            return Combination((float(node.num_repeats(0)), sign * node.num_repeats(1)), (left, right), out, extents)
-        case NonlinearNode():
-            return Entrywise(node.function)
-        case CastNode():
-            return Conversion(node.dtype)
-        case _:
-            raise TypeError(f"{node.label}: expected a node that is computed from others")
+    def call(self, function: TensorFunction, inputs: Sequence[Item]) -> Item:
+        """Return a function of whole tensors."""
+        ...
 
 
 def value(algebra: Algebra[Item], form: Form, inputs: Sequence[Item], dtype: torch.dtype) -> Item:
@@ -136,6 +155,8 @@ def value(algebra: Algebra[Item], form: Form, inputs: Sequence[Item], dtype: tor
             return algebra.map(function, inputs[0])
         case Conversion():
             return algebra.cast(inputs[0], form.dtype)
+        case Call(function):
+            return algebra.call(function, inputs)
 
 
 def reverse(
@@ -169,6 +190,8 @@ def reverse(
             return _times_slope(algebra, function.derivative(), inputs[0], adjoint)
         case Conversion():
             return algebra.cast(adjoint, inputs[which].dtype)
+        case Call(function):
+            return algebra.call(function.pullback(which, extra), [adjoint, *inputs])
 
 
 def forward(
@@ -206,6 +229,11 @@ def forward(
             return _times_slope(algebra, function.derivative(), inputs[0], first)
         case Conversion():
             return algebra.cast(first, form.dtype)
+        case Call(function):
+            rows = enumerate(tangents)
+            return total(
+                algebra, [algebra.call(function.pushforward(k, extra), [t, *inputs]) for k, t in rows if t is not None]
+            )
 
 
 def total(algebra: Algebra[Item], items: Sequence[Item]) -> Item:

@@ -4,21 +4,25 @@
 `kind`, `shape`, `src`, `srcL`, `srcR`, `indexDst`, `indexSrc`, `indexSrcL`, `indexSrcR`, `alpha`, `newDims`, `op`,
 `function` that its type has. With "positive" indexing all indices are positive, and the signs follow from which tensors
 have an index. Optional fields: `name`; for leaves `dtype` (default float64), `requiresGrad` and one of `value`, `fill`
-and `identity`. The type `cast` has a `dtype`.
+and `identity`. The type `cast` has a `dtype`. A custom node has the name of its class as type, a list `src` and a field
+for each setting.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from gflownet.autodiff.custom_node import FIELDS as CUSTOM_FIELDS
+from gflownet.autodiff.custom_node import TYPES, CustomNode
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.node_checks import Indices
+from gflownet.autodiff.node_description import Classes, Description, classes_by_name, described
 from gflownet.autodiff.nodes import (
     CastNode,
     ElementwiseNode,
@@ -35,7 +39,6 @@ from gflownet.autodiff.quoting import MAX_LENGTH, shortened
 Identifier = int | str
 Indexing = Literal["signed", "positive"]
 
-TYPES = ("leaf", "transform", "elementwise", "linear", "nonlinear", "cast")
 KINDS = {
     **dict.fromkeys(("0", "in", "input"), LeafKind.INPUT),
     **dict.fromkeys(("1", "para", "param", "parameter"), LeafKind.PARAMETER),
@@ -68,8 +71,12 @@ _FIELD_OF = {
 _COUNTS = {"dummyIndex": "dummy_index", "newIndex": "new_index", "repeatedIndex": "repeated_index"}
 
 
-def read(data: Any) -> tuple[dict[Identifier, Node], list[Node]]:
+def read(data: Any, classes: Iterable[type[CustomNode]] = ()) -> tuple[dict[Identifier, Node], list[Node]]:
     """Return the nodes by id, in the order in which they are listed, and the outputs.
+
+    Args:
+        data: JSON values.
+        classes: of custom nodes.
 
     Raises:
         ValueError: the data describe no graph; the message names node, field and rule.
@@ -81,12 +88,13 @@ def read(data: Any) -> tuple[dict[Identifier, Node], list[Node]]:
     if indexing not in ("signed", "positive"):
         raise ValueError(f"graph: indexing: expected 'signed' or 'positive', got {shortened(indexing)}")
     nodes: dict[str, Node] = {}
+    named = classes_by_name(classes)
     ids: dict[Identifier, Node] = {}
     for position, entry in enumerate(data["nodes"]):
         identifier = _identifier(entry, f"nodes[{position}]")
         if str(identifier) in nodes:
             raise ValueError(f"{_owner(identifier)}: id: expected one that no other node has")
-        ids[identifier] = nodes[str(identifier)] = _Reader(entry, nodes, indexing).node()
+        ids[identifier] = nodes[str(identifier)] = _Reader(entry, nodes, indexing, named).node()
     outputs = data.get("outputs")
     if outputs is None:
         used = {source for node in ids.values() for source in node.inputs}
@@ -101,19 +109,24 @@ def read(data: Any) -> tuple[dict[Identifier, Node], list[Node]]:
 class _Reader:
     """Reader of one entry of the list of nodes."""
 
-    def __init__(self, entry: Mapping[str, Any], nodes: Mapping[str, Node], indexing: Indexing) -> None:
+    def __init__(
+        self, entry: Mapping[str, Any], nodes: Mapping[str, Node], indexing: Indexing, classes: Classes
+    ) -> None:
         self.owner = _owner(entry["id"])
-        self.entry, self.nodes, self.indexing = entry, nodes, indexing
+        self.entry, self.nodes, self.indexing, self.classes = entry, nodes, indexing, classes
         self.type = str(self._required("type")).lower().removesuffix("node")
-        if self.type not in TYPES:
-            raise ValueError(f"{self.owner}: type: expected one of {', '.join(TYPES)}, got {shortened(entry['type'])}")
+        self.kind = classes.get(self.type)
+        if self.type not in TYPES and self.kind is None:
+            message = f"expected one of {', '.join((*TYPES, *classes))}, got {shortened(entry['type'])}"
+            raise ValueError(f"{self.owner}: type: {message}")
+        self.fields = FIELDS[self.type] if self.kind is None else (*CUSTOM_FIELDS, *self.kind.setting_types())
         self.name = str(entry.get("name", entry["id"]))
         self._check_fields()
 
     def node(self) -> Node:
         """Return the node, checked against the shape and the counts of the entry."""
         try:
-            node: Node = getattr(self, f"_{self.type}")()
+            node = self._custom(self.kind) if self.kind else getattr(self, f"_{self.type}")()
         except ValueError as error:
             raise ValueError(self._in_json(str(error))) from error
         shape = self.entry.get("shape")
@@ -121,7 +134,7 @@ class _Reader:
             raise ValueError(f"{self.owner}: shape: expected {list(node.shape)} by the other fields, got {list(shape)}")
         for field, attribute in _COUNTS.items():
             count = self.entry.get(field)
-            if count is not None and field in FIELDS[self.type] and count != getattr(node, attribute):
+            if count is not None and field in self.fields and count != getattr(node, attribute):
                 raise ValueError(f"{self.owner}: {field}: expected {getattr(node, attribute)}, got {shortened(count)}")
         return node
 
@@ -129,13 +142,13 @@ class _Reader:
         """Return a constructor's error message with the id instead of the label and the field names of JSON."""
         if message.startswith(f"{self.owner}: "):
             return message
-        kind = f"{self.type.capitalize()}Node"
+        kind = self.kind.__name__ if self.kind else f"{self.type.capitalize()}Node"
         reason = message.removeprefix(f"{kind} {self.name!r}: ").removeprefix(f"{kind}: ")
         return f"{self.owner}: " + re.sub(r"\b[a-z_]+\b", lambda word: _FIELD_OF.get(word[0], word[0]), reason)
 
     def _check_fields(self) -> None:
         all_fields = dict.fromkeys(field for fields in FIELDS.values() for field in fields)
-        fields = FIELDS[self.type]
+        fields = self.fields
         for field, value in self.entry.items():
             if field in fields or (field in all_fields and (_is_nothing(value) or (field, value) == ("alpha", 1))):
                 continue
@@ -198,15 +211,26 @@ class _Reader:
         self._required("dtype")
         return CastNode(self._source("src"), self._dtype(DEFAULT_DTYPE), name=self.name)
 
+    def _custom(self, kind: type[CustomNode]) -> Node:
+        sources = self._required("src")
+        if not isinstance(sources, list | tuple):
+            raise ValueError(f"{self.owner}: src: expected a list of ids, got {shortened(sources)}")
+        settings = {field: value for field, value in self.entry.items() if field not in CUSTOM_FIELDS}
+        description = Description(kind, settings, self.classes)
+        return description.node([self._named(each) for each in sources], name=self.name)
+
     def _required(self, field: str) -> Any:
         if self.entry.get(field) is None:
             raise ValueError(f"{self.owner}: expected a field {field}, got none")
         return self.entry[field]
 
     def _source(self, field: str) -> Node:
-        node = self.nodes.get(str(self._required(field)))
+        return self._named(self._required(field), field)
+
+    def _named(self, identifier: Any, field: str = "src") -> Node:
+        node = self.nodes.get(str(identifier))
         if node is None:
-            message = f"expected the id of a node listed before, got {shortened(self.entry[field])}"
+            message = f"expected the id of a node listed before, got {shortened(identifier)}"
             raise ValueError(f"{self.owner}: {field}: {message}")
         return node
 
@@ -285,6 +309,9 @@ def write(ids: Mapping[Identifier, Node], outputs: Sequence[Node], *, indexing: 
 
 
 def _fields(node: Node, ids: Mapping[Node, Identifier], indexing: Indexing) -> dict[str, Any]:
+    if isinstance(node, CustomNode):
+        entry = {"type": node.type_name(), "shape": list(node.shape), "src": [ids[source] for source in node.inputs]}
+        return entry | described(node.function)
     kind, shape = type(node).__name__.removesuffix("Node").lower(), list(node.shape)
     entry: dict[str, Any] = {"type": kind, "shape": shape}
     sources = [ids[source] for source in node.inputs]

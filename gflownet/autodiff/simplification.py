@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from gflownet.autodiff.evaluation import topological_order
 from gflownet.autodiff.node_builder import Nodes
 from gflownet.autodiff.nodes import LeafNode, Node
-from gflownet.autodiff.rules import node_form, value
+from gflownet.autodiff.rules import value
 from gflownet.autodiff.term_builder import Terms
 from gflownet.autodiff.terms import Labels, Leaf, Sum, Term, View, extents_of, ordered
 
@@ -77,7 +77,7 @@ def terms_of(
 
 def _term_of(terms: Terms, node: Node, inputs: list[Term]) -> Term:
     if not isinstance(node, LeafNode):
-        return value(terms, node_form(node), inputs, node.dtype)
+        return value(terms, node.form, inputs, node.dtype)
     if node.fill is not None:
         return terms.full(float(node.fill), node.shape, node.dtype)
     return terms.identity(node.shape[: node.rank // 2], node.dtype)

@@ -13,6 +13,7 @@ from gflownet.autodiff.functions import Constant, Function, Product, X, multiply
 from gflownet.autodiff.rules import Form
 from gflownet.autodiff.terms import (
     Alias,
+    Apply,
     Cast,
     Einsum,
     Extents,
@@ -84,6 +85,8 @@ class Terms:
                 return rules.Combination(item.coefficients, repeated, labels, dict(enumerate(item.shape)))
             case Map():
                 return rules.Entrywise(item.function)
+            case Apply():
+                return rules.Call(item.function)
             case Cast() | Alias():
                 return rules.Conversion(item.dtype)
             case _:
@@ -140,6 +143,13 @@ class Terms:
         key = ("cast", source.uid, dtype)
         if key not in self._known:
             self._known[key] = self._new(Cast, source.shape, dtype, (source,))
+        return self._known[key]
+
+    def call(self, function: rules.TensorFunction, inputs: Sequence[Term]) -> Term:
+        """Return a function of whole tensors."""
+        key = ("call", function, *(source.uid for source in inputs))
+        if key not in self._known:
+            self._known[key] = self._new(Apply, function.shape, function.dtype, tuple(inputs), function=function)
         return self._known[key]
 
     def map(self, function: Function, source: Term) -> Term:

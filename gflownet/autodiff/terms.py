@@ -61,6 +61,13 @@ class Cast(Term):
     __slots__ = ()
 
 
+class Apply(Term):
+    """A function of whole tensors."""
+
+    __slots__ = ("function",)
+    function: Any  # TensorFunction of rules.py, which imports this module
+
+
 class Sum(Term):
     """A sum of terms of one shape, each with its coefficient."""
 

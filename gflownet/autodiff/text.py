@@ -13,23 +13,27 @@ it is float64, `= 2.0`, `= [[1, 2], [3, 4]]` or `= identity` after a constant) o
 summation: every index of an operand is in the result or under a `sum_`. Two adjacent operands are a
 contraction (LinearNode), `+`, `-` and `*` between them stand for an ElementwiseNode; a sum covers the whole of it, in
 parentheses. A number times one operand is a Transform, and so is an operand alone; an index that only the result has is
-New and needs its extent, as in `k:2`. `tanh(...)` or `{x**2 + 1}(...)` apply a function, `float32(...)` casts. An index
-is a letter, digits may follow. `output y, z` names the results; the default is the last line. `#` starts a comment.
+New and needs its extent, as in `k:2`. `tanh(...)` or `{x**2 + 1}(...)` apply a function, `float32(...)` casts. A custom
+node has the name of its class, names of tensors without indices and its settings as a JSON object, as in
+`y = clip(x) {"low": 0.5}`. An index is a letter, digits may follow. `output y, z` names the results; the default is the
+last line. `#` starts a comment.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from string import ascii_letters
 
 import torch
 
+from gflownet.autodiff.custom_node import CustomNode
 from gflownet.autodiff.evaluation import topological_order
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.line_reader import KEYWORDS, KINDS, SUM, Line
 from gflownet.autodiff.listing import IDENTITY, Declaration, Form, Listing, Reference, Statement
 from gflownet.autodiff.node_checks import Indices
+from gflownet.autodiff.node_description import Description, classes_by_name, described
 from gflownet.autodiff.nodes import (
     CastNode,
     ElementwiseNode,
@@ -46,16 +50,21 @@ from gflownet.autodiff.serialisation import numbers_of
 LETTERS = "ijklmnpqrstuvwxyzabcdefgh" + ascii_letters[26:]
 
 
-def parse(text: str) -> Listing:
+def parse(text: str, *, classes: Iterable[type[CustomNode]] = ()) -> Listing:
     """Return the listing of a text; its `graph` or `node` builds it.
+
+    Args:
+        text: lines as in the module docstring.
+        classes: of custom nodes.
 
     Raises:
         ValueError: the text is empty or a line is not valid; the message has the position and the expectation.
     """
     statements: list[Declaration | Statement] = []
     outputs: tuple[str, ...] | None = None
+    named = classes_by_name(classes)
     for number, line in enumerate(text.splitlines(), start=1):
-        reader = Line(line.partition("#")[0], number)
+        reader = Line(line.partition("#")[0], number, named)
         if reader.is_done():
             continue
         if outputs is not None:
@@ -117,6 +126,10 @@ def _declaration(leaf: LeafNode, names: dict[Node, str]) -> Declaration:
 
 
 def _statement(node: Node, names: dict[Node, str]) -> Statement:
+    if isinstance(node, CustomNode):
+        target, *operands = (Reference(names[each], (), ()) for each in (node, *node.inputs))
+        description = Description(type(node), described(node.function))
+        return Statement(target, "custom", tuple(operands), function=description)
     form, function, arrays = _parts(node)
     every = list(dict.fromkeys(index for array in arrays for index in array))
     letters = {index: _letter(place) for place, index in enumerate(every)}

@@ -5,7 +5,6 @@ from .dispatcher import Dispatcher as Dispatcher
 from .evaluator import Evaluation as Evaluation
 from .evaluator import Evaluator as Evaluator
 from .job import EvaluationStatus as EvaluationStatus
-from .randomness import seeded as seeded
 from .store import EvaluationRecord as EvaluationRecord
 from .store import EvaluationStore as EvaluationStore
 from .supervised import Splits as Splits
@@ -15,6 +14,7 @@ from .task import Cost as Cost
 from .task import GFNTask as GFNTask
 from .task import Reference as Reference
 from .task import Score as Score
+from .task import seeded as seeded
 from .task import soft_size_objective as soft_size_objective
 from .tasks import TASKS as TASKS
 from .training import Split as Split

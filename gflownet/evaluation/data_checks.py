@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from gflownet.errors import UserError
 from gflownet.evaluation.examples import DatasetSplit, Split, Splits, is_classification
-from gflownet.random_states import seeded
+from gflownet.training.random_states import seeded
 
 # More classes than examples are allowed up to here.
 _MAX_EMPTY_CLASSES = 1000

@@ -27,7 +27,7 @@ from gflownet.evaluation.labelled_arrays import LabelledArrays, labelled
 from gflownet.evaluation.table_files import Reading
 from gflownet.evaluation.table_fitting import fitted, table_of_numbers
 from gflownet.plugins import load_function
-from gflownet.random_states import seeded
+from gflownet.training.random_states import seeded
 from gflownet.translation.table_columns import TableColumns, Target
 
 # Shares of the examples; the remainder is the test set.

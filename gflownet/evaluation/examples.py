@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from gflownet.random_states import seeded
+from gflownet.training.random_states import seeded
 from gflownet.translation.table_columns import TableColumns
 
 Batch = tuple[Tensor, Tensor]  # inputs [B, ...], targets [B, ...]

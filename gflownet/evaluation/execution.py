@@ -18,6 +18,10 @@ import torch
 from gflownet.errors import UserError
 from gflownet.evaluation.job import MAX_ERROR_LENGTH, EvaluationStatus, Job, Outcome
 from gflownet.evaluation.task import CandidateTraining, GFNTask, Score
+from gflownet.operations.values import shown
+
+# The largest integer of a store.
+MAX_NUM_PARAMETERS = 2**63 - 1
 
 T = TypeVar("T")
 Report = Callable[[Outcome], None]
@@ -205,14 +209,35 @@ def _in_plain_numbers(score: Score) -> Score:
         raise _InvalidScoreError(f"metrics: expected a mapping, got {type(score.metrics).__name__}")
     size = score.num_parameters
     return Score(
-        _number("score", score.value, float),
-        None if size is None else _number("num_parameters", size, int),
-        {str(name): _number(f"metric {name!r}", value, float) for name, value in score.metrics.items()},
+        _number("score", score.value),
+        None if size is None else _size(size),
+        {_metric_name(name): _number(f"metric {name!r}", value) for name, value in score.metrics.items()},
     )
 
 
-def _number(name: str, value: Any, kind: Callable[[Any], T]) -> T:
+def _number(name: str, value: Any) -> float:
+    """Return a value as a float; text and booleans are mistakes of the task, although Python converts them."""
+    is_boolean = isinstance(value, bool) or getattr(value, "dtype", None) in (torch.bool, "bool")
+    if value is None or is_boolean or isinstance(value, str | bytes):
+        raise _InvalidScoreError(f"{name}: expected a number, got {shown(value)}")
     try:
-        return kind(value)
+        return float(value)
+    except OverflowError as error:  # an int above the floats
+        raise _InvalidScoreError(f"{name}: expected a number, got {shown(value)}") from error
     except Exception as error:  # raised by the user's type
         raise _InvalidScoreError(f"{name}: expected a number, got {type(value).__name__}") from error
+
+
+def _size(value: Any) -> int:
+    """Return a number of parameters within the range of the store."""
+    number = _number("num_parameters", value)
+    size = int(value) if math.isfinite(number) else -1
+    if not (0 <= size <= MAX_NUM_PARAMETERS and size == value):
+        raise _InvalidScoreError(f"num_parameters: expected an integer in [0, 2**63), got {shown(value)}")
+    return size
+
+
+def _metric_name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise _InvalidScoreError(f"metrics: expected names, got {shown(name)}")
+    return name

@@ -17,11 +17,11 @@ from gflownet.evaluation.extrapolation import rank_correlation
 from gflownet.evaluation.final import FinalStage, NoStore, TopArchitecture, ranked, trained
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, Race
-from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.evaluation.task import Reference
 from gflownet.evaluation.ticket import Request, Ticket
 from gflownet.graphs.canonical import Candidate
+from gflownet.training.random_states import candidate_seed
 
 _WAIT_S = 0.2
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from gflownet.evaluation.halving import SuccessiveHalving
 from gflownet.evaluation.job import Job
-from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.task import GFNTask
 from gflownet.evaluation.ticket import Request, Ticket
+from gflownet.training.random_states import candidate_seed
 
 # Candidates below this duration, seconds, share a job even if the task does not train them together.
 SHORT_S = 0.02

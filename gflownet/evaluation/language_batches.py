@@ -26,16 +26,14 @@ class Batches(ABC):
     def next_rows(self, generator: torch.Generator) -> Tensor:
         """Return the next batch [R, T + 1] int64; the last token of a row is only predicted."""
 
-    @abstractmethod
-    def pass_state(self, state: Tensor) -> None:
+    def pass_state(self, state: Tensor) -> None:  # noqa: B027 (some batches start without a state)
         """Take the state [L, R, W] after the batch."""
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the text, and the state."""
+        """Return the place in the text, and the state; nothing where the generator holds the places."""
+        return {}
 
-    @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:  # noqa: B027
         """Restore the result of `state_dict`, tensors on a device."""
 
 
@@ -46,16 +44,6 @@ class RandomBatches(Batches):
         """See Batches."""
         starts = torch.randint(len(self._text) - self._length, (self._num_rows,), generator=generator)
         return rows_at(self._text, starts, self._length)
-
-    def pass_state(self, state: Tensor) -> None:
-        """Do nothing."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the generator holds the places."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Do nothing."""
 
 
 class ContiguousBatches(Batches):

@@ -6,11 +6,9 @@ those of a tokenizer.
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,23 +17,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gflownet.evaluation.language_batches import BATCHES, rows_at
-from gflownet.optimisers import Adam, AdamW, eager
+from gflownet.training.optimisers import OptimiserOptions, build_optimisers, is_wide, split_parameters
+from gflownet.training.precision import Precision, autocast
+from gflownet.training.schedules import Schedule
+from gflownet.training.steps import Clipping, DivergedError, Steps
 
 UNIFORM_BITS = 8.0  # per byte, of the uniform distribution; also the result of a diverged model
-_DIVERGED_LOSS = 1_000.0  # nats per token; a training that still learns stays far below
-_FALLING_SHARE = 0.2  # of a training, at the end of the schedule trapezoid
 _ROWS = 64  # of one forward pass in `bits_per_byte`
-# Muon orthogonalises matrices that are at least this wide and high; embeddings get AdamW (Jordan et al. 2024).
-_MIN_MUON_WIDTH = 16
-_EMBEDDING = "embedding"  # in the names of embedding tables
+# Streams of `streamed_loss`: shorter ones would be dominated by their beginnings, where little is known.
+_MAX_STREAMS, _MIN_STREAM_TOKENS, _PASS_TOKENS = 64, 512, 128
+_EMBEDDING = "embedding"  # in the names of embedding tables, which Muon does not update (Jordan et al. 2024)
+_MUON_MOMENTUM = 0.95
 
-Schedule = Literal["cosine", "linear", "trapezoid", "constant"]
-OptimiserName = Literal["adam", "adamw", "muon"]
-Precision = Literal["float32", "bfloat16"]
 BatchOrder = Literal["random", "contiguous"]
 
 
-class LanguageDivergedError(RuntimeError):
+class LanguageDivergedError(DivergedError):
     """The training loss or its gradient is not finite, or the loss is too large to recover from."""
 
 
@@ -48,10 +45,10 @@ class LanguageTraining:
     rows: int = 16
     sequence_length: int = 64
     learning_rate: float = 0.005  # maximum
-    schedule: Schedule = "cosine"
+    schedule: Literal["cosine", "linear", "trapezoid", "constant"] = "cosine"
     warm_up: float = 0.1  # share of the training in which the learning rate rises
     last_rate: float = 0.1  # share of the maximum learning rate at the end
-    optimiser: OptimiserName = "adam"
+    optimiser: Literal["adam", "adamw", "muon"] = "adam"
     weight_decay: float = 0.0  # decoupled, of adamw and muon
     max_gradient_norm: float = 1.0
     accumulation: int = 1  # batches of one step
@@ -59,19 +56,14 @@ class LanguageTraining:
     batches: BatchOrder = "random"  # contiguous: the state passes from batch to batch
 
     def rate(self, done: float) -> float:
-        """Return the learning rate after a fraction of the training.
+        """Return the learning rate after a fraction of the training."""
+        return self.learning_rate * self.rates.factor(done)
 
-        cosine: Loshchilov and Hutter 2017, equation 5. trapezoid: constant, then linear (Hägele et al. 2024).
-        """
-        if done < self.warm_up:
-            return self.learning_rate * (done + 0.01) / (self.warm_up + 0.01)
-        falling = (min(done, 1.0) - self.warm_up) / (1 - self.warm_up)
-        low = self.learning_rate * self.last_rate
-        if self.schedule == "cosine":
-            return low + (self.learning_rate - low) * (1 + math.cos(math.pi * falling)) / 2
-        if self.schedule == "trapezoid":
-            falling = max(0.0, 1 - (1 - falling) / _FALLING_SHARE)
-        return self.learning_rate if self.schedule == "constant" else low + (self.learning_rate - low) * (1 - falling)
+    @property
+    def rates(self) -> Schedule:
+        """The schedule; the first rate is that of a hundredth of the training before its start."""
+        first = 0.01 / (self.warm_up + 0.01)
+        return Schedule.named(self.schedule, warmup=self.warm_up, first=first, last=self.last_rate)
 
 
 @dataclass(frozen=True)
@@ -107,10 +99,19 @@ class LanguageSteps:
             generator: of the random places.
         """
         self.model, self.options, self.generator = model, options, generator
-        self.step = 0  # done
-        self.optimisers = _optimisers(model, options)
         self.batches = BATCHES[options.batches](text, rows=options.rows, length=options.sequence_length)
+        self.optimisation = Steps(
+            _optimisers(model, options),
+            list(model.parameters()),
+            schedule=options.rates,
+            clipping=Clipping(options.max_gradient_norm),
+        )
         self._device = next(model.parameters()).device
+
+    @property
+    def step(self) -> int:
+        """The number of steps done."""
+        return self.optimisation.number
 
     def take(self, done: float) -> Step:
         """Take one step after a fraction of the training.
@@ -119,53 +120,38 @@ class LanguageSteps:
             LanguageDivergedError: the loss is not finite or too large, or the gradient not finite; the weights are
                 those before the step.
         """
-        options, rate = self.options, self.options.rate(done)
-        for group in (group for optimiser in self.optimisers for group in optimiser.param_groups):
-            group["lr"] = rate
-        for optimiser in self.optimisers:
-            optimiser.zero_grad()
-        loss = sum(self._differentiate() for _ in range(options.accumulation)) / options.accumulation
-        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), options.max_gradient_norm))
-        self.step += 1
-        if not loss <= _DIVERGED_LOSS:
-            raise LanguageDivergedError(f"step {self.step}: expected a loss <= {_DIVERGED_LOSS:g}, got {loss:g}")
+        loss, norm = self.optimisation.compute_gradients(self._differentiate)
+        LanguageDivergedError.check(loss, f"step {self.step}")
+        norm = math.nan if norm is None else float(norm)
         if not math.isfinite(norm):
             raise LanguageDivergedError(f"step {self.step}: expected a finite gradient, got one of norm {norm:g}")
-        for optimiser in self.optimisers:
-            optimiser.step()
-        return Step(loss, norm, rate)
+        self.optimisation.update(done)
+        return Step(loss, norm, self.options.rate(done))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state without the weights, as tensors and plain containers."""
-        return {
-            "step": self.step,
-            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
-            "generator": self.generator.get_state(),
-            "batches": self.batches.state_dict(),
-        }
+        generator = self.generator.get_state()
+        return {**self.optimisation.state_dict(), "generator": generator, "batches": self.batches.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state_dict`: the next step is the same, bit for bit."""
-        self.step = state["step"]
-        for optimiser, content in zip(self.optimisers, state["optimisers"], strict=True):
-            optimiser.load_state_dict(copy.deepcopy(content))
+        self.optimisation.load_state_dict(state)
         self.generator.set_state(state["generator"])
         self.batches.load_state_dict(state["batches"], self._device)
 
     def _differentiate(self) -> float:
-        """Add the gradient of the next batch and return its loss."""
+        """Accumulate the gradients of the next batches and return their mean loss."""
+        return sum(self._differentiate_batch() for _ in range(self.options.accumulation)) / self.options.accumulation
+
+    def _differentiate_batch(self) -> float:
         rows = self.batches.next_rows(self.generator).to(self._device)
         state = self.batches.state
-        with self._precision():
+        with autocast(self._device, self.options.precision):
             logits, last = self.model(*((rows[:, :-1],) if state is None else (rows[:, :-1], state)))
         loss = F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
         (loss / self.options.accumulation).backward()
         self.batches.pass_state(last)
         return float(loss.detach())
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        is_mixed = self.options.precision == "bfloat16"
-        return torch.autocast(self._device.type, torch.bfloat16) if is_mixed else nullcontext()
 
 
 @dataclass(eq=False)
@@ -175,7 +161,7 @@ class LanguageModelTraining:
     model: nn.Module  # maps tokens [R, T] to a tuple that starts with logits [R, T, V]
     generator: torch.Generator  # of the random places
     step: int = 0  # done
-    optimiser: dict[str, Any] | None = None  # state dict of Adam; None before the first step
+    optimiser: dict[str, Any] | None = None  # state of Adam; None before the first step
     has_diverged: bool = False
     curve: list[tuple[int, float]] = field(default_factory=list)  # measured steps, bits per byte
 
@@ -225,9 +211,8 @@ def continue_language_model(
         measure: returns the bits per byte of a model for the curve.
     """
     steps = LanguageSteps(training.model, text, options=options, generator=training.generator)
-    (optimiser,), steps.step = steps.optimisers, training.step
     if training.optimiser is not None:
-        optimiser.load_state_dict(copy.deepcopy(training.optimiser))
+        steps.optimisation.load_state_dict({"step": training.step, "optimisers": [training.optimiser]})
     training.model.train()
     while steps.step < num_steps and not training.has_diverged:
         try:
@@ -237,7 +222,7 @@ def continue_language_model(
         if steps.step % measure_every == 0 and not training.has_diverged:
             training.curve.append((steps.step, measure(training.model)))
             training.model.train()
-    training.step, training.optimiser = steps.step, optimiser.state_dict()
+    training.step, (training.optimiser,) = steps.step, steps.optimisation.state_dict()["optimisers"]
 
 
 def train_language_model(
@@ -268,25 +253,55 @@ def bits_per_byte(model: nn.Module, text: Tensor, *, sequence_length: int, num_b
     return total / (num * sequence_length * math.log(2))
 
 
+@torch.no_grad()
+def streamed_loss(
+    model: nn.Module, text: Tensor, *, num_tokens: int, is_stopped: Callable[[], bool] = lambda: False
+) -> float:
+    """Return the mean cross-entropy in nats per token over evenly spaced streams, through which the state passes.
+
+    Args:
+        model: maps tokens [R, T] and a state to logits and a state.
+        text: [N] tokens, at least two.
+        num_tokens: predicted tokens, rounded down to equal streams, at most N - 1.
+        is_stopped: asked before each pass; a stopped computation returns nan.
+    """
+    device = next(model.parameters()).device
+    total = min(num_tokens, len(text) - 1)
+    num_streams = max(1, min(_MAX_STREAMS, total // _MIN_STREAM_TOKENS))
+    length = total // num_streams
+    starts = torch.linspace(0, len(text) - 1 - length, num_streams, dtype=torch.float64).long()
+    was_training = model.training
+    model.eval()
+    state, loss = None, 0.0
+    for first in range(0, length, _PASS_TOKENS):
+        if is_stopped():
+            loss = math.nan
+            break
+        rows = rows_at(text, starts + first, min(_PASS_TOKENS, length - first)).to(device)
+        logits, state = model(rows[:, :-1]) if state is None else model(rows[:, :-1], state)
+        loss += float(F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum").double())
+    model.train(was_training)
+    return loss / (num_streams * length)
+
+
+def bits_per_byte_of(loss: float, *, num_tokens: int, num_bytes: int) -> float:
+    """Return bits per byte for a mean loss in nats per token on a text of so many tokens and bytes."""
+    return loss * num_tokens / num_bytes / math.log(2)
+
+
 def _optimisers(model: nn.Module, options: LanguageTraining) -> list[torch.optim.Optimizer]:
-    """Return the optimisers that together update every parameter once."""
-    rate, decay = options.learning_rate, options.weight_decay
-    if options.optimiser == "adam":
-        return [Adam(model.parameters(), lr=rate, fused=True)]
-    matrices, others = [], []
-    for name, parameter in model.named_parameters():
-        is_wide = parameter.ndim == 2 and min(parameter.shape) >= _MIN_MUON_WIDTH and _EMBEDDING not in name
-        (matrices if is_wide and options.optimiser == "muon" else others).append(parameter)
-    decaying = [parameter for parameter in others if parameter.ndim >= 2]
-    groups = [
-        {"params": decaying, "weight_decay": decay},
-        {"params": [parameter for parameter in others if parameter.ndim < 2], "weight_decay": 0.0},  # norms and biases
-    ]
-    optimisers = [AdamW([group for group in groups if group["params"]], lr=rate, fused=True)]
-    if matrices:
-        muon = eager(torch.optim.Muon)(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-        optimisers.append(muon)
-    return optimisers
+    """Return the optimisers that together update every parameter once; Adam without weight decay."""
+    uses_muon, decays = options.optimiser == "muon", options.optimiser != "adam"
+    matrices, decayed, others = split_parameters(
+        model, for_muon=lambda name, each: uses_muon and is_wide(each) and _EMBEDDING not in name, decays=decays
+    )
+    groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    settings = OptimiserOptions(
+        options.optimiser, options.learning_rate, weight_decay=options.weight_decay, muon_momentum=_MUON_MOMENTUM
+    )
+    wide = [{"params": matrices}] if matrices else []
+    # Muon comes last in checkpoints.
+    return build_optimisers(wide, [group for group in groups if group["params"]], settings)[::-1]
 
 
 def _cross_entropy(model: nn.Module, rows: Tensor, *, reduction: str) -> Tensor:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from gflownet.errors import counted
 from gflownet.evaluation.examples import Split
-from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.task import Reference
 from gflownet.evaluation.tensor_task import TensorTask
-from gflownet.evaluation.tensor_training import Measure, ModelTraining
+from gflownet.evaluation.training import Measure, ModelTraining
+from gflownet.training.random_states import seeded
 
 _SMALLEST_PROBABILITY = 1e-12
 

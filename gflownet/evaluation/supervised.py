@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 
 from gflownet.evaluation.examples import Split
 from gflownet.evaluation.examples import Splits as Splits
-from gflownet.evaluation.randomness import seeded
-from gflownet.evaluation.task import CandidateTraining, Score
-from gflownet.evaluation.tensor_task import TensorTask, TensorTraining
-from gflownet.evaluation.tensor_training import ModelTraining
-from gflownet.evaluation.training import continue_trainings, trains_together
+from gflownet.evaluation.task import Score
+from gflownet.evaluation.tensor_task import Length, Start, TensorTask
+from gflownet.evaluation.training import ModelTraining, continue_trainings, trains_together
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation import TranslatedModel, is_direct
 
@@ -23,24 +20,6 @@ from gflownet.translation import TranslatedModel, is_direct
 # shuffled copies of the examples.
 MAX_GROUP_SIZE = 16
 MAX_GROUP_BYTES = 2**26
-
-
-@dataclass(frozen=True)
-class _Start:
-    """A candidate and the saved training that it continues."""
-
-    graph: ComputationGraph
-    seed: int
-    state: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class _Length:
-    """Epochs of a training."""
-
-    num_epochs: int
-    schedule: int  # of the whole training
-    measure_after: int = 0  # epochs after which the validation metric is measured first
 
 
 class SupervisedTask(TensorTask):
@@ -57,53 +36,23 @@ class SupervisedTask(TensorTask):
     def data(self) -> Splits:
         return self.splits()
 
-    def evaluate(self, graph: ComputationGraph, *, seed: int) -> Score:
-        """Return the validation score after training, scaled by size with `evaluation.size_weight`."""
-        (outcome,) = self.evaluate_many([graph], seeds=[seed])
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
     def evaluate_many(self, graphs: Sequence[ComputationGraph], *, seeds: Sequence[int]) -> list[Score | Exception]:
         """Return the outcomes of `evaluate` for each graph, bit-identical, in a fraction of the time."""
-        trained = self._continued_many([_Start(*start) for start in zip(graphs, seeds, strict=True)], self._full)
+        trained = self._continued_many([Start(*start) for start in zip(graphs, seeds, strict=True)], self._full)
         return [
             training if isinstance(training, Exception) else self.score_of(graph, training)
             for graph, training in zip(graphs, trained, strict=True)
         ]
 
-    def train_many(
-        self,
-        graphs: Sequence[ComputationGraph],
-        *,
-        seeds: Sequence[int],
-        fidelity: int,
-        schedule: int,
-        states: Sequence[Mapping[str, Any] | None],
-    ) -> Iterator[CandidateTraining | Exception]:
-        """Yield the training of each graph up to an epoch, see GFNTask.train_many."""
-        starts = [_Start(*start) for start in zip(graphs, seeds, states, strict=True)]
-        trainings = self._continued_many(starts, _Length(fidelity, schedule))
-        for graph, training in zip(graphs, trainings, strict=True):
-            yield training if isinstance(training, Exception) else TensorTraining(self, graph, training)
-
-    def test(self, graph: ComputationGraph, *, seed: int) -> float:
-        """Return the test score of the model that `evaluate` scored, trained again from the same seed."""
-        (training,) = self._continued_many([_Start(graph, seed)], self._full)
-        if isinstance(training, Exception):
-            raise training
-        return self.test_score(training.model)
-
-    @property
-    def _full(self) -> _Length:
-        """The full training, measured only where its score needs it."""
-        num = self._evaluation.num_epochs
-        return _Length(num, num, max(0, num - self._evaluation.training.score_epochs))
-
-    def _continued_many(self, starts: Sequence[_Start], length: _Length) -> Iterator[ModelTraining | Exception]:
+    def _continued_many(self, starts: Sequence[Start], length: Length) -> Iterator[ModelTraining | Exception]:
         """Yield the training of each candidate up to an epoch, in order."""
         for first in range(0, len(starts), self._group_size):
             yield from self._continued_group(starts[first : first + self._group_size], length)
+
+    def _is_grouped(self, model: torch.nn.Module) -> bool:
+        """Return whether a model trains in a group."""
+        is_translated = isinstance(model, TranslatedModel)
+        return is_translated and is_direct(model.plan) and trains_together(self._evaluation, self.train)
 
     @property
     def _group_size(self) -> int:
@@ -113,7 +62,7 @@ class SupervisedTask(TensorTask):
         inputs = cast(Split, self.train).inputs
         return max(1, min(MAX_GROUP_SIZE, MAX_GROUP_BYTES // (inputs.numel() * inputs.element_size())))
 
-    def _continued_group(self, starts: Sequence[_Start], length: _Length) -> list[ModelTraining | Exception]:
+    def _continued_group(self, starts: Sequence[Start], length: Length) -> list[ModelTraining | Exception]:
         """Return one outcome per candidate; direct models that have done the same epochs are trained at once."""
         outcomes = [self._prepared(start, length) for start in starts]
         together: dict[int, list[int]] = {}  # positions by epochs done
@@ -123,7 +72,9 @@ class SupervisedTask(TensorTask):
         for positions in together.values():
             trainings = [training for p in positions if not isinstance(training := outcomes[p], Exception)]
             try:
-                errors = self._trained_together(trainings, length)
+                data = cast(Split, self.train)
+                validated = {"validation": self.measure, **vars(length)}
+                errors = continue_trainings(trainings, data, config=self._evaluation, **validated)
             except Exception as error:
                 # Retry one by one: only the faulty candidate fails; the others get the same result as in a group.
                 for position in positions:
@@ -133,37 +84,3 @@ class SupervisedTask(TensorTask):
             for position, training, diverged in zip(positions, trainings, errors, strict=True):
                 outcomes[position] = diverged or training
         return outcomes
-
-    def _trained_together(self, trainings: Sequence[ModelTraining], length: _Length) -> Sequence[Exception | None]:
-        """Train direct models up to an epoch and return the error of each."""
-        return continue_trainings(
-            trainings,
-            cast(Split, self.train),
-            config=self._evaluation,
-            num_epochs=length.num_epochs,
-            schedule=length.schedule,
-            validation=self.measure,
-            measure_after=length.measure_after,
-        )
-
-    def _is_grouped(self, model: torch.nn.Module) -> bool:
-        """Return whether a model trains in a group."""
-        is_translated = isinstance(model, TranslatedModel)
-        return is_translated and is_direct(model.plan) and trains_together(self._evaluation, self.train)
-
-    def _prepared(self, start: _Start, length: _Length) -> ModelTraining | Exception:
-        """Return the training of a direct model as it starts, the finished one by autograd, or the exception."""
-        with seeded(start.seed):
-            try:
-                training = self._started(start.graph, seed=start.seed, state=start.state, num_epochs=length.num_epochs)
-                if not self._is_grouped(training.model):
-                    self.trainer.continue_training(
-                        training,
-                        num_epochs=length.num_epochs,
-                        schedule=length.schedule,
-                        validation=self.measure,
-                        measure_after=length.measure_after,
-                    )
-                return training
-            except Exception as error:
-                return error

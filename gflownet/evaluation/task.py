@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from gflownet.evaluation.conditioning import Conditioning, RewardConditional
 from gflownet.evaluation.config import TaskConfig
-from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.tables import limits_of
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.plugins import Configurable
+from gflownet.training.random_states import seeded
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from statistics import fmean, median
 from time import perf_counter
 from typing import Any
@@ -21,15 +21,15 @@ from gflownet.evaluation.examples import DatasetSplit, Examples, Split, Splits, 
 from gflownet.evaluation.examples import num_outputs as count_outputs
 from gflownet.evaluation.fingerprint import function_digest
 from gflownet.evaluation.metrics import FOR_UNBALANCED, balanced_weights, build_loss, build_metric
-from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.task import CandidateTraining, Cost, GFNTask, Score, soft_size_objective
-from gflownet.evaluation.tensor_training import ModelTrainer, ModelTraining, build_measure, loss_limit, outputs_of
+from gflownet.evaluation.training import ModelTrainer, ModelTraining, build_measure, loss_limit, outputs_of
 from gflownet.evaluation.training_config import TrainingConfig
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.validation import blocking_problems
 from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.plugins import load_function
+from gflownet.training.random_states import seeded
 from gflownet.translation import to_pytorch_model
 
 # Forward passes whose median is the latency. The median varied by 3 to 11 % with 20 passes, by 0.3 to 8 % with 100 (a
@@ -38,6 +38,24 @@ NUM_TIMED_CALLS = 100
 # Examples of the largest class per example of the smallest from which classes are called unbalanced.
 _UNBALANCED = 4
 _NUM_WARM_UP = 5
+
+
+@dataclass(frozen=True)
+class Start:
+    """A candidate and the saved training that it continues."""
+
+    candidate: Any
+    seed: int
+    state: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Length:
+    """Epochs of a training."""
+
+    num_epochs: int
+    schedule: int  # of the whole training
+    measure_after: int = 0  # epochs after which the validation metric is measured first
 
 
 class TensorTraining(CandidateTraining):
@@ -114,12 +132,10 @@ class TensorTask(GFNTask):
         states: Sequence[Mapping[str, Any] | None],
     ) -> Iterator[CandidateTraining | Exception]:
         """Yield the training of each graph up to an epoch, see GFNTask.train_many."""
-        for graph, seed, state in zip(graphs, seeds, states, strict=True):
-            try:
-                training = self._continued(graph, seed=seed, state=state, num_epochs=fidelity, schedule=schedule)
-                yield TensorTraining(self, graph, training)
-            except Exception as error:
-                yield error
+        starts = [Start(*start) for start in zip(graphs, seeds, states, strict=True)]
+        trainings = self._continued_many(starts, Length(fidelity, schedule))
+        for graph, training in zip(graphs, trainings, strict=True):
+            yield training if isinstance(training, Exception) else TensorTraining(self, graph, training)
 
     def test(self, graph: Any, *, seed: int) -> float:
         """Return the test score of the model that `evaluate` scored, trained again from the same seed."""
@@ -210,37 +226,42 @@ class TensorTask(GFNTask):
         )
 
     def _trained(self, candidate: Any, *, seed: int) -> ModelTraining:
-        """Return the full training, measured only where its score needs it."""
+        """Return the full training of a candidate."""
+        (training,) = self._continued_many([Start(candidate, seed)], self._full)
+        if isinstance(training, Exception):
+            raise training
+        return training
+
+    @property
+    def _full(self) -> Length:
+        """The full training, measured only where its score needs it."""
         num = self._evaluation.num_epochs
-        first = max(0, num - self._evaluation.training.score_epochs)
-        return self._continued(candidate, seed=seed, state=None, num_epochs=num, schedule=num, measure_after=first)
+        return Length(num, num, max(0, num - self._evaluation.training.score_epochs))
 
-    def _continued(
-        self,
-        candidate: Any,
-        *,
-        seed: int,
-        state: Mapping[str, Any] | None,
-        num_epochs: int,
-        schedule: int,
-        measure_after: int = 0,
-    ) -> ModelTraining:
-        """Return the training up to an epoch; a function of candidate and seed."""
-        with seeded(seed):
-            training = self._started(candidate, seed=seed, state=state, num_epochs=num_epochs)
-            self.trainer.continue_training(
-                training, num_epochs=num_epochs, schedule=schedule, validation=self.measure, measure_after=measure_after
-            )
-        return training
+    def _continued_many(self, starts: Sequence[Start], length: Length) -> Iterator[ModelTraining | Exception]:
+        """Yield the training of each candidate up to an epoch, in order; a function of candidate and seed."""
+        for start in starts:
+            yield self._prepared(start, length)
 
-    def _started(self, candidate: Any, *, seed: int, state: Mapping[str, Any] | None, num_epochs: int) -> ModelTraining:
-        """Return the training of a new model, from its first epoch or from a saved state."""
-        training = ModelTraining(self.build_model(candidate), torch.Generator().manual_seed(seed))
-        if state is not None:
-            training.restore(state)
-        if training.num_epochs > num_epochs:
-            raise ValueError(f"expected a training of at most {num_epochs} epochs, got {training.num_epochs}")
-        return training
+    def _prepared(self, start: Start, length: Length) -> ModelTraining | Exception:
+        """Return a training by autograd up to an epoch, or the exception; one of a group has only begun."""
+        with seeded(start.seed):
+            try:
+                training = ModelTraining(self.build_model(start.candidate), torch.Generator().manual_seed(start.seed))
+                if start.state is not None:
+                    training.restore(start.state)
+                if training.num_epochs > length.num_epochs:
+                    got = f"at most {length.num_epochs} epochs, got {training.num_epochs}"
+                    raise ValueError(f"expected a training of {got}")
+                if not self._is_grouped(training.model):
+                    self.trainer.continue_training(training, validation=self.measure, **vars(length))
+                return training
+            except Exception as error:
+                return error
+
+    def _is_grouped(self, model: nn.Module) -> bool:
+        """Return whether a model trains in a group, see SupervisedTask."""
+        return False
 
     def _measured(self, objective: str, candidate: Any, model: nn.Module, quality: float) -> float:
         """Return an objective in its unit; costs are per example."""

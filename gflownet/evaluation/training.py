@@ -1,22 +1,155 @@
-"""Training of many small classifiers at once: vector graphs, without autograd and with one optimiser for all.
+"""Training of candidate models by autograd or many at once, continued bit for bit from a saved state.
 
 K: candidates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
+from torch import Tensor, nn
 
+from gflownet.evaluation.augmentation import augmented
 from gflownet.evaluation.config import EvaluationConfig
-from gflownet.evaluation.examples import Examples, num_steps
+from gflownet.evaluation.examples import Batch, Examples, num_steps
 from gflownet.evaluation.examples import Split as Split
-from gflownet.evaluation.optimisation import elementwise_optimiser, restore_optimiser, schedule_rate
-from gflownet.evaluation.tensor_training import CandidateDivergedError as CandidateDivergedError
-from gflownet.evaluation.tensor_training import Measure, ModelTraining, check_loss
+from gflownet.evaluation.metrics import Loss, Metric, constant_outputs, constant_prediction, mean_value
+from gflownet.training.optimisers import OptimiserOptions, build_optimisers
+from gflownet.training.random_states import get_random_state, seeded, set_random_state
+from gflownet.training.schedules import Schedule
+from gflownet.training.steps import DIVERGED_LOSS, Clipping, DivergedError, Steps, flat_steps, state_by_parameter
 from gflownet.translation import DirectTraining, TranslatedModel
+
+# Targets of one batch when a constant prediction is measured.
+_TARGETS_AT_ONCE = 4096
+
+
+class CandidateDivergedError(DivergedError):
+    """The training loss is too large or not finite."""
+
+
+@dataclass(eq=False)
+class ModelTraining:
+    """A model and the state of its training, to train on from."""
+
+    model: nn.Module
+    generator: torch.Generator  # shuffles the examples of each epoch
+    num_epochs: int = 0  # done
+    train_loss: float = math.nan  # mean of the last epoch
+    values: list[float] = field(default_factory=list)  # validation metric after each epoch, where measured
+    optimisation: dict[str, Any] | None = None  # state of the optimiser; None before the first step
+    # Of the global generators, which dropout and random augmentation use.
+    global_states: Mapping[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return tensors and plain containers from which the training continues."""
+        return {
+            # Cloned: torch.save writes the whole memory of a view.
+            "model": {name: value.clone() for name, value in self.model.state_dict().items()},
+            "generator": self.generator.get_state(),
+            "num_epochs": self.num_epochs,
+            "train_loss": self.train_loss,
+            "values": list(self.values),
+            "optimisation": _compact(self.optimisation),
+            "global_states": self.global_states,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from the result of `state_dict`."""
+        self.model.load_state_dict(state["model"])
+        self.generator.set_state(state["generator"])
+        self.num_epochs, self.train_loss = state["num_epochs"], state["train_loss"]
+        self.values = list(state["values"])
+        self.optimisation, self.global_states = state["optimisation"], state["global_states"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric on one split."""
+
+    metric: Metric
+    examples: Examples
+    constant_mean: float  # mean of the metric's values for the best constant prediction; 0 where it is not used
+
+    def value(self, model: nn.Module) -> float:
+        """Return the metric of a model in its unit."""
+        model.eval()
+        # A Dataset may draw random numbers, as may a user's module: the training draws the same without a measure.
+        is_deterministic = (
+            isinstance(self.examples, Split) and isinstance(model, TranslatedModel) and model.plan.is_dense
+        )
+        with nullcontext() if is_deterministic else seeded(0), torch.inference_mode():
+            return self.value_of((outputs_of(model, inputs), targets) for inputs, targets in self.examples.in_order())
+
+    def value_of(self, batches: Iterable[Batch]) -> float:
+        """Return the metric of batches (outputs, targets) of all examples in its unit."""
+        if self.metric.is_whole:
+            outputs, targets = zip(*batches, strict=True)
+            batches = [(torch.cat(outputs), torch.cat(targets))]
+        mean = mean_value(self.metric.values, batches)
+        return self.metric.finish(mean, self.constant_mean) if math.isfinite(mean) else mean
+
+    def score(self, value: float) -> float:
+        """Return the score in [0, 1] of a value of the metric, 0 if it is not finite."""
+        if not math.isfinite(value):
+            return 0.0
+        return self.metric.score(value, self.metric.finish(self.constant_mean, self.constant_mean))
+
+
+@dataclass(frozen=True)
+class ModelTrainer:
+    """The training of models on one task."""
+
+    train: Examples
+    loss: Loss
+    config: EvaluationConfig
+    loss_limit: float = DIVERGED_LOSS  # mean loss of an epoch above which a training ends
+    num_outputs: int = 0  # classes, for the augmentation
+
+    def continue_training(
+        self,
+        training: ModelTraining,
+        *,
+        num_epochs: int,
+        schedule: int,
+        validation: Measure | None = None,
+        measure_after: int = 0,
+    ) -> None:
+        """Train a model in place up to an epoch.
+
+        Args:
+            training: the model and its state.
+            num_epochs: number of epochs after which to stop.
+            schedule: epochs of the whole training, for the learning rate.
+            validation: measured after each epoch.
+            measure_after: epochs after which it is measured first.
+
+        Raises:
+            CandidateDivergedError: the mean loss of an epoch is not finite or above `loss_limit`.
+        """
+        (error,) = _continue(
+            _ByAutograd(self, training, schedule * num_steps(self.train, self.config.batch_size)),
+            [training],
+            num_epochs=num_epochs,
+            limit=self.loss_limit,
+            validation=validation,
+            measure_after=measure_after,
+        )
+        if error is not None:
+            raise error
+
+    def batches(self, generator: torch.Generator) -> Iterator[Batch]:
+        """Return the batches of one epoch, with the augmentation of the config."""
+        batches, names = self.train.shuffled(self.config.batch_size, generator), self.config.training.augment
+        if not names:
+            return batches
+        return (augmented(each, names, num_outputs=self.num_outputs, generator=generator) for each in batches)
 
 
 def trains_together(config: EvaluationConfig, examples: Examples) -> bool:
@@ -51,94 +184,198 @@ def continue_trainings(
     All have done the same number of epochs. Each result is bit-identical for every set and order of models, and equals
     `ModelTrainer.continue_training` up to rounding. Memory: K copies of the examples.
     """
-    group = DirectTraining(cast("list[TranslatedModel]", [training.model for training in trainings]))
-    (epoch,) = {training.num_epochs for training in trainings}
-    per_epoch = num_steps(data, config.batch_size)
-    optimiser = elementwise_optimiser([group.parameter], config)
-    if trainings[0].optimisation is not None:
-        restore_optimiser(optimiser, {0: _joined(group, trainings)})
+    return _continue(
+        _AtOnce(trainings, data, config, schedule * num_steps(data, config.batch_size)),
+        trainings,
+        num_epochs=num_epochs,
+        limit=DIVERGED_LOSS,
+        validation=validation,
+        measure_after=measure_after,
+    )
+
+
+def _continue(
+    models: _ByAutograd | _AtOnce,
+    trainings: Sequence[ModelTraining],
+    *,
+    num_epochs: int,
+    limit: float,
+    validation: Measure | None,
+    measure_after: int,
+) -> list[CandidateDivergedError | None]:
+    """Train models up to an epoch, or until all have diverged; return the error of each."""
     errors: list[CandidateDivergedError | None] = [None] * len(trainings)
+    (epoch,) = {training.num_epochs for training in trainings}
     while epoch < num_epochs and None in errors:
-        losses = _train_epoch(
-            group,
-            data,
-            optimiser,
-            config=config,
-            steps=(epoch * per_epoch, schedule * per_epoch),
-            generators=[each.generator for each in trainings],
-        )
+        losses, epoch = models.train_epoch(), epoch + 1
         for position, training in enumerate(trainings):
             if errors[position] is None:
                 training.train_loss = losses[position]
-                errors[position] = _error_of(training.train_loss, epoch=epoch)
+                errors[position] = _error_of(training.train_loss, epoch=epoch, limit=limit)
             if errors[position] is None:
-                training.num_epochs = epoch + 1
-                if validation is not None and training.num_epochs > measure_after:
-                    training.values.append(validation.value(training.model))
-        epoch += 1
-    _set_states(group, trainings, optimiser, num_done=epoch * per_epoch)
+                training.num_epochs = epoch
+                if validation is not None and epoch > measure_after:
+                    training.values.append(models.value(validation, training.model))
+    models.save()
     return errors
 
 
-def _train_epoch(
-    group: DirectTraining,
-    data: Split,
-    optimiser: torch.optim.Optimizer,
-    *,
-    config: EvaluationConfig,
-    steps: tuple[int, int],
-    generators: Sequence[torch.Generator],
-) -> list[float]:
-    """Take one optimiser step per batch and return the mean loss of each model; `steps`: done, and of the training."""
-    batches = [data.shuffled(config.batch_size, each) for each in generators]
-    losses = []
-    for number, step in enumerate(zip(*batches, strict=True), start=steps[0]):
-        losses.append(group.backward(*zip(*step, strict=True)))
-        schedule_rate(optimiser, config, step=number, num_steps=steps[1])
-        optimiser.step()
-    # Summed here, one by one: how a tensor's mean over steps rounds may depend on the number of columns.
-    return [sum(history) / len(history) for history in zip(*torch.stack(losses).tolist(), strict=True)]
-
-
-def _error_of(mean_loss: float, *, epoch: int) -> CandidateDivergedError | None:
+def _error_of(mean_loss: float, *, epoch: int, limit: float) -> CandidateDivergedError | None:
     """Return the error of a loss, without frames that hold tensors."""
     try:
-        check_loss(mean_loss, epoch=epoch)
+        CandidateDivergedError.check(mean_loss, f"epoch {epoch}", limit=limit, name="training loss")
     except CandidateDivergedError as error:
         return error
     return None
 
 
-def _joined(group: DirectTraining, trainings: Sequence[ModelTraining]) -> dict[str, Any]:
-    """Return the optimiser's state of all models in flat tensors."""
-    states = [_state_of(training) for training in trainings]
-    joined: dict[str, Any] = {}
-    for name, value in states[0].items():
-        if name == "step":
+def _optimiser_options(config: EvaluationConfig) -> OptimiserOptions:
+    options = config.training
+    return OptimiserOptions(
+        options.optimizer,
+        config.learning_rate,
+        momentum=options.momentum,
+        weight_decay=options.weight_decay,
+        nesterov=options.momentum > 0,
+    )
+
+
+def _schedule(config: EvaluationConfig) -> Schedule:
+    options = config.training
+    return Schedule.named(options.schedule, warmup=0.0 if options.schedule == "constant" else options.warmup)
+
+
+def candidate_steps(model: nn.Module, config: EvaluationConfig, *, num_steps: int) -> Steps:
+    """Return the optimiser steps of a candidate, `num_steps` in its whole training."""
+    return flat_steps(
+        model,
+        _optimiser_options(config),
+        schedule=_schedule(config),
+        num_steps=num_steps,
+        clipping=Clipping(config.training.clip),
+        average=config.training.average,
+    )
+
+
+class _ByAutograd:
+    """One model, by autograd."""
+
+    def __init__(self, trainer: ModelTrainer, training: ModelTraining, num_steps: int) -> None:
+        if training.global_states is not None:
+            set_random_state(training.global_states)
+        self._trainer, self._training = trainer, training
+        self._steps = candidate_steps(training.model, trainer.config, num_steps=num_steps)
+        if training.optimisation is not None:
+            self._steps.load_state_dict(training.optimisation)
+
+    def train_epoch(self) -> list[float]:
+        """Take one optimiser step per batch and return the mean loss of each model."""
+        model, losses = self._training.model.train(), []
+        for inputs, targets in self._trainer.batches(self._training.generator):
+            loss = self._trainer.loss(outputs_of(model, inputs), targets).mean()  # of one value per prediction
+            if loss.requires_grad:  # not without parameters
+                self._steps.take(loss.backward)
+            losses.append(loss.detach())
+        return [float(torch.stack(losses).mean())]
+
+    def value(self, validation: Measure, model: nn.Module) -> float:
+        """Return the validation metric of the model with its averaged weights."""
+        with self._steps.averaged_weights():
+            return validation.value(model)
+
+    def save(self) -> None:
+        """Give the training the state from which it continues."""
+        self._training.optimisation = self._steps.state_dict()
+        self._steps.finish()
+        self._training.global_states = get_random_state()
+
+
+class _AtOnce:
+    """K direct models, without autograd and with one optimiser for all."""
+
+    def __init__(
+        self, trainings: Sequence[ModelTraining], data: Split, config: EvaluationConfig, num_steps_of_all: int
+    ) -> None:
+        self._trainings, self._data, self._size = trainings, data, config.batch_size
+        self._group = DirectTraining(cast("list[TranslatedModel]", [training.model for training in trainings]))
+        self._steps = Steps(
+            build_optimisers((), [{"params": [self._group.parameter]}], _optimiser_options(config)),
+            (),  # the group sets the gradients
+            schedule=_schedule(config),
+            num_steps=num_steps_of_all,
+            has_fixed_gradients=True,
+        )
+        if trainings[0].optimisation is not None:
+            self._restore([each.optimisation for each in trainings if each.optimisation is not None])
+
+    def train_epoch(self) -> list[float]:
+        """Take one optimiser step per batch and return the mean loss of each model."""
+        batches = [self._data.shuffled(self._size, each.generator) for each in self._trainings]
+        losses = []
+        for step in zip(*batches, strict=True):
+            losses.append(self._steps.take(partial(self._group.backward, *zip(*step, strict=True))))
+        # Summed here, one by one: how a tensor's mean over steps rounds may depend on the number of columns.
+        return [sum(history) / len(history) for history in zip(*torch.stack(losses).tolist(), strict=True)]
+
+    def value(self, validation: Measure, model: nn.Module) -> float:
+        """Return the validation metric of a model."""
+        return validation.value(model)
+
+    def save(self) -> None:
+        """Give each training its part of the optimiser's state, as `Steps.state_dict` writes it."""
+        (optimiser,) = self._steps.optimisers
+        state = optimiser.state[self._group.parameter]
+        for position, training in enumerate(self._trainings if state else ()):
+            part = {
+                name: value if name == "step" else self._group.parts(value)[position] for name, value in state.items()
+            }
+            training.optimisation = {"step": self._steps.number, "optimisers": [{"state": {0: part}}], "weights": []}
+
+    def _restore(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Continue from the states of all models."""
+        joined: dict[str, Any] = {}
+        each = [state_by_parameter(state["optimisers"][0])[0] for state in states]
+        for name, value in each[0].items():
             joined[name] = value
-            continue
-        joined[name] = torch.zeros_like(group.parameter.detach())
-        for part, state in zip(group.parts(joined[name]), states, strict=True):
-            part.copy_(state[name])
-    return joined
+            if name != "step":
+                joined[name] = torch.zeros_like(self._group.parameter.detach())
+                for part, state in zip(self._group.parts(joined[name]), each, strict=True):
+                    part.copy_(state[name])
+        self._steps.load_state_dict({"step": states[0]["step"], "optimisers": [{0: joined}]})
 
 
-def _state_of(training: ModelTraining) -> dict[str, Any]:
-    assert training.optimisation is not None
-    return training.optimisation["optimisers"][0][0]
+def _compact(state: Any) -> Any:
+    """Return a copy of nested containers whose tensors are no views of larger ones."""
+    match state:
+        case Tensor():
+            return state.clone()
+        case dict():
+            return {key: _compact(value) for key, value in state.items()}
+        case list():
+            return [_compact(value) for value in state]
+        case _:
+            return state
 
 
-def _set_states(
-    group: DirectTraining, trainings: Sequence[ModelTraining], optimiser: torch.optim.Optimizer, *, num_done: int
-) -> None:
-    """Give each training its part of the optimiser's state, as `Optimisation.state_dict` writes it."""
-    state = optimiser.state[group.parameter]
-    if not state:
-        return
-    parts: list[dict[str, Any]] = [{} for _ in trainings]
-    for name, value in state.items():
-        each = [value] * len(trainings) if name == "step" else group.parts(value)
-        for part, values in zip(parts, each, strict=True):
-            part[name] = values
-    for training, part in zip(trainings, parts, strict=True):
-        training.optimisation = {"step": num_done, "optimisers": [{0: part}], "weights": []}
+def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the outputs of independent examples."""
+    return model(inputs, reset_states=True) if isinstance(model, TranslatedModel) else model(inputs)
+
+
+def loss_limit(loss: Loss, targets: Tensor) -> float:
+    """Return the loss above which a training ends: for numbers, relative to the best constant prediction."""
+    if not targets.is_floating_point():
+        return DIVERGED_LOSS
+    constant = constant_outputs(constant_prediction(targets, 0), targets)
+    return DIVERGED_LOSS * max(1.0, float(loss(constant, targets).mean()))
+
+
+def build_measure(metric: Metric, examples: Examples, *, train: Examples, num_outputs: int) -> Measure:
+    """Return a metric on a split, relative to the best constant prediction of the training examples where needed."""
+    if not metric.is_relative:
+        return Measure(metric, examples, 0.0)
+    constant = constant_prediction(train.targets, num_outputs, quantile=metric.quantile)
+    parts = examples.targets.split(_TARGETS_AT_ONCE)
+    return Measure(
+        metric, examples, mean_value(metric.values, ((constant_outputs(constant, part), part) for part in parts))
+    )

@@ -9,10 +9,9 @@ from typing import Any
 
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.elements import DEFAULT_AGGREGATION, Edge, GraphElements, Node, NodeType, is_dense
-from gflownet.graphs.limits import MAX_EXPANDED_NODES
 from gflownet.graphs.operation import OPERATIONS, graph_name, read_operation
-from gflownet.graphs.operation_problems import num_expanded
-from gflownet.graphs.operation_shapes import AXES, NodeShapes, infer_shapes, input_shape, repetitions
+from gflownet.graphs.operation_problems import known_shapes
+from gflownet.graphs.operation_shapes import AXES, NodeShapes, input_shape, repetitions
 from gflownet.graphs.outside_classes import has_outside_classes, nested_graphs
 from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.values import is_number, thawed
@@ -96,16 +95,11 @@ def _broadcasts(graph: GraphElements) -> dict[int, int]:
     """Return the number of merges that broadcast at every node, those inside of its subgraph included.
 
     Without these, a node without `align` and one with align=auto have one colour: inputs of equal shapes are most
-    common, and the colours are those of stored graphs. Zero for all where a class is not built in.
+    common, and the colours are those of stored graphs. Empty where a class is not built in.
     """
     if not any(map(_may_broadcast, nested_graphs(graph))) or has_outside_classes(graph):
         return {}
-    if num_expanded(graph) > MAX_EXPANDED_NODES:
-        return {}
-    try:
-        return dict(_counted_broadcasts(graph, infer_shapes(graph)))
-    except ValueError:
-        return {}
+    return dict(_counted_broadcasts(graph, known_shapes(graph)))
 
 
 def _may_broadcast(graph: GraphElements) -> bool:

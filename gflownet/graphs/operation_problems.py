@@ -29,7 +29,7 @@ def operation_graph_problems(graph: GraphElements, unreachable: Iterable[GraphPr
     """
     statics = _Statics()
     problems = statics.check(graph)
-    if (size := num_expanded(graph)) > MAX_EXPANDED_NODES:
+    if (size := _num_expanded(graph, {})) > MAX_EXPANDED_NODES:
         message = f"graph: expected at most {MAX_EXPANDED_NODES:,} nodes with all repetitions, got {size:,}"
         return [*problems, GraphProblem("too_many_nodes", message)]
     shapes = _Shapes(statics)
@@ -59,7 +59,7 @@ def known_shapes(graph: GraphElements) -> dict[int, NodeShapes]:
     """Return the shapes of the nodes of an operation graph that depend on no problem."""
     statics = _Statics()
     statics.check(graph)
-    return {} if num_expanded(graph) > MAX_EXPANDED_NODES else _Shapes(statics).infer(graph, ())
+    return {} if _num_expanded(graph, {}) > MAX_EXPANDED_NODES else _Shapes(statics).infer(graph, ())
 
 
 class _Statics:
@@ -139,12 +139,8 @@ def _within(problem: GraphProblem, name: str) -> GraphProblem:
     return replace(problem, message=f"subgraph {name}: {message}", subgraph=name)
 
 
-def num_expanded(graph: GraphElements) -> int:
-    """Return the number of nodes with all repetitions; invalid subgraphs and repetitions count once."""
-    return _num_expanded(graph, {})
-
-
 def _num_expanded(graph: GraphElements, counts: dict[int, int]) -> int:
+    """Return the number of nodes with all repetitions; invalid subgraphs and repetitions count once."""
     if id(graph) not in counts:
         counts[id(graph)] = len(graph.nodes) + sum(_num_applied(graph, node, counts) for node in graph.nodes.values())
     return counts[id(graph)]

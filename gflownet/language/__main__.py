@@ -28,13 +28,14 @@ def train(command: Command) -> int:
         return 0
     # Imported here and below: --help waits neither for OmegaConf nor for torch.
     from gflownet.config import to_yaml
-    from gflownet.language.config import command_config, validate
+    from gflownet.language.config import check_start, command_config, validate
 
     config = command_config(command.config, command.overrides, files=command.files, from_run=command.from_run)
     if command.print_config:
         print(to_yaml(cast(Any, config)), end="")
         return 0
     validate(config)
+    check_start(config)
     from gflownet.language.run import train_on_text
 
     stopped_by = train_on_text(config)

@@ -15,6 +15,7 @@ from gflownet.config import MAX_SEED, WandbConfig, merged, read_yaml, resolved
 from gflownet.errors import UserError
 from gflownet.options import AT_LEAST_ONE, DECAY, NOT_NEGATIVE, POSITIVE, SHARE, Interval, find_options, option
 from gflownet.run_marker import MARKER_NAME, read_marker
+from gflownet.start_checks import check_device, check_run_folder
 
 PRESETS = ("S", "M", "L")
 DEVICES = re.compile(r"auto|cpu|cuda(:\d{1,9})?")
@@ -169,6 +170,32 @@ def validate(config: LanguageConfig) -> None:
         raise UserError(f"train_tokenizer: expected null with tokenizer={config.tokenizer}")
     if not config.sample.prompt:
         raise UserError("sample.prompt: expected at least one character, got ''")
+
+
+def check_start(config: LanguageConfig) -> None:
+    """Check what a training needs, before torch is imported.
+
+    Raises:
+        UserError: the run folder is in use, cannot be written or holds another run, or a file or the device is missing.
+    """
+    check_device(config.device)
+    folder = Path(config.log_dir)
+    check_run_folder(folder, resume=config.resume, overwrite=config.overwrite_existing_exp)
+    is_new = not config.resume or read_marker(folder) is None  # else the run has a model and its tokenizer
+    if is_new and config.from_run is None and Path(config.model).suffix and not os.path.isfile(config.model):
+        raise UserError(f"model: no such file: {config.model}")
+    files = {text: f"text: {text}: cannot be read" for text in config.text}
+    if is_new and config.tokenizer is not None:
+        files[config.tokenizer] = f"tokenizer: {config.tokenizer}: cannot be read"
+    if is_new and config.from_run is not None:
+        files[config.from_run] = (
+            f"--from: expected a run of a search with top_architectures.json, got {config.from_run}"
+        )
+    for path, message in files.items():
+        try:
+            os.stat(path)
+        except OSError as error:
+            raise UserError(f"{message} ({error.strerror})") from None
 
 
 def config_names() -> list[str]:

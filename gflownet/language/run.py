@@ -16,8 +16,13 @@ from gflownet.config import CONFIG_NAME, to_mapping
 from gflownet.console import duration
 from gflownet.errors import UserError
 from gflownet.evaluation.execution import is_out_of_memory
-from gflownet.evaluation.language_bits import bits_per_byte_of, streamed_loss
-from gflownet.evaluation.language_training import LanguageDivergedError, LanguageSteps, LanguageTraining
+from gflownet.evaluation.language_training import (
+    LanguageDivergedError,
+    LanguageSteps,
+    LanguageTraining,
+    bits_per_byte_of,
+    streamed_loss,
+)
 from gflownet.files import write_whole
 from gflownet.language.config import MAY_CHANGE, LanguageConfig
 from gflownet.language.samples import SAMPLES_NAME, SampleFile, sample_text

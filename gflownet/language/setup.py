@@ -7,19 +7,22 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
+from torch import nn
 
 from gflownet.errors import UserError
 from gflownet.language.config import LanguageConfig
 from gflownet.language.model_choice import choose_model, default_rate, model_words
-from gflownet.language.precision import choose_device, choose_precision
 from gflownet.language.text import Tokens, encode, read_text
 from gflownet.language.tokenizing import choose_codec, name_of, reproduces
 from gflownet.rhn.checkpoint import DESCRIPTION_NAME, model_of
+from gflownet.rhn.layers import RHNBlock
 from gflownet.rhn.network import RecurrentNetwork
+from gflownet.rhn.stack_model import RecurrentStack
 from gflownet.rhn.text_codec import TextCodec, load_text_codec
+from gflownet.training.precision import Precision, choose_device, has_bfloat16
 
 _CHECKED_CHARACTERS = 20_000  # of the validation part, on which a tokenizer has to reproduce the text
 _GIGABYTE = 10**9
@@ -40,7 +43,7 @@ class Setup:
     parts: Mapping[str, Tokens]  # train, validation, test
     description: dict[str, Any]  # of the model
     model: RecurrentNetwork
-    precision: Literal["float32", "bfloat16"]
+    precision: Precision
     learning_rate: float
 
     @property
@@ -88,7 +91,7 @@ def set_up(config: LanguageConfig, stored_model: Path | None) -> Setup:
         parts=parts,
         description=description,
         model=model,
-        precision=choose_precision(config, model, device),
+        precision=_precision(config, model, device),
         learning_rate=config.learning_rate or default_rate(description),
     )
 
@@ -112,6 +115,21 @@ def _check_lengths(parts: Mapping[str, Tokens], config: LanguageConfig) -> None:
                 f"text: expected at least {needed:,} tokens for {name}, got {len(part.tokens):,}; give more text, or a "
                 "smaller sequence_length"
             )
+
+
+def _precision(config: LanguageConfig, model: nn.Module, device: torch.device) -> Precision:
+    """Return the precision of matrix products.
+
+    Raises:
+        UserError: bfloat16 for a model with RHN layers, whose wavefront computes in the precision of its weights.
+    """
+    has_rhn = any(isinstance(module, RHNBlock) for module in model.modules())
+    if config.precision == "bfloat16" and has_rhn:
+        raise UserError("precision: expected float32 for a model with RHN layers, got bfloat16")
+    if config.precision != "auto":
+        return config.precision
+    is_measured = isinstance(model, RecurrentStack) and not has_rhn
+    return "bfloat16" if is_measured and has_bfloat16(device) else "float32"
 
 
 def _check_memory(config: LanguageConfig, description: Mapping[str, Any], where: str, device: torch.device) -> None:

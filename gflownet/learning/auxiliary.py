@@ -10,19 +10,20 @@ from typing import Any
 
 import torch
 
+from gflownet.learning.optimisation import differentiate, make_optimizer, make_schedule
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy, PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.action_values import action_value_loss
 from gflownet.objectives.base import Loss, Objective
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig, QGFNConfig, TrajectoryBalanceConfig
-from gflownet.objectives.optimiser import clip_gradients, differentiate, make_optimizer, make_schedule
 from gflownet.objectives.steps import StepReader
 from gflownet.objectives.teacher import imbalance, teacher_log_reward
 from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.policy.greedy import GreedyPolicy
 from gflownet.policy.in_parts import PolicyInParts
 from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.training.steps import Clipping, Steps, update_average
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,12 @@ class AuxiliaryNetwork:
             groups: optimiser groups of other parameters, such as log Z.
         """
         device, opt = setup.device, setup.opt
-        self.name, self.network, self.opt = name, network.to(device), opt
+        self.name, self.network = name, network.to(device)
         rate = {} if learning_rate is None else {"lr": learning_rate}
-        self._optimizer = make_optimizer([{"params": list(network.parameters()), **rate}, *groups], opt)
+        parameters = list(network.parameters())
+        self._optimizer = make_optimizer([{"params": parameters, **rate}, *groups], opt)
+        clipping = Clipping(opt.clip_grad_param, opt.clip_grad_type)
+        self._steps = Steps([self._optimizer], parameters, clipping=clipping)
         self._schedule = make_schedule(self._optimizer, opt, num_steps=setup.num_steps)
         in_parts = PolicyInParts(network, setup.context, num_parts=opt.num_micro_batches)
         self.function = PolicyOnDevice(in_parts, device=device, precision=opt.precision)
@@ -70,13 +74,10 @@ class AuxiliaryNetwork:
         Raises:
             FloatingPointError: the loss is not finite.
         """
-        self._optimizer.zero_grad()
         try:
-            metrics = differentiate(loss)
+            metrics = self._steps.take(lambda: differentiate(loss))
         except FloatingPointError as error:
             raise FloatingPointError(f"{self.name}: {error}") from error
-        clip_gradients(list(self.network.parameters()), self.opt)
-        self._optimizer.step()
         self._schedule.step()
         return {f"{self.name}_{metric}": value for metric, value in metrics.items()}
 
@@ -178,10 +179,8 @@ class ActionValues:
         networks = self._network.function, self._target
         loss = action_value_loss(self._context, *networks, trajectories, num_steps=self._config.num_steps)
         metrics = self._network.learn(loss)
-        with torch.no_grad():
-            pairs = zip(self._average.parameters(), self._network.network.parameters(), strict=True)
-            for average, current in pairs:
-                average.lerp_(current, 1 - self._config.decay)
+        averages, current = (list(each.parameters()) for each in (self._average, self._network.network))
+        update_average(averages, current, decay=self._config.decay)
         return metrics
 
     def greedier(self, policy: PolicyFunction, *, variant: str | None = None, p: float | None = None) -> GreedyPolicy:

@@ -15,6 +15,7 @@ from gflownet.data.sampler import Exploration, sample_forward
 from gflownet.data.source import Rollout
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.learning.memory import FormedBatch, TrajectoryMemory, formed, merge_isomorphic
+from gflownet.learning.optimisation import differentiate, make_optimizer, make_schedule
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.isomorphism import CanonicalForms
 from gflownet.mdp.policy import Policy, PolicyFunction
@@ -22,9 +23,9 @@ from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import OptimizerConfig
-from gflownet.objectives.optimiser import clip_gradients, differentiate, make_optimizer, make_schedule
 from gflownet.policy.in_parts import PolicyInParts
 from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.training.steps import Clipping, Steps, update_average
 from gflownet.workers.process import stream_seed
 
 
@@ -60,11 +61,12 @@ class Learner:
         self.policy, self.objective, self.config, self.options = policy, objective, config, options
         self.device = device or torch.device("cpu")
         self._env = context.env
-        self._parameters = list(policy.parameters())
         self._in_parts = PolicyInParts(policy, context, num_parts=config.num_micro_batches)
         self.sampling_policy = copy.deepcopy(policy) if options.sampling_tau else policy
         groups = [{"params": list(policy.parameters())}, *objective.parameter_groups()]
         self.optimizer = make_optimizer(groups, config)
+        clipping = Clipping(config.clip_grad_param, config.clip_grad_type)
+        self._steps = Steps([self.optimizer], list(policy.parameters()), clipping=clipping)
         self.schedule = make_schedule(self.optimizer, config, num_steps=options.num_steps)
         self.memory = TrajectoryMemory(context.env, capacity=options.memory_capacity, merges=options.merge_isomorphic)
 
@@ -99,17 +101,18 @@ class Learner:
         if self.options.num_remembered:
             self.memory.add(batch.first(rollout.num_fresh))
         self.schedule.step()
-        self._update_average()
+        if self.options.sampling_tau:  # the sampling policy is a moving average of the trained one
+            averages, current = (list(each.parameters()) for each in (self.sampling_policy, self.policy))
+            update_average(averages, current, decay=self.options.sampling_tau)
         return metrics
 
     def accumulate_gradients(self, batch: TrajectoryBatch) -> dict[str, float]:
-        """Compute the gradients of the loss of the trajectories, and return its metrics.
+        """Compute the gradients of the loss of the trajectories, clip them, and return its metrics.
 
         Raises:
             FloatingPointError: the loss is not finite.
         """
-        self.optimizer.zero_grad()
-        return differentiate(self.objective.loss(self.trained, batch))
+        return self._steps.compute_gradients(lambda: differentiate(self.objective.loss(self.trained, batch)))[0]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
@@ -142,20 +145,11 @@ class Learner:
     def _update(self, batch: TrajectoryBatch) -> dict[str, float]:
         """Take one optimiser step, and return the metrics of the loss before it."""
         metrics = self.accumulate_gradients(batch)
-        clip_gradients(self._parameters, self.config)
-        self.optimizer.step()
+        self._steps.update()
         return metrics
 
     def _computed(self, policy: Policy) -> PolicyOnDevice:
         return PolicyOnDevice(policy, device=self.device, precision=self.config.precision)
-
-    @torch.no_grad()
-    def _update_average(self) -> None:
-        """Update the sampling policy where it is a moving average of the trained one."""
-        if self.options.sampling_tau:
-            pairs = zip(self.sampling_policy.parameters(), self.policy.parameters(), strict=True)
-            for average, current in pairs:
-                average.lerp_(current, 1 - self.options.sampling_tau)
 
 
 @dataclass(frozen=True)

@@ -10,29 +10,25 @@ from torch import Tensor
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.layout import Batch, moved
 from gflownet.mdp.policy import Policy, TwoWayPolicy
+from gflownet.training.precision import autocast
 
 
 class PolicyOnDevice:
-    """Calls a policy with batches in main memory; the outputs stay on its device.
-
-    With `bfloat16`, matrix products are computed in bfloat16; weights, sums and distributions stay in float32
-    (Micikevicius et al. 2018). No loss scaling is needed: bfloat16 has the exponent range of float32.
-    """
+    """Calls a policy with batches in main memory; the outputs stay on its device, distributions in float32."""
 
     def __init__(self, policy: Policy, *, device: torch.device, precision: str) -> None:
-        self.policy, self.device = policy, device
-        self._mixed = precision == "bfloat16"
+        self.policy, self.device, self._precision = policy, device, precision
 
     def __call__(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
         """Return the outputs of the policy, see `Policy.forward`."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed):
+        with autocast(self.device, self._precision):
             categorical, numbers = self.policy(self._moved(batch), conditioning.to(self.device))
         return categorical, numbers.float()
 
     def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
         """Return the outputs of a two-way policy, see `TwoWayPolicy.both`."""
         policy = cast(TwoWayPolicy, self.policy)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed):
+        with autocast(self.device, self._precision):
             forward, backward, numbers = policy.both(self._moved(batch), conditioning.to(self.device))
         return forward, backward, numbers.float()
 

@@ -22,11 +22,10 @@ from torch import Tensor, nn
 from gflownet.errors import UserError
 from gflownet.files import sync_folder, write_whole
 from gflownet.rhn.decoding import LanguageModel
+from gflownet.rhn.model_folder import DESCRIPTION_NAME, WEIGHTS_NAME, check_model_folder
 from gflownet.rhn.network import RecurrentNetwork
 from gflownet.rhn.text_codec import BYTES, TextCodec, load_text_codec
 
-DESCRIPTION_NAME = "model.json"
-WEIGHTS_NAME = "model.safetensors"
 PREPARED_NAME = "model.safetensors.new"  # new weights before they replace the old ones
 
 
@@ -126,10 +125,7 @@ def load_language_model(folder: Path) -> RecurrentNetwork:
         UserError: the folder holds no language model, or a file is truncated, altered, or made for another config.
     """
     path = folder / DESCRIPTION_NAME
-    missing = [name for name in (DESCRIPTION_NAME, WEIGHTS_NAME) if not (folder / name).is_file()]
-    if missing:
-        expected = f"expected a folder with {DESCRIPTION_NAME} and {WEIGHTS_NAME}"
-        raise UserError(f"{folder}: {expected}, got {_content_of(folder, missing)}")
+    check_model_folder(folder)
     try:
         description = json.loads(path.read_bytes())
     except ValueError as error:
@@ -187,13 +183,6 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         by_identity.setdefault(id(tensor), (name, tensor))
     return dict(by_identity.values())
-
-
-def _content_of(folder: Path, missing: list[str]) -> str:
-    if folder.is_dir():
-        hint = f"; did you mean {folder / 'model'}?" if (folder / "model" / DESCRIPTION_NAME).is_file() else ""
-        return f"one without {' and '.join(missing)}{hint}"
-    return "a file" if folder.exists() else "a name that does not exist"
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.operations.tensor_shape import Shape
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS
-from gflownet.workers.process import get_random_state, set_random_state
+from gflownet.training.random_states import get_random_state, set_random_state
 
 # Format of a saved search; another number is another format.
 _FORMAT = 1

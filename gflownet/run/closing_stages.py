@@ -22,7 +22,7 @@ from gflownet.run_status import Phase
 from gflownet.workers.process import stream_seed
 
 if TYPE_CHECKING:
-    from gflownet.certification import RunCertificate
+    from gflownet.certificate import RunCertificate
 
 
 class CertificateStage(Stage):
@@ -52,8 +52,8 @@ class CertificateStage(Stage):
             return None
         run.folder.claim_certificate()
         # Imported here: it takes a second, which runs without a certificate save.
-        from gflownet.certification import CertificateStore, Subject, certify
-        from gflownet.report.certificate import certificate_metrics, write_certificate
+        from gflownet.certificate import CertificateStore, Subject, certify
+        from gflownet.certificate.record import certificate_metrics, write_certificate
 
         seed = stream_seed(config.seed, CERTIFICATE_STREAM)
         states = parts.replay.sample(config.certify_samples, seed=seed)
@@ -122,8 +122,8 @@ class ReportStage(Stage):
             run.logger.print(self._quarantine.line())
         converged = None
         if certificate is not None:
-            from gflownet.certification.verdict import has_converged
-            from gflownet.report.certificate import print_certificate
+            from gflownet.certificate.record import print_certificate
+            from gflownet.certificate.words import has_converged
 
             print_certificate(certificate, path=run.folder.path / CERTIFICATE_NAME, console=run.logger.console)
             converged = all(map(has_converged, certificate.parts))

@@ -25,7 +25,7 @@ from gflownet.run.checkpoint import Checkpoint, CheckpointFolder, RunLock
 from gflownet.run.logging import METRICS_NAME
 from gflownet.run.tensorboard_log import TENSORBOARD_NAME
 from gflownet.run.wandb_log import WANDB_ID_NAME, WANDB_NAME
-from gflownet.run_marker import LOCK_NAME, MARKER_NAME, RunMarker, read_marker, write_marker
+from gflownet.run_marker import LOCK_NAME, MARKER_NAME, RunMarker, check_marker, read_marker, write_marker
 from gflownet.run_status import STATUS_NAME
 
 CHECKPOINTS_NAME = "checkpoints"
@@ -208,23 +208,7 @@ class RunFolder:
     def _check(self, *, resume: bool | Literal["auto"], overwrite: bool) -> RunMarker | None:
         """Return the marker of the run in the folder, None without a run; raise UserError for an unusable folder."""
         path = self.path
-        if path.is_symlink():
-            raise UserError(f"log_dir: expected a folder, got {path}, a link to {path.resolve()}; give that path")
-        marker = read_marker(path)
-        if marker is None and (path / CONFIG_NAME).exists():
-            raise UserError(
-                f"log_dir: expected a folder of this version, got {path} with a {CONFIG_NAME} but no {MARKER_NAME} "
-                "(written by an earlier version or by hand); choose another log_dir"
-            )
-        if marker is None and resume is True:
-            raise UserError(
-                f"resume: expected a run in {path}, got none; omit resume to start a new run, or give resume=auto"
-            )
-        if marker is not None and not resume and not overwrite:
-            raise UserError(
-                f"log_dir: expected a folder without a run, got {path}; resume=true continues the run there, "
-                "overwrite_existing_exp=true replaces it, log_dir=OTHER starts one in another folder"
-            )
+        marker = check_marker(path, resume=resume, overwrite=overwrite)
         checkpoints = CheckpointFolder(path / CHECKPOINTS_NAME, run="" if marker is None else marker.run)
         # A resumed run may have damaged checkpoints, whose run is unknown.
         allowed = {*checkpoints.own(), *(checkpoints.damaged() if resume else ())} if marker is not None else set()

@@ -32,7 +32,8 @@ from gflownet.run.run_log import StepSamples
 from gflownet.run.stage import StepStage
 from gflownet.run_status import Phase
 from gflownet.search.loop import SearchLoop, SearchStep
-from gflownet.workers.process import get_random_state, set_random_state, stream_seed
+from gflownet.training.random_states import get_random_state, set_random_state
+from gflownet.workers.process import stream_seed
 from gflownet.workers.transport import make_transport
 
 NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json, without a final stage

@@ -59,14 +59,8 @@ from gflownet.search.history import History
 from gflownet.search.loop import SearchLoop
 from gflownet.search.method import SearchSetup
 from gflownet.search.surrogate import Surrogate
-from gflownet.workers.process import (
-    get_random_state,
-    keep_freed_memory,
-    seed_all,
-    set_main_process_device,
-    set_random_state,
-    stream_seed,
-)
+from gflownet.training.random_states import get_random_state, set_random_state
+from gflownet.workers.process import keep_freed_memory, seed_all, set_main_process_device, stream_seed
 
 
 class GFNTrainer:

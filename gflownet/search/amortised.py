@@ -21,8 +21,8 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.random_states import seeded
 from gflownet.search.proposals import LogValues
+from gflownet.training.random_states import seeded
 
 BATCH_SIZE = 16  # trajectories of an update: half of the policy, half into the best candidates
 _HALF = BATCH_SIZE // 2

@@ -29,6 +29,7 @@ from gflownet.search.message_passing import (
     label_vocabulary,
 )
 from gflownet.search.surrogate import CrossValidated, Prediction, Warping, check_scores
+from gflownet.training.optimisers import AdamW
 from gflownet.workers.process import stream_seed
 
 _NUM_REFERENCES = 512  # random architectures whose labels are known to the networks
@@ -138,9 +139,7 @@ class GraphNetworks(CrossValidated):
         num_steps = options.num_steps
         if not is_first:
             num_steps = min(num_steps, max(_MIN_STEPS, options.num_refit_steps * (num - self._num_fitted)))
-        optimiser = torch.optim.AdamW(
-            weights.values(), lr=options.learning_rate, weight_decay=options.weight_decay, foreach=True
-        )
+        optimiser = AdamW(weights.values(), lr=options.learning_rate, weight_decay=options.weight_decay, foreach=True)
         generator = torch.Generator().manual_seed(stream_seed(self.seed, _BATCHES, num))
         included = ~self._is_held_out(num)  # [M, n]
         for step in range(num_steps):

@@ -16,12 +16,12 @@ from torch import Tensor
 from gflownet.data.uniform import uniform_states
 from gflownet.errors import UserError
 from gflownet.evaluation.examples import Split
-from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.task import GFNTask
 from gflownet.evaluation.tensor_task import TensorTask
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.search.zero_cost import MISSING, MODEL_PROXIES
+from gflownet.training.random_states import seeded
 from gflownet.workers.process import stream_seed
 
 KEY = "search.surrogate.proxies"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gflownet.evaluation.tensor_training import outputs_of
+from gflownet.evaluation.training import outputs_of
 
 MISSING = math.nan
 _EIGENVALUE_FLOOR = 1e-5  # Mellor et al. 2020, section 4

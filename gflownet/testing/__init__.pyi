@@ -2,6 +2,8 @@ from .contract import Contract as Contract
 from .contract import ContractError as ContractError
 from .environments import EnvironmentContract as EnvironmentContract
 from .environments import check_environment as check_environment
+from .nodes import NodeContract as NodeContract
+from .nodes import check_node as check_node
 from .objectives import ObjectiveContract as ObjectiveContract
 from .objectives import check_objective as check_objective
 from .operations import OperationContract as OperationContract

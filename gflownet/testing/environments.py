@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch_geometric.data import Batch
 
+from gflownet.certificate.exact import StateGraph, enumerate_states
 from gflownet.mdp.action import ActionBatch, GraphAction, GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment, IllegalAction
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.exact import StateGraph, enumerate_states
 from gflownet.testing.contract import Contract, ContractError, expect, expect_error
 
 MAX_STATES = 6_000

@@ -11,13 +11,13 @@ import torch
 from gflownet.config import command_config
 from gflownet.config_checks import validate
 from gflownet.envs.config import ENVIRONMENTS
-from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.extensions import load_extensions
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.operations.tensor_shape import Shape
 from gflownet.testing.contract import Contract, expect
+from gflownet.training.random_states import candidate_seed
 
 
 def check_task(name: str, *options: str) -> None:

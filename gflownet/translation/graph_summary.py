@@ -151,7 +151,8 @@ def operation_text(shapes: NodeShapes) -> str:
     if shapes.is_neuron:
         return f"{node.aggregation} -> {node.activation_function}"
     if any(len(plan.edges) > 1 for plan in shapes.inputs.values()):
-        words.append(str(node.aggregation))
+        axis = node.attributes.get("axis", "channels")
+        words.append(f"{node.aggregation}{f'(axis={axis})' if axis != 'channels' else ''}")
     if shapes.operation is not None:
         row = shapes.operation.row
         settings = [f"{k}={v}" for k, v in shapes.operation.items if v != row.settings[k].default]

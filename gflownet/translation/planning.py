@@ -258,8 +258,7 @@ def _neuron(
 ) -> NeuronPlan:
     merge, node, nodes = shapes.inputs[INPUT_PORT], shapes.node, graph.nodes
     is_input = [nodes[edge.source].node_type is NodeType.INPUT for edge in merge.edges]
-    is_late = [edge.edge_id in merge.late for edge in merge.edges]
-    ends = [(e.edge_id, e.source, *kind) for e, *kind in zip(merge.edges, is_input, is_late, strict=True)]
+    ends = [(e.edge_id, e.source, i, e.edge_id in merge.late) for e, i in zip(merge.edges, is_input, strict=True)]
     inputs = {labels[e.edge_id]: each.target for e, each in zip(merge.edges, merge.adapters, strict=True)}
     settings = neuron_settings(node, projection)
     return Neuron.plan(inputs, settings, node_id=node.node_id, label=label, ends=ends)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import ctypes
 import random
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import get_worker_info as get_loader_worker_info
-
-from gflownet import random_states
 
 CPU = torch.device("cpu")
 
@@ -73,24 +70,6 @@ def set_worker_rng_seed(seed: int) -> None:
     """Seed numpy's global generator with the sum of the seed and the worker's id."""
     info = get_worker_info()
     get_worker_rng().seed((seed + (0 if info is None else info.id)) % 2**32)
-
-
-def get_random_state() -> dict[str, Any]:
-    """Return the states of torch's, numpy's and Python's generators as tensors and plain containers."""
-    of_torch, (_, keys, position, has_gauss, cached), (version, words, gauss) = random_states.states()
-    return {
-        "torch": of_torch,
-        "python": [version, list(words), gauss],
-        "numpy": [torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)],
-    }
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Restore a state returned by `get_random_state`."""
-    version, words, gauss = state["python"]
-    keys, position, has_gauss, cached = state["numpy"]
-    of_numpy = ("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached)
-    random_states.set_states((state["torch"], of_numpy, (version, tuple(words), gauss)))
 
 
 def stream_seed(seed: int, *stream: int) -> int:

@@ -48,10 +48,8 @@ def test_graph_without_sink_raises() -> None:
 
 def test_forward_computes_once_until_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     computed = []
-    from gflownet.autodiff import graph as graph_module
-
-    original = graph_module.compute
-    monkeypatch.setattr(graph_module, "compute", lambda node, values: computed.append(node) or original(node, values))
+    original = Node.computed
+    monkeypatch.setattr(Node, "computed", lambda node, values: computed.append(node) or original(node, values))
     x = parameter(3)
     shared = build.Tanh(x)
     graph = Graph(shared * shared)

@@ -66,7 +66,7 @@ def statements(node: Node | None) -> list[str]:
 )
 def test_reverse_rule_of_worked_examples(statement: str, side: int, expected: list[str]) -> None:
     node = node_of(statement)
-    derivative = rules.reverse(Nodes(), rules.node_form(node), node.inputs, side, leaf(node, "G"), (EXTRA,))
+    derivative = rules.reverse(Nodes(), node.form, node.inputs, side, leaf(node, "G"), (EXTRA,))
     assert statements(derivative) == expected
 
 
@@ -94,12 +94,12 @@ SUM_OF_PRODUCTS = [
 def test_forward_rule_of_worked_examples(statement: str, known: tuple[int, ...], expected: list[str]) -> None:
     node = node_of(statement)
     tangents = [leaf(x, f"d{x.name}") if place in known else None for place, x in enumerate(node.inputs)]
-    assert statements(rules.forward(Nodes(), rules.node_form(node), node.inputs, tangents, (EXTRA,))) == expected
+    assert statements(rules.forward(Nodes(), node.form, node.inputs, tangents, (EXTRA,))) == expected
 
 
 def test_dummy_with_the_number_of_a_result_index() -> None:
     """3 and -3 are two indices: the dummy gets another name before it becomes positive."""
     left, right = LeafNode([4, 3], dtype=torch.float64, name="X1"), LeafNode([3], dtype=torch.float64, name="X2")
     node = LinearNode(left, right, [3], [-3, 3], [3])
-    derivative = rules.reverse(Nodes(), rules.node_form(node), node.inputs, 0, leaf(node, "G"), (EXTRA,))
+    derivative = rules.reverse(Nodes(), node.form, node.inputs, 0, leaf(node, "G"), (EXTRA,))
     assert statements(derivative) == ["t_1[i,j] = G[i,j] * X2[i]", "t_2[i:4,j,k] = t_1[j,k]"]

@@ -11,9 +11,9 @@ import torch
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import Evaluator
 from gflownet.evaluation.executors.inline import InlineExecutor
-from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
 from gflownet.evaluation.task import Score
+from gflownet.training.random_states import candidate_seed
 from tests.evaluation.candidates import StubCandidate, StubTask, config_with
 
 RUN_SEED = 5
@@ -113,10 +113,13 @@ def test_scores_of_another_run_are_cached_at_any_step(build, store):
         (-math.inf, "expected a finite score, got -inf"),
         (-0.25, r"expected a score in \[0, 1e\+06\], got -0\.25"),
         (np.float32(np.nan), "expected a finite score, got nan"),
-        ("good", "score: expected a number, got str"),
-        (None, "score: expected a number, got NoneType"),
+        ("good", "score: expected a number, got 'good'"),
+        ("0.5", "score: expected a number, got '0.5'"),
+        (True, "score: expected a number, got True"),
+        (np.bool_(True), r"score: expected a number, got .*True.*"),
+        (None, "score: expected a number, got None"),
         (torch.zeros(2), "score: expected a number, got Tensor"),
-        (10**400, "score: expected a number, got int"),
+        (10**400, r"score: expected a number, got 1000+\.\.\.0+"),
         (RuntimeError("no\nluck"), r"RuntimeError: no luck \(candidates\.py:\d+\)"),
         (ValueError(), r"ValueError: \(candidates\.py:\d+\)"),
         (TwoArgumentError("a", "b"), r"TwoArgumentError: a b \(candidates\.py:\d+\)"),
@@ -139,6 +142,18 @@ def test_failed_score_keeps_metrics_and_size(build):
     (evaluation,) = build(StubTask({"bad": math.nan})).evaluate(candidates("bad"), step=1)
     assert evaluation.num_parameters == 7
     assert math.isnan(evaluation.metrics["validation_accuracy"])
+
+
+@pytest.mark.parametrize(
+    ("size", "got"),
+    [(2**63, "9223372036854775808"), (-1, "-1"), (True, "True"), ("7", "'7'"), (1.5, "1.5"), (math.inf, "inf")],
+)
+def test_size_out_of_range_fails_alone(build, store, size, got):
+    task = ScoresTask({"bad": Score(0.5, size), "good": Score(0.75, 2**63 - 1)})
+    first, second = build(task).evaluate(candidates("bad", "good"), step=1)
+    assert (first.status, second.status) == (FAILED, OK)
+    assert store.find(StubCandidate("bad")).error.endswith(f"got {got}")
+    assert store.find(StubCandidate("good")).num_parameters == 2**63 - 1
 
 
 def test_interrupt_passes_and_keeps_finished_records(build, store):
@@ -174,7 +189,7 @@ def test_task_may_score_all_fresh_candidates_together(build):
     assert task.calls == [("a+gone+b", 3)]
 
 
-@pytest.mark.parametrize("value", [0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), "0.5"])
+@pytest.mark.parametrize("value", [0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5)])
 def test_numbers_of_any_make_are_stored_as_python_s_own(build, store, value):
     task = ScoresTask({"a": AnyScore(value, np.int64(7), {"accuracy": value, "loss": np.float32(np.inf)})})
     (evaluation,) = build(task).evaluate(candidates("a"), step=1)
@@ -207,9 +222,9 @@ class ScoresTask(StubTask):
     [
         (0.5, "ScoresTask.evaluate: expected a Score, got float"),
         (None, "ScoresTask.evaluate: expected a Score, got NoneType"),
-        (AnyScore(0.5, metrics={"loss": "low"}), "metric 'loss': expected a number, got str"),
+        (AnyScore(0.5, metrics={"loss": "low"}), "metric 'loss': expected a number, got 'low'"),
         (AnyScore(0.5, metrics=[0.5]), "metrics: expected a mapping, got list"),
-        (AnyScore(0.5, num_parameters="many"), "num_parameters: expected a number, got str"),
+        (AnyScore(0.5, num_parameters="many"), "num_parameters: expected a number, got 'many'"),
     ],
 )
 def test_invalid_score_fails_only_its_candidate(build, store, outcome, reason):

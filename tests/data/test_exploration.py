@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 import torch
 
+from gflownet.certificate.exact import enumerate_states, policy_log_prob, terminating_distribution
 from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.mdp.trajectory import Origin
-from gflownet.metrics.exact import enumerate_states, policy_log_prob, terminating_distribution
 from tests.contracts.environments import ENVIRONMENTS
 from tests.data.policies import keys, opinionated, unconditional
 from tests.oracles.backward_actions import backward_scores

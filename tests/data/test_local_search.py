@@ -7,6 +7,7 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.data.config import LocalSearchConfig
 from gflownet.data.local_search import LocalSearch, Refined
 from gflownet.data.sampler import Exploration, sample_backward
@@ -16,7 +17,6 @@ from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
-from gflownet.metrics.exact import enumerate_states
 from tests.contracts.environments import ENVIRONMENTS
 from tests.data.policies import keys, opinionated, unconditional
 from tests.oracles.chi_square import p_value

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.data.config import ReplayConfig
 from gflownet.data.replay import ReplayBuffer, SeenStates, draw
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.exact import enumerate_states
 from tests.contracts.environments import ENVIRONMENTS
 from tests.oracles.chi_square import p_value
 

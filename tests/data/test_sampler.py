@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
@@ -17,7 +18,6 @@ from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy
 from gflownet.mdp.sparse_layout import SparseLayout
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.exact import enumerate_states
 from tests.contracts.environments import ENVIRONMENTS
 from tests.data.policies import keys, unconditional
 from tests.oracles.chi_square import p_value

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.envs.bit_sequence import BitSequenceContext, BitSequenceEnv, bits_of
 from gflownet.envs.config import BitSequenceConfig, EnvConfig
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.environment import IllegalAction
-from gflownet.metrics.exact import enumerate_states
 
 
 @pytest.mark.parametrize(("num_bits", "word_bits"), [(4, 1), (6, 2), (8, 4), (9, 3), (6, 6)])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.envs.catalogue import CatalogueContext, CatalogueEnv
 from gflownet.envs.config import CatalogueConfig, EnvConfig
 from gflownet.errors import UserError
@@ -15,7 +16,6 @@ from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.listed_graphs import Graph, read_listed_graphs
 from gflownet.graphs.similarity import label_counts, similarity_order
 from gflownet.mdp.labelled_graphs import LabelledGraphs
-from gflownet.metrics.exact import enumerate_states
 from tests.benchmark_tables import recipes, write_lines
 from tests.contracts.environments import listed_graphs
 from tests.evaluation.candidates import classifier_graph

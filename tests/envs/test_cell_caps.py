@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.envs.cell_caps import CostCaps
 from gflownet.envs.cell_networks import Cell, SlotCosts
 from gflownet.envs.cells import CellEnv, CellsContext
 from gflownet.envs.config import CellsEnvConfig, EnvConfig
 from gflownet.errors import UserError
 from gflownet.graphs.operation_costs import OperationCost
-from gflownet.metrics.exact import enumerate_states
 from gflownet.operations.tensor_shape import Shape
 from tests.envs.test_cell_networks import OWN_EDGES, OWN_LAYERS, networks
 

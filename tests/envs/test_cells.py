@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.envs.cell_design import NAS_BENCH_201, NAS_BENCH_MACRO
 from gflownet.envs.cells import CellEnv, CellGraphEnv, CellsContext
 from gflownet.envs.config import CellsEnvConfig, EnvConfig
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.mdp.environment import Environment
-from gflownet.metrics.exact import enumerate_states
 from tasks.cells import graph_of_row
 from tests.benchmark_tables import real_rows
 

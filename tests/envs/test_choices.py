@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.config import load_config
 from gflownet.envs.choice_caps import CappedSettings
 from gflownet.envs.choice_places import Places, read_places
@@ -16,7 +17,6 @@ from gflownet.envs.choices import ChoicesContext, ChoicesEnv
 from gflownet.envs.config import ChoicesConfig, EnvConfig
 from gflownet.errors import UserError
 from gflownet.graphs.assignment import Assignment
-from gflownet.metrics.exact import enumerate_states
 from tests.contracts.environments import PLACES, capped_choices, choices, parity
 from tests.oracles.slots import brute_force_settings
 

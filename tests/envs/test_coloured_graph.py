@@ -2,9 +2,9 @@
 
 import pytest
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.envs.config import ColouredGraphConfig, EnvConfig
 from gflownet.envs.graph_building import ColouredGraphContext, GraphBuildingEnv
-from gflownet.metrics.exact import enumerate_states
 
 
 def context_of(**options) -> ColouredGraphContext:

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.envs.computation_graph import ComputationGraphEnv, ComputationGraphEnvContext
 from gflownet.envs.config import EnvConfig
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.mdp.action import GraphAction, GraphActionType
 from gflownet.mdp.environment import Environment, IllegalAction
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.exact import enumerate_states
 from tests.contracts.environments import ENVIRONMENTS, computation_graphs
 
 Kind = GraphActionType

@@ -2,9 +2,9 @@
 
 import pytest
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.mdp.action import GraphActionType
-from gflownet.metrics.exact import enumerate_states
 
 Kind = GraphActionType
 

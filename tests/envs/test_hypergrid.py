@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.envs.config import EnvConfig, HypergridConfig
 from gflownet.envs.hypergrid import HypergridContext, HypergridEnv
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.environment import IllegalAction
-from gflownet.metrics.exact import enumerate_states
 
 
 @pytest.mark.parametrize(("num_dims", "side"), [(1, 2), (2, 8), (3, 4), (4, 3)])

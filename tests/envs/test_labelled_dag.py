@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.envs.config import EnvConfig, LabelledDAGConfig
 from gflownet.envs.labelled_dag import LabelledDAGContext, LabelledDAGEnv, parents_of
 from gflownet.graphs.canonical import ColouredGraph
-from gflownet.metrics.exact import enumerate_states
 
 
 @pytest.mark.parametrize(

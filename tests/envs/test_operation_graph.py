@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.envs import operation_tables
 from gflownet.envs.config import EnvConfig, OperationGraphConfig
 from gflownet.envs.operation_graph import OperationGraphContext, OperationGraphEnv
@@ -11,7 +12,6 @@ from gflownet.graphs.operation_costs import graph_cost
 from gflownet.mdp.action import ActionMasks, GraphAction, GraphActionType
 from gflownet.mdp.environment import IllegalAction
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.exact import enumerate_states
 from gflownet.operations.tensor_shape import Adapter, Shape, ShapeError, join
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy

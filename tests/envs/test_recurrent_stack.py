@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.config import load_config
 from gflownet.envs.config import EnvConfig, RecurrentStackConfig
 from gflownet.envs.recurrent_stack import RecurrentStackContext, RecurrentStackEnv, choices_of
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
-from gflownet.metrics.exact import enumerate_states
 from gflownet.rhn.config import StackLayer
 from gflownet.rhn.stack_choices import read_stack
 from tests.contracts.environments import recurrent_stacks

@@ -12,6 +12,7 @@ import torch
 from gflownet.autodiff.evaluation import evaluate
 from gflownet.autodiff.nodes import ElementwiseNode, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
 from gflownet.autodiff.text import parse
+from gflownet.certificate.exact import enumerate_states
 from gflownet.envs.config import EnvConfig, TensorGraphConfig
 from gflownet.envs.tensor_graph import TensorGraphContext, TensorGraphEnv
 from gflownet.envs.tensor_graph_facts import TensorGraphFacts
@@ -20,7 +21,6 @@ from gflownet.mdp.action import ActionBatch, GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.environment import Environment, IllegalAction, Rules
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.exact import enumerate_states
 from tests.contracts.environments import tensor_graphs
 from tests.oracles.networkx_states import oracle_of, search_classes, to_networkx
 

@@ -16,9 +16,9 @@ from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.final import FinalStage, NoStore, TopArchitecture, check_final, ranked, with_test_scores
 from gflownet.evaluation.final_trainings import Finalists, FinalTrainings
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief
-from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.task import CandidateTraining, Reference, Score
+from gflownet.training.random_states import candidate_seed
 from tests.evaluation.candidates import StubCandidate, StubTask, dispatcher_of, record
 
 SEED = 3

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gflownet.evaluation.language_bits import bits_per_byte_of, streamed_loss
+from gflownet.evaluation.language_training import bits_per_byte_of, streamed_loss
 from gflownet.rhn.config import StackConfig, StackLayer
 from gflownet.rhn.stack_model import RecurrentStack
 

@@ -1,11 +1,16 @@
 """Training of language models on bytes: learning, reproducibility, and the end of training."""
 
+import copy
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from gflownet.evaluation.language_batches import RandomBatches
 from gflownet.evaluation.language_training import (
     LanguageDivergedError,
+    LanguageSteps,
     LanguageTraining,
     bits_per_byte,
     train_language_model,
@@ -78,6 +83,50 @@ def test_diverged_loss_raises() -> None:
         logits[0] = value
         with pytest.raises(LanguageDivergedError, match=r"step 1: expected a loss <= 1000, got"):
             train_language_model(Constant(logits), CYCLE, options=options, generator=generator())
+
+
+class Tables(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.inner, self.out = nn.Embedding(256, 16), nn.Linear(16, 16), nn.Linear(16, 256)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, None]:
+        return self.out(self.inner(self.embedding(tokens))), None
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "adamw", "muon"])
+def test_steps_equal_torch_optimisers(optimiser: Literal["adam", "adamw", "muon"]) -> None:
+    """Muon has its own default momentum and no embeddings; weight decay is of matrices, and of no matrix with adam."""
+    torch.manual_seed(0)
+    model = Tables()
+    reference = copy.deepcopy(model)
+    options = LanguageTraining(
+        rows=2, sequence_length=8, optimiser=optimiser, weight_decay=0.2, schedule="constant", warm_up=0.0
+    )
+    steps = LanguageSteps(model, CYCLE, options=options, generator=generator())
+    batches = RandomBatches(CYCLE, rows=2, length=8)
+    wide = [reference.inner.weight, reference.out.weight] if optimiser == "muon" else []
+    tables = [each for each in reference.parameters() if each.ndim == 2 and all(each is not one for one in wide)]
+    biases = [reference.inner.bias, reference.out.bias]
+    rate, decay = options.learning_rate, 0.0 if optimiser == "adam" else 0.2
+    kind = torch.optim.Adam if optimiser == "adam" else torch.optim.AdamW
+    optimisers: list[torch.optim.Optimizer] = [
+        kind([{"params": tables, "weight_decay": decay}, {"params": biases, "weight_decay": 0.0}], lr=rate)
+    ]
+    if wide:
+        optimisers.append(torch.optim.Muon(wide, lr=rate, weight_decay=0.2, adjust_lr_fn="match_rms_adamw"))
+    places = generator()
+    for _ in range(3):
+        steps.take(0.0)
+        rows = batches.next_rows(places)
+        reference.zero_grad()
+        logits, _ = reference(rows[:, :-1])
+        nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
+        nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
+        for each in optimisers:
+            each.step()
+    for (name, value), expected in zip(model.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_learning_rate_rises_then_falls() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -120,6 +121,35 @@ def programs() -> list[psutil.Process]:
             if process.cmdline() == ["sleep", "1000"]:
                 running.append(process)
     return running
+
+
+def test_fork_server_ends_with_a_parent_killed_during_its_imports(tmp_path):
+    """Row 65: a server that still imports modules notices the end of its parent."""
+    slow = "import time\nfor _ in range(600):\n    time.sleep(0.1)\n"
+    (tmp_path / "slow_module.py").write_text(slow, encoding="utf-8")
+    program = (
+        "import time\n"
+        "from gflownet.evaluation.executors import parent\n"
+        "from gflownet.evaluation.executors.forkserver import IndependentContext\n"
+        "context = IndependentContext(preload=[parent.__name__, 'slow_module'], imports_main=False)\n"
+        "context.start()\n"
+        "print(context.pid(), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    arguments = [sys.executable, "-c", program]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as main:
+        assert main.stdout is not None
+        line = main.stdout.readline()
+        main.kill()
+    server = psutil.Process(int(line))
+    end = time.monotonic() + 5
+    while is_alive(server) and time.monotonic() < end:
+        time.sleep(0.05)
+    running = is_alive(server)
+    with suppress(psutil.NoSuchProcess):
+        server.kill()
+    assert not running
 
 
 def test_monitors_killed_between_jobs_are_replaced(pool):

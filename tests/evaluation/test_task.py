@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from gflownet.evaluation.randomness import candidate_seed, global_states, seeded, set_global_states
 from gflownet.evaluation.task import Conditioning, GFNTask, Score, soft_size_objective
+from gflownet.training.random_states import candidate_seed, get_random_state, seeded, set_random_state
 from tests.evaluation.candidates import StubCandidate, StubTask, config_with
 
 
@@ -74,11 +74,11 @@ def test_global_states_continue_after_a_round_trip():
     with seeded(3):
         numbers()  # one Gaussian of a pair is left in numpy's and Python's state
         buffer = io.BytesIO()
-        torch.save(global_states(), buffer)
+        torch.save(get_random_state(), buffer)
         expected = [numbers(), numbers()]
     buffer.seek(0)
     with seeded(4):
-        set_global_states(torch.load(buffer, weights_only=True))
+        set_random_state(torch.load(buffer, weights_only=True))
         assert [numbers(), numbers()] == expected
 
 

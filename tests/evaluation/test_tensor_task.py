@@ -23,7 +23,7 @@ from gflownet.evaluation.reference_models import model_reference
 from gflownet.evaluation.store import EvaluationStatus
 from gflownet.evaluation.tasks import TASKS
 from gflownet.evaluation.tensor_task import TensorTask, automatic_batch_size
-from gflownet.evaluation.tensor_training import CandidateDivergedError
+from gflownet.evaluation.training import CandidateDivergedError
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.translation import to_pytorch_model
 from tasks.images import lenet5

@@ -8,8 +8,15 @@ from torch import nn
 
 from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.metrics import METRICS, build_loss
-from gflownet.evaluation.tensor_training import Measure, ModelTrainer, ModelTraining
-from gflownet.evaluation.training import CandidateDivergedError, Split, continue_trainings
+from gflownet.evaluation.training import (
+    CandidateDivergedError,
+    Measure,
+    ModelTrainer,
+    ModelTraining,
+    Split,
+    continue_trainings,
+)
+from gflownet.evaluation.training_config import TrainingConfig
 from gflownet.translation import DirectTraining, TranslatedModel, to_pytorch_model
 from tests.evaluation.candidates import classifier_graph
 from tests.oracles.training import train_plainly
@@ -121,6 +128,18 @@ def test_together_as_the_plain_loop_one_by_one(data):
             twin, data.inputs, data.targets, num_epochs=4, batch_size=16, learning_rate=0.03, seed=seed
         )
         assert loss == pytest.approx(expected, abs=1e-9)
+        for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+def test_together_as_one_by_one_with_each_optimiser(data, optimizer):
+    data = Split(data.inputs.double(), data.targets)
+    options = {"training": TrainingConfig(optimizer=optimizer, schedule="one_cycle")}
+    together, alone = three_models(torch.float64), three_models(torch.float64)
+    losses = train_together(together, data, **options)
+    for seed, model, twin, loss in zip((5, 6, 7), together, alone, losses, strict=True):
+        assert train(twin, data, seed=seed, **options) == pytest.approx(loss, abs=1e-9)
         for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
 

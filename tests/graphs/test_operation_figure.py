@@ -64,6 +64,7 @@ def test_figure_texts():
     data = copy.deepcopy(EXAMPLE)
     data["nodes"].insert(2, {"id": 7, "operation": {"name": "batch_norm"}})
     data["edges"][1:2] = [{"source": 1, "target": 7}, {"source": 7, "target": 2}, {"source": 0, "target": 3}]
+    next(node for node in data["nodes"] if node["id"] == 3)["align"] = "auto"
     texts = texts_of(ComputationGraph.from_dict(data))
     image = f"4{TIMES}8{TIMES}8"
     expected = [

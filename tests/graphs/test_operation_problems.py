@@ -208,16 +208,139 @@ def test_shape_problem_is_reported_once():
 def test_merge_of_unequal_shapes():
     data = image_chain(conv(4), conv(8), {"operation": {"name": "identity"}})
     data["edges"].append({"source": 1, "target": 3})
-    assert problems(data) == []
-    data["nodes"][3]["align"] = "never"
+    repair = '; "align": "project" learns a projection of the channels, "pad" fills them with zeros'
+    for align, expected in (
+        (None, "shape, with axes of size 1, or vectors over the channels"),
+        ("never", "shape with align=never"),
+        ("pool", "shape with align=pool"),
+    ):
+        data["nodes"][3] |= {"align": align} if align else {}
+        (problem,) = ComputationGraph.from_dict(data).validate()
+        message = f"node 3: expected inputs of one {expected}, got image [8, 8, 8], image [4, 8, 8]{repair}"
+        assert (problem.code, problem.message) == ("shape_mismatch", message)
+    for align in ("project", "pad", "auto"):
+        data["nodes"][3]["align"] = align
+        assert problems(data) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "fields", "message"),
+    [
+        (
+            [8, 16, 16],
+            [8, 8, 8],
+            {},
+            "shape, with axes of size 1, or vectors over the channels, got image [8, 16, 16], image [8, 8, 8]; "
+            '"align": "pool" averages positions',
+        ),
+        (
+            [12, 32],
+            [16],
+            {},
+            "shape, with axes of size 1, or vectors over the channels, got sequence [12, 32], vector [16]; "
+            '"align": "auto" averages positions and learns a projection of the channels, "pad" fills them',
+        ),
+        (
+            [8, 16, 16],
+            [4, 8, 8],
+            {"align": "project"},
+            "shape with align=project, got image [8, 16, 16], image [4, 8, 8]; "
+            '"align": "auto" averages positions and learns a projection of the channels, "pad" fills them',
+        ),
+        (
+            [8, 16, 16],
+            [8],
+            {"align": "never"},
+            'shape with align=never, got image [8, 16, 16], vector [8]; "align": "pool" averages positions',
+        ),
+        (
+            [12, 32],
+            [4, 32],
+            {"aggregation": "concat"},
+            "layout and size of positions, got sequence [12, 32], sequence [4, 32]; "
+            '"align": "pool" averages positions, "axis": "positions" appends them',
+        ),
+        (
+            [8, 16, 16],
+            [8, 1, 1],
+            {"aggregation": "concat"},
+            'layout and size of positions, got image [8, 16, 16], image [8, 1, 1]; "align": "pool" averages positions',
+        ),
+        (
+            [12, 32],
+            [32],
+            {"aggregation": "concat"},
+            'layout and size of positions, got sequence [12, 32], vector [32]; "align": "pool" averages positions',
+        ),
+        (
+            [12, 32],
+            [12, 16],
+            {"aggregation": "concat", "axis": "positions"},
+            "number of channels, got sequence [12, 32], sequence [12, 16]; "
+            '"align": "project" learns a projection of the channels, "pad" fills them with zeros',
+        ),
+        (
+            [4, 6, 8],
+            [4, 6, 4],
+            {"aggregation": "concat", "axis": "positions"},
+            'number of channels and width, got image [4, 6, 8], image [4, 6, 4]; "align": "pool" averages positions',
+        ),
+        (
+            [8],
+            [8],
+            {"aggregation": "concat", "axis": "positions"},
+            "layout with positions for axis=positions, got vector [8], vector [8]",
+        ),
+        (
+            [12, 32],
+            [4, 32],
+            {"output_size": 3},
+            'layout and size of positions, got sequence [12, 32], sequence [4, 32]; "align": "pool" averages positions',
+        ),
+    ],
+)
+def test_merge_refusal_names_repair(first, second, fields, message):
+    node = {"id": 2, "node_type": "output", **({} if "output_size" in fields else IDENTITY), **fields}
+    edges = [{"source": 0, "target": 2}, {"source": 1, "target": 2}]
+    data = {"nodes": [{"id": 0, "shape": first}, {"id": 1, "shape": second}, node], "edges": edges}
     (problem,) = ComputationGraph.from_dict(data).validate()
-    expected = "node 3: expected inputs of one shape with align=never, got image [8, 8, 8], image [4, 8, 8]"
-    assert (problem.code, problem.message) == ("shape_mismatch", expected)
-    data["nodes"][3]["aggregation"] = "concat"
-    assert problems(data) == []
-    data["nodes"][2]["operation"]["stride"] = 2
+    assert (problem.code, problem.message) == ("shape_mismatch", f"node 2: expected inputs of one {message}")
+
+
+IDENTITY = {"operation": {"name": "identity"}}
+
+
+def test_axis_needs_concat():
+    data = image_chain({**IDENTITY, "axis": "positions"})
     (problem,) = ComputationGraph.from_dict(data).validate()
-    assert "expected inputs of one layout and size of positions with align=never" in problem.message
+    message = "node 1: expected axis with aggregation concat, got 'sum'"
+    assert (problem.code, problem.message) == ("invalid_axis", message)
+    assert problems(image_chain({**IDENTITY, "aggregation": "concat", "axis": "time"})) == [
+        ("invalid_axis", "", 1, None)
+    ]
+
+
+def test_align_of_node_without_operation():
+    data = image_chain(
+        {"operation": {"name": "global_pool"}}, {"node_type": "output", "output_size": 3, "align": "crop"}
+    )
+    assert problems(data) == [("invalid_align", "", 2, None)]
+    data["nodes"][2]["align"] = "pool"
+    assert problems(data) == []
+
+
+def test_shared_subgraph_needs_equal_inputs():
+    data = image_chain({"subgraph": "a", "share": True}, {**conv(5)}, {"subgraph": "a", "share": True})
+    data["subgraphs"] = {"a": cell()}
+    (problem,) = ComputationGraph.from_dict(data).validate()
+    first = ComputationGraph.from_dict(data).nodes[0].attributes["shape"]
+    message = (
+        f"node 3: expected image {list(first)} at the port input of the shared subgraph 'a', as at node 1, "
+        f"got image {[5, *first[1:]]}"
+    )
+    assert (problem.code, problem.message) == ("share_mismatch", message)
+    data["nodes"][3]["share"] = False
+    assert problems(data) == []
 
 
 def test_tied_weights_are_not_scaled():

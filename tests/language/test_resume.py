@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from gflownet.evaluation.language_bits import bits_per_byte_of, streamed_loss
-from gflownet.evaluation.language_training import LanguageSteps, Step
+from gflownet.evaluation.language_training import LanguageSteps, Step, bits_per_byte_of, streamed_loss
 from gflownet.language.__main__ import main
 from gflownet.language.text import encode, read_text
 from gflownet.rhn.checkpoint import load_language_model

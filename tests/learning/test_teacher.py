@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from gflownet.certificate.exact import forward_scores, policy_log_prob, terminating_distribution
 from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.learning.auxiliary import Setup, Teacher
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.exact import forward_scores, policy_log_prob, terminating_distribution
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig, TeacherConfig
 from gflownet.objectives.teacher import teacher_log_reward
 from gflownet.objectives.trajectory_balance import TrajectoryBalance

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.mdp.action import ActionBatch, GraphAction, GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment, IllegalAction
 from gflownet.mdp.sparse_layout import SparseLayout
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.exact import enumerate_states
 from tests.contracts.environments import ENVIRONMENTS, computation_graphs
 
 Kind = GraphActionType

@@ -6,6 +6,7 @@ import networkx as nx
 import pytest
 import torch
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.envs.slots import SlotEnv
 from gflownet.graphs.canonical import ColouredGraph
@@ -13,7 +14,6 @@ from gflownet.mdp.action import PAIR_TYPES, ActionBatch, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.isomorphism import UNKNOWN, canonical_forms
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.exact import enumerate_states
 from tests.contracts.environments import ENVIRONMENTS
 
 # One environment per class of states, in the fast suite.

@@ -3,11 +3,11 @@ import dataclasses
 import pytest
 import torch
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.data.sampler import sample_backward
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.exact import enumerate_states
 from tests.contracts.environments import ENVIRONMENTS
 
 

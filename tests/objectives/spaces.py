@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
@@ -11,7 +12,6 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.exact import enumerate_states
 from tests.oracles.tabular import Classes, classes_of
 
 

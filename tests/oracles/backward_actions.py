@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gflownet.certificate.exact import Scores, StateGraph
 from gflownet.mdp.action import ActionBatch, ActionMasks
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import TwoWayPolicy
-from gflownet.metrics.exact import Scores, StateGraph
 
 _CHUNK = 2_000  # states expanded at once, to bound memory
 

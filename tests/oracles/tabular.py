@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gflownet.certificate.exact import StateGraph
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
@@ -18,7 +19,6 @@ from gflownet.mdp.environment import Environment
 from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import TwoWayPolicy
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.exact import StateGraph
 
 Pair = tuple[int, int]
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from gflownet.evaluation.config import EvaluationConfig
-from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.supervised import Splits
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.training.random_states import seeded
 from gflownet.translation import to_pytorch_model
 
 

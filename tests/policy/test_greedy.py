@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gflownet.certificate.exact import forward_scores, policy_log_prob, terminating_distribution
 from gflownet.mdp.categorical import GraphActionCategorical
-from gflownet.metrics.exact import forward_scores, policy_log_prob, terminating_distribution
 from gflownet.policy.greedy import GREEDINESS, GreedyPolicy
 from tests.objectives.spaces import make_space, rewards_of
 from tests.oracles.categorical import legal_logits

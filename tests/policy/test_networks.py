@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.states import MOST_VALUES, GraphVocabulary
-from gflownet.metrics.exact import enumerate_states
 from gflownet.policy.codes import PairCodes
 from gflownet.policy.config import POLICIES, ModelConfig
 from gflownet.policy.layers import AttentionLayer

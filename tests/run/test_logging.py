@@ -8,7 +8,7 @@ import math
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -123,7 +123,7 @@ def test_offline_run_ends_with_the_line_that_uploads_it(tmp_path: Path, monkeypa
     for mode, is_printed in (("offline", True), ("online", False), ("disabled", False)):
         monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
         monkeypatch.setitem(sys.modules, "wandb", FakeWandb({}))
-        output, options = io.StringIO(), WandbConfig(mode=mode)
+        output, options = io.StringIO(), WandbConfig(mode=cast(Any, mode))
         console, folder = Console(file=output, width=80), tmp_path / "my run"
         with MetricLogger(folder, num_training_steps=1, print_every=1, wandb=options, config={}, console=console):
             pass

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from gflownet.errors import UserError
-from gflownet.metrics.exact import (
+from gflownet.certificate.exact import (
     StateGraph,
     enumerate_states,
     forward_scores,
@@ -14,6 +13,7 @@ from gflownet.metrics.exact import (
     terminating_distribution,
     total_variation,
 )
+from gflownet.errors import UserError
 from gflownet.search.amortised import AmortisedPolicy, Rewards, updates_within
 from gflownet.search.amortised_search import SurrogateGFlowNet
 from tests.search.searches import RIDGE, build, method_of, proposals

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gflownet.metrics.exact import enumerate_states
+from gflownet.certificate.exact import enumerate_states
 from gflownet.search.enumeration import enumerated, terminal_states_of
 from tests.contracts.environments import ENVIRONMENTS
 

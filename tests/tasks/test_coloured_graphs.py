@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.config import load_config, with_task_options
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.graphs.canonical import ColouredGraph
-from gflownet.metrics.exact import enumerate_states
 from tasks.coloured_graphs import ColouredGraphsTask
 
 

@@ -7,10 +7,10 @@ from itertools import product
 import pytest
 import torch
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.config import load_config, with_task_options
 from gflownet.envs.hypergrid import HypergridEnv
 from gflownet.graphs.assignment import Assignment
-from gflownet.metrics.exact import enumerate_states
 from tasks.hypergrid import HypergridRewardConfig, HypergridTask
 
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.config import load_config, with_task_options
 from gflownet.envs.cells import CellsContext
 from gflownet.graphs.assignment import Assignment
-from gflownet.metrics.exact import enumerate_states
 from gflownet.operations.tensor_shape import Shape
 from tasks.images import ImagesConfig
 from tasks.nas_bench_201_train import NasBench201TrainTask

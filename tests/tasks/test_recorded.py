@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.config import load_config, with_task_options
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
-from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.task import Cost, Score
 from gflownet.mdp.environment import Environment
-from gflownet.metrics.exact import enumerate_states
 from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.training.random_states import candidate_seed
 from scripts.record_space import recording_config
 from tasks.digits import DigitsTask
 from tasks.recorded import MIN_HASH_LENGTH, RecordedConfig, RecordedTask, random_candidates

@@ -6,7 +6,7 @@ import torch
 from gflownet.autodiff.text import parse
 from gflownet.config import load_config, with_task_options
 from gflownet.envs.tensor_program import TensorProgram, program_of
-from gflownet.evaluation.randomness import seeded
+from gflownet.training.random_states import seeded
 from tasks.tensor_mixing import NUM_CLASSES, SIDE, TensorMixingConfig, TensorMixingTask
 
 ATTENTION = """

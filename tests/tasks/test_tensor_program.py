@@ -8,8 +8,8 @@ from gflownet.autodiff.text import parse
 from gflownet.config import load_config, with_task_options
 from gflownet.envs.tensor_graph import TensorGraphContext
 from gflownet.envs.tensor_program import TensorProgram, program_of
-from gflownet.evaluation.randomness import seeded
 from gflownet.mdp.action import GraphActionType
+from gflownet.training.random_states import seeded
 from tasks.tensor_program import TensorProgramConfig, TensorProgramTask, best_explained
 
 MATRIX_PRODUCT = "y[i,k] = sum_j A[i,j] B[j,k]"

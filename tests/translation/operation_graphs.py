@@ -62,7 +62,7 @@ def block(layout: Layout, features: int) -> Data:
     nodes = [
         {"id": 0, "node_type": "input"},
         hidden(1, name, features=3, activation_function="relu"),
-        hidden(2, name, features=features, kind="output"),
+        hidden(2, name, features=features, kind="output", align="auto"),
         hidden(3, "identity"),
     ]
     edges = [(0, 1), (1, 2), (0, 2), (1, 3)]  # node 3 is dead

@@ -25,8 +25,8 @@ def images() -> ComputationGraph:
         hidden(3, "layer_scale", aggregation="max", edge_weight=True, align="pad"),
         hidden(5, "identity"),
         hidden(7, "global_pool", activation_function="softmax"),
-        {"id": 6, "node_type": "hidden", "output_size": 9, "attributes": {"aggregation": "gated_sum"}},
-        hidden(4, "head", kind="output", features=10, aggregation="concat"),
+        {"id": 6, "node_type": "hidden", "output_size": 9, "align": "pool", "attributes": {"aggregation": "gated_sum"}},
+        hidden(4, "head", kind="output", features=10, aggregation="concat", align="pool"),
     ]
     edges = [(0, 1), (1, 2), (0, 3, {"weight": 0.5}), (2, 3), (3, 5), (3, 4), (6, 4), (1, 7), (7, 6), (1, 6)]
     return graph_of(nodes, edges, subgraphs={"block": block(Layout.IMAGE, 4)})
@@ -41,7 +41,7 @@ def tokens() -> ComputationGraph:
         hidden(3, "transformer_block", heads=2),
         {"id": 4, "node_type": "hidden", "output_size": 4, "activation_function": "tanh"},
         hidden(5, "tied_linear", kind="output"),
-        hidden(6, "linear", features=3, kind="output"),
+        hidden(6, "linear", features=3, kind="output", align="auto"),
     ]
     edges = [(0, 2), (2, 3), (3, 4), (2, 4), (4, 5), (2, 5, {"port": "weight"}), (1, 6), (4, 6)]
     return graph_of(nodes, edges)

@@ -33,11 +33,11 @@ def small(**fields) -> ComputationGraph:
         image_input(3, 8, 8),
         hidden(1, "conv_bn_relu", features=6, stride=2),
         {"id": 2, "node_type": "hidden", "subgraph": "block", "repeat": 3},
-        hidden(3, "identity", aggregation="max", edge_weight=True, activation_function="softmax"),
+        hidden(3, "identity", aggregation="max", align="auto", edge_weight=True, activation_function="softmax"),
         hidden(5, "identity"),
         hidden(7, "global_pool"),
         {"id": 6, "node_type": "hidden", "output_size": 9, "bias": 0.5, "activation_function": "relu"},
-        hidden(4, "head", kind="output", features=10, aggregation="concat"),
+        hidden(4, "head", kind="output", features=10, aggregation="concat", align="pool"),
     ]
     edges = [(0, 1), (1, 2), (0, 3, {"weight": 0.5}), (1, 3), (2, 3), (3, 5), (3, 4), (0, 4), (6, 4), (0, 7), (7, 6)]
     return graph_of(nodes, edges, subgraphs={"block": block(Layout.IMAGE, 4)}, **fields)
@@ -103,8 +103,8 @@ def test_several_inputs_and_outputs(x):
         image_input(3, 8, 8),
         image_input(5, node_id=1),
         hidden(2, "conv2d", features=4),
-        hidden(3, "head", features=2, kind="output"),
-        hidden(4, "linear", features=3, kind="output"),
+        hidden(3, "head", features=2, kind="output", align="auto"),
+        hidden(4, "linear", features=3, kind="output", align="auto"),
     ]
     edges = [(0, 2), (2, 3), (1, 3), (1, 4), (2, 4)]
     vectors = torch.randn(4, 5)

@@ -12,7 +12,7 @@ from tests.translation.operation_graphs import block, graph_of, hidden, image_in
 
 def test_edges_of_one_source_into_several_ports_have_own_weights():
     """Adapters and weights of six edges from two inputs into query, key and value."""
-    node = hidden(1, "cross_attention", kind="output", edge_weight=True)
+    node = hidden(1, "cross_attention", kind="output", edge_weight=True, align="project")
     ports = [(source, 1, {"port": port}) for source in (0, 2) for port in ("query", "key", "value")]
     graph = graph_of([image_input(5, 8), image_input(5, 4, node_id=2), node], ports)
     model = to_pytorch_model(graph)
@@ -37,7 +37,8 @@ def test_edge_weight_adds_a_learned_bias():
 
 @pytest.mark.parametrize("name", ["x²", "ﬁ", "none", "f", "Base", "adapt_0", "nn", "bias", "日本"])
 def test_any_name_of_a_subgraph_is_translated(name):
-    nodes = [image_input(3), image_input(5, node_id=2), {"id": 3, "node_type": "output", "subgraph": name}]
+    node = {"id": 3, "node_type": "output", "subgraph": name, "align": "project"}
+    nodes = [image_input(3), image_input(5, node_id=2), node]
     graph = graph_of(nodes, [(0, 3), (2, 3)], subgraphs={name: block(Layout.VECTOR, 4)})
     model = to_pytorch_model(graph)
     assert sum(parameter.numel() for parameter in model.parameters()) == summary(graph).num_parameters

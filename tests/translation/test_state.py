@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.operation_shapes import infer_shapes
-from gflownet.translation import export_program, summary, to_onnx, to_pytorch_model, to_source
+from gflownet.translation import TranslatedModel, export_program, summary, to_onnx, to_pytorch_model, to_source
 from tests.oracles.operation_evaluation import evaluate_steps
 from tests.translation.operation_graphs import graph_of, hidden, image_input, random_graph, random_stateful_graph
 from tests.translation.test_operation_oracle import randomised
@@ -39,7 +39,7 @@ def recurrent_layer(name: str, length: int, **settings: object) -> ComputationGr
     return graph_of([{"id": 0, "node_type": "input", "shape": [length, 4]}, node], [(0, 1)])
 
 
-def sequence_of(model: nn.Module, batch: int = 2) -> list[Tensor]:
+def sequence_of(model: TranslatedModel, batch: int = 2) -> list[Tensor]:
     """Return random inputs [B, T, ...] of a model."""
     zeros = [x.unsqueeze(1).repeat(1, NUM_STEPS, *[1] * (x.dim() - 1)) for x in model.zeros(batch)]
     return [torch.randn(x.shape, dtype=x.dtype) for x in zeros]
@@ -171,7 +171,8 @@ def test_random_graphs_with_state(seeds):
     for seed in seeds:
         torch.manual_seed(seed)
         graph = random_stateful_graph(seed)
-        model = randomised(to_pytorch_model(graph, {"dtype": "float64"})).eval()
+        model = to_pytorch_model(graph, {"dtype": "float64"}).eval()
+        randomised(model)
         assert graph_cost(graph).num_parameters == sum(each.numel() for each in model.parameters()), seed
         inputs = sequence_of(model)
         expected = steps_of(model, inputs)

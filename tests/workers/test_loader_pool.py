@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import signal_handling
 
+from gflownet.training.random_states import get_random_state, set_random_state
 from gflownet.utils.multiprocessing_proxy import (
     get_worker_device,
     get_worker_info,
@@ -23,7 +24,7 @@ from gflownet.utils.multiprocessing_proxy import (
 )
 from gflownet.workers import loader_pool
 from gflownet.workers.pool import WorkerError
-from gflownet.workers.process import get_random_state, seed_all, set_random_state
+from gflownet.workers.process import seed_all
 from gflownet.workers.transport import PickleTransport
 from tests.workers import producers
 from tests.workers.messages import TwoArgumentError

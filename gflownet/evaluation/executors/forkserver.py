@@ -12,6 +12,8 @@ from multiprocessing import forkserver as forkservers
 from multiprocessing.context import ForkServerContext, ForkServerProcess, set_spawning_popen
 from typing import Any
 
+from gflownet.evaluation.executors.parent import PARENT_VARIABLE
+
 # One thread per child; the libraries read these when they are loaded.
 THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 # How a child would find and run the main script.
@@ -58,7 +60,7 @@ class IndependentContext(ForkServerContext):
         """
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         try:
-            with _environment(dict.fromkeys(THREAD_LIMITS, "1")):
+            with _environment({**dict.fromkeys(THREAD_LIMITS, "1"), PARENT_VARIABLE: str(os.getpid())}):
                 self.server.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, previous)

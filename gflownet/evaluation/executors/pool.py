@@ -25,7 +25,7 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 from gflownet.errors import UserError
 from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.execution import capped, describe, lost_job
-from gflownet.evaluation.executors import child, server
+from gflownet.evaluation.executors import child, parent, server
 from gflownet.evaluation.executors.base import Executor, Handle
 from gflownet.evaluation.executors.descendants import end_descendants_of
 from gflownet.evaluation.executors.forkserver import IndependentContext
@@ -295,7 +295,7 @@ def _preloaded(payload: bytes) -> list[str]:
         sources = {value.__name__ if isinstance(value, ModuleType) else _module_of(value) for value in values}
         open_names = {name for name in sources if _is_imported(name)} - names
     installed = {name for name in names if name == _OPTIMISER_MODULE or _is_installed(name)}
-    return [child.__name__, *sorted(installed), server.__name__]
+    return [parent.__name__, child.__name__, *sorted(installed), server.__name__]
 
 
 def _has_optimiser(module: ModuleType) -> bool:

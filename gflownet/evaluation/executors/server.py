@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gflownet.evaluation.executors.descendants import adopt_orphans
+from gflownet.evaluation.executors.parent import is_server, stop_watching
 from gflownet.evaluation.executors.sources import digest_of
 
 # Packages of a source checkout, whose files may be edited while the server runs.
@@ -17,10 +18,6 @@ _PACKAGES = ("gflownet", "tasks")
 def loaded_sources() -> dict[str, str]:
     """Return digests of the source files of the modules that the server has imported; empty in other processes."""
     return _LOADED
-
-
-def _is_server() -> bool:
-    return any("multiprocessing.forkserver" in argument for argument in sys.orig_argv)
 
 
 def _digests() -> dict[str, str]:
@@ -33,7 +30,8 @@ def _digests() -> dict[str, str]:
     return digests
 
 
-if _is_server():
+if is_server():
+    stop_watching()
     adopt_orphans()  # of monitors that are killed
     warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")  # of an orphan
-_LOADED = _digests() if _is_server() else {}
+_LOADED = _digests() if is_server() else {}

@@ -13,7 +13,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from gflownet.errors import counted
 from gflownet.report.page.best import best_section
-from gflownet.report.page.certificate_words import certificate_section
+from gflownet.report.page.certificate_section import certificate_section
 from gflownet.report.page.configuration import configuration_section, resume_command
 from gflownet.report.page.curves import curves_of
 from gflownet.report.page.diversity import distribution_section, diversity_section

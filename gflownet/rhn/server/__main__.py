@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gflownet.command_line import CommandLine, program, run_command
 from gflownet.errors import UserError
+from gflownet.rhn.model_folder import check_model_folder
 
 if TYPE_CHECKING:
     import uvicorn
@@ -121,23 +122,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(options: argparse.Namespace) -> int:
     """Load the model, listen, and serve until a signal."""
     # Imported here, so that --help and option errors do not import torch or the web framework.
-    from gflownet.rhn.checkpoint import load_text_model
-    from gflownet.rhn.serving.engine import Engine, EngineConfig
-    from gflownet.rhn.serving.scheduler import SchedulerConfig
-
     try:
+        from gflownet.rhn.server.chat_template import load_chat_template
+
+        access = _access(options)
+        check_model_folder(options.folder)
+        template = load_chat_template(options.chat_template, options.chat_stop, options.folder)
+
         import uvicorn  # noqa: F401
 
         from gflownet.rhn.server.app import create_app
-        from gflownet.rhn.server.chat_template import load_chat_template
         from gflownet.rhn.server.connections import ConnectionLimits, Connections
         from gflownet.rhn.server.limits import Limits
         from gflownet.rhn.server.listening import allow_open_files, listen, uvicorn_server
         from gflownet.rhn.server.service import Service
     except ModuleNotFoundError as error:
         raise UserError(f"missing package {error.name}: pip install 'gflownet[serve]'") from None
-    access = _access(options)
-    template = load_chat_template(options.chat_template, options.chat_stop, options.folder)
+    from gflownet.rhn.checkpoint import load_text_model
+    from gflownet.rhn.serving.engine import Engine, EngineConfig
+    from gflownet.rhn.serving.scheduler import SchedulerConfig
+
     model, codec = load_text_model(options.folder)
     # States have a constant size, so the limit of a request is its time, waiting included.
     scheduler = SchedulerConfig(options.max_slots, options.max_queue, max_waiting=math.inf, token_budget=sys.maxsize)
@@ -172,9 +176,7 @@ def serve(options: argparse.Namespace) -> int:
 
 def _access(options: argparse.Namespace) -> Any:
     """Return the allowed requests."""
-    from gflownet.rhn.server.api_keys import ApiKeys
-    from gflownet.rhn.server.app import Access
-    from gflownet.rhn.server.origins import Origins
+    from gflownet.rhn.server.access import Access, ApiKeys, Origins
 
     try:
         origins = Origins(frozenset({options.host, *options.allow_host}), frozenset(options.allow_origin))

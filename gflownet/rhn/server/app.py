@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -14,28 +13,19 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from gflownet.rhn.server.api_keys import ApiKeyCheck, ApiKeys
+from gflownet.rhn.server.access import Access, HeaderCheck
 from gflownet.rhn.server.chat_request import ChatRequest, parse_chat
 from gflownet.rhn.server.chat_template import ChatTemplate
 from gflownet.rhn.server.completion_request import CompletionRequest, parse_completion
 from gflownet.rhn.server.errors import RequestError, bad_request
 from gflownet.rhn.server.formats import AnswerFormat, ChatFormat, CompletionFormat
 from gflownet.rhn.server.limits import Limits
-from gflownet.rhn.server.origins import OriginCheck, Origins
 from gflownet.rhn.server.request_fields import SamplingFields, Submission, body_schema
 from gflownet.rhn.server.responses import stream, whole
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.server.session import STALLED_SECONDS, Session, read_body
 from gflownet.rhn.server.tokenizer_routes import DetokenizeRequest, TokenizeRequest, add_tokenizer_routes
 from gflownet.rhn.text_codec import BYTES
-
-
-@dataclass(frozen=True)
-class Access:
-    """Requests that are allowed."""
-
-    origins: Origins = field(default_factory=Origins)  # Host and Origin headers
-    keys: ApiKeys = field(default_factory=ApiKeys)
 
 
 def create_app(
@@ -60,10 +50,11 @@ def create_app(
     app = FastAPI(title="gflownet language model", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
     # The middleware added last runs first. A browser sends no key before it knows that it may use the server.
-    app.add_middleware(ApiKeyCheck, keys=access.keys)
-    origins = sorted(access.origins.allowed_origins)
-    app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
-    app.add_middleware(OriginCheck, origins=access.origins)
+    keys, origins = access.keys, access.origins
+    app.add_middleware(HeaderCheck, check=lambda path, headers: keys.check(path, headers.get("authorization")))
+    allowed = sorted(origins.allowed_origins)
+    app.add_middleware(CORSMiddleware, allow_origins=allowed, allow_methods=["GET", "POST"], allow_headers=["*"])
+    app.add_middleware(HeaderCheck, check=lambda _, headers: origins.check(headers.get("host"), headers.get("origin")))
     seconds = limits.body_seconds + limits.seconds + STALLED_SECONDS
     app.add_middleware(Session, service=service, seconds=seconds)
     app.add_exception_handler(RequestError, _request_error_response)

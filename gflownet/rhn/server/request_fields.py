@@ -25,6 +25,7 @@ _Token = Annotated[int, Field(ge=0, le=MAX_INT)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Tokens = Annotated[list[_Token], Field(fail_fast=True)]
 TokenLists = Annotated[list[Tokens], Field(fail_fast=True)]
+Body = TypeVar("Body", bound=BaseModel)
 Fields = TypeVar("Fields", bound="SamplingFields")
 
 
@@ -120,16 +121,21 @@ class SamplingFields(BaseModel):
         return tuple(stops)
 
 
+def validated(kind: type[Body], body: bytes) -> Body:
+    """Return a body as a model. Raises RequestError for invalid JSON, or the first invalid or unknown field."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise from_pydantic(error) from None
+
+
 def parse_fields(kind: type[Fields], body: bytes) -> Fields:
     """Parse the body of a request.
 
     Raises:
         RequestError: invalid JSON, an unknown or missing field, or a value of another type or out of bounds.
     """
-    try:
-        request = kind.model_validate_json(body)
-    except ValidationError as error:
-        raise from_pydantic(error) from None
+    request = validated(kind, body)
     if request.stream_options is not None and not request.stream:
         raise bad_request("stream_options", "expected with stream=true only")
     return request

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from gflownet.rhn.server.chat_template import ChatTemplate
-from gflownet.rhn.server.errors import bad_request, from_pydantic
+from gflownet.rhn.server.errors import bad_request
 from gflownet.rhn.server.limits import Limits
-from gflownet.rhn.server.request_fields import Tokens, body_schema, encoded
+from gflownet.rhn.server.request_fields import Tokens, body_schema, encoded, validated
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.server.session import read_body
 
@@ -43,10 +43,7 @@ def add_tokenizer_routes(app: FastAPI, service: Service, limits: Limits, templat
 
     async def parsed(request: Request, kind: type[Any]) -> Any:
         body = await read_body(request, max_bytes=limits.max_body, seconds=limits.body_seconds)
-        try:
-            fields = kind.model_validate_json(body)
-        except ValidationError as error:
-            raise from_pydantic(error) from None
+        fields = validated(kind, body)
         if fields.model is not None:
             service.check_model(fields.model)
         return fields

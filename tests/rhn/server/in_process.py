@@ -16,7 +16,8 @@ from pathlib import Path
 
 from gflownet.rhn.checkpoint import load_text_model
 from gflownet.rhn.server.__main__ import main
-from gflownet.rhn.server.app import Access, create_app
+from gflownet.rhn.server.access import Access
+from gflownet.rhn.server.app import create_app
 from gflownet.rhn.server.connections import ConnectionLimits, Connections
 from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.server.listening import listen, uvicorn_server

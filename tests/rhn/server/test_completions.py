@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gflownet.rhn.bytes_text import decode, encode
-from gflownet.rhn.server.api_keys import ApiKeys
+from gflownet.rhn.server.access import ApiKeys
 from gflownet.rhn.server.app import Access
 from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.text_codec import BYTES

@@ -12,11 +12,10 @@ import httpx
 import pytest
 from torch import Tensor
 
-from gflownet.rhn.server.api_keys import ApiKeys
-from gflownet.rhn.server.app import Access, create_app
+from gflownet.rhn.server.access import Access, ApiKeys, Origins
+from gflownet.rhn.server.app import create_app
 from gflownet.rhn.server.completion_request import CompletionRequest
 from gflownet.rhn.server.limits import Limits
-from gflownet.rhn.server.origins import Origins
 from gflownet.rhn.server.request_fields import Submission
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.serving import sampler as sampler_module

@@ -9,9 +9,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
-from gflownet.rhn.server.api_keys import ApiKeys
+from gflownet.rhn.server.access import ApiKeys, Origins
 from gflownet.rhn.server.errors import RequestError
-from gflownet.rhn.server.origins import Origins
 from gflownet.rhn.server.service import Service
 from tests.rhn.server.test_hostile import PATH, URL, talk
 
@@ -55,9 +54,10 @@ def test_invalid_key_raises(key: str) -> None:
 
 
 def test_every_key_is_compared() -> None:
-    ApiKeys().check(None)
+    ApiKeys().check("/v1/models", None)
     with pytest.raises(RequestError):
-        ApiKeys(("a",)).check("Bearer \udcff")
+        ApiKeys(("a",)).check("/v1/models", "Bearer \udcff")
+    ApiKeys(("a",)).check("/health", None)
 
 
 def test_metrics_are_valid_in_both_formats() -> None:

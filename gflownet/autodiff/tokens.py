@@ -1,0 +1,198 @@
+"""Tokens of a line of text, and the reader of functions of one variable: names, compositions and formulas in x."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from math import isfinite
+from typing import Any
+
+from gflownet.autodiff.quoting import MAX_LENGTH, shortened
+
+_TOKEN = re.compile(
+    r"(?P<space>\s+)|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)"
+    r"|(?P<formula>\{[^}]*\})|(?P<sign>\*\*|[][(),:=*/@+-])|(?P<other>.)"
+)
+_POWERS = ("power", "pow")  # functions with a number as argument
+
+
+@dataclass(frozen=True)
+class Token:
+    """A word, number or sign, and its column from 1."""
+
+    kind: str
+    text: str
+    column: int
+
+
+class Tokens:
+    """The tokens of a line, and the position of the next one."""
+
+    def __init__(self, line: str) -> None:
+        self.line, self.at = line, 0
+        tokens = (Token(match.lastgroup or "", match[0], match.start() + 1) for match in _TOKEN.finditer(line))
+        self.tokens = [token for token in tokens if not token.text.isspace()]
+        self.tokens.append(Token("end", "", len(line.rstrip()) + 1))
+
+    @property
+    def token(self) -> Token:
+        """Return the next token."""
+        return self.tokens[self.at]
+
+    @property
+    def text(self) -> str:
+        """Return the text of the next token."""
+        return self.token.text
+
+    @property
+    def following(self) -> str:
+        """Return the text of the token after the next."""
+        return "".join(token.text for token in self.tokens[self.at + 1 : self.at + 2])
+
+    def error(self, expected: str) -> ValueError:
+        """Return the error at the next token."""
+        got = shortened(self.text) if self.text else "the end of the line"
+        return self.located(f"{expected}, got {got}")
+
+    def located(self, message: str) -> ValueError:
+        """Return the error of a message at the next token."""
+        return ValueError(f"column {self.token.column}: {message}")
+
+    def is_done(self) -> bool:
+        """Return whether all tokens are read."""
+        return self.token.kind == "end"
+
+    def ends(self) -> None:
+        """Raise ValueError unless all tokens are read."""
+        if not self.is_done():
+            raise self.error("expected the end of the line")
+
+    def next(self) -> str:
+        """Skip the next token and return its text."""
+        self.at += 1
+        return self.tokens[self.at - 1].text
+
+    def takes(self, *texts: str) -> str:
+        """Skip the next token if it has one of these texts, and return it; else return ''."""
+        return self.next() if self.text in texts and not self.is_done() else ""
+
+    def expects(self, text: str, *, why: str = "") -> None:
+        """Skip the next token; raise ValueError unless it has this text."""
+        if not self.takes(text):
+            raise self.error(f"expected {text!r}{why}")
+
+    def numeral(self) -> float:
+        """Read a number."""
+        if self.token.kind != "number":
+            raise self.error("expected a number")
+        number = float(self.text)
+        if not isfinite(number):
+            raise self.error("expected a number that a float can hold")
+        self.at += 1
+        return number
+
+
+def read_function(text: str, names: Mapping[str, Any], constant: type[Any]) -> Any:
+    """Return the function that a text names or writes out, see `Function.parse`.
+
+    Args:
+        text: the name or formula.
+        names: functions by name, `x` among them.
+        constant: class of constant functions, with their `value`.
+
+    Raises:
+        ValueError: the text is no function.
+    """
+    try:
+        reader = _Formula(text.replace("^", "**").replace("∘", "@"), names, constant)
+        function = reader.sum()
+        reader.ends()
+    except (ValueError, OverflowError) as error:
+        message = "expected a name such as tanh or power(3), or a formula in x"
+        reason = str(error)
+        reason = reason if len(reason) <= 2 * MAX_LENGTH else f"{reason[: 2 * MAX_LENGTH]}..."
+        raise ValueError(f"function {shortened(text)}: {message}: {reason}") from None
+    except RecursionError:
+        raise ValueError(f"function {shortened(text)}: expected a shorter formula, or several nodes") from None
+    return function
+
+
+class _Formula(Tokens):
+    """A formula, with Python's precedence; `@` composes."""
+
+    def __init__(self, text: str, names: Mapping[str, Any], constant: type[Any]) -> None:
+        super().__init__(text)
+        self._names, self._constant = names, constant
+
+    def sum(self) -> Any:
+        total = self._product()
+        while sign := self.takes("+", "-"):
+            total = total + self._product() if sign == "+" else total - self._product()
+        return total
+
+    def _product(self) -> Any:
+        product = self._signed()
+        while sign := self.takes("*", "/", "@"):
+            factor = self._signed()
+            product = {"*": product.__mul__, "/": product.__truediv__, "@": product.compose}[sign](factor)
+        return product
+
+    def _signed(self) -> Any:
+        is_negative = False
+        while sign := self.takes("+", "-"):
+            is_negative ^= sign == "-"
+        function = self._called()
+        if self.takes("**"):
+            exponent = self._signed()
+            if not isinstance(exponent, self._constant):
+                raise self.located("expected + - * / and ** with a number")
+            function = function**exponent.value
+        return -function if is_negative else function
+
+    def _called(self) -> Any:
+        name = self.text
+        if name in _POWERS and self.following == "(":
+            self.at += 1
+            function = self._power(name)
+        elif self.token.kind == "number":
+            function = self._constant(self.numeral())
+        elif self.token.kind == "name":
+            function = self._named(self.next())
+        elif self.takes("("):
+            function = self.sum()
+            self.expects(")")
+        else:
+            raise self.error("expected a function or a number")
+        while self.text == "(":
+            arguments = self._arguments()
+            if len(arguments) != 1:
+                raise ValueError(f"expected one argument, got {len(arguments)}")
+            function = function.compose(arguments[0])
+        return function
+
+    def _named(self, name: str) -> Any:
+        if name in _POWERS:
+            raise ValueError(f"expected {name}(c) with a number c")
+        if name not in self._names:
+            nearest = get_close_matches(name, [*self._names, "power"], n=1)
+            hint = f", did you mean {nearest[0]!r}?" if nearest else ""
+            raise ValueError(f"unknown function {shortened(name)}{hint}")
+        return self._names[name]
+
+    def _power(self, name: str) -> Any:
+        arguments = self._arguments()
+        exponents = [argument.value for argument in arguments if isinstance(argument, self._constant)]
+        bases = [argument for argument in arguments if not isinstance(argument, self._constant)]
+        if len(exponents) != 1 or len(bases) > 1:
+            raise ValueError(f"expected {name}(number) or {name}(function, number)")
+        return (bases[0] if bases else self._names["x"]) ** exponents[0]
+
+    def _arguments(self) -> list[Any]:
+        self.expects("(")
+        arguments = [self.sum()]
+        while self.takes(","):
+            arguments.append(self.sum())
+        self.expects(")")
+        return arguments

@@ -1,0 +1,127 @@
+"""The certified policy with its task, objective and evaluator, and the certified conditionings.
+
+Letters: X terminal states, K objectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gflownet.data.sampler import sample_backward
+from gflownet.evaluation.claims import Store
+from gflownet.evaluation.conditioning import Conditioning
+from gflownet.evaluation.dispatcher import EvaluationStoppedError
+from gflownet.evaluation.evaluator import Evaluation, Evaluator
+from gflownet.evaluation.store import EvaluationRecord, EvaluationStore, Identity
+from gflownet.evaluation.task import GFNTask
+from gflownet.graphs.canonical import Candidate
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.policy import PolicyFunction
+from gflownet.mdp.states import GraphStates
+from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.objectives.base import Objective
+from gflownet.objectives.steps import StepReader
+from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.workers.process import stream_seed
+
+BETA_QUANTILES = (0.05, 0.5, 0.95)  # of a random inverse temperature: the certified values
+_NUM_DRAWS = 999  # of the conditioning, to compute the quantiles
+_CHUNK = 16  # candidates evaluated between two checks for a stop request: a default training step
+# Each random choice has its own stream.
+CONDITIONING, FORWARD, BACKWARD, INTERVALS, RULES, OPTIMUM, WALKS = range(7)
+
+
+class CertificateStore:
+    """The evaluations of a run, and a second store for new ones, which reports of the search exclude."""
+
+    def __init__(self, run: Store, new: EvaluationStore) -> None:
+        self._run, self._new = run, new
+        self.add, self.claim, self.start = new.add, new.claim, new.start
+        self.renew, self.release = new.renew, new.release
+
+    def find_many(self, identities: Sequence[Identity]) -> list[EvaluationRecord | None]:
+        """Return the record of each graph, or None."""
+        pairs = zip(self._run.find_many(identities), self._new.find_many(identities), strict=True)
+        return [new or known for known, new in pairs]  # a new one is another attempt
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The certified policy with its task, objective and evaluator."""
+
+    context: GraphBuildingEnvContext
+    task: GFNTask
+    policy: PolicyOnDevice  # for sampling
+    objective: Objective
+    trained: PolicyOnDevice  # by the objective; the sampling policy may be a moving average of it
+    evaluator: Evaluator
+    store: CertificateStore  # of the evaluator
+    step: int
+    seed: int
+    # Completed scores of terminal states [B] and which are measured; None: all are, by the evaluator
+    complete: Callable[[GraphStates], tuple[Tensor, Tensor]] | None = None
+
+    def generator(self, *stream: int) -> torch.Generator:
+        """Return the random generator of a stream."""
+        return torch.Generator().manual_seed(stream_seed(self.seed, *stream))
+
+    def log_z(self, conditioning: Conditioning) -> float | None:
+        """Return the learned log Z under a single conditioning, None if it is not learned."""
+        log_z = self.objective.log_partition(self.trained, conditioning.encoding)
+        return None if log_z is None else float(log_z.detach())
+
+    @property
+    def prior(self) -> PolicyFunction | None:
+        """Return the prior p0 of an objective with the target R(x) p0(x) instead of R(x)."""
+        return self.objective.prior_policy(self.policy)
+
+    @property
+    def reader(self) -> StepReader | None:
+        """Return the objective's reader of trajectories, None for an objective of the user without one."""
+        return getattr(self.objective, "reader", None)
+
+    def trajectories(
+        self, states: GraphStates, log_reward: Tensor, conditioning: Conditioning, *stream: int
+    ) -> TrajectoryBatch:
+        """Return a backward trajectory into each terminal state, with log-rewards [X], under one conditioning."""
+        conditionings, generator = repeated(conditioning, len(states)), self.generator(*stream)
+        batch = sample_backward(self.context, states, conditioning=conditionings, generator=generator)
+        return batch.with_rewards(log_reward)
+
+    def log_reward(self, scores: Tensor, conditioning: Conditioning) -> Tensor:
+        """Return the log-rewards of scores [X], or of utilities [X, K], under a single conditioning, float64."""
+        return self.task.log_reward(scores, repeated(conditioning, len(scores))).double()
+
+    def evaluated(
+        self, candidates: Sequence[Candidate], stopped: Callable[[], bool], report_done: Callable[[int], None]
+    ) -> list[Evaluation] | None:
+        """Return the evaluations, None if a signal arrived before the last one. `report_done` gets their number."""
+        evaluations: list[Evaluation] = []
+        try:
+            for start in range(0, len(candidates), _CHUNK):
+                if stopped():
+                    return None
+                report_done(len(evaluations))
+                evaluations += self.evaluator.evaluate(candidates[start : start + _CHUNK], step=self.step)
+        except EvaluationStoppedError:
+            return None
+        return None if stopped() else evaluations
+
+    def conditionings(self) -> list[Conditioning]:
+        """Return the certified conditionings: the only one, or samples at the quantiles of beta."""
+        samples = self.task.sample_conditioning(_NUM_DRAWS, generator=self.generator(CONDITIONING))
+        rows = torch.cat([samples.encoding, samples.beta[:, None]], 1)
+        if bool((rows == rows[0]).all()):
+            return [Conditioning(samples.encoding[:1], samples.beta[:1])]
+        order = samples.beta.argsort(stable=True)
+        indices = [order[round(quantile * (_NUM_DRAWS - 1))] for quantile in BETA_QUANTILES]
+        return [Conditioning(samples.encoding[index][None], samples.beta[index][None]) for index in indices]
+
+
+def repeated(conditioning: Conditioning, num: int) -> Conditioning:
+    """Return a single conditioning, repeated."""
+    return Conditioning(conditioning.encoding.expand(num, -1), conditioning.beta.expand(num))

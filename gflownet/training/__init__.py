@@ -1,0 +1,1 @@
+"""Training of one model: optimisers, schedules, steps, precision, devices and random states, without data or loss."""

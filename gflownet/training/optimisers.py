@@ -1,0 +1,146 @@
+"""Optimisers by name, without torch._dynamo, whose import takes as long as the import of torch.
+
+A group is a dictionary of torch.optim: `params`, and settings such as `lr` that replace the shared ones.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+OptimiserName = Literal["adam", "adamw", "sgd", "muon"]
+
+_ADAM_BETA2 = 0.999  # Kingma and Ba 2015, algorithm 1
+# Narrower matrices are small embedding tables or heads, for which orthogonalised steps work badly.
+_MIN_MUON_WIDTH = 16
+# torch wraps these methods in functions that import torch._dynamo, to exclude them from compiled graphs.
+_METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+
+
+def eager(kind: type[torch.optim.Optimizer]) -> type:
+    """Return a subclass with unwrapped methods; its steps are neither differentiable nor compiled."""
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in _METHODS}
+    step = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), {**methods, "step": step, "__module__": __name__, "__doc__": kind.__doc__})
+
+
+Adam = eager(torch.optim.Adam)
+AdamW = eager(torch.optim.AdamW)
+SGD = eager(torch.optim.SGD)
+
+
+@dataclass(frozen=True)
+class OptimiserOptions:
+    """Optimiser of one training."""
+
+    name: OptimiserName
+    learning_rate: float
+    momentum: float = 0.9  # of sgd and muon; first beta of adam and adamw
+    muon_momentum: float | None = None  # of muon; None: momentum
+    weight_decay: float = 0.0  # of muon, and of groups that set none
+    epsilon: float = 1e-8  # of adam and adamw
+    nesterov: bool = False  # of sgd
+    companion: Literal["adam", "adamw"] = "adamw"  # with muon, of the parameters that are no wide matrices
+
+
+def build_optimisers(
+    matrices: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]], options: OptimiserOptions
+) -> list[torch.optim.Optimizer]:
+    """Return Muon (Jordan et al. 2024) for the groups of matrices and an elementwise optimiser for the others.
+
+    Steps of matrices are scaled to the size of Adam's (Liu et al. 2025, Muon is scalable for LLM training, eq. 4), so
+    one learning rate fits both. Without groups of a kind its optimiser is left out.
+    """
+    shared = {"lr": options.learning_rate, "weight_decay": options.weight_decay}
+    optimisers = []
+    if matrices:
+        muon = eager(torch.optim.Muon)
+        momentum = options.momentum if options.muon_momentum is None else options.muon_momentum
+        optimisers.append(muon(matrices, momentum=momentum, adjust_lr_fn="match_rms_adamw", **shared))
+    name = options.companion if options.name == "muon" else options.name
+    if groups and name == "sgd":
+        optimisers.append(SGD(groups, momentum=options.momentum, nesterov=options.nesterov, fused=True, **shared))
+    elif groups:
+        kind = {"adam": Adam, "adamw": AdamW}[name]
+        betas = options.momentum, _ADAM_BETA2
+        optimisers.append(kind(groups, betas=betas, eps=options.epsilon, fused=True, **shared))
+    return optimisers
+
+
+def build_optimiser(groups: Sequence[dict[str, Any]], options: OptimiserOptions) -> torch.optim.Optimizer:
+    """Return one optimiser of all groups; muon splits each group into wide matrices and other parameters."""
+    if options.name != "muon":
+        return build_optimisers((), groups, options)[0]
+    split: tuple[list[dict[str, Any]], ...] = ([], [])
+    for group in groups:
+        for part, has_width in zip(split, (True, False), strict=True):
+            if parameters := [each for each in group["params"] if is_wide(each) == has_width]:
+                part.append({**group, "params": parameters})
+    matrices, others = split
+    return MuonWithAdam(build_optimisers(matrices, others, options))
+
+
+class MuonWithAdam(torch.optim.Optimizer):
+    """Muon and an elementwise optimiser as one, with one schedule and one state."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        """Take the groups of the parts, not copies, so that a schedule changes both."""
+        self._parts = parts
+        super().__init__(self._groups(), {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Take one step of both optimisers."""
+        assert closure is None, "the gradients are there"
+        for part in self._parts:
+            part.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of both optimisers."""
+        return {"parts": [part.state_dict() for part in self._parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for part, state in zip(self._parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        self.param_groups = self._groups()
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for part in self._parts for group in part.param_groups]
+
+
+def is_wide(parameter: Tensor) -> bool:
+    """Return whether Muon fits: a matrix that is wide and high enough."""
+    return parameter.ndim == 2 and min(parameter.shape) >= _MIN_MUON_WIDTH
+
+
+def split_parameters(
+    model: nn.Module, *, for_muon: Callable[[str, Tensor], bool], decays: bool
+) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
+    """Return the trainable parameters: matrices of Muon, those with weight decay (no norms or biases), and others.
+
+    Args:
+        model: its parameters are in order in each list.
+        for_muon: from a name and a matrix or kernel, whether Muon updates it.
+        decays: whether any parameter has weight decay.
+    """
+    norms = {id(p) for module in model.modules() if _is_norm(module) for p in module.parameters(recurse=False)}
+    matrices, decayed, others = [], [], []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        is_matrix = parameter.ndim >= 2 and id(parameter) not in norms
+        if is_matrix and for_muon(name, parameter):
+            matrices.append(parameter)
+        else:
+            (decayed if decays and is_matrix else others).append(parameter)
+    return matrices, decayed, others
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "Norm" in type(module).__name__

@@ -1,0 +1,215 @@
+"""Steps of one training: gradients, clipping, learning rate, update, averaged weights, state and divergence."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from gflownet.training.optimisers import OptimiserOptions, build_optimisers, is_wide, split_parameters
+from gflownet.training.schedules import Schedule
+
+# A cross-entropy of 1,000 nats means logits that are off by 1,000: the training does not recover.
+DIVERGED_LOSS = 1_000.0
+
+Result = TypeVar("Result")
+
+
+class DivergedError(RuntimeError):
+    """The loss or its gradient is not finite, or the loss is too large to recover from."""
+
+    @classmethod
+    def check(cls, loss: float, place: str, *, limit: float = DIVERGED_LOSS, name: str = "loss") -> None:
+        """Raise the error, with the step or epoch, for a loss that is above the limit or not finite."""
+        if not loss <= limit:
+            raise cls(f"{place}: expected a {name} <= {limit:g}, got {loss:g}")
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """Limit of the gradients of all parameters."""
+
+    limit: float = 0.0  # maximum norm or value; 0: not clipped
+    by: str = "norm"  # norm: the global norm, value: each entry, none
+
+    def clip(self, parameters: Sequence[Tensor]) -> Tensor | None:
+        """Clip the gradients in place and return their global norm before, where it is limited."""
+        if not self.limit or self.by == "none":
+            return None
+        if self.by == "norm":
+            return nn.utils.clip_grad_norm_(parameters, self.limit)
+        nn.utils.clip_grad_value_(parameters, self.limit)
+        return None
+
+
+@torch.no_grad()
+def update_average(averages: Sequence[Tensor], tensors: Sequence[Tensor], *, decay: float) -> None:
+    """Update exponential moving averages of tensors in place."""
+    for average, tensor in zip(averages, tensors, strict=True):
+        average.lerp_(tensor, 1 - decay)
+
+
+class Steps:
+    """Steps of optimisers that together update every parameter once, with averaged weights where they are wanted."""
+
+    def __init__(
+        self,
+        optimisers: Sequence[torch.optim.Optimizer],
+        parameters: Sequence[Tensor],
+        *,
+        schedule: Schedule | None = None,
+        num_steps: int = 1,
+        clipping: Clipping = Clipping(),
+        has_fixed_gradients: bool = False,
+        average: float = 0.0,
+        averaged: Sequence[Tensor] = (),
+    ) -> None:
+        """Start at step 0.
+
+        Args:
+            optimisers: with the maximum learning rates of their groups.
+            parameters: their gradients are clipped.
+            schedule: of the learning rates; None: the caller sets them.
+            num_steps: of the whole training, for the schedule.
+            clipping: of the gradients.
+            has_fixed_gradients: whether the gradients are cleared in place, as views of them exist.
+            average: decay per step of the averaged weights; 0: none.
+            averaged: tensors of the model that are averaged.
+        """
+        self.optimisers, self.number = optimisers, 0  # number of steps
+        self._parameters, self._schedule, self._num_steps, self._clipping = parameters, schedule, num_steps, clipping
+        self._rates = [[group["lr"] for group in optimiser.param_groups] for optimiser in optimisers]
+        self._has_fixed_gradients = has_fixed_gradients
+        self._average, self._averaged = average, averaged if average else ()
+        self._averages = [tensor.clone() for tensor in self._averaged]
+
+    def take(self, differentiate: Callable[[], Result]) -> Result:
+        """Take one step on the gradients that `differentiate` accumulates, and return its result."""
+        result, _ = self.compute_gradients(differentiate)
+        self.update((self.number - 0.5) / self._num_steps)
+        return result
+
+    def compute_gradients(self, differentiate: Callable[[], Result]) -> tuple[Result, Tensor | None]:
+        """Begin a step: return the result of `differentiate` and the norm of its gradients, which are then clipped."""
+        for optimiser in () if self._has_fixed_gradients else self.optimisers:
+            optimiser.zero_grad()
+        for parameter in self._parameters if self._has_fixed_gradients else ():
+            assert parameter.grad is not None
+            parameter.grad.zero_()
+        result = differentiate()
+        self.number += 1
+        return result, self._clipping.clip(self._parameters)
+
+    def update(self, done: float = 0.0) -> None:
+        """Update parameters and averages, with the learning rates after a share of the training."""
+        if self._schedule is not None:
+            factor = self._schedule.factor(done)
+            for optimiser, rates in zip(self.optimisers, self._rates, strict=True):
+                for group, rate in zip(optimiser.param_groups, rates, strict=True):
+                    group["lr"] = rate * factor
+        for optimiser in self.optimisers:
+            optimiser.step()
+        if self._averages:
+            # The first averages are short: the initial weights count little.
+            update_average(self._averages, self._averaged, decay=min(self._average, self.number / (self.number + 10)))
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Give the model its averaged weights inside the context; without averages, nothing changes."""
+        weights = self.finish()
+        yield
+        self._set_weights(weights)
+
+    def finish(self) -> list[Tensor]:
+        """Leave the model with its averaged weights and return the others, with which a training continues."""
+        weights = [tensor.clone() for tensor in self._averaged]
+        self._set_weights(self._averages)
+        return weights
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return tensors and plain containers, without the weights of a model that has no averages.
+
+        Call it before `finish`.
+        """
+        return {
+            "step": self.number,
+            "optimisers": [{"state": optimiser.state_dict()["state"]} for optimiser in self.optimisers],
+            "weights": [tensor.clone() for tensor in self._averaged],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a copy of the result of `state_dict`, for a model with its averaged weights."""
+        self.number = state["step"]
+        for optimiser, content in zip(self.optimisers, state["optimisers"], strict=True):
+            values = copy.deepcopy(state_by_parameter(content))
+            optimiser.load_state_dict({**optimiser.state_dict(), "state": values})
+        self._set_weights(state.get("weights", ()))
+
+    def _set_weights(self, values: Sequence[Tensor]) -> None:
+        for tensor, value in zip(self._averaged, values, strict=True):
+            tensor.copy_(value)
+
+
+def state_by_parameter(content: Mapping[Any, Any]) -> Mapping[int, Any]:
+    """Return the saved state of an optimiser by parameter, from `Steps.state_dict` or as earlier versions saved it."""
+    return content.get("state", content)
+
+
+def flat_steps(
+    model: nn.Module,
+    options: OptimiserOptions,
+    *,
+    schedule: Schedule,
+    num_steps: int,
+    clipping: Clipping = Clipping(),
+    average: float = 0.0,
+) -> Steps:
+    """Return the steps of a model whose parameters and gradients become views of flat tensors.
+
+    Updating dozens of small tensors as one saves a sixth of the training time of a small model. Norms and biases have
+    no weight decay; the averages include the buffers. The parameters share one dtype and device.
+    """
+    uses_muon, decay = options.name == "muon", options.weight_decay
+    matrices, decayed, others = split_parameters(
+        model, for_muon=lambda _, parameter: uses_muon and is_wide(parameter.flatten(1)), decays=decay > 0
+    )
+    groups, flats = [], [_flattened(matrices)] if matrices else []
+    for parameters, each_decay in ((decayed, decay), (others, 0.0)):
+        if parameters:
+            flats.append(_flattened(parameters))
+            groups.append({"params": [flats[-1]], "weight_decay": each_decay})
+    views = [{"params": [_as_matrix(parameter) for parameter in matrices]}] if matrices else []
+    return Steps(
+        build_optimisers(views, groups, options),
+        flats,
+        schedule=schedule,
+        num_steps=num_steps,
+        clipping=clipping,
+        has_fixed_gradients=True,
+        average=average,
+        averaged=[*(flat.detach() for flat in flats), *(each for each in model.buffers() if each.is_floating_point())],
+    )
+
+
+def _flattened(parameters: Sequence[nn.Parameter]) -> nn.Parameter:
+    """Return one parameter that holds all others, which become views of it, as do their gradients."""
+    flat = nn.Parameter(torch.cat([parameter.detach().reshape(-1) for parameter in parameters]))
+    flat.grad = torch.zeros_like(flat)
+    sizes = [parameter.numel() for parameter in parameters]
+    for parameter, values, gradient in zip(parameters, flat.data.split(sizes), flat.grad.split(sizes), strict=True):
+        parameter.data = values.view_as(parameter)
+        parameter.grad = gradient.view_as(parameter)
+    return flat
+
+
+def _as_matrix(parameter: nn.Parameter) -> nn.Parameter:
+    """Return a kernel as a matrix of its output channels that shares values and gradient."""
+    assert parameter.grad is not None
+    matrix = nn.Parameter(parameter.detach().view(len(parameter), -1))
+    matrix.grad = parameter.grad.view(len(parameter), -1)
+    return matrix

@@ -1,0 +1,189 @@
+"""Optimiser steps against torch on single parameters: schedules, weight decay, clipping, averages, states."""
+
+import pytest
+import torch
+from torch import nn
+
+from gflownet.evaluation.config import EvaluationConfig
+from gflownet.evaluation.training import candidate_steps
+from gflownet.evaluation.training_config import TrainingConfig
+from gflownet.training.optimisers import SGD, Adam, AdamW, eager
+from gflownet.training.schedules import Schedule
+from gflownet.training.steps import Clipping, Steps
+
+NUM_STEPS = 6
+RATE = 0.02
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv1d(6, 20, 3), nn.BatchNorm1d(20), nn.Flatten(), nn.Linear(60, 18), nn.ReLU()).double()
+
+
+def options(**values) -> EvaluationConfig:
+    return EvaluationConfig(learning_rate=RATE, training=TrainingConfig(**values))
+
+
+def batches() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return list(torch.randn(NUM_STEPS, 7, 6, 5, generator=generator, dtype=torch.float64))
+
+
+def train(model: nn.Module, optimisation: Steps, inputs: list[torch.Tensor]) -> None:
+    for batch in inputs:
+        optimisation.take(model(batch).square().mean().backward)
+
+
+def train_plainly(model: nn.Module, optimisers, *, clip: float = 0.0) -> None:
+    for batch in batches():
+        model.zero_grad(set_to_none=False)
+        model(batch).square().mean().backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        for optimiser in optimisers:
+            optimiser.step()
+
+
+def assert_equal_parameters(model: nn.Module, other: nn.Module) -> None:
+    for (name, value), expected in zip(model.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-10, msg=name)
+
+
+def split_parameters(model: nn.Module):
+    """Return kernels and matrices, and norms and biases."""
+    matrices = [model[0].weight, model[3].weight]  # type: ignore[index]
+    return matrices, [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "muon"])
+def test_steps_equal_torch_optimisers(optimizer):
+    fast, plain = network(), network()
+    config = options(optimizer=optimizer, weight_decay=0.3, clip=0.05)
+    train(fast, candidate_steps(fast, config, num_steps=NUM_STEPS), batches())
+    matrices, rest = split_parameters(plain)
+    groups = [{"params": matrices, "weight_decay": 0.3}, {"params": rest, "weight_decay": 0.0}]
+    match optimizer:
+        case "sgd":
+            optimisers = [SGD(groups, lr=RATE, momentum=0.9, nesterov=True)]
+        case "adam":
+            optimisers = [Adam(groups, lr=RATE)]
+        case "adamw":
+            optimisers = [AdamW(groups, lr=RATE)]
+        case _:
+            views = [nn.Parameter(matrix.detach().view(len(matrix), -1)) for matrix in matrices]
+            for view, matrix in zip(views, matrices, strict=True):
+                matrix.grad = torch.zeros_like(matrix)
+                view.grad = matrix.grad.view(len(matrix), -1)
+            muon = eager(torch.optim.Muon)(
+                views, lr=RATE, momentum=0.9, weight_decay=0.3, adjust_lr_fn="match_rms_adamw"
+            )
+            optimisers = [muon, AdamW(rest, lr=RATE, weight_decay=0.0)]
+    train_plainly(plain, optimisers, clip=0.05)
+    assert_equal_parameters(fast, plain)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
+def test_steps_continue_from_a_state(optimizer):
+    config = options(optimizer=optimizer, weight_decay=0.1, schedule="one_cycle", average=0.8)
+    whole, parts = network(), network()
+    train(whole, candidate_steps(whole, config, num_steps=NUM_STEPS), batches())
+    first = candidate_steps(parts, config, num_steps=NUM_STEPS)
+    train(parts, first, batches()[:2])
+    state = first.state_dict()
+    first.finish()
+    second = candidate_steps(parts, config, num_steps=NUM_STEPS)
+    second.load_state_dict(state)
+    train(parts, second, batches()[2:])
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_states_of_earlier_versions_continue(is_whole):
+    """Candidates saved the state by parameter, language models the whole state of the optimiser."""
+    config = options(schedule="cosine")
+    expected, model = network(), network()
+    train(expected, candidate_steps(expected, config, num_steps=NUM_STEPS), batches())
+    first = candidate_steps(model, config, num_steps=NUM_STEPS)
+    train(model, first, batches()[:2])
+    (optimiser,) = first.optimisers
+    whole = optimiser.state_dict()
+    second = candidate_steps(model, config, num_steps=NUM_STEPS)
+    second.load_state_dict({"step": 2, "optimisers": [whole if is_whole else whole["state"]]})
+    train(model, second, batches()[2:])
+    assert all(torch.equal(a, b) for a, b in zip(expected.parameters(), model.parameters(), strict=True))
+
+
+def test_gradients_of_others_are_removed_and_clipping_counts_given_parameters():
+    weight, other = nn.Parameter(torch.tensor([3.0])), nn.Parameter(torch.tensor([2.0]))
+    optimiser = SGD([weight, other], lr=1.0)
+    steps = Steps([optimiser], [weight], clipping=Clipping(0.5))
+    for _ in range(2):  # the second adds nothing to the first
+        _, norm = steps.compute_gradients((4 * weight + 5 * other).sum().backward)
+        assert norm is not None
+        assert float(norm) == pytest.approx(4)
+        assert (float(weight.grad), float(other.grad)) == pytest.approx((0.5, 5))  # type: ignore[arg-type]
+    steps.update()
+    assert (float(weight.detach()), float(other.detach())) == pytest.approx((2.5, -3))
+
+
+def test_averaged_weights_equal_a_plain_average():
+    model, config = network(), options(average=0.5)
+    optimisation = candidate_steps(model, config, num_steps=NUM_STEPS)
+    average = {name: value.clone() for name, value in model.state_dict().items() if value.is_floating_point()}
+    for step, batch in enumerate(batches(), start=1):
+        train(model, optimisation, [batch])
+        decay = min(0.5, step / (step + 10))
+        for name in average:
+            average[name] = decay * average[name] + (1 - decay) * model.state_dict()[name]
+    raw = model[0].weight.clone()  # type: ignore[index]
+    with optimisation.averaged_weights():
+        for name, value in average.items():
+            torch.testing.assert_close(model.state_dict()[name], value)
+    assert torch.equal(model[0].weight, raw)  # type: ignore[index]
+    optimisation.finish()
+    torch.testing.assert_close(model[0].weight.detach(), average["0.weight"])  # type: ignore[index]
+
+
+def test_frozen_parameters_have_no_weight_decay():
+    model = network()
+    model[0].weight.requires_grad_(False)  # type: ignore[index]
+    frozen = model[0].weight.clone()  # type: ignore[index]
+    train(model, candidate_steps(model, options(optimizer="adamw", weight_decay=0.5), num_steps=NUM_STEPS), batches())
+    assert torch.equal(model[0].weight, frozen)  # type: ignore[index]
+
+
+def test_one_cycle_follows_torch():
+    """Up to the last step: torch places the peak and the end on whole steps."""
+    num, warmup = 1000, 0.3
+    optimiser = SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=1.0, total_steps=num, pct_start=warmup)
+    for step in range(num):
+        expected = cycle.get_last_lr()[0]
+        assert Schedule.named("one_cycle", warmup=warmup).factor(step / num) == pytest.approx(expected, abs=0.003)
+        optimiser.step()
+        cycle.step()
+
+
+def test_cosine_rises_and_falls_to_zero():
+    factors = [Schedule.named("cosine", warmup=0.2).factor(done) for done in (0.0, 0.1, 0.2, 0.6, 1.0, 1.5)]
+    assert factors == pytest.approx([0, 0.5, 1, 0.5, 0, 0])
+    assert Schedule.named("cosine", warmup=0.0).factor(0.0) == Schedule.named("constant", warmup=0.2).factor(0.7) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("constant", {"warmup": 0.5}, [0, 0.5, 1, 1, 1]),
+        ("linear", {"last": 0.2}, [1, 0.8, 0.6, 0.4, 0.2]),
+        ("linear", {"constant": 0.5}, [1, 1, 1, 0.5, 0]),
+        ("cosine", {"warmup": 0.5, "first": 0.5, "last": 0.5}, [0.5, 0.75, 1, 0.75, 0.5]),
+        ("trapezoid", {}, [1, 1, 1, 1, 0]),
+    ],
+)
+def test_factors_by_hand(name, values, expected):
+    schedule = Schedule.named(name, **values)
+    assert [schedule.factor(quarter / 4) for quarter in range(5)] == pytest.approx(expected)
+
+
+def test_trapezoid_falls_in_its_last_fifth():
+    assert Schedule.named("trapezoid").factor(0.9) == pytest.approx(0.5)
