@@ -16,6 +16,7 @@ import pytest
 from gflownet.evaluation.task import Score
 from gflownet.run.folder import last_checkpoint
 from gflownet.run.logging import MetricLogger
+from gflownet.run.view import View
 from gflownet.run_status import Phase, RunState, read_status
 from tests import small_run
 from tests.language import tiny
@@ -47,7 +48,7 @@ class Case:
 
     run: Callable[..., int]  # folder, *options -> exit status
     options: tuple[str, ...]
-    method: str  # of MetricLogger, whose call ends the process
+    called: tuple[type, str]  # class and name of the method whose call ends the process
     moment: int  # number of the call
     has_stage: Callable[[Path], bool]  # whether the ended run has reached the stage
     resume: str = "resume: gflownet train"  # in the last lines of an interrupted run
@@ -72,23 +73,24 @@ def _is_in_final_stage(folder: Path) -> bool:
     return Phase.FINAL in {status.sessions[-1].phase, *status.seconds}
 
 
+WRITE = (MetricLogger, "write")
 _TO_CONTINUE = "to continue: gflownet language"
 CASES = {
-    "policy": Case(_search(*small_run.SMALL), ("replay.use=true",), "write", 6, _num_rows(6)),
-    "rounds of a method": Case(_search(*_METHOD), (), "write", 4, _num_rows(4)),
-    "sampler of a method": Case(_search(*_METHOD), (), "write", 8, _num_rows(8)),
+    "policy": Case(_search(*small_run.SMALL), ("replay.use=true",), WRITE, 6, _num_rows(6)),
+    "rounds of a method": Case(_search(*_METHOD), (), WRITE, 4, _num_rows(4)),
+    "sampler of a method": Case(_search(*_METHOD), (), WRITE, 8, _num_rows(8)),
     "final stage": Case(
         _search(*small_run.SMALL, f"task={__name__}:{ScoresBySeed.__name__}", "num_training_steps=2"),
         ("final.top=3", "final.num_seeds=3", "final.num_random=6", "final.share=0.6"),
-        "stage",
+        (View, "stage"),
         5,
         _is_in_final_stage,
     ),
-    "language": Case(_language, (), "write", 11, _num_rows(11), _TO_CONTINUE),
+    "language": Case(_language, (), WRITE, 11, _num_rows(11), _TO_CONTINUE),
     "language, contiguous batches": Case(
         _language,
         ("batches=contiguous", "optimiser=muon", "accumulation=2", "sample.every=0"),
-        "write",
+        WRITE,
         13,
         _num_rows(13),
         _TO_CONTINUE,
@@ -113,7 +115,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def end_at(case: Case, number: signal.Signals, patch: pytest.MonkeyPatch) -> None:
     """Send a signal to this process in the middle of a stage."""
-    called, calls = getattr(MetricLogger, case.method), []
+    called, calls = getattr(*case.called), []
 
     def counted(*arguments: Any, **options: Any) -> Any:
         calls.append(None)
@@ -121,7 +123,7 @@ def end_at(case: Case, number: signal.Signals, patch: pytest.MonkeyPatch) -> Non
             os.kill(os.getpid(), number)
         return called(*arguments, **options)
 
-    patch.setattr(MetricLogger, case.method, counted)
+    patch.setattr(*case.called, counted)
 
 
 def killed(case: Case, folder: Path) -> None:
