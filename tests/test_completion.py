@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from gflownet.command_line.parser.completion import SCRIPTS, candidates_of, main
 
+from gflownet.cli.completion import SCRIPTS, candidates_of, main
 from gflownet.config import OPTIONS, config_names
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.terminal.commands import COMMANDS

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gflownet.command_line.parser.generate import main
 
+from gflownet.cli.generate import main
 from gflownet.rhn.bytes_text import decode, encode
 from gflownet.rhn.checkpoint import load_text_model, save_language_model
 from gflownet.rhn.config import RHNConfig

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gflownet.command_line.parser.sample import main
 
 import gflownet
 from gflownet.certificate.exact import enumerate_states, forward_scores, policy_log_prob, terminating_distribution
+from gflownet.cli.sample import main
 from gflownet.run.sampling import restore
 from gflownet.train import main as train
 
@@ -169,15 +169,15 @@ def test_folder_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_interrupt_keeps_whole_lines(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import gflownet.command_line.parser.sample_records
+    import gflownet.cli.sample_records
 
     def interrupted(*arguments: Any, **options: Any) -> Iterator[Any]:
         records = original(*arguments, **options)
         yield next(records)
         raise KeyboardInterrupt
 
-    original = gflownet.command_line.parser.sample_records.sample_records
-    monkeypatch.setattr(gflownet.command_line.parser.sample_records, "sample_records", interrupted)
+    original = gflownet.cli.sample_records.sample_records
+    monkeypatch.setattr(gflownet.cli.sample_records, "sample_records", interrupted)
     file = tmp_path / "graphs.jsonl"
     assert main([str(run_folder), "--output", str(file), "--trajectories", "0"]) == 130
     assert len(file.read_text().splitlines()) == 1

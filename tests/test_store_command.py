@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from gflownet.command_line.parser.store import main
 
 from gflownet.cli.store import main
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore, Identity

@@ -16,7 +16,7 @@ from gflownet.files import cannot_write
 from gflownet.terminal.arguments import CommandLine, positive_integer, print_plain_messages, program, run_command
 
 if TYPE_CHECKING:
-    from gflownet.command_line.parser.sample_records import SampleRecord, TerminatingProbability
+    from gflownet.cli.sample_records import SampleRecord, TerminatingProbability
     from gflownet.run.sampling import RestoredPolicy
 
 _COLUMNS = ("hash", "score", "log R(x)", "log p(x)", "log P_F", "log P_B", "beta")
@@ -83,7 +83,7 @@ def sample(options: argparse.Namespace) -> None:
     hashes, num_scored = set[str](), 0
     with _writer(options) as write:
         # Imported here: --help and errors of the command line do not wait for torch.
-        from gflownet.command_line.parser.sample_records import KnownScores, sample_records
+        from gflownet.cli.sample_records import KnownScores, sample_records
         from gflownet.run.sampling import restore
 
         restored = restore(options.run, greediness=options.greediness, variant=options.variant, device=options.device)
@@ -108,7 +108,7 @@ def sample(options: argparse.Namespace) -> None:
 
 
 def _probability(restored: RestoredPolicy, options: argparse.Namespace) -> TerminatingProbability | None:
-    from gflownet.command_line.parser.sample_records import EstimatedProbability, ExactProbability
+    from gflownet.cli.sample_records import EstimatedProbability, ExactProbability
 
     if options.exact:
         return ExactProbability(restored, max_states=options.max_states)

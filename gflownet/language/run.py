@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -73,7 +73,8 @@ def train_on_text(config: LanguageConfig) -> int | None:
     setup = set_up(config, path / MODEL_NAME if is_continued else None)
     with open_run(config, stop_message=STOP_MESSAGE) as run:
         if run.folder.resumed:
-            _check_unchanged(config, run.folder.started_options)
+            options = to_mapping(cast(Any, config))
+            run.folder.refuse_changes(run.folder.started_options, options, may_change=MAY_CHANGE)
         training = TrainingStage(config, run.folder, setup)
         training.restore() if is_continued else training.write_first_files()
         run.open_logs(
@@ -267,7 +268,7 @@ class TrainingStage(StepStage):
         if text is None:
             return
         self._samples.write(step, options.prompt, text)
-        run.logger.show_text(f"sample after step {step}", (options.prompt + text).strip("\n"))
+        run.logger.view.show_text(f"sample after step {step}", (options.prompt + text).strip("\n"))
 
     @property
     def _num_tokens(self) -> int:
@@ -364,14 +365,3 @@ def _training(config: LanguageConfig, setup: Setup) -> LanguageTraining:
         precision=setup.precision,
         batches=config.batches,
     )
-
-
-def _check_unchanged(config: LanguageConfig, started: Mapping[str, Any]) -> None:
-    """Raise UserError for the first changed option that a resumed run may not change."""
-    options = to_mapping(cast(Any, config))
-    for key in options:
-        if key not in MAY_CHANGE and started.get(key) != options[key]:
-            raise UserError(
-                f"{key}: expected {started.get(key)!r}, as the run in {config.log_dir} was started, got "
-                f"{options[key]!r}; a run with it needs another log_dir"
-            )

@@ -72,7 +72,7 @@ def final_stage(parts: Parts, evaluator: Dispatcher, run: Run) -> FinalStage | N
         from_dict=parts.env.terminal_type.from_dict,
         step=parts.step,
         report_line=run.logger.print,
-        report_progress=run.logger.stage,
+        report_progress=run.logger.view.stage,
     )
     before = [
         row for row in store if row.run == parts.run_id and row.seed and row.fidelity == (trainings.fidelity or 0)

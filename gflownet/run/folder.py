@@ -121,12 +121,19 @@ class RunFolder:
         return checkpoint
 
     def check_unchanged(self, config: Config) -> None:
-        """Raise UserError for the first changed option that a resumed run may not change."""
-        started = dict(leaves(to_mapping(config_of_run(self._marker.config, where=f"{self.path / MARKER_NAME}: "))))
-        for key, value in leaves(to_mapping(config)):
-            if not {key, key.partition(".")[0]} & _MAY_CHANGE and started.get(key) != value:
+        """Raise UserError for the first changed option that a resumed search may not change."""
+        started = config_of_run(self._marker.config, where=f"{self.path / MARKER_NAME}: ")
+        self.refuse_changes(to_mapping(started), to_mapping(config), may_change=_MAY_CHANGE)
+
+    def refuse_changes(
+        self, started: Mapping[str, Any], options: Mapping[str, Any], *, may_change: Collection[str]
+    ) -> None:
+        """Raise UserError for the first option, nested ones included, that differs from that of the start."""
+        before = dict(leaves(started))
+        for key, value in leaves(options):
+            if not {key, key.partition(".")[0]} & set(may_change) and before.get(key) != value:
                 raise UserError(
-                    f"{key}: expected {started.get(key)!r}, as the run in {self.path} was started, got {value!r}; "
+                    f"{key}: expected {before.get(key)!r}, as the run in {self.path} was started, got {value!r}; "
                     "a run with it needs another log_dir"
                 )
 

@@ -97,7 +97,7 @@ class Run:
     def phase(self, phase: Phase) -> Iterator[None]:
         """Add the time of the block to a phase."""
         self.logger.detail(f"{phase} begins")
-        self.logger.enter(phase)
+        self.logger.view.enter(phase)
         with self._status.phase(phase):
             yield
         self.logger.detail(f"{phase} took {duration(self._status.seconds[phase])}")

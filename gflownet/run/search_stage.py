@@ -24,9 +24,9 @@ from gflownet.mdp.states import GraphStates
 from gflownet.records.status import Phase
 from gflownet.report.leaders import current_leaders
 from gflownet.run.executor_status import ExecutorStatus, simulated_time
+from gflownet.run.failures import Reopened
 from gflownet.run.parts import SAMPLER_STREAM, Parts
 from gflownet.run.progress import mean
-from gflownet.run.quarantine import Reopened
 from gflownet.run.run import Run
 from gflownet.run.run_log import StepSamples
 from gflownet.run.stage import StepStage
@@ -76,7 +76,7 @@ class SearchStage(StepStage):
         parts, evaluator = self._parts, self._evaluator
 
         def watch() -> None:
-            run.logger.show({"seconds": evaluator.budget.seconds, **self._executors.metrics()})
+            run.logger.view.show({"seconds": evaluator.budget.seconds, **self._executors.metrics()})
             run.refresh()
 
         evaluator.watch = watch

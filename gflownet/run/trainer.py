@@ -43,13 +43,12 @@ from gflownet.objectives.base import Objective
 from gflownet.objectives.config import num_taught
 from gflownet.records.status import Phase, read_status
 from gflownet.run.closing_stages import CertificateStage, ReportStage
-from gflownet.run.failures import evaluation_line
+from gflownet.run.failures import Quarantine, Reopened, evaluation_line, raised_limits
 from gflownet.run.final_stage import FinalTrainingsStage
 from gflownet.run.folder import RunFolder, policy_weights
 from gflownet.run.parts import AUXILIARY_STREAM, MEMORY_STREAM, POLICY_STREAM, SEARCH_STREAM, TRAJECTORY_STREAM
 from gflownet.run.plan import Plan, plan_of
 from gflownet.run.progress import Progress
-from gflownet.run.quarantine import Quarantine, Reopened, raised_limits
 from gflownet.run.run import Run, open_run
 from gflownet.run.search_stage import SearchStage
 from gflownet.run.startup import start_details

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gflownet.command_line.parser.compare import main, parse
 
+from gflownet.cli.compare import main, parse
 from gflownet.comparison.record import CURVE_NAME, RunRecord, read_record
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.run.logging import METRICS_NAME

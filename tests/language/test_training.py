@@ -343,7 +343,7 @@ def test_training_from_python(tmp_path: Path) -> None:
     assert len(metric_rows(tmp_path / "run")) == 2
 
 
-@pytest.mark.parametrize("command", ["gflownet.report.__main__", "gflownet.command_line.parser.sample"])
+@pytest.mark.parametrize("command", ["gflownet.report.__main__", "gflownet.cli.sample"])
 def test_commands_of_searches_refuse_the_run(run: Path, command: str, capsys: Captured) -> None:
     assert importlib.import_module(command).main([str(run)]) == 2
     error = " ".join(capsys.readouterr().err.split())
