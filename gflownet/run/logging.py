@@ -23,6 +23,7 @@ from gflownet.run.run_log import RunLog, RunResults, StepSamples, first_line, re
 from gflownet.run.tensorboard_log import TensorBoardLog
 from gflownet.run.view import SEARCH_LOOK, Limits, Look, make_view
 from gflownet.run.wandb_log import WandbLog
+from gflownet.terminal.console import make_console, print_line
 
 if TYPE_CHECKING:
     from gflownet.config import TensorBoardConfig, WandbConfig
