@@ -19,6 +19,7 @@ from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.relative import RelativeTrajectoryBalance
 from gflownet.policy.on_device import PolicyOnDevice
 from gflownet.train import main
+from tests.certificate.subjects import Empty
 from tests.certificate.test_figures import CONNECTED_5
 from tests.toy_policies import UniformPolicy
 
@@ -195,13 +196,6 @@ class RewardsEqually:
 
     def log_reward(self, scores, conditioning):
         return torch.zeros(len(scores))
-
-
-class Empty:
-    """A store of nothing."""
-
-    def find_many(self, identities):
-        return [None] * len(identities)
 
 
 @pytest.mark.parametrize("max_states", [100, 5])

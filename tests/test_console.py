@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gflownet.console import ReportRow, print_front, print_report
+from gflownet.language.run import LOOK
+from gflownet.records.status import Phase
 from gflownet.run.view import FIGURES, STATUS_FIGURES, Clock, Limits, LivePanel, PlainLines, curve, make_view
-from gflownet.run_status import Phase
+from gflownet.terminal.console import ReportRow, print_front, print_report
 
 VALUES = {
     "loss": 0.51234,
@@ -256,6 +257,49 @@ def test_live_panel_shows_phases_with_time_left(width: int) -> None:
     view.close()
     assert "search done > training of the sampler done > final stage > certificate" in last_panel(output)
     assert max(map(len, output.getvalue().rpartition("gflownet")[2].splitlines())) <= width
+
+
+TRAINED = {
+    "bits_per_byte": 2.5,
+    "learning_rate": 0.002,
+    "tokens_per_second": 1234.5,
+    "validation": 2.25,
+    "best": 2.125,
+    "seconds": 4.0,
+}
+
+
+def test_plain_lines_of_a_training() -> None:
+    output = io.StringIO()
+    view = PlainLines(Console(file=output), Clock(0, limits=Limits(seconds=10)), LOOK, print_every=10)
+    view.write(3, {**TRAINED, "validation_bits_per_byte": 2.25})
+    view.write(4, TRAINED)
+    view.write(10, TRAINED)
+    view.show_text("sample after step 10", "one\n\x1b[2Jtwo")
+    assert output.getvalue().splitlines() == [
+        "step 3 | bits per byte 2.500 | validation 2.250 | rate 0.002 | 1,234 tokens/s | left 0:00:06",
+        "step 10 | bits per byte 2.500 | rate 0.002 | 1,234 tokens/s | left 0:00:06",
+        "sample after step 10:",
+        "    one",
+        r"    \x1b[2Jtwo",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_live_panel_of_a_training(width: int) -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=width, height=40, color_system=None)
+    limits = Limits(seconds=10, phases=(Phase.TRAINING, Phase.FINAL))
+    view = LivePanel(console, Clock(0, limits=limits, now=FakeTime()), LOOK)
+    for step, bits in enumerate((4.0, 2.5), 1):
+        view.write(step, {**TRAINED, "bits_per_byte": bits})
+    view.show_text("sample after step 2", "\x1b[2J" + "long " * 40 + "\nsecond" * 20)
+    view.close()
+    last = output.getvalue().rpartition("language model")[2]
+    for words in ("step 2", "0:00:06 left", "best validation", "2.125", "▁█", "sample after step 2:", r"\x1b[2Jlong"):
+        assert words in last, words
+    assert last.count("second") == 7
+    assert max(map(len, last.splitlines())) <= width
 
 
 def last_panel(output: io.StringIO) -> str:

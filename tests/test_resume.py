@@ -1,11 +1,8 @@
-"""Resumed runs: equal to uninterrupted ones, refused changes, missing files."""
+"""Resumed runs: refused changes, missing files; equality to uninterrupted ones: tests/run/test_stages.py."""
 
 import importlib
 import itertools
-import json
 import sys
-from pathlib import Path
-from typing import Any
 
 from gflownet.evaluation.task import GFNTask
 from gflownet.run.checkpoint import save
@@ -19,27 +16,6 @@ from tests.toy_tasks import RewardsHiddenNodes
 
 finished = small_run.finished_toy
 FINISHED = SEARCHES["toy"]
-
-
-def test_resume_equals_uninterrupted_run(finished, tmp_path):
-    folder = tmp_path / "run"
-    assert run(folder, *FINISHED, "num_training_steps=4") == 0
-    assert run(folder, *FINISHED, "num_training_steps=8", "resume=true") == 0
-    assert metric_rows(folder) == metric_rows(finished)
-    assert reported(folder) == reported(finished)
-
-
-def reported(folder: Path) -> list[dict[str, Any]]:
-    """Return the entries of the report but for the id of the run."""
-    entries = json.loads((folder / "top_architectures.json").read_text())
-    return [{name: value for name, value in entry.items() if name != "run"} for entry in entries]
-
-
-def test_resume_between_checkpoints(finished, copied_run):
-    folder = copied_run("toy")
-    (folder / "checkpoints" / "step_00000008.pt").unlink()  # as after a kill: metrics and store are ahead of step 6
-    assert run(folder, *FINISHED, "resume=true") == 0
-    assert metric_rows(folder) == metric_rows(finished)
 
 
 def test_resume_before_first_checkpoint_from_step_0(finished, tmp_path, monkeypatch):

@@ -63,11 +63,7 @@ def num_calls(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize(
     ("number", "status", "executor"),
-    [
-        (signal.SIGINT, 130, "inline"),
-        (signal.SIGTERM, 143, "inline"),
-        pytest.param(signal.SIGTERM, 143, "pool", marks=pytest.mark.slow),
-    ],
+    [(signal.SIGINT, 130, "inline"), pytest.param(signal.SIGTERM, 143, "pool", marks=pytest.mark.slow)],
 )
 def test_signal_ends_evaluation_and_run_resumes_exactly(finished, tmp_path, capsys, number, status, executor):
     folder, children = tmp_path / "run", child_processes()

@@ -20,7 +20,7 @@ import gflownet
 from gflownet import trust
 from gflownet.__main__ import main
 from gflownet.plugins import foreign_names, load_class, load_function
-from gflownet.run_marker import read_marker, write_marker
+from gflownet.records.marker import read_marker, write_marker
 from gflownet.trust import is_trusted
 from tests.finished_runs import CopiedRun
 

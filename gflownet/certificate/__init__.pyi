@@ -11,11 +11,14 @@ from .exact import terminating_distribution as terminating_distribution
 from .exact import total_variation as total_variation
 from .figures import certify_by_estimates as certify_by_estimates
 from .figures import certify_exactly as certify_exactly
+from .record import certificate_metrics as certificate_metrics
+from .record import print_certificate as print_certificate
+from .record import write_certificate as write_certificate
 from .result import Certified as Certified
 from .result import EstimatedCertificate as EstimatedCertificate
 from .result import ExactCertificate as ExactCertificate
 from .result import RuleReport as RuleReport
 from .result import RunCertificate as RunCertificate
 from .rules import check_rules as check_rules
-from .store import CertificateStore as CertificateStore
+from .subject import CertificateStore as CertificateStore
 from .subject import Subject as Subject

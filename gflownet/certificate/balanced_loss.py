@@ -1,6 +1,6 @@
 """The loss of an objective for a tabular policy with exact flows: zero if the flows are its optimum.
 
-Letters: S states, M forward actions of all states.
+Letters: S states, M forward actions of all states, B states of a batch.
 """
 
 from __future__ import annotations
@@ -8,20 +8,22 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from gflownet.certificate.exact import Flows, StateGraph
+from gflownet.certificate.exact import Flows, StateGraph, first_positions, legal_steps
 from gflownet.certificate.result import LossAtFlows, PerturbedLoss
-from gflownet.certificate.subject import OPTIMUM, Subject, repeated
-from gflownet.certificate.tables import StatesLayout, Tables, TabularPolicy
-from gflownet.data.sampler import sample_backward
+from gflownet.certificate.subject import OPTIMUM, Subject
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.answer import ask
+from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.dense_layout import DenseLayout
+from gflownet.mdp.layout import Batch
+from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Loss, Objective
 from gflownet.objectives.log_partition import LogPartition
@@ -33,6 +35,71 @@ _NUM_TRAJECTORIES = 128
 _NUM_SINGLES = 16  # of these, with their own loss
 _SHIFT = 1.0  # nats, of log Z; standard deviation of the noise on logits
 _NO_CHANGE = 1e-3  # nats, of log P_F of trajectories: their states have no choice
+_STATES = "states"  # field of a batch with the states themselves
+
+
+class StatesLayout(DenseLayout):
+    """The dense layout with the states themselves as a further field."""
+
+    def encode(self, states: GraphStates) -> dict[str, Tensor]:
+        """Return the dense fields and the states."""
+        fields: dict[str, Any] = super().encode(states)
+        fields[_STATES] = states
+        return fields
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Outputs of a policy on an enumerated space; actions between the same two states have equal logits."""
+
+    forward: Tensor  # [M] logit of each forward action
+    backward: Tensor  # [M] log P_B of one backward action from the child to the parent of each forward action
+    numbers: Tensor  # [S] scalar output
+
+
+class TabularPolicy:
+    """Answers from tables; its context shows the states (`StatesLayout`)."""
+
+    def __init__(self, context: GraphBuildingEnvContext, graph: StateGraph, tables: Tables) -> None:
+        self._context, self._graph, self._tables = context, graph, tables
+        keys = graph.parent * len(graph) + graph.child
+        first, _ = first_positions(keys)
+        self._key = keys[first]
+        self._forward, self._backward = tables.forward[first], tables.backward[first]
+
+    def __call__(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
+        """Return the forward distributions and the scalars of a batch."""
+        index, logits = self._located(batch, backward=False)
+        return self._context.categorical(batch, logits), self._tables.numbers[index]
+
+    def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
+        """Return forward and backward distributions and the scalars of a batch."""
+        forward, numbers = self(batch, conditioning)
+        _, logits = self._located(batch, backward=True)
+        return forward, self._context.backward_categorical(batch, logits), numbers
+
+    def _located(self, batch: Batch, *, backward: bool) -> tuple[Tensor, list[Tensor]]:
+        """Return the positions of the states in the space, and one tensor of logits [B, R, C] per action type."""
+        states, env = cast(GraphStates, batch[_STATES]), self._context.env
+        index, values = self._graph.locate(env.identify(states)), self._backward if backward else self._forward
+        kinds = self._context.backward_types if backward else self._context.action_types
+        found: list[Tensor] = []
+        of_kind: list[Tensor] = []
+        for steps in legal_steps(env, states, backward=backward, with_stop=True):
+            here = index[steps.owner]
+            there = here.clone()  # Stop stays
+            there[steps.moves] = self._graph.locate(env.identify(steps.after[steps.moves]))
+            parent, child = (there, here) if backward else (here, there)
+            key = parent * len(self._graph) + child
+            position = torch.searchsorted(self._key, key).clamp(max=len(self._key) - 1)
+            found.append(torch.where(self._key[position] == key, values[position], 0.0))  # no forward action: 0
+            of_kind.append(steps.action.kind)
+        logits, value, kind_of = [], torch.cat(found), torch.cat(of_kind)
+        for kind in kinds:  # the masks list the actions of a kind in the same order
+            mask = batch[f"{kind.field_name}_mask"]
+            empty = torch.zeros(mask.shape, dtype=values.dtype)
+            logits.append(empty.index_put(mask.nonzero(as_tuple=True), value[kind_of == int(kind)]))
+        return index, logits
 
 
 @dataclass(frozen=True)
@@ -190,12 +257,7 @@ def _trajectories(
 ) -> TrajectoryBatch:
     """Return backward trajectories into terminal states with all rewards."""
     env = subject.context.env
-    batch = sample_backward(
-        subject.context,
-        graph.states[terminal],
-        conditioning=repeated(conditioning, len(terminal)),
-        generator=subject.generator(OPTIMUM),
-    ).with_rewards(log_reward[terminal])
+    batch = subject.trajectories(graph.states[terminal], log_reward[terminal], conditioning, OPTIMUM)
     if not subject.objective.needs_state_rewards:
         return batch
     may_stop = env.forward_masks(batch.states).masks[GraphActionType.Stop].flatten(1).any(1)

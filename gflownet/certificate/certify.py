@@ -1,21 +1,181 @@
-"""The certificate of a run: the policy's distribution over terminal states compared with R(x) / Z."""
+"""The certificate of a run: the policy's distribution over terminal states compared with R(x) / Z.
+
+Exact by enumeration of a small space, else by estimates from samples. Letters: S states, X terminal states.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from gflownet.certificate.enumeration import Enumeration
-from gflownet.certificate.exact import enumerate_states
-from gflownet.certificate.result import RunCertificate
-from gflownet.certificate.sampling import Sampling
-from gflownet.certificate.subject import Subject
+from gflownet.certificate.estimates import log_ratio, terminating_log_prob, with_learned_backward
+from gflownet.certificate.exact import (
+    StateGraph,
+    enumerate_states,
+    first_positions,
+    forward_scores,
+    policy_log_prob,
+    terminating_distribution,
+    total_variation,
+)
+from gflownet.certificate.figures import CheckedStates, certify_by_estimates, certify_exactly
+from gflownet.certificate.optimum import SymmetryTermError, exact_optimum, wrong_symmetry_terms
+from gflownet.certificate.result import Certified, RunCertificate
+from gflownet.certificate.rules import check_rules
+from gflownet.certificate.subject import BACKWARD, FORWARD, INTERVALS, RULES, WALKS, Subject, repeated
+from gflownet.data.sampler import sample_backward, sample_forward
+from gflownet.data.uniform import uniform_states
 from gflownet.errors import counted
+from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.store import EvaluationStatus, Identity
+from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
+from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.workers.process import stream_seed
+
+
+class Enumeration:
+    """Certifies a policy on an enumerated space."""
+
+    def __init__(self, subject: Subject, graph: StateGraph) -> None:
+        self._subject, self._graph = subject, graph
+        self.terminal = graph.states[graph.terminal]  # X distinct terminal states, to be evaluated
+        seed = stream_seed(subject.seed, RULES)
+        self.rules = check_rules(subject.context.env, graph.states, is_complete=True, seed=seed)
+
+    def certified(self, index: int, conditioning: Conditioning, scores: Tensor) -> Certified:
+        """Return the certificate under a conditioning, given the scores of the terminal states."""
+        subject, graph = self._subject, self._graph
+        log_reward = torch.zeros(len(graph), dtype=torch.float64)
+        log_reward[graph.terminal] = subject.log_reward(scores, conditioning)
+        target, prior = log_reward.clone(), subject.prior
+        if prior is not None:
+            log_prior = terminating_distribution(graph, self._log_forward(prior, conditioning)).log()
+            target[graph.terminal] += log_prior[graph.terminal]
+        log_forward = self._log_forward(subject.policy, conditioning)
+        try:
+            optimum, symmetry_term = exact_optimum(subject, graph, conditioning, log_reward)
+        except ValueError:
+            if self.rules.holds:
+                raise
+            optimum = symmetry_term = None  # the violated rules are the finding
+        distance = None
+        if optimum is not None:
+            distance = total_variation(terminating_distribution(graph, log_forward), optimum.probability)
+        return Certified(
+            beta=float(conditioning.beta),
+            conditioning=tuple(conditioning.encoding[0].tolist()),
+            certificate=certify_exactly(graph, log_forward, target, learned_log_z=subject.log_z(conditioning)),
+            optimum=optimum,
+            tv_to_optimum=distance,
+            symmetry_term=symmetry_term,
+        )
+
+    def _log_forward(self, policy: PolicyFunction, conditioning: Conditioning) -> Tensor:
+        return policy_log_prob(self._graph, forward_scores(self._subject.context, policy, conditioning.encoding[0]))
+
+
+NUM_ROLLOUTS = 10  # backward trajectories from each state with an estimated p(x)
+_RANDOM_SHARE = 4  # one random walk for this many trajectories of the policy
+
+
+class Sampling:
+    """Estimates from samples of the policy and backward trajectories from these and from other terminal states.
+
+    The others are known ones and the ends of uniform random walks, since a policy may never sample some of the mass.
+    Under each conditioning p is compared with R on the terminal states of all conditionings.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        conditionings: Sequence[Conditioning],
+        num_samples: int,
+        extra_states: GraphStates | None,
+    ) -> None:
+        self._subject = subject
+        self._samples = []
+        for index, conditioning in enumerate(conditionings):
+            many, generator = repeated(conditioning, num_samples), subject.generator(FORWARD, index)
+            sample = sample_forward(subject.context, subject.policy, conditioning=many, generator=generator)
+            self._samples.append(sample)
+        others = [self._random_states(max(1, num_samples // _RANDOM_SHARE))]
+        others += [] if extra_states is None else [extra_states]
+        states = GraphStates.cat([*(sample.terminal for sample in self._samples), *others])
+        first, owner = first_positions(subject.context.env.identify(states))
+        self.terminal = states[first]
+        # Index of the terminal state of each sample.
+        self._sampled = owner[: num_samples * len(conditionings)].split(num_samples)
+        visited = GraphStates.cat([*(sample.states for sample in self._samples), self.terminal])
+        seed = stream_seed(subject.seed, RULES)
+        self.rules = check_rules(subject.context.env, visited, is_complete=False, seed=seed)
+
+    def _random_states(self, num: int) -> GraphStates:
+        return uniform_states(self._subject.context.env, num, generator=self._subject.generator(WALKS))
+
+    def certified(self, index: int, conditioning: Conditioning, scores: Tensor) -> Certified:
+        """Return the certificate under a conditioning, given the scores of the terminal states."""
+        subject = self._subject
+        samples = self._with_own_backward(self._samples[index])
+        rollouts = self._rollouts(conditioning, subject.generator(BACKWARD, index))
+        log_symmetry = rollouts.log_symmetry[::NUM_ROLLOUTS]
+        log_reward = subject.log_reward(scores, conditioning)
+        if subject.prior is not None:
+            log_reward += terminating_log_prob(self._ratios(subject.prior, rollouts), log_symmetry)
+        checked = CheckedStates(
+            log_reward=log_reward,
+            log_symmetry=log_symmetry,
+            log_ratio=self._ratios(subject.policy, rollouts),
+            sampled=self._sampled[index],
+        )
+        certificate = certify_by_estimates(
+            samples,
+            log_ratio(subject.context, subject.policy, samples),
+            checked,
+            learned_log_z=subject.log_z(conditioning),
+            seed=stream_seed(subject.seed, INTERVALS, index),
+        )
+        return Certified(
+            beta=float(conditioning.beta),
+            conditioning=tuple(conditioning.encoding[0].tolist()),
+            certificate=certificate,
+            optimum=None,
+            tv_to_optimum=None,
+            symmetry_term=self._symmetry_term(index, log_reward),
+        )
+
+    def _symmetry_term(self, index: int, log_reward: Tensor) -> SymmetryTermError | None:
+        """Return the sampled states whose log-reward the objective scales by a wrong factor."""
+        reader = self._subject.reader
+        if reader is None or not self._subject.objective.samples_reward or self._subject.prior is not None:
+            return None
+        samples = self._samples[index].with_rewards(log_reward[self._sampled[index]])
+        return wrong_symmetry_terms(self._subject, reader, samples)
+
+    def _rollouts(self, conditioning: Conditioning, generator: torch.Generator) -> TrajectoryBatch:
+        """Return NUM_ROLLOUTS trajectories into each terminal state, sampled through the policy's P_B or uniformly."""
+        subject, num = self._subject, len(self.terminal)
+        rollouts = sample_backward(
+            subject.context,
+            self.terminal[torch.arange(num).repeat_interleave(NUM_ROLLOUTS)],
+            conditioning=repeated(conditioning, num * NUM_ROLLOUTS),
+            generator=generator,
+            policy=subject.policy if subject.context.backward_types else None,
+        )
+        return self._with_own_backward(rollouts)
+
+    def _with_own_backward(self, trajectories: TrajectoryBatch) -> TrajectoryBatch:
+        """Return the trajectories with log P_B of the policy, if it has a learned backward policy."""
+        context = self._subject.context
+        if not context.backward_types:
+            return trajectories
+        return with_learned_backward(context, self._subject.policy, trajectories)
+
+    def _ratios(self, policy: PolicyFunction, rollouts: TrajectoryBatch) -> Tensor:
+        """Return log P_F - log P_B of the rollouts into each terminal state, [X, NUM_ROLLOUTS]."""
+        return log_ratio(self._subject.context, policy, rollouts).reshape(-1, NUM_ROLLOUTS)
 
 
 def certify(
@@ -52,26 +212,24 @@ def certify(
     else:
         report_stage(f"certificate: exact, from all {len(graph)} states, {len(graph.terminal)} of them terminal")
         method = Enumeration(subject, graph)
-    rewards = _completed(subject, method, report_stage) or _measured(
+    measured = _completed(subject, method, report_stage) or _measured(
         subject, method, report_stage, stopped, report_progress
     )
-    if rewards is None:
+    if measured is None:
         report_stage("certificate: none, interrupted")
         return None
-    parts = []
+    parts, (scores, counts) = [], measured
     for index, conditioning in enumerate(conditionings):
         report_progress("certificate, comparison", index, len(conditionings))
-        parts.append(method.certified(index, conditioning, rewards.scores))
+        parts.append(method.certified(index, conditioning, scores))
     return RunCertificate(
         parts=tuple(parts),
         rules=method.rules,
         objective=type(subject.objective).__name__,
         samples_reward=subject.objective.samples_reward,
         symmetry=_symmetry(subject),
-        num_rewards=len(rewards.scores),
-        num_evaluated=rewards.num_evaluated,
-        num_failed=rewards.num_failed,
-        num_predicted=rewards.num_predicted,
+        num_rewards=len(scores),
+        **counts,
     )
 
 
@@ -79,14 +237,8 @@ def certify(
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class _Rewards:
-    """Scores of the terminal states of a certificate."""
-
-    scores: Tensor  # [X], or utilities [X, K]
-    num_evaluated: int = 0
-    num_failed: int = 0
-    num_predicted: int = 0
+# Scores [X] of the terminal states of a certificate, or utilities [X, K], and the counts of a `RunCertificate`.
+_Rewards = tuple[Tensor, dict[str, int]]
 
 
 def _completed(
@@ -102,7 +254,7 @@ def _completed(
         f"certificate: the target is the completed reward, {num_measured} measured and "
         f"{counted(num_predicted, 'predicted score')}"
     )
-    return _Rewards(scores.float(), num_predicted=num_predicted)
+    return scores.float(), {"num_predicted": num_predicted}
 
 
 def _measured(
@@ -124,7 +276,7 @@ def _measured(
         return None
     scores = torch.tensor([evaluation.utilities or evaluation.score for evaluation in evaluations])
     num_failed = sum(evaluation.status is not EvaluationStatus.OK for evaluation in evaluations)
-    return _Rewards(scores, num_new, num_failed)
+    return scores, {"num_evaluated": num_new, "num_failed": num_failed}
 
 
 def _symmetry(subject: Subject) -> str | None:

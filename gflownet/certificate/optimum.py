@@ -26,7 +26,6 @@ from gflownet.certificate.exact import (
 from gflownet.certificate.result import Optimum, SymmetryTermError
 from gflownet.certificate.state_checks import shown_state
 from gflownet.certificate.subject import OPTIMUM, Subject, repeated
-from gflownet.data.sampler import sample_backward
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.steps import StepReader
@@ -110,12 +109,7 @@ def _scaled_rewards(
     """Return the log-rewards [S] on the right side of the objective's balance, read from trajectories."""
     scaled, error = log_reward.clone(), None
     for part in graph.terminal.split(_CHUNK):
-        batch = sample_backward(
-            subject.context,
-            graph.states[part],
-            conditioning=repeated(conditioning, len(part)),
-            generator=subject.generator(OPTIMUM),
-        ).with_rewards(log_reward[part])
+        batch = subject.trajectories(graph.states[part], log_reward[part], conditioning, OPTIMUM)
         scaled[part] = reader.log_reward(batch).double().cpu()
         error = error or wrong_symmetry_terms(subject, reader, batch)
     return scaled, error

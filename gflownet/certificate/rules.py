@@ -164,74 +164,54 @@ def _check_symmetries(
 
     States of violated edges are counted first, then states of every |Aut| in turn.
     """
-    table = _Symmetries.of(env, states)
-    edges = _joined(*edges_both_ways, table.code)
-    violated = _violated(edges, table.code, table.count)
-    suspects = torch.cat([edges.before[violated], edges.after[violated]]).unique()
-    order = _in_turn(table.count, generator)
-    is_suspect = torch.isin(table.code[order], suspects) | (order == 0)  # the identity starts from the initial state
-    order = torch.cat([order[is_suspect], order[~is_suspect]])[:max_counted]
-    counts = [count_automorphisms(graph) for graph in labelled_graphs(states[order])]
-    independent = table.count.clone()
-    for index, count in zip(order.tolist(), counts, strict=True):
-        if count is not None and count != int(table.count[index]):
-            example = f"{int(table.count[index])} instead of {count} for [{shown_state(env, states, index)}]"
+    counts = torch.tensor(env.num_automorphisms(states), dtype=torch.float64)
+    edges = _joined(*edges_both_ways, env.identify(states))
+    violated = edges.violated(counts)
+    is_suspect = torch.zeros(len(states), dtype=torch.bool)
+    is_suspect[edges.before[violated]] = is_suspect[edges.after[violated]] = True
+    is_suspect[0] = True  # the identity starts from the initial state
+    order = _in_turn(counts, generator)
+    order = torch.cat([order[is_suspect[order]], order[~is_suspect[order]]])[:max_counted]
+    independent = [count_automorphisms(graph) for graph in labelled_graphs(states[order])]
+    for index, count in zip(order.tolist(), independent, strict=True):
+        if count is not None and count != int(counts[index]):
+            example = f"{int(counts[index])} instead of {count} for [{shown_state(env, states, index)}]"
             violations.add(Check.AUTOMORPHISMS, 1, example)
-            independent[index] = count
-    violated = _violated(edges, table.code, independent)
+            counts[index] = count
+    violated = edges.violated(counts)
     if len(violated):
-        _add_orbits(env, states, _Symmetries(table.code, independent), edges, violated, violations)
-    return len(edges.before), sum(count is not None for count in counts)
-
-
-@dataclass(frozen=True)
-class _Symmetries:
-    """Codes and automorphism counts of B states, by the environment."""
-
-    code: Tensor  # [B]
-    count: Tensor  # [B] float64
-
-    @staticmethod
-    def of(env: Environment, states: GraphStates) -> _Symmetries:
-        counts = env.num_automorphisms(states)
-        return _Symmetries(env.identify(states), torch.tensor(counts, dtype=torch.float64))
+        _add_orbits(env, states, counts, edges, violated, violations)
+    return len(edges.before), sum(count is not None for count in independent)
 
 
 @dataclass(frozen=True)
 class _Joined:
     """E pairs (G, G') with the numbers of labelled actions in both directions, 0 where there is none."""
 
-    before: Tensor  # [E] code of G
-    after: Tensor  # [E] code of G'
+    before: Tensor  # [E] position of G
+    after: Tensor  # [E] position of G'
     num_forward: Tensor  # [E]
     num_backward: Tensor  # [E]
+
+    def violated(self, counts: Tensor) -> Tensor:
+        """Return the indices of the edges that violate n_f |Aut G'| = n_b |Aut G|."""
+        return (self.num_forward * counts[self.after] != self.num_backward * counts[self.before]).nonzero().squeeze(1)
 
 
 def _joined(forward: Edges, backward: Edges, codes: Tensor) -> _Joined:
     """Return the forward edges and the backward edges between states whose actions are known on both sides."""
     inside = torch.isin(forward.before, codes) & torch.isin(forward.after, codes)
-    sources = forward.before.unique()  # all forward actions of these states are known
-    outside = torch.isin(backward.after, sources)
-    keys = torch.cat(
-        [
-            torch.stack([forward.before[inside], forward.after[inside]], 1),
-            torch.stack([backward.after[outside], backward.before[outside]], 1),
-        ]
-    )
-    pairs, owner = keys.unique(dim=0, return_inverse=True)
-    num_inside = int(inside.sum())
-    num_forward, num_backward = (torch.zeros(len(pairs), dtype=torch.int64) for _ in range(2))
-    num_forward[owner[:num_inside]] = forward.num[inside]
-    num_backward[owner[num_inside:]] = backward.num[outside]
-    before, after = pairs.T.contiguous()
-    return _Joined(before, after, num_forward, num_backward)
-
-
-def _violated(edges: _Joined, codes: Tensor, counts: Tensor) -> Tensor:
-    """Return the indices of the edges that violate n_f |Aut G'| = n_b |Aut G|."""
+    # All forward actions of the states before are known.
+    outside = torch.isin(backward.after, forward.before)
+    before = torch.cat([forward.before[inside], backward.after[outside]])
+    after = torch.cat([forward.after[inside], backward.before[outside]])
+    pairs, owner = torch.stack([before, after], 1).unique(dim=0, return_inverse=True)
+    num = torch.zeros(2, len(pairs), dtype=torch.int64)
+    is_backward = (torch.arange(len(owner)) >= int(inside.sum())).long()
+    num[is_backward, owner] = torch.cat([forward.num[inside], backward.num[outside]])
     values, order = codes.sort()
-    of = [counts[order[torch.searchsorted(values, end)]] for end in (edges.before, edges.after)]
-    return (edges.num_forward * of[1] != edges.num_backward * of[0]).nonzero().squeeze(1)
+    positions = order[torch.searchsorted(values, pairs.T.contiguous())]
+    return _Joined(*positions, *num)
 
 
 def _in_turn(counts: Tensor, generator: torch.Generator) -> Tensor:
@@ -246,20 +226,21 @@ def _in_turn(counts: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _add_orbits(
-    env: Environment, states: GraphStates, table: _Symmetries, edges: _Joined, violated: Tensor, violations: Violations
+    env: Environment, states: GraphStates, counts: Tensor, edges: _Joined, violated: Tensor, violations: Violations
 ) -> None:
     """Add the violations of the orbit identity, with the first edge as the example, and their cause if none is known.
 
     The cause is a mask: the forward actions are legal and have legal inverses.
     """
     first = int(violated[0])
-    before, after = (int((table.code == edge[first]).nonzero()[0]) for edge in (edges.before, edges.after))
-    num_forward, num_backward = int(edges.num_forward[first]), int(edges.num_backward[first])
-    expected = num_forward * table.count[after] / table.count[before]
+    before, after, num_forward, num_backward = (
+        int(each[first]) for each in (edges.before, edges.after, edges.num_forward, edges.num_backward)
+    )
+    expected = num_forward * counts[after] / counts[before]
     states_shown = f"from [{shown_state(env, states, after)}] to [{shown_state(env, states, before)}]"
     if not len(violations):
         cause = Check.HIDDEN if num_backward < expected else Check.ALLOWED
         text = f"{num_backward} removals lead {states_shown}, expected {expected:g}"
         violations.add(cause, len(violated), text)
-    products = f"{num_forward} * {table.count[after]:.0f} is not {num_backward} * {table.count[before]:.0f}"
+    products = f"{num_forward} * {counts[after]:.0f} is not {num_backward} * {counts[before]:.0f}"
     violations.add(Check.ORBITS, len(violated), f"{products}, removals lead {states_shown}")

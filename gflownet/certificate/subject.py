@@ -11,15 +11,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gflownet.certificate.store import CertificateStore
+from gflownet.data.sampler import sample_backward
+from gflownet.evaluation.claims import Store
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
+from gflownet.evaluation.store import EvaluationRecord, EvaluationStore, Identity
 from gflownet.evaluation.task import GFNTask
 from gflownet.graphs.canonical import Candidate
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
+from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.steps import StepReader
 from gflownet.policy.on_device import PolicyOnDevice
@@ -30,6 +33,20 @@ _NUM_DRAWS = 999  # of the conditioning, to compute the quantiles
 _CHUNK = 16  # candidates evaluated between two checks for a stop request: a default training step
 # Each random choice has its own stream.
 CONDITIONING, FORWARD, BACKWARD, INTERVALS, RULES, OPTIMUM, WALKS = range(7)
+
+
+class CertificateStore:
+    """The evaluations of a run, and a second store for new ones, which reports of the search exclude."""
+
+    def __init__(self, run: Store, new: EvaluationStore) -> None:
+        self._run, self._new = run, new
+        self.add, self.claim, self.start = new.add, new.claim, new.start
+        self.renew, self.release = new.renew, new.release
+
+    def find_many(self, identities: Sequence[Identity]) -> list[EvaluationRecord | None]:
+        """Return the record of each graph, or None."""
+        pairs = zip(self._run.find_many(identities), self._new.find_many(identities), strict=True)
+        return [new or known for known, new in pairs]  # a new one is another attempt
 
 
 @dataclass(frozen=True)
@@ -66,6 +83,14 @@ class Subject:
     def reader(self) -> StepReader | None:
         """Return the objective's reader of trajectories, None for an objective of the user without one."""
         return getattr(self.objective, "reader", None)
+
+    def trajectories(
+        self, states: GraphStates, log_reward: Tensor, conditioning: Conditioning, *stream: int
+    ) -> TrajectoryBatch:
+        """Return a backward trajectory into each terminal state, with log-rewards [X], under one conditioning."""
+        conditionings, generator = repeated(conditioning, len(states)), self.generator(*stream)
+        batch = sample_backward(self.context, states, conditioning=conditionings, generator=generator)
+        return batch.with_rewards(log_reward)
 
     def log_reward(self, scores: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the log-rewards of scores [X], or of utilities [X, K], under a single conditioning, float64."""

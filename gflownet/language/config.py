@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import gflownet
-from gflownet.command_line import did_you_mean
+from gflownet.command_line.start_checks import check_device, check_run_folder
 from gflownet.config import MAX_SEED, WandbConfig, merged, resolved
 from gflownet.errors import UserError
 from gflownet.files import read_yaml
 from gflownet.options import AT_LEAST_ONE, DECAY, NOT_NEGATIVE, POSITIVE, SHARE, Interval, find_options, option
-from gflownet.run_marker import MARKER_NAME, read_marker
-from gflownet.start_checks import check_device, check_run_folder
+from gflownet.records.marker import MARKER_NAME, read_marker
+from gflownet.terminal.arguments import did_you_mean
 from gflownet.trust import check_config
 
 PRESETS = ("S", "M", "L")

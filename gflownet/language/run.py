@@ -1,20 +1,19 @@
-"""One training of a language model: run folder, steps, evaluations, samples, checkpoints and the closing lines."""
+"""A run that trains a language model on a text, and tests it: the stages and the closing lines."""
 
 from __future__ import annotations
 
 import math
+import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from signal import Signals
 from typing import Any, cast
 
 import torch
 
 from gflownet.config import CONFIG_NAME, to_mapping
-from gflownet.console import make_console, print_line
 from gflownet.errors import UserError
+from gflownet.evaluation.execution import is_out_of_memory
 from gflownet.evaluation.language_training import (
     LanguageDivergedError,
     LanguageSteps,
@@ -23,25 +22,41 @@ from gflownet.evaluation.language_training import (
     streamed_loss,
 )
 from gflownet.files import write_whole
-from gflownet.interrupts import AbandonedError, StopRequest, stop_signals
-from gflownet.language.closing import closing_lines, resume_line
 from gflownet.language.config import MAY_CHANGE, LanguageConfig
-from gflownet.language.memory import is_out_of_memory
 from gflownet.language.samples import SAMPLES_NAME, SampleFile, sample_text
 from gflownet.language.setup import Setup, set_up
-from gflownet.language.view import Shown, View, make_view
+from gflownet.records.marker import read_marker
+from gflownet.records.status import Phase, RunState
 from gflownet.rhn.checkpoint import load_language_model, save_language_model
 from gflownet.rhn.text_codec import TOKENIZER_NAME
 from gflownet.run.folder import LANGUAGE_FILES, RunFolder
-from gflownet.run.logging import METRICS_NAME, MetricsFile
-from gflownet.run.wandb_log import WandbLog
-from gflownet.run_marker import read_marker
-from gflownet.run_status import Phase, RunState, StatusLog
+from gflownet.run.logging import METRICS_NAME
+from gflownet.run.run import Run, open_run, resume_command
+from gflownet.run.stage import Stage, StepStage
+from gflownet.run.view import Figure, Limits, Look
+from gflownet.terminal.arguments import program
+from gflownet.terminal.console import duration
 
 MODEL_NAME = "model"
 STOP_MESSAGE = "\nstopping after this step; repeat to stop immediately\n"
 # Seed of sample n: seed + n times this, distinct from the seeds of the weights and batches.
 _SAMPLE_SEED_STEP = 1_000_003
+# A run that is continued takes this many times its steps or seconds in all.
+_LONGER = 2
+_EVALUATED = "validation_bits_per_byte"  # of steps with an evaluation
+LOOK = Look(
+    "language model",
+    (
+        Figure("bits_per_byte", "bits per byte, batch", "bits per byte", "{:.3f}".format),
+        Figure(_EVALUATED, "", "validation", "{:.3f}".format, is_optional=True),
+        Figure("validation", "validation", None, "{:.3f}".format),
+        Figure("best", "best validation", None, "{:.3f}".format),
+        Figure("learning_rate", "learning rate", "rate", "{:.2g}".format),
+        Figure("tokens_per_second", "speed", "", "{:,.0f} tokens/s".format),
+    ),
+    ("bits_per_byte", "bits per byte so far", -1),
+    marker=_EVALUATED,
+)
 
 
 def train_on_text(config: LanguageConfig) -> int | None:
@@ -50,38 +65,43 @@ def train_on_text(config: LanguageConfig) -> int | None:
     Raises:
         UserError: no usable text or model, a folder in use or with another run, or a training that diverges.
     """
+    start = time.monotonic()
     torch.set_num_threads(config.num_threads)
-    console, path = make_console(), Path(config.log_dir)
+    path = Path(config.log_dir)
     # The first checkpoint of a run is written before its metrics.
     is_continued = bool(config.resume) and read_marker(path) is not None and (path / METRICS_NAME).exists()
     setup = set_up(config, path / MODEL_NAME if is_continued else None)
-    with ExitStack() as stack:
-        folder = stack.enter_context(RunFolder(path, resume=config.resume, overwrite=config.overwrite_existing_exp))
-        if folder.resumed:
-            _check_unchanged(config, folder.started_options)
-        view = make_view(console, config)
-        stack.callback(view.close)
-        run = LanguageRun(config, folder, setup, view)
-        run.restore() if is_continued else run.write_first_files()
-        for line in run.opening_lines():
-            view.print(line)
-        stop = stack.enter_context(stop_signals(message=STOP_MESSAGE, ends_process=True))
-        run.train_and_test(stop)
-    lines = closing_lines(run.figures(), path, config) if stop.signal is None else [resume_line(path, run.steps.step)]
-    for line in lines:
-        print_line(console, line)
-    return stop.signal
+    with open_run(config, stop_message=STOP_MESSAGE) as run:
+        if run.folder.resumed:
+            options = to_mapping(cast(Any, config))
+            run.folder.refuse_changes(run.folder.started_options, options, may_change=MAY_CHANGE)
+        training = TrainingStage(config, run.folder, setup)
+        training.restore() if is_continued else training.write_first_files()
+        run.open_logs(
+            num_steps=config.steps if config.seconds is None else 0,
+            resume_step=training.step if run.folder.resumed else None,
+            limits=Limits(seconds=config.seconds or 0.0, phases=(Phase.TRAINING, Phase.FINAL)),
+            look=LOOK,
+        )
+        for line in training.opening_lines():
+            run.logger.print(line)
+        test = TestStage(config, run.folder, training)
+        seconds = time.monotonic() - start
+        with run.recorded(None, start_seconds=seconds, closing_lines=test.closing_lines), run.logger.live():
+            for stage in (training, test):
+                stage.run(run)
+    return run.stop.signal
 
 
-class LanguageRun:
-    """A training in a locked run folder."""
+class TrainingStage(StepStage):
+    """Training steps with evaluations and samples, in a locked run folder."""
 
-    def __init__(self, config: LanguageConfig, folder: RunFolder, setup: Setup, view: View) -> None:
+    def __init__(self, config: LanguageConfig, folder: RunFolder, setup: Setup) -> None:
         """Begin a training; `restore` or `write_first_files` comes next."""
-        self.config, self.setup = config, setup
-        self._folder, self._view = folder, view
+        self._config, self._folder, self._setup = config, folder, setup
+        self.checkpoint_every = config.checkpoint_every
         self._model_folder = folder.path / MODEL_NAME
-        self.steps = LanguageSteps(
+        self._steps = LanguageSteps(
             setup.model,
             setup.parts["train"].tokens,
             options=_training(config, setup),
@@ -89,17 +109,22 @@ class LanguageRun:
         )
         self.best, self.best_step = math.inf, 0  # evaluation of the kept weights
         self._kept = _copy_of(setup.model)  # weights in the model's folder: untrained ones before an evaluation
-        self.test = self._validation = math.nan  # bits per byte, validation of the last evaluation
+        self._validation = math.nan  # of the last evaluation
         self._seconds_before, self._start, self._end = 0.0, time.monotonic(), 0.0
-        self._first_step, self._done_before, self._is_over = 0, 0.0, False
+        self._first_step, self._is_over = 0, False
+
+    @property
+    def step(self) -> int:
+        """Return the number of completed steps."""
+        return self._steps.step
 
     def write_first_files(self) -> None:
         """Write config, tokenizer, untrained model and first checkpoint. Raises UserError for files of others."""
-        self._folder.write_options(self.config, CONFIG_NAME, METRICS_NAME, *LANGUAGE_FILES)
-        if self.setup.tokenizer is not None:
-            write_whole(self._model_folder / TOKENIZER_NAME, self.setup.tokenizer)
-        save_language_model(self._model_folder, self.setup.model)
-        self._folder.checkpoints.save(0, self._state())
+        self._folder.write_options(self._config, CONFIG_NAME, METRICS_NAME, *LANGUAGE_FILES)
+        if self._setup.tokenizer is not None:
+            write_whole(self._model_folder / TOKENIZER_NAME, self._setup.tokenizer)
+        save_language_model(self._model_folder, self._setup.model)
+        self._folder.checkpoints.save(0, self.state_dict())
 
     def restore(self) -> None:
         """Continue after the last checkpoint; the model's folder gets the weights that were kept at that time.
@@ -107,30 +132,30 @@ class LanguageRun:
         Raises:
             UserError: no intact checkpoint, one of another model, or another text than that of the run.
         """
-        checkpoint = self._folder.last_checkpoint()
+        checkpoint, model = self._folder.last_checkpoint(), self._setup.model
         assert checkpoint is not None, "metrics.jsonl exists"
         state = checkpoint.state
         try:
-            is_same_text = state["text"] == self.setup.digest
+            is_same_text = state["text"] == self._setup.digest
             self._kept = state["kept"]
-            self.setup.model.load_state_dict(state["model"])
-            self.setup.model.load_state_dict(self._kept)
-            self.steps.load_state_dict(state["steps"])
+            model.load_state_dict(state["model"])
+            model.load_state_dict(self._kept)
+            self._steps.load_state_dict(state["steps"])
             self.best, self.best_step, self._seconds_before = state["best"], state["best_step"], state["seconds"]
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             got = f"another ({type(error).__name__})"
             raise UserError(f"{checkpoint.path}: expected a checkpoint of this model, got {got}") from error
         if not is_same_text:
             raise UserError("text: expected the text of the run in log_dir, got another; choose another log_dir for it")
-        self._folder.write_options(self.config, CONFIG_NAME)
+        self._folder.write_options(self._config, CONFIG_NAME)
         # A killed process may have kept later weights, of steps that are now taken again.
-        save_language_model(self._model_folder, self.setup.model)
-        self.setup.model.load_state_dict(state["model"])
-        self._first_step, self._done_before = self.steps.step, self._done()
+        save_language_model(self._model_folder, model)
+        model.load_state_dict(state["model"])
+        self._first_step = self._steps.step
 
     def opening_lines(self) -> Iterator[str]:
         """Yield the lines before the first step."""
-        config, setup = self.config, self.setup
+        config, setup = self._config, self._setup
         yield setup.text_line
         yield setup.model_line
         if not setup.is_lossless:
@@ -142,169 +167,117 @@ class LanguageRun:
             f"{config.optimiser} {setup.learning_rate:g} {config.schedule}, {device} {setup.precision}, "
             f"{config.num_threads} thread{'s' if config.num_threads > 1 else ''}"
         )
-        if self.steps.step:
-            yield f"continuing after step {self.steps.step:,}"
+        if self._steps.step:
+            yield f"continuing after step {self._steps.step:,}"
 
-    def train_and_test(self, stop: StopRequest) -> None:
-        """Train until the end or a signal, then test the kept model; the state of the run is in status.json.
+    def steps(self, run: Run) -> Iterator[dict[str, float]]:
+        """Take the steps until the end or a signal.
 
         Raises:
-            UserError: the training diverges, or a file cannot be written.
+            UserError: the training diverges, or the memory is too small.
         """
-        status = StatusLog(self._folder.path, resumed=self._folder.resumed, write=self._folder.write)
-        stop.mark = lambda number: status.mark_interrupted(Signals(number).name)
-        try:
-            with status.phase(Phase.TRAINING):
-                self._train(stop, status)
-            if stop.signal is None:
-                with status.phase(Phase.FINAL):
-                    model = load_language_model(self._model_folder)
-                    self.test = self._bits(
-                        model, "test", self.config.test_tokens, is_stopped=lambda: stop.signal is not None
-                    )
-            status.end(RunState.COMPLETED if stop.signal is None else RunState.INTERRUPTED)
-        except BaseException as error:
-            status.end(RunState.FAILED, str(error))
-            raise
+        resume_step = self.step if self._folder.resumed else None
+        self._samples = SampleFile(self._folder.path / SAMPLES_NAME, resume_step=resume_step)
+        with run.phase(Phase.TRAINING):
+            self._setup.model.train()
+            self._sample(run)  # of the step before a stop
+            self._is_over = self._done() >= 1
+            while not self._is_over and not run.is_stopped:
+                yield self._step()
+
+    def write(self, run: Run, metrics: dict[str, float]) -> None:
+        """Write the metrics of a step, and its sample."""
+        train, seconds = self._setup.parts["train"], time.monotonic() - self._start
+        self._validation = metrics.get(_EVALUATED, self._validation)
+        bits = bits_per_byte_of(metrics["loss"], num_tokens=len(train.tokens), num_bytes=train.num_bytes)
+        shown = {"bits_per_byte": bits, "validation": self._validation, "best": self.best}
+        shown["tokens_per_second"] = self._num_tokens / max(seconds, 1e-9)
+        run.logger.write(self.step, metrics, shown=shown)
+        self._sample(run)
+
+    def finish(self, run: Run, *, is_abandoned: bool) -> None:
+        """Keep the weights of a training that was stopped before its first evaluation."""
+        self._end = time.monotonic()
+        if run.is_stopped and not self.best_step and not is_abandoned:
+            self._keep_weights()
 
     def figures(self) -> dict[str, float]:
         """Return the results: bits per byte of the kept weights, size and speed."""
-        num_tokens = (self.steps.step - self._first_step) * self._tokens_per_step
-        seconds = max(self._end - self._start, 1e-9)
         return {
-            "steps": self.steps.step,
+            "steps": self.step,
             "seconds": self._seconds(),
-            "test": self.test,
             "validation": self.best,
             "kept_step": self.best_step,
-            "num_parameters": self.setup.num_parameters,
-            "tokens_per_second": num_tokens / seconds,
+            "num_parameters": self._setup.num_parameters,
+            "tokens_per_second": self._num_tokens / max(self._end - self._start, 1e-9),
         }
-
-    def _train(self, stop: StopRequest, status: StatusLog) -> None:
-        config, resume_step = self.config, self.steps.step if self._folder.resumed else None
-        folder = self._folder
-        metrics = MetricsFile(folder.path / METRICS_NAME, run=folder.run_id, resume_step=resume_step)
-        samples = SampleFile(folder.path / SAMPLES_NAME, resume_step=resume_step)
-        wandb = WandbLog(
-            folder.path,
-            config.wandb,
-            config=to_mapping(cast(Any, config)),
-            print_line=self._view.print,
-            logged_step=metrics.last_step_before,
-        )
-        try:
-            self.setup.model.train()
-            self._sample(samples, stop)  # of the step before a stop
-            self._is_over = self._done() >= 1
-            while not self._is_over and stop.signal is None:
-                with stop.abandonable():
-                    values = self._step()
-                metrics.write(self.steps.step, values)
-                wandb.write(self.steps.step, values)
-                self._show(values)
-                self._sample(samples, stop)
-                status.refresh()
-                if self.steps.step % config.checkpoint_every == 0:
-                    self._save(stop)
-            if stop.signal is not None and not self.best_step:
-                self._keep_weights()
-            self._save(stop)
-        except AbandonedError:
-            self._view.print(f"step {self.steps.step + 1} is abandoned: resume=true continues from the last checkpoint")
-        finally:
-            self._end = time.monotonic()
-            metrics.close()
-            wandb.close()
-            self._view.close()
-
-    def _save(self, stop: StopRequest) -> None:
-        with stop.completed():
-            self._folder.checkpoints.save(self.steps.step, self._state())
 
     def _step(self) -> dict[str, float]:
         """Take one step, with an evaluation where one is due, and return its metrics."""
-        config = self.config
+        config = self._config
         try:
-            step = self.steps.take(self._done())
+            step = self._steps.take(self._done())
         except LanguageDivergedError as error:
             kept = f"the checkpoint {self._folder.checkpoints.own()[0].name} is kept"
-            hint = f"resume=true with a learning_rate below {self.setup.learning_rate:g} may help"
+            hint = f"resume=true with a learning_rate below {self._setup.learning_rate:g} may help"
             raise UserError(f"{error}; {kept}; {hint}") from None
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            expected = f"step {self.steps.step + 1}: expected memory for rows={config.rows}, got too little"
+            expected = f"step {self._steps.step + 1}: expected memory for rows={config.rows}, got too little"
             hint = "overwrite_existing_exp=true starts again, with fewer rows or a smaller model"
             raise UserError(f"{expected}; {hint}") from error
         values = {
             "loss": step.loss,
             "learning_rate": step.rate,
             "gradient_norm": step.gradient_norm,
-            "tokens": self.steps.step * self._tokens_per_step,
+            "tokens": self._steps.step * self._tokens_per_step,
         }
         self._is_over = self._done() >= 1  # asked once: the last step has an evaluation
-        if self.steps.step % config.evaluate_every == 0 or self._is_over:
+        if self._steps.step % config.evaluate_every == 0 or self._is_over:
             values["validation_bits_per_byte"] = self._evaluate()
         return {**values, "seconds": self._seconds()}
 
     def _evaluate(self) -> float:
         """Return the bits per byte of the validation part, and keep the weights that are to be kept."""
-        bits = self._bits(self.setup.model, "validation", self.config.validation_tokens)
-        if bits < self.best or (self.config.keep == "last" and math.isfinite(bits)):
-            self.best, self.best_step = bits, self.steps.step
+        bits = self.bits(self._setup.model, "validation", self._config.validation_tokens)
+        if bits < self.best or (self._config.keep == "last" and math.isfinite(bits)):
+            self.best, self.best_step = bits, self._steps.step
             self._keep_weights()
         return bits
 
     def _keep_weights(self) -> None:
         """Write the weights to the model's folder; checkpoints have them from now on."""
-        self._kept = _copy_of(self.setup.model)
-        save_language_model(self._model_folder, self.setup.model)
+        self._kept = _copy_of(self._setup.model)
+        save_language_model(self._model_folder, self._setup.model)
 
-    def _bits(
+    def bits(
         self, model: torch.nn.Module, part: str, num_tokens: int, is_stopped: Callable[[], bool] = lambda: False
     ) -> float:
-        tokens = self.setup.parts[part]
+        tokens = self._setup.parts[part]
         loss = streamed_loss(model, tokens.tokens, num_tokens=num_tokens, is_stopped=is_stopped)
         return bits_per_byte_of(loss, num_tokens=len(tokens.tokens), num_bytes=tokens.num_bytes)
 
-    def _sample(self, samples: SampleFile, stop: StopRequest) -> None:
+    def _sample(self, run: Run) -> None:
         """Write the sample of the last step, if one is due; after a stop the resumed run writes it."""
-        options, step = self.config.sample, self.steps.step
-        if not options.every or step % options.every or step <= samples.last_step:
+        options, step = self._config.sample, self.step
+        if not options.every or step % options.every or step <= self._samples.last_step:
             return
-        seed = self.config.seed + step * _SAMPLE_SEED_STEP
-        text = sample_text(
-            self.setup.model, self.setup.codec, options, seed=seed, is_stopped=lambda: stop.signal is not None
-        )
+        seed = self._config.seed + step * _SAMPLE_SEED_STEP
+        text = sample_text(self._setup.model, self._setup.codec, options, seed=seed, is_stopped=lambda: run.is_stopped)
         if text is None:
             return
-        samples.write(step, options.prompt, text)
-        self._view.sample(step, options.prompt, text)
+        self._samples.write(step, options.prompt, text)
+        run.logger.view.show_text(f"sample after step {step}", (options.prompt + text).strip("\n"))
 
-    def _show(self, values: Mapping[str, float]) -> None:
-        train, seconds = self.setup.parts["train"], time.monotonic() - self._start
-        num_tokens = (self.steps.step - self._first_step) * self._tokens_per_step
-        is_evaluated = "validation_bits_per_byte" in values
-        if is_evaluated:
-            self._validation = values["validation_bits_per_byte"]
-        shown = Shown(
-            step=self.steps.step,
-            num_steps=self.config.steps if self.config.seconds is None else None,
-            done=self._done(),
-            seconds=seconds,
-            done_before=self._done_before,
-            bits=bits_per_byte_of(values["loss"], num_tokens=len(train.tokens), num_bytes=train.num_bytes),
-            rate=values["learning_rate"],
-            tokens_per_second=num_tokens / max(seconds, 1e-9),
-            validation=self._validation,
-            best=self.best,
-        )
-        self._view.write(shown, is_evaluated=is_evaluated)
+    @property
+    def _num_tokens(self) -> int:
+        """Return the number of tokens of this process's steps."""
+        return (self.step - self._first_step) * self._tokens_per_step
 
     @property
     def _tokens_per_step(self) -> int:
-        return self.config.rows * self.config.accumulation * self.config.sequence_length
+        return self._config.rows * self._config.accumulation * self._config.sequence_length
 
     def _seconds(self) -> float:
         """Return the seconds of training, those of earlier processes included."""
@@ -312,21 +285,64 @@ class LanguageRun:
 
     def _done(self) -> float:
         """Return the share of the training that is done."""
-        if self.config.seconds is None:
-            return self.steps.step / self.config.steps
-        return self._seconds() / self.config.seconds
+        if self._config.seconds is None:
+            return self._steps.step / self._config.steps
+        return self._seconds() / self._config.seconds
 
-    def _state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: a resumed run continues exactly."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the complete state for a checkpoint."""
         return {
-            "model": self.setup.model.state_dict(),
+            "model": self._setup.model.state_dict(),
             "kept": self._kept,
-            "steps": self.steps.state_dict(),
+            "steps": self._steps.state_dict(),
             "best": self.best,
             "best_step": self.best_step,
             "seconds": self._seconds(),
-            "text": self.setup.digest,
+            "text": self._setup.digest,
         }
+
+
+class TestStage(Stage):
+    """Bits per byte of the kept weights on the test part."""
+
+    __test__ = False  # no test of pytest
+
+    def __init__(self, config: LanguageConfig, folder: RunFolder, training: TrainingStage) -> None:
+        """Take the training whose kept weights are tested."""
+        self._config, self._folder, self._training = config, folder, training
+        self._bits = math.nan
+
+    def run(self, run: Run) -> None:
+        """Test the model; a resumed run repeats a test that a signal has ended."""
+        if run.is_stopped:
+            return
+        with run.phase(Phase.FINAL):
+            model = load_language_model(self._folder.path / MODEL_NAME)
+            self._bits = self._training.bits(model, "test", self._config.test_tokens, is_stopped=lambda: run.is_stopped)
+
+    def closing_lines(self, state: RunState) -> Iterator[str]:
+        """Yield the results, and three commands: generate, serve, train longer; or the one that continues."""
+        folder, config, figures = self._folder.path, self._config, self._training.figures()
+        resume = resume_command(folder, command="language")
+        if state is RunState.INTERRUPTED:
+            yield f"stopped after step {figures['steps']:,}; to continue: {resume}"
+        if state is not RunState.COMPLETED:
+            return
+        steps = f"{figures['steps']:,.0f} steps in {duration(figures['seconds'])}"
+        speed = f", {figures['tokens_per_second']:,.0f} tokens/s" if figures["tokens_per_second"] else ""
+        yield f"trained {figures['num_parameters']:,.0f} parameters, {steps}{speed}"
+        yield (
+            f"bits per byte: test {self._bits:.3f}, validation {figures['validation']:.3f} "
+            f"(weights of step {figures['kept_step']:,.0f})"
+        )
+        model = shlex.quote(str(folder / MODEL_NAME))
+        longer = (
+            f"steps={config.steps * _LONGER}" if config.seconds is None else f"seconds={config.seconds * _LONGER:g}"
+        )
+        yield "next:"
+        yield f"  {program('generate').replace('.language', '.generate')} {model}"
+        yield f"  python -m gflownet.rhn.server {model}"
+        yield f"  {resume} {longer}"
 
 
 def _copy_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -349,14 +365,3 @@ def _training(config: LanguageConfig, setup: Setup) -> LanguageTraining:
         precision=setup.precision,
         batches=config.batches,
     )
-
-
-def _check_unchanged(config: LanguageConfig, started: Mapping[str, Any]) -> None:
-    """Raise UserError for the first changed option that a resumed run may not change."""
-    options = to_mapping(cast(Any, config))
-    for key in options:
-        if key not in MAY_CHANGE and started.get(key) != options[key]:
-            raise UserError(
-                f"{key}: expected {started.get(key)!r}, as the run in {config.log_dir} was started, got "
-                f"{options[key]!r}; a run with it needs another log_dir"
-            )

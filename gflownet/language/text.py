@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import torch
 from torch import Tensor
 
 from gflownet.errors import UserError
-from gflownet.rhn.text_codec import BYTES, TextCodec
-from gflownet.run_marker import MARKER_NAME
+from gflownet.language.config import LanguageConfig
+from gflownet.records.marker import MARKER_NAME
+from gflownet.rhn.text_codec import BYTES, TextCodec, TokenizerCodec
 
 # Shares of the bytes; the remainder is the training part.
 _TEST_SHARE = _VALIDATION_SHARE = 0.1
@@ -216,3 +218,53 @@ def _num_bytes(pieces: Sequence[str]) -> int:
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / _MEGABYTE:.2f} MB" if num_bytes >= _MEGABYTE / 10 else f"{num_bytes:,} bytes"
+
+
+def choose_codec(config: LanguageConfig, pieces: Iterable[str]) -> tuple[TextCodec, bytes | None]:
+    """Return the tokens of a new run, and the content of its tokenizer.json; bytes have none.
+
+    Args:
+        config: of the run.
+        pieces: training part of the text.
+
+    Raises:
+        UserError: the package is missing, or the file is no tokenizer.
+    """
+    if config.tokenizer is not None:
+        try:
+            content = Path(config.tokenizer).read_bytes()
+        except OSError as error:
+            raise UserError(f"tokenizer: {config.tokenizer}: cannot be read ({error.strerror})") from None
+        return TokenizerCodec(Path(config.tokenizer)), content
+    if config.train_tokenizer is None:
+        return BYTES, None
+    content = _trained(pieces, config.train_tokenizer).encode()
+    with NamedTemporaryFile(suffix=".json") as file:
+        file.write(content)
+        file.flush()
+        return TokenizerCodec(Path(file.name)), content
+
+
+def name_of(codec: TextCodec) -> str:
+    """Return the tokens in words."""
+    return "bytes" if codec is BYTES else f"a tokenizer with {codec.vocabulary_size:,} tokens"
+
+
+def reproduces(codec: TextCodec, text: str) -> bool:
+    """Return whether the tokens of a text hold all of it."""
+    return codec.decode(codec.encode(text)) == text
+
+
+def _trained(pieces: Iterable[str], num_tokens: int) -> str:
+    """Return the JSON of a byte-level BPE tokenizer (Sennrich et al. 2016) without normalisation or special tokens."""
+    try:
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    except ModuleNotFoundError:
+        raise UserError("train_tokenizer: missing package tokenizers: pip install 'gflownet[language]'") from None
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=num_tokens, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(pieces, trainer)
+    return tokenizer.to_str()

@@ -9,16 +9,16 @@ from gflownet.evaluation.constraints import best_within
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.store import EvaluationStore
-from gflownet.interrupts import AbandonedError
+from gflownet.records.status import Phase
 from gflownet.report.closing import report_run
+from gflownet.run.failures import Quarantine
 from gflownet.run.final_stage import FinalTrainingsStage, best_tested
 from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME
 from gflownet.run.parts import CERTIFICATE_STREAM, Parts
-from gflownet.run.quarantine import Quarantine
 from gflownet.run.run import Run
 from gflownet.run.search_stage import NUM_REPORTED, closing_line, completed_scores
 from gflownet.run.stage import Stage
-from gflownet.run_status import Phase
+from gflownet.terminal.interrupts import AbandonedError
 from gflownet.workers.process import stream_seed
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class CertificateStage(Stage):
                         num_samples=config.certify_samples,
                         extra_states=extra_states,
                         report_stage=run.logger.print,
-                        report_progress=run.logger.stage,
+                        report_progress=run.logger.view.stage,
                         stopped=lambda: run.is_stopped,
                     )
             except AbandonedError:

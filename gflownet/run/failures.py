@@ -1,14 +1,27 @@
-"""Evaluations in one line, and kinds of failed ones: equal for failures with one cause."""
+"""Failed candidates of a run: lines and kinds, equal for failures with one cause, and quarantine.jsonl.
+
+The quarantine lists candidates that ended their process, exceeded the deadline or the memory, one JSON object each.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from gflownet.errors import counted
+from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.evaluator import Evaluation
+from gflownet.evaluation.executors.machine import memory_per_process, num_cores
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.status import EvaluationStatus
-from gflownet.evaluation.store import EvaluationRecord
+from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
+from gflownet.files import cannot_write
+from gflownet.run.folder import QUARANTINE_NAME, RunFolder
 
 _TYPED = re.compile(r"(?:\w+\.cost: )?(?P<type>\w+): .*\((?P<place>[^()\s]+:\d+)\)")  # as written by `describe`
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
@@ -56,3 +69,103 @@ def evaluation_line(record: EvaluationRecord) -> str:
     place += f", {record.fidelity} epochs or steps" if record.fidelity else ""
     reason = "" if record.error is None else f": {' '.join(record.error.split())}"
     return f"evaluation {record.hash[:_SHORT_HASH]}: {result} in {record.seconds:.1f} s{size}{place}{reason}"
+
+
+QUARANTINED = frozenset({EvaluationStatus.CRASHED, EvaluationStatus.TIMEOUT, EvaluationStatus.OUT_OF_MEMORY})
+
+
+_FAILURES = {EvaluationStatus.TIMEOUT: "earlier timeout", EvaluationStatus.OUT_OF_MEMORY: "earlier memory failure"}
+
+
+def raised_limits(earlier: Mapping[str, Any], config: EvaluationConfig) -> dict[EvaluationStatus, str]:
+    """Return the statuses of candidates that exceeded an earlier, smaller limit, with the new limit in words.
+
+    Args:
+        earlier: group `evaluation` of the run when it was started or resumed last.
+        config: of the resumed run.
+    """
+    raised = {}
+    if (config.deadline or math.inf) > (earlier.get("deadline", config.deadline) or math.inf):
+        limit = "none" if config.deadline is None else f"{config.deadline:g} s"
+        raised[EvaluationStatus.TIMEOUT] = f"evaluation.deadline: {limit} instead of {earlier['deadline']:g} s"
+    limits = [
+        memory_per_process(limit, capacity=capacity or num_cores())
+        for limit, capacity in (
+            (earlier.get("memory_limit", config.memory_limit), earlier.get("capacity", config.capacity)),
+            (config.memory_limit, config.capacity),
+        )
+    ]
+    if limits[1] > limits[0]:
+        change = f"{limits[1] / 1e9:.3g} GB instead of {limits[0] / 1e9:.3g} GB per process"
+        raised[EvaluationStatus.OUT_OF_MEMORY] = f"evaluation.memory_limit: {change}"
+    return raised
+
+
+class Reopened:
+    """Earlier failures of a resumed run that larger limits may turn into scores, free to be evaluated again."""
+
+    def __init__(self, store: EvaluationStore, raised: Mapping[EvaluationStatus, str], *, run: str) -> None:
+        """Free the rows of a run; `raised`: see `raised_limits`."""
+        records = {status: store.reopen(status, run=run) for status in raised}
+        self.lines = [_line(raised[status], len(rows), status) for status, rows in records.items() if rows]
+        # The final stage evaluates its own.
+        search = [record for rows in records.values() for record in rows if record.seed == 0]
+        self.graphs = [json.loads(graph) for graph in {record.key: record.graph for record in search}.values()]
+
+
+def _line(change: str, num: int, status: EvaluationStatus) -> str:
+    return f"{change}: {counted(num, _FAILURES[status])} {'is' if num == 1 else 'are'} evaluated again"
+
+
+class Quarantine:
+    """The list of a run; the file is created with its first candidate.
+
+    Attributes:
+        path: of the file.
+        num: candidates added by this process.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.path = folder.path / QUARANTINE_NAME
+        self.num = 0
+        self._folder = folder
+
+    def add(self, record: EvaluationRecord) -> None:
+        """Append a candidate if its status is one of QUARANTINED.
+
+        Raises:
+            UserError: another file has the name of the list, or it cannot be written; it is unchanged.
+        """
+        if record.status not in QUARANTINED:
+            return
+        self._folder.claim(QUARANTINE_NAME)
+        _append(self.path, json.dumps(_entry(record)).encode() + b"\n")
+        self.num += 1
+
+    def line(self) -> str:
+        """Return the closing line: where the list is, and how to try a candidate again."""
+        candidates = "candidate was" if self.num == 1 else "candidates were"
+        return (
+            f"{self.num} {candidates} quarantined: {self.path}; to try again: "
+            f"python -m gflownet.store requeue {self._folder.path} HASH"
+        )
+
+
+def _entry(record: EvaluationRecord) -> dict[str, object]:
+    names = ("hash", "status", "attempts", "error", "seconds", "step", "run", "fidelity")
+    return {name: getattr(record, name) for name in names} | {"graph": json.loads(record.graph)}
+
+
+def _append(path: Path, line: bytes) -> None:
+    try:
+        with path.open("ab", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            try:
+                if file.write(line) != len(line):
+                    raise OSError("only a part was written")
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
+    except OSError as error:
+        raise cannot_write(path, error) from error

@@ -20,10 +20,10 @@ from gflownet.evaluation.final_trainings import Finalists, FinalTrainings
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, num_finalists, shrunk, spread_of
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.graphs.canonical import Candidate
+from gflownet.records.status import Phase
 from gflownet.run.parts import RANDOM_STREAM, Parts
 from gflownet.run.run import Run
 from gflownet.run.stage import Stage
-from gflownet.run_status import Phase
 from gflownet.workers.process import stream_seed
 
 # The first guess of the noise without a model: this share of the variance of scores.
@@ -72,7 +72,7 @@ def final_stage(parts: Parts, evaluator: Dispatcher, run: Run) -> FinalStage | N
         from_dict=parts.env.terminal_type.from_dict,
         step=parts.step,
         report_line=run.logger.print,
-        report_progress=run.logger.stage,
+        report_progress=run.logger.view.stage,
     )
     before = [
         row for row in store if row.run == parts.run_id and row.seed and row.fidelity == (trainings.fidelity or 0)

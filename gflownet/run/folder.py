@@ -17,6 +17,8 @@ from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.store_recovery import DAMAGED_SUFFIX, damage_of, recover
 from gflownet.files import cannot_write, temporary_of, write_whole
 from gflownet.options import leaves
+from gflownet.records.marker import LOCK_NAME, MARKER_NAME, RunMarker, check_marker, read_marker, write_marker
+from gflownet.records.status import STATUS_NAME
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
 from gflownet.report.page import PAGE_NAME
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME
@@ -25,8 +27,6 @@ from gflownet.run.checkpoint import Checkpoint, CheckpointFolder, RunLock
 from gflownet.run.logging import METRICS_NAME
 from gflownet.run.tensorboard_log import TENSORBOARD_NAME
 from gflownet.run.wandb_log import WANDB_ID_NAME, WANDB_NAME
-from gflownet.run_marker import LOCK_NAME, MARKER_NAME, RunMarker, check_marker, read_marker, write_marker
-from gflownet.run_status import STATUS_NAME
 
 CHECKPOINTS_NAME = "checkpoints"
 CERTIFICATE_NAME = "certificate.json"
@@ -121,12 +121,19 @@ class RunFolder:
         return checkpoint
 
     def check_unchanged(self, config: Config) -> None:
-        """Raise UserError for the first changed option that a resumed run may not change."""
-        started = dict(leaves(to_mapping(config_of_run(self._marker.config, where=f"{self.path / MARKER_NAME}: "))))
-        for key, value in leaves(to_mapping(config)):
-            if not {key, key.partition(".")[0]} & _MAY_CHANGE and started.get(key) != value:
+        """Raise UserError for the first changed option that a resumed search may not change."""
+        started = config_of_run(self._marker.config, where=f"{self.path / MARKER_NAME}: ")
+        self.refuse_changes(to_mapping(started), to_mapping(config), may_change=_MAY_CHANGE)
+
+    def refuse_changes(
+        self, started: Mapping[str, Any], options: Mapping[str, Any], *, may_change: Collection[str]
+    ) -> None:
+        """Raise UserError for the first option, nested ones included, that differs from that of the start."""
+        before = dict(leaves(started))
+        for key, value in leaves(options):
+            if not {key, key.partition(".")[0]} & set(may_change) and before.get(key) != value:
                 raise UserError(
-                    f"{key}: expected {started.get(key)!r}, as the run in {self.path} was started, got {value!r}; "
+                    f"{key}: expected {before.get(key)!r}, as the run in {self.path} was started, got {value!r}; "
                     "a run with it needs another log_dir"
                 )
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from rich.console import Console
 
-from gflownet.console import make_console, print_line
 from gflownet.files import Closing, cannot_write, parse_json, write_whole
 from gflownet.layered_drawing import shortened
 from gflownet.report.leaders import Leader
@@ -24,7 +23,7 @@ from gflownet.run.run_log import RunLog, RunResults, StepSamples, first_line, re
 from gflownet.run.tensorboard_log import TensorBoardLog
 from gflownet.run.view import SEARCH_LOOK, Limits, Look, make_view
 from gflownet.run.wandb_log import WandbLog
-from gflownet.run_status import Phase
+from gflownet.terminal.console import make_console, print_line
 
 if TYPE_CHECKING:
     from gflownet.config import TensorBoardConfig, WandbConfig
@@ -44,7 +43,12 @@ _log = logging.getLogger(__name__)
 
 
 class MetricLogger(Closing):
-    """Writes the metrics of each step to all logs. A context manager that closes them."""
+    """Writes the metrics of each step to all logs. A context manager that closes them.
+
+    Attributes:
+        console: for lines and tables.
+        view: panel or lines on the console; what only the view gets is not recorded.
+    """
 
     def __init__(
         self,
@@ -84,7 +88,7 @@ class MetricLogger(Closing):
         self._samples, self._num_sampled_steps, self._step = StepSamples(), 0, resume_step or 0
         self._last_checkpoint: Path | None = None
         self._leader_hashes: list[str] = []
-        self._view = make_view(
+        self.view = make_view(
             self.console,
             num_training_steps=num_training_steps,
             print_every=1 if verbosity == "verbose" else print_every,
@@ -119,7 +123,7 @@ class MetricLogger(Closing):
             self._samples, self._num_sampled_steps = self._samples + samples, self._num_sampled_steps + 1
             if self._num_sampled_steps == HISTOGRAM_STEPS:
                 self._write_samples()
-        self._view.write(step, {**values, **(shown or {})})
+        self.view.write(step, {**values, **(shown or {})})
 
     def write_leaders(self, hashes: Sequence[str], rows_of: Callable[[], Sequence[Leader]]) -> None:
         """Write the best architectures so far to the logs that show them, if they have changed.
@@ -147,31 +151,15 @@ class MetricLogger(Closing):
     def name_best(self, words_of: Callable[[], str]) -> None:
         """Show the best architecture so far with the next metrics; `words_of` returns its words."""
         try:
-            self._view.best_words = shortened(words_of(), _MAX_WORDS)
+            self.view.best_words = shortened(words_of(), _MAX_WORDS)
         except Exception as error:  # of the task's own code
-            self._view.best_words = ""
+            self.view.best_words = ""
             self.print(f"the best architecture is not shown in words: {first_line(error)}")
-
-    def show(self, values: Mapping[str, float]) -> None:
-        """Update values of the live panel during a step; they are not recorded."""
-        self._view.show(values)
-
-    def show_text(self, heading: str, text: str) -> None:
-        """Show a text on the console; it is not recorded."""
-        self._view.show_text(heading, text)
-
-    def enter(self, phase: Phase) -> None:
-        """Show the beginning of a phase on the console."""
-        self._view.enter(phase)
 
     def summarise(self, values: Mapping[str, float]) -> None:
         """Write metrics of the whole run to the summary of the wandb run."""
         for log in self._logs:
             log.summarise(values)
-
-    def stage(self, name: str, done: int, total: int) -> None:
-        """Show the progress of a stage of the run; cheap."""
-        self._view.stage(name, done, total)
 
     def print(self, text: str) -> None:
         """Print a line, above the live panel if there is one; a quiet run prints only what follows the panel."""
@@ -193,7 +181,7 @@ class MetricLogger(Closing):
         try:
             yield
         finally:
-            self._view.close()
+            self.view.close()
             self._is_closing = True
 
     def close(self) -> None:
@@ -201,7 +189,7 @@ class MetricLogger(Closing):
 
         The logs get the results of the run, as they are in its folder.
         """
-        self._view.close()
+        self.view.close()
         self._file.close()
         if not self._logs:
             return

@@ -17,10 +17,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gflownet.console import duration, print_line
 from gflownet.errors import printable
-from gflownet.run_status import Phase
+from gflownet.records.status import Phase
 from gflownet.search.config import MIXED_MODELS, ORIGINS
+from gflownet.terminal.console import duration, print_line
 
 # Faster updates are not readable.
 MAX_REFRESHES_PER_SECOND = 8
@@ -171,7 +171,7 @@ class Clock:
         return values.get("seconds", 0.0) / self.limits.seconds
 
 
-class Stage:
+class StageProgress:
     """Progress of a stage with countable work, such as the trainings of the final stage."""
 
     def __init__(self, name: str, *, now: Callable[[], float], done: int = 0) -> None:
@@ -203,7 +203,7 @@ class View(ABC):
 
     def __init__(self, clock: Clock, look: Look = SEARCH_LOOK) -> None:
         self._clock, self._look = clock, look
-        self._stage: Stage | None = None
+        self._stage: StageProgress | None = None
         self._phase: Phase | None = None
         self.best_words = ""  # of the best architecture so far; empty: not shown
 
@@ -226,12 +226,12 @@ class View(ABC):
     def stage(self, name: str, done: int, total: int) -> None:
         """Show the progress of a stage; the first call of a name starts it."""
         if self._stage is None or self._stage.name != name:
-            self._stage = Stage(name, now=self._clock.now, done=done)
+            self._stage = StageProgress(name, now=self._clock.now, done=done)
         self._stage.update(done, total)
         self._show_stage(self._stage)
 
     @abstractmethod
-    def _show_stage(self, stage: Stage) -> None:
+    def _show_stage(self, stage: StageProgress) -> None:
         """Show the progress of a stage."""
 
     @abstractmethod
@@ -277,7 +277,7 @@ class PlainLines(View):
     def close(self) -> None:
         """Do nothing."""
 
-    def _show_stage(self, stage: Stage) -> None:
+    def _show_stage(self, stage: StageProgress) -> None:
         """Print a line every STAGE_INTERVAL_S seconds."""
         now = self._clock.now()
         if stage.elapsed < STAGE_INTERVAL_S or now - self._stage_line_at < STAGE_INTERVAL_S:
@@ -325,7 +325,7 @@ class LivePanel(View):
         super().enter(phase)
         self._redraw(is_last=True)
 
-    def _show_stage(self, stage: Stage) -> None:
+    def _show_stage(self, stage: StageProgress) -> None:
         self._redraw(is_last=stage.done == stage.total)
 
     def _redraw(self, *, is_last: bool = False) -> None:

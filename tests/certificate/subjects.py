@@ -39,6 +39,10 @@ class RewardsScores:
 
 
 class Empty:
+    """A store without evaluations, to which nothing is added."""
+
+    add = claim = start = renew = release = None
+
     def find_many(self, identities):
         return [None] * len(identities)
 

@@ -15,7 +15,7 @@ from gflownet.comparison.record import RunRecord
 from gflownet.comparison.report import print_comparison
 from gflownet.comparison.result import Comparison
 from gflownet.comparison.result_file import to_json
-from gflownet.console import make_console
+from gflownet.terminal.console import make_console
 
 FREE = Accounting.EVALUATIONS
 

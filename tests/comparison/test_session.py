@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gflownet.compare import main, parse
+from gflownet.cli.compare import main, parse
 from gflownet.comparison.record import CURVE_NAME, RunRecord, read_record
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.run.logging import METRICS_NAME

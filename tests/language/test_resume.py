@@ -1,4 +1,4 @@
-"""Resumed runs end bit for bit as uninterrupted ones: after Ctrl-C, kill -9 and an error, and train longer."""
+"""Resumed trainings: during a sample and a test, with other options, longer; every stage: tests/run/test_stages.py."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import math
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +25,7 @@ from gflownet.rhn.serving import Sampled, Stream
 from gflownet.rhn.stack_model import RecurrentStack
 from gflownet.rhn.text_codec import BYTES
 from tests.finished_runs import CopiedRun, FinishedRuns
-from tests.language.tiny import OPTIONS, assert_equal_runs, differences, last_state, metric_rows, train, write_files
+from tests.language.tiny import assert_equal_runs, differences, last_state, metric_rows, train
 
 PATIENCE = 120.0  # seconds
 
@@ -50,22 +47,9 @@ def during_step(number: int, react: Callable[[], None], monkeypatch: pytest.Monk
     monkeypatch.setattr(LanguageSteps, "take", taken)
 
 
-def test_signal_stops_after_the_step_and_resume_is_exact(
+def test_signal_ends_a_sample_and_resume_is_exact(
     uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        during_step(11, lambda: os.kill(os.getpid(), signal.SIGINT), patch)
-        assert train(tmp_path) == 128 + signal.SIGINT
-    run = tmp_path / "run"
-    assert f"stopped after step 11; to continue: gflownet language log_dir={run} resume=true" in capsys.readouterr().out
-    assert len(metric_rows(run)) == 11
-    assert (run / "model" / "model.safetensors").exists()
-    assert train(tmp_path, "resume=true") == 0
-    assert "continuing after step 11" in capsys.readouterr().out
-    assert_equal_runs(run, uninterrupted)
-
-
-def test_signal_ends_a_sample_and_resume_is_exact(uninterrupted: Path, tmp_path: Path) -> None:
     numbers: list[int] = []
 
     class Counted(Stream):
@@ -79,10 +63,13 @@ def test_signal_ends_a_sample_and_resume_is_exact(uninterrupted: Path, tmp_path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gflownet.language.samples.Stream", Counted)
         assert train(tmp_path) == 128 + signal.SIGTERM
+    run = tmp_path / "run"
+    assert f"stopped after step 10; to continue: gflownet language log_dir={run} resume=true" in capsys.readouterr().out
     assert numbers == [0, 1, 2, 3, 4, 5, 0, 1, 2]
     assert len(metric_rows(tmp_path / "run")) == 10
     assert len((tmp_path / "run" / "samples.jsonl").read_bytes().splitlines()) == 1
     assert train(tmp_path, "resume=true") == 0
+    assert "continuing after step 10" in capsys.readouterr().out
     assert_equal_runs(tmp_path / "run", uninterrupted)
 
 
@@ -117,43 +104,6 @@ def test_stopped_loss_ends_at_the_next_pass() -> None:
 
 def fail() -> None:
     raise RuntimeError("power cut")
-
-
-# Contiguous batches and several optimisers.
-OTHER_OPTIONS = ("batches=contiguous", "optimiser=muon", "accumulation=2", "sample.every=0", "num_threads=1")
-
-
-def test_resume_after_error_is_exact(tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        during_step(13, fail, patch)
-        with pytest.raises(RuntimeError, match="power cut"):
-            train(tmp_path, *OTHER_OPTIONS, model="gru.yaml")
-    assert len(metric_rows(tmp_path / "run")) == 12  # the last checkpoint is of step 7
-    assert train(tmp_path, *OTHER_OPTIONS, "resume=auto", model="gru.yaml") == 0
-    (tmp_path / "other").mkdir()
-    assert train(tmp_path / "other", *OTHER_OPTIONS, model="../gru.yaml") == 0
-    assert_equal_runs(tmp_path / "run", tmp_path / "other" / "run")
-
-
-@pytest.mark.slow
-def test_resume_after_kill_is_exact(tmp_path: Path, checkout: Path) -> None:
-    """Kill the process at a random point between checkpoints."""
-    options = ("steps=60", *OTHER_OPTIONS)
-    run = tmp_path / "run"
-    arguments = [*write_files(tmp_path), f"model={tmp_path / 'gru.yaml'}", *OPTIONS, *options, f"log_dir={run}"]
-    command = [sys.executable, "-m", "gflownet.language", *arguments]
-    with subprocess.Popen(command, cwd=checkout, stdout=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + PATIENCE
-        while not (run / "metrics.jsonl").exists() or (run / "metrics.jsonl").read_bytes().count(b"\n") < 12:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        process.kill()
-    assert (run / "metrics.jsonl").read_bytes().count(b"\n") < 60
-    assert train(tmp_path, *options, "resume=true", model="gru.yaml") == 0
-    (tmp_path / "other").mkdir()
-    assert train(tmp_path / "other", *options, model="../gru.yaml") == 0
-    assert_equal_runs(run, tmp_path / "other" / "run")
 
 
 def test_resume_with_other_options_keeps_the_weights_of_its_figures(

@@ -10,8 +10,8 @@ from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStatus
 from gflownet.evaluation.store_overview import StoreOverview
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.run.failures import Quarantine, raised_limits
 from gflownet.run.folder import QUARANTINE_NAME, RunFolder
-from gflownet.run.quarantine import Quarantine, raised_limits
 from tests.disk_limits import file_size_limit
 from tests.evaluation.candidates import config_with
 from tests.evaluation.stub_rows import record

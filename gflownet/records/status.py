@@ -24,7 +24,7 @@ import psutil
 
 from gflownet.errors import UserError
 from gflownet.files import parse_json
-from gflownet.run_marker import LOCK_NAME
+from gflownet.records.marker import LOCK_NAME
 
 STATUS_NAME = "status.json"
 STATUS_FORMAT = 1

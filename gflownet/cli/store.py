@@ -10,10 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gflownet.command_line import CommandLine, positive_integer, print_plain_messages, program, run_command
 from gflownet.errors import UserError, counted, printable
 from gflownet.files import parse_json, read_yaml
-from gflownet.rhn.stack_choices import choices_in_words
+from gflownet.terminal.arguments import CommandLine, positive_integer, print_plain_messages, program, run_command
 from gflownet.trust import CONFIG_NAME, HELP, check_config, trusting
 
 if TYPE_CHECKING:
@@ -274,10 +273,12 @@ def _task(context: str | None) -> str:
 
 
 def _words(row: Row) -> str:
-    """Return the stack of a language model in words; empty for other candidates and damaged rows."""
+    """Return the words of the task for a candidate; empty without any and for damaged rows."""
+    from gflownet.graphs.assignment import words_of
+
     try:
-        return choices_in_words(parse_json(row["graph"]), width=parse_json(row["metrics"]).get("width"))
-    except (ValueError, TypeError, AttributeError):
+        return words_of(parse_json(row["graph"]))
+    except (ValueError, TypeError):
         return ""
 
 
