@@ -24,7 +24,6 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {
         "errors": None,
         "optimisers": None,
-        "layered_drawing": set(),
         "interrupts": set(),
         "commands": set(),
         "moved": set(),
@@ -32,6 +31,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {
         "command_line": {"errors", "interrupts"},
         "files": {"errors"},
+        "pictures": {"errors"},
         "options": {"errors"},
         "entry_points": set(),
         "random_states": set(),

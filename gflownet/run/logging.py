@@ -17,7 +17,7 @@ from rich.console import Console
 
 from gflownet.console import make_console, print_line
 from gflownet.files import Closing, cannot_write, write_whole
-from gflownet.layered_drawing import shortened
+from gflownet.pictures.figure import shortened
 from gflownet.progress_view import Limits, make_view
 from gflownet.report.leaders import Leader
 from gflownet.run.executor_status import COUNTS
