@@ -21,13 +21,7 @@ SOURCE_FOLDERS = ("gflownet", "tasks", "scripts", "tests")
 
 # A package imports only packages in earlier rows. A set restricts it to the named packages; None means no restriction.
 LAYERS: tuple[dict[str, set[str] | None], ...] = (
-    {
-        "errors": None,
-        "optimisers": None,
-        "interrupts": set(),
-        "commands": set(),
-        "moved": set(),
-    },
+    {"errors": None, "optimisers": None, "interrupts": set(), "commands": set(), "moved": set()},
     {
         "command_line": {"errors", "interrupts"},
         "files": {"errors"},

@@ -12,7 +12,7 @@ from gflownet.evaluation.extrapolation import rank_correlation
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.graphs.assignment import as_yaml, differing, values_of
 from gflownet.graphs.node_link import has_module
-from gflownet.report.page.axes import number_text
+from gflownet.pictures.chart import number_text
 from gflownet.report.page.drawings import Drawing, drawing_of
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of, number_of
 from gflownet.rhn.stack_choices import choices_in_words

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gflownet.report.page.axes import number_text
-from gflownet.report.page.chart import Table
+from gflownet.pictures.chart import Table, number_text
 from gflownet.report.page.overview import has_search_method
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of
 

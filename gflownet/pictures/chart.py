@@ -1,14 +1,122 @@
-"""Charts as data: marks with attributes that the template writes as SVG, a legend, and the same figures as a table."""
+"""Charts as data: axes, marks with attributes, a legend, and the same figures as a table; as SVG for files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from gflownet.errors import printable
-from gflownet.report.page.axes import Scale, number_text
+
+NUM_TICKS = 5
+# Positive values of a larger ratio get a logarithmic axis.
+LOG_RATIO = 300.0
+MINUS, NONE = "\N{MINUS SIGN}", "\N{EN DASH}"
+_SCALE_MARGIN = 0.04  # of the range, at both ends
+
+
+@dataclass(frozen=True)
+class Scale:
+    """An axis from `low` to `high`; of a logarithmic one, both are above 0."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    def share(self, value: float) -> float:
+        """Return the place of a value, 0 at `low` and 1 at `high`; values outside are moved to the ends."""
+        low, high, at = (
+            (math.log(v) for v in (self.low, self.high, max(value, self.low)))
+            if self.is_log
+            else (self.low, self.high, value)
+        )
+        return min(1.0, max(0.0, (at - low) / (high - low)))
+
+    @property
+    def ticks(self) -> list[float]:
+        """Round values between the ends: at least one."""
+        if self.is_log:
+            return _log_ticks(self.low, self.high)
+        step = _step((self.high - self.low) / NUM_TICKS)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [place * step for place in range(first, last + 1)] or [self.low]
+
+
+def scale_of(values: Iterable[float], *, is_log: bool | None = None, start: float | None = None) -> Scale | None:
+    """Return the axis of the finite values, None without one.
+
+    Args:
+        values: that are shown.
+        is_log: logarithmic; None: if the values are positive and differ by more than `LOG_RATIO`.
+        start: the lower end, where known.
+    """
+    array = np.asarray(list(values), dtype=float)
+    finite = array[np.isfinite(array)]
+    if not len(finite):
+        return None
+    low, high = float(finite.min()), float(finite.max())
+    if is_log is None:
+        is_log = low > 0 and high / low > LOG_RATIO
+    if is_log:
+        positive = finite[finite > 0]
+        if len(positive):
+            low = float(positive.min())
+            return Scale(low / 1.15, high * 1.15, is_log=True)
+    if high - low <= 1e-12 * max(abs(low), abs(high)):
+        half = abs(low) * 0.05 or 0.5
+        low, high = low - half, high + half
+    margin = (high - low) * _SCALE_MARGIN
+    return Scale(low - margin if start is None else min(start, low), high + margin)
+
+
+def number_text(value: float | None, digits: int = 4) -> str:
+    """Return a number for readers: thousands with commas, otherwise `digits` significant digits."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 1e7 or size < 1e-4:
+        return f"{value:.3g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-").replace("-", MINUS)
+    if float(value).is_integer() or size >= 1_000:
+        return f"{value:,.0f}".replace("-", MINUS)
+    return f"{value:.{digits}g}".replace("-", MINUS)
+
+
+def duration_text(seconds: float | None) -> str:
+    """Return a duration in its two largest units: 4 s, 2 min 5 s, 3 h 12 min, 2 d 4 h."""
+    if seconds is None or not math.isfinite(seconds):
+        return NONE
+    if seconds < 9.95:
+        return f"{max(seconds, 0.0):.1f} s" if seconds >= 0.05 else "0 s"
+    whole = round(seconds)
+    units = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+    first = next(index for index, (size, _) in enumerate(units) if whole >= size)
+    parts = []
+    for size, name in units[first : first + 2]:
+        number, whole = divmod(whole, size)
+        if number:
+            parts.append(f"{number} {name}")
+    return " ".join(parts)
+
+
+def _step(rough: float) -> float:
+    """Return the round step of at least `rough`: 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= rough * (1 - 1e-9))
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    digits = (1, 2, 5) if math.log10(high / low) < 2 else (1,)
+    ticks = [digit * 10.0**power for power in powers for digit in digits if low <= digit * 10.0**power <= high]
+    every = math.ceil(len(ticks) / (NUM_TICKS + 1)) or 1
+    return ticks[::every] or [math.sqrt(low * high)]
+
 
 # Pixels of the view box. Narrow, so that text stays readable on a phone.
 WIDTH, HEIGHT = 460.0, 270.0
