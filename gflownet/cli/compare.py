@@ -85,7 +85,7 @@ def compare(options: argparse.Namespace, *, command: Sequence[str]) -> int:
     from rich.console import Console
 
     from gflownet.comparison.report import print_comparison
-    from gflownet.comparison.result_file import has_pictures, write_comparison
+    from gflownet.comparison.result_file import write_comparison
     from gflownet.comparison.session import run_plan
     from gflownet.terminal.console import make_console, print_line
 
@@ -97,8 +97,6 @@ def compare(options: argparse.Namespace, *, command: Sequence[str]) -> int:
         return EXIT_SIGNAL + (stop.signal or SIGINT)
     print_comparison(comparison, console)
     paths = write_comparison(comparison, plan.folder, command=command, copy=options.json)
-    if not has_pictures():
-        print_line(console, "pictures need matplotlib: pip install 'gflownet[plots]'")
     print_line(console, f"written: {', '.join(map(str, paths))}")
     return 0
 

@@ -16,9 +16,9 @@ from gflownet.evaluation.task import GFNTask
 from gflownet.files import write_whole
 from gflownet.graphs.assignment import Assignment, values_of
 from gflownet.metrics.pareto import hypervolume, non_dominated
+from gflownet.pictures.chart import svg_of
+from gflownet.pictures.line_charts import Highlight, scatter_chart
 from gflownet.report.architectures import as_json, described_in_words, with_translation
-from gflownet.report.page.chart import svg_of
-from gflownet.report.page.scatter_chart import Highlight, scatter_chart
 
 FRONT_NAME = "pareto_front.json"
 FRONT_PICTURE_NAME = "pareto_front.svg"

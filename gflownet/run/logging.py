@@ -16,7 +16,7 @@ import yaml
 from rich.console import Console
 
 from gflownet.files import Closing, cannot_write, parse_json, write_whole
-from gflownet.layered_drawing import shortened
+from gflownet.pictures.figure import shortened
 from gflownet.report.leaders import Leader
 from gflownet.run.executor_status import COUNTS
 from gflownet.run.run_log import RunLog, RunResults, StepSamples, first_line, read_results

@@ -12,8 +12,8 @@ from gflownet.evaluation.extrapolation import rank_correlation
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.graphs.assignment import as_yaml, differing, values_of, words_of
 from gflownet.graphs.node_link import has_module
+from gflownet.pictures.chart import number_text
 from gflownet.records.status import RunState
-from gflownet.report.page.axes import number_text
 from gflownet.report.page.drawings import Drawing, drawing_of
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of, number_of
 
