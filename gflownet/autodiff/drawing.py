@@ -11,16 +11,7 @@ import networkx as nx
 from gflownet import layered_drawing
 from gflownet.autodiff.graph import Graph
 from gflownet.autodiff.listing import Declaration, dtype_name
-from gflownet.autodiff.nodes import (
-    CastNode,
-    ElementwiseNode,
-    LeafKind,
-    LeafNode,
-    LinearNode,
-    Node,
-    NonlinearNode,
-    TransformNode,
-)
+from gflownet.autodiff.nodes import LeafNode, Node
 from gflownet.autodiff.serialisation import write
 from gflownet.autodiff.text import lines
 from gflownet.layered_drawing import Box, Link, shortened
@@ -28,15 +19,15 @@ from gflownet.layered_drawing import Box, Link, shortened
 MAX_TITLE_LENGTH = 44
 
 # Fill and stroke.
-COLOURS: dict[type[Node] | LeafKind, tuple[str, str]] = {
-    TransformNode: ("#f8fafc", "#64748b"),
-    ElementwiseNode: ("#fef9c3", "#ca8a04"),
-    LinearNode: ("#ede9fe", "#7c3aed"),
-    NonlinearNode: ("#ffe4e6", "#e11d48"),
-    CastNode: ("#f1f5f9", "#94a3b8"),
-    LeafKind.INPUT: ("#e0f2fe", "#0284c7"),
-    LeafKind.PARAMETER: ("#dcfce7", "#16a34a"),
-    LeafKind.CONSTANT: ("#f3f4f6", "#6b7280"),
+COLOURS = {
+    "transform": ("#f8fafc", "#64748b"),
+    "elementwise": ("#fef9c3", "#ca8a04"),
+    "linear": ("#ede9fe", "#7c3aed"),
+    "nonlinear": ("#ffe4e6", "#e11d48"),
+    "cast": ("#f1f5f9", "#94a3b8"),
+    "input": ("#e0f2fe", "#0284c7"),
+    "parameter": ("#dcfce7", "#16a34a"),
+    "constant": ("#f3f4f6", "#6b7280"),
 }
 CUSTOM_COLOURS = ("#ccfbf1", "#0d9488")
 OUTPUT_STROKE_WIDTH = 2.8
@@ -71,7 +62,7 @@ def to_networkx(graph: Graph | Node) -> nx.MultiDiGraph:
         exported.add_node(entry["id"], **{**fields, "dtype": str(node.dtype).removeprefix("torch.")})
         exported.nodes[entry["id"]]["is_output"] = node in graph.outputs
         for position, source in enumerate(node.inputs):
-            exported.add_edge(id_of[source], entry["id"], position=position, indices=_indices(entry, node, position))
+            exported.add_edge(id_of[source], entry["id"], position=position, indices=_indices(entry, position))
     return exported
 
 
@@ -82,10 +73,11 @@ def _boxes_and_links(graph: Graph | Node) -> tuple[dict[int, Box], list[Link]]:
     boxes: dict[int, Box] = {}
     links: list[Link] = []
     for node, line in lines(graph.nodes()).items():
-        title, key = str(line), type(node)
+        title, key = str(line), node.type_name()
         if isinstance(node, LeafNode) and isinstance(line, Declaration):
             content = "" if line.content is None else f" = {line.content}"
-            title, key = f"{node.kind.name.lower()} {line.name}{content}", node.kind
+            key = node.kind.name.lower()
+            title = f"{key} {line.name}{content}"
         shape = "\N{MULTIPLICATION SIGN}".join(map(str, node.shape)) or "scalar"
         detail = f"{shape} {dtype_name(node.dtype)}"
         tooltip = f"{title}, {detail}, {type(node).__name__}"
@@ -112,8 +104,7 @@ def _columns(nodes: Sequence[Node]) -> dict[Node, int]:
     return columns
 
 
-def _indices(entry: dict[str, Any], node: Node, position: int) -> list[int] | None:
+def _indices(entry: dict[str, Any], position: int) -> list[int] | None:
     """Return the signed indices of an operand; functions, casts and custom nodes have none."""
-    if isinstance(node, TransformNode):
-        return entry["indexSrc"]
-    return entry[("indexSrcL", "indexSrcR")[position]] if isinstance(node, ElementwiseNode | LinearNode) else None
+    fields = ("indexSrcL", "indexSrcR") if "indexSrcL" in entry else ("indexSrc",)
+    return entry.get(fields[position]) if position < len(fields) else None
