@@ -4,5 +4,4 @@ from .chart import Chart as Chart
 from .chart import svg_of as svg_of
 from .figure import Figure as Figure
 from .figure import figure_dot as figure_dot
-from .figure_svg import figure_svg as figure_svg
 from .line_charts import line_chart as line_chart
