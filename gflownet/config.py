@@ -24,11 +24,13 @@ from gflownet.evaluation.config import (
     FinalConfig,
 )
 from gflownet.evaluation.tasks import TASKS
+from gflownet.files import check_yaml_depth, read_yaml
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
 from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, Interval, Option, find_options, groups_of, option
 from gflownet.policy.config import ModelConfig
 from gflownet.records.marker import CONFIG_NAME, MARKER_NAME, not_a_search, read_marker
 from gflownet.search.config import GFLOWNET, SearchConfig
+from gflownet.trust import check_config
 
 # torch refuses seeds beyond 64 bits.
 MAX_SEED = 2**63 - 1
@@ -295,11 +297,15 @@ def stored_config(folder: Path, overrides: Sequence[str] = ()) -> Config | None:
     If config.yaml is damaged, the copy in run.json is used and a warning is logged.
 
     Raises:
-        UserError: the folder's marker is damaged, or an override is not valid.
+        UserError: the folder's marker is damaged, an override is not valid, or the run is another user's and its config
+            would import, resolve or connect to something, see `gflownet.trust`.
     """
     path, marker = folder / CONFIG_NAME, read_marker(folder)
     if marker is None:
-        return load_config(str(path), overrides) if path.is_file() else None
+        if not path.is_file():
+            return None
+        check_config(folder, read_yaml(path))
+        return load_config(str(path), overrides)
     if not marker.is_search:
         raise UserError(not_a_search(folder))
     try:
@@ -310,6 +316,7 @@ def stored_config(folder: Path, overrides: Sequence[str] = ()) -> Config | None:
     except UserError as error:
         _log.warning("%s; the copy in %s is used", error, MARKER_NAME)
         config = config_of_run(marker.config, where=f"{folder / MARKER_NAME}: ")
+    check_config(folder, to_mapping(config))
     for override in overrides:
         _merge(config, _parse_override(override))
     return config
@@ -344,23 +351,12 @@ def _config_folders() -> Iterator[Path]:
             yield Path(folder) / "configs"
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Raises UserError for another content."""
-    try:
-        # OmegaConf loads with PyYAML's safe loader and limits the expansion of aliases.
-        tree = _omegaconf().to_container(_omegaconf().load(path), resolve=False)
-    except (_yaml().YAMLError, _errors().OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: expected plain YAML, got an error: {_one_line(error)}") from None
-    if not isinstance(tree, dict):
-        raise UserError(f"{path}: expected a mapping of options, got {_shown(tree)}")
-    return cast(dict[str, Any], tree)
-
-
 def _parse_override(override: str, options: Mapping[str, Option] = OPTIONS) -> dict[str, Any]:
     key, equals, _ = override.partition("=")
     if not (key and equals):
         raise UserError(f"{override}: expected KEY=VALUE, for example {nearest_key(key.lstrip('-'), options)}=VALUE")
     try:
+        check_yaml_depth(override.partition("=")[2])
         return cast(dict[str, Any], _omegaconf().to_container(_omegaconf().from_dotlist([override]), resolve=False))
     except (_yaml().YAMLError, _errors().OmegaConfBaseException, ValueError, RecursionError) as error:
         raise UserError(f"{key}: expected a YAML value, got {override!r}: {_one_line(error)}") from None

@@ -5,18 +5,25 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gzip
+import io
 import json
 import math
 import os
+import re
 import secrets
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from gflownet.errors import UserError
 
 TEMPORARY_SUFFIX = ".tmp"
+# Limits of everything that is read: levels of brackets, bytes of a YAML file, and of other texts, also unzipped ones.
+MAX_DEPTH = 100
+MAX_YAML_BYTES = 2**24
+MAX_BYTES = 2**30
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 class Closing:
@@ -118,14 +125,86 @@ def read_text(path: str | Path, *, key: str) -> str:
     if not path or not Path(path).is_file():
         raise UserError(f"{key}: expected the path of a file, got {str(path)!r}, no file")
     try:
-        content = Path(path).read_bytes()
-        return (gzip.decompress(content) if Path(path).suffix == ".gz" else content).decode("utf-8-sig")
+        return read_bytes(Path(path)).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{key}: expected UTF-8 text in {path}, got other bytes at {error.start}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{key}: expected a complete gzip file, got {path}, which is damaged: {error}") from None
     except OSError as error:
         raise UserError(f"{key}: {path} cannot be read ({error.strerror or error})") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file. Raises UserError for another content, or one that is too large or deep."""
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        check_size(path, path.stat().st_size, most=MAX_YAML_BYTES)
+        text = path.read_text(encoding="utf-8")
+        check_yaml_depth(text)
+        # OmegaConf loads with PyYAML's safe loader and limits the expansion of aliases.
+        tree = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
+    except UserError:
+        raise
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: expected plain YAML, got an error: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: expected a mapping of options, got {tree!r:.80}")
+    return cast(dict[str, Any], tree)
+
+
+def check_yaml_depth(text: str) -> None:
+    """Raise ValueError for YAML with more than MAX_DEPTH levels; its loader, but not its parser, is recursive."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"more than {MAX_DEPTH} nested levels")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text. Raises ValueError for another text, UserError for one too large or deep."""
+    text = text if isinstance(text, str) else text.decode()
+    check_json(text)
+    return json.loads(text)
+
+
+def check_json(text: str) -> None:
+    """Raise UserError for a JSON text that is too large or deep to parse."""
+    check_size("JSON", len(text))
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        depth = 0
+        for bracket in re.findall(r"[\[\]{}]", _STRING.sub("", text)):
+            depth += 1 if bracket in "[{" else -1
+            if depth > MAX_DEPTH:
+                raise UserError(f"JSON: expected at most {MAX_DEPTH} nested levels, got more")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file, unzipped if its name ends in .gz.
+
+    Raises:
+        UserError: more than MAX_BYTES, zipped or not.
+        OSError, EOFError, zlib.error: an unreadable file, or a damaged gzip file.
+    """
+    check_size(path, path.stat().st_size)
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    with gzip.open(path) as file:
+        content = file.read(MAX_BYTES + 1)
+    check_size(path, len(content))
+    return content
+
+
+def check_size(name: object, num_bytes: int, *, most: int | None = None) -> None:
+    """Raise UserError for more than MAX_BYTES, or `most`."""
+    most = MAX_BYTES if most is None else most
+    if num_bytes > most:
+        raise UserError(f"{name}: expected at most {most:,} bytes, got more")
 
 
 def temporary_of(path: Path) -> Path:

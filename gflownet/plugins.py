@@ -10,20 +10,49 @@ import difflib
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
 from typing import Any, ClassVar, TypeVar
 
-from gflownet.entry_points import InstalledClass, installed_classes
+from gflownet.entry_points import GROUPS, InstalledClass, installed_classes
 from gflownet.errors import UserError
 
 T = TypeVar("T")
 _MODULE_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+# Packages of which data of another user may name any class or function.
+_KNOWN_PACKAGES = ("gflownet", "torch")
+_foreign_source = ContextVar("_foreign_source", default="")  # file or folder of another user; empty: none
 
 
 def is_module_class(name: object) -> bool:
     """Return whether a name has the form module:Class."""
     return isinstance(name, str) and _MODULE_CLASS.fullmatch(name) is not None
+
+
+def is_available(home: str) -> bool:
+    """Return whether data of another user may name module:Class: built in, already imported, or an entry point."""
+    module, _, name = home.partition(":")
+    if module.partition(".")[0] in _KNOWN_PACKAGES or isinstance(vars(sys.modules.get(module, sys)).get(name), type):
+        return True
+    return any(home == each.home for group in GROUPS for row in installed_classes(group).values() for each in row)
+
+
+@contextmanager
+def foreign_names(source: str) -> Iterator[None]:
+    """Refuse to import what is not available, see `is_available`, inside of the block; `source` is for the error."""
+    token = _foreign_source.set(source)
+    try:
+        yield
+    finally:
+        _foreign_source.reset(token)
+
+
+def refusal(source: object, actions: str) -> str:
+    """Return the error message for data of another user."""
+    return f"{source}: written by another user's run; it would {actions}; pass --trust (in Python trust=True)"
 
 
 class Configurable:
@@ -135,7 +164,7 @@ def load_class(key: str, name: str, homes: Mapping[str, str], *, contract: type[
     """
     check_name(key, name, homes)
     module_name, class_name = homes.get(name, name).split(":")
-    module = _imported(key, module_name)
+    module = _imported(key, module_name, class_name)
     loaded = getattr(module, class_name, None)
     if not (isinstance(loaded, type) and issubclass(loaded, contract)):
         fitting = [f"{module_name}:{n}" for n, member in vars(module).items() if _is_concrete(member, contract)]
@@ -167,7 +196,7 @@ def load_function(key: str, name: str, *, names: Iterable[str] = ()) -> Callable
         hint = f"; did you mean {_nearest(name, names)}?" if names else ""
         raise UserError(f"{key}: expected {expected}, got {name!r}{hint}")
     module_name, function_name = name.split(":")
-    module = _imported(key, module_name)
+    module = _imported(key, module_name, function_name)
     function = getattr(module, function_name, None)
     if not callable(function):
         public = [n for n, member in vars(module).items() if callable(member) and not n.startswith("_")]
@@ -176,7 +205,10 @@ def load_function(key: str, name: str, *, names: Iterable[str] = ()) -> Callable
     return function
 
 
-def _imported(key: str, module_name: str) -> Any:
+def _imported(key: str, module_name: str, member: str) -> Any:
+    """Return a module. Raises UserError if it cannot be imported, or if data of another user names its member."""
+    if _foreign_source.get() and not is_available(f"{module_name}:{member}"):
+        raise UserError(refusal(_foreign_source.get(), f"import {module_name}:{member}"))
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -7,12 +7,14 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gflownet
 from gflownet.command_line.parser import Command, command_line, help_text, parse
 from gflownet.errors import UserError, error_line
 from gflownet.terminal.arguments import EXIT_SIGNAL, print_plain_messages, run_command
+from gflownet.trust import limited, trusting
 
 if TYPE_CHECKING:
     from gflownet.run.trainer import GFNTrainer
@@ -22,7 +24,13 @@ __all__ = ["command_line", "main", "train"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0, 2 for user errors, 130 or 143 when interrupted."""
-    return run_command(lambda: train(parse(sys.argv[1:] if argv is None else argv)))
+
+    def search() -> int:
+        command = parse(sys.argv[1:] if argv is None else argv)
+        with trusting(command.trust):
+            return train(command)
+
+    return run_command(search)
 
 
 def train(command: Command) -> int:
@@ -30,9 +38,11 @@ def train(command: Command) -> int:
     start = time.monotonic()
     with _refused_values_as_user_errors():
         trainer = _build(command)
-    if trainer is not None:
-        trainer.start_seconds = time.monotonic() - start
-    stopped_by = None if trainer is None else trainer.run()
+    if trainer is None:
+        return 0
+    trainer.start_seconds = time.monotonic() - start
+    with limited(Path(trainer.config.log_dir)):
+        stopped_by = trainer.run()
     return 0 if stopped_by is None else EXIT_SIGNAL + stopped_by
 
 

@@ -31,6 +31,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         "training": {"errors"},
     },
     {"plugins": {"errors", "entry_points"}},
+    {"trust": {"errors", "files", "plugins"}},
     {"autodiff": set(), "rhn": set(), "workers": set()},
     {"operations": {"rhn"}, "records": set()},
     {"graphs": {"operations"}},
@@ -74,7 +75,7 @@ NAMED_MODULE = re.compile(r"(gflownet(\.\w+){2,})(:\w+|\.)?$|(?!)")
 # file of a language model may name.
 NAMING_FILES = {"gflownet/terminal/commands.py", "gflownet/moved.py", "gflownet/rhn/checkpoint.py"}
 # Packages that every other package may import.
-EVERYWHERE = {*LAYERS[0], *LAYERS[1], *LAYERS[2]}
+EVERYWHERE = {name for layer in LAYERS[:4] for name in layer}
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 ALLOWED_IMPORTS = {name: allowed for layer in LAYERS for name, allowed in layer.items()}
 LOWEST_ABOVE_TASKS = DEPTH["data"]

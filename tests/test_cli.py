@@ -208,7 +208,7 @@ def test_unexpected_error_keeps_traceback(monkeypatch: pytest.MonkeyPatch) -> No
 
 class BrokenPipeTrainer:
     def __init__(self, config: Any) -> None:
-        pass
+        self.config = config
 
     def run(self) -> None:
         raise BrokenPipeError(32, "Broken pipe")

@@ -240,7 +240,8 @@ def test_location_is_a_url(
     shared = tmp_path / "shared"  # folder of a run with evaluation.store_url
     shared.mkdir()
     (shared / "config.yaml").write_text("evaluation:\n  store_url: ${oc.env:STORE_OF_TEST}\n")
-    assert "hash of ok" in shell("best", shared)
+    assert "it would connect to ${oc.env:STORE_OF_TEST}, resolve" in shell("best", shared, code=2)
+    assert "hash of ok" in shell("best", shared, "--trust")
     for url in ("postgresql://me:hunter2${oc.env:HOME}@host/name", "postgresql://host/name?user=me&password=hunter2"):
         assert "hunter2" not in (text := shell("ls", url, code=2))
         assert "password" in text

@@ -14,6 +14,7 @@ from gflownet.command_line.start_checks import check_checkpoint, check_device
 from gflownet.errors import UserError, counted, printable
 from gflownet.files import cannot_write
 from gflownet.terminal.arguments import CommandLine, positive_integer, print_plain_messages, program, run_command
+from gflownet.trust import HELP, limited, trusting
 
 if TYPE_CHECKING:
     from gflownet.cli.sample_records import SampleRecord, TerminatingProbability
@@ -53,6 +54,7 @@ def command_line() -> CommandLine:
     )
     add("--greediness", type=float, default=0.0, metavar="P", help="p in [0, 1] of QGFN (default: 0)")
     add("--variant", choices=("p_greedy", "p_quantile", "p_of_max"), help="of QGFN (default: as in the run)")
+    add("--trust", action="store_true", help=HELP)
     add("--device", default="cpu", help="of the networks: cpu, cuda or cuda:N (default: cpu)")
     group = parser.add_argument_group("log p(x), the probability of the graph over all its trajectories")
     add = group.add_argument
@@ -81,7 +83,7 @@ def sample(options: argparse.Namespace) -> None:
     check_checkpoint(options.run)
     check_device(options.device)
     hashes, num_scored = set[str](), 0
-    with _writer(options) as write:
+    with _writer(options) as write, trusting(options.trust), limited(options.run):
         # Imported here: --help and errors of the command line do not wait for torch.
         from gflownet.cli.sample_records import KnownScores, sample_records
         from gflownet.run.sampling import restore

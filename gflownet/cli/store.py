@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gflownet.errors import UserError, counted, printable
+from gflownet.files import parse_json, read_yaml
 from gflownet.terminal.arguments import CommandLine, positive_integer, print_plain_messages, program, run_command
+from gflownet.trust import CONFIG_NAME, HELP, check_config, trusting
 
 if TYPE_CHECKING:
     from gflownet.evaluation.store_overview import Row, StoreOverview
@@ -30,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def store() -> None:
         options = parse(sys.argv[1:] if argv is None else argv)
-        with _open(options.location, creates=options.command is import_rows) as overview:
+        with trusting(options.trust), _open(options.location, creates=options.command is import_rows) as overview:
             options.command(overview, options)
 
     return run_command(store)
@@ -54,6 +56,7 @@ def command_line() -> CommandLine:
         subparser = commands.add_parser(name, help=text, description=f"{text}.")
         subparser.set_defaults(command=command)
         subparser.add_argument("location", metavar="LOCATION", help=LOCATION_HELP)
+        subparser.add_argument("--trust", action="store_true", help=HELP)
         return subparser
 
     add("ls", list_runs, "print tasks and runs: rows by status, best score, times")
@@ -175,6 +178,7 @@ def _location(text: str) -> str:
         return str(folder / STORE_NAME)
     url = _store_url_of_run(folder)
     if url:
+        check_config(folder, {"evaluation": {"store_url": url}})
         return _interpolated(url)
     raise UserError(f"{folder}: expected a run folder, got one without {STORE_NAME}")
 
@@ -191,17 +195,12 @@ def _interpolated(text: str) -> str:
 
 def _store_url_of_run(folder: Path) -> str:
     """Return evaluation.store_url of the config of a run folder as it is written; empty without one."""
-    from omegaconf import OmegaConf
-
-    from gflownet.config import CONFIG_NAME
-
     path = folder / CONFIG_NAME
     if not path.is_file():
         return ""
     try:
-        config: Any = OmegaConf.to_container(OmegaConf.load(path))
-        return config["evaluation"]["store_url"]
-    except Exception as error:
+        return read_yaml(path)["evaluation"]["store_url"]
+    except (UserError, KeyError, TypeError) as error:
         raise UserError(f"{path}: expected the config of a run with evaluation.store_url ({error})") from None
 
 
@@ -267,7 +266,7 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 def _task(context: str | None) -> str:
     """Return the name of the task of a context."""
     try:
-        values = json.loads(context or "")
+        values = parse_json(context or "")
     except ValueError:
         return "-"
     return str(values.get("task", "-")) if isinstance(values, Mapping) else "-"
@@ -278,7 +277,7 @@ def _words(row: Row) -> str:
     from gflownet.graphs.assignment import words_of
 
     try:
-        return words_of(json.loads(row["graph"]))
+        return words_of(parse_json(row["graph"]))
     except (ValueError, TypeError):
         return ""
 
@@ -290,7 +289,7 @@ def _choices(rows: Sequence[Row]) -> Iterator[tuple[Row, str]]:
     contexts: dict[str, list[tuple[Row, dict[str, Any]]]] = {}
     for row in rows:
         with suppress(ValueError):
-            if not _words(row) and (values := values_of(json.loads(row["graph"]))):
+            if not _words(row) and (values := values_of(parse_json(row["graph"]))):
                 contexts.setdefault(row["context"], []).append((row, values))
     for settings in contexts.values():
         first = differing([values for _, values in settings])
@@ -299,7 +298,7 @@ def _choices(rows: Sequence[Row]) -> Iterator[tuple[Row, str]]:
 
 def _graph(row: Row) -> str:
     try:
-        return json.dumps(json.loads(row["graph"]))
+        return json.dumps(parse_json(row["graph"]))
     except ValueError:
         return json.dumps(row["graph"])
 

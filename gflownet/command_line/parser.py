@@ -14,6 +14,7 @@ from gflownet.errors import UserError
 from gflownet.graphs.operation import OPERATIONS
 from gflownet.options import Option, find_options
 from gflownet.terminal.arguments import CommandLine, help_width, program
+from gflownet.trust import HELP
 
 _KEY_WIDTH = 40
 _FREE_GROUPS = tuple(f"{key}." for key, option in OPTIONS.items() if option.type_name == "group")
@@ -28,6 +29,7 @@ class Command:
     print_config: bool = False
     version: bool = False
     help: bool = False
+    trust: bool = False
 
 
 def command_line() -> CommandLine:
@@ -44,6 +46,7 @@ def command_line() -> CommandLine:
     add("--version", action="store_true", help="show the version of gflownet and exit")
     add("--config", metavar="NAME", help="config to start from: a name, or the path of a YAML file")
     add("--print-config", action="store_true", help="print the merged config and exit")
+    add("--trust", action="store_true", help=HELP)
     add("-q", "--quiet", action="store_true", help="only warnings, errors and the final table: console=quiet")
     add("-v", "--verbose", action="store_true", help="a line for each evaluation and start-up step: console=verbose")
     add(
@@ -69,6 +72,7 @@ def parse(arguments: Sequence[str]) -> Command:
         print_config=values.print_config,
         version=values.version,
         help=values.help,
+        trust=values.trust,
     )
 
 

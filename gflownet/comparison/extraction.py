@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.task import GFNTask
+from gflownet.files import parse_json
 from gflownet.report.architectures import TOP_NAME
 from gflownet.run.logging import METRICS_NAME
 from gflownet.run.progress import Progress
@@ -89,7 +89,7 @@ def test_scores(trainer: GFNTrainer, rows: Sequence[EvaluationRecord]) -> list[f
     if not task.is_cheap:
         return [None] * len(rows)
     return [
-        task.test(from_dict(json.loads(row.graph)), seed=trainer.config.seed)
+        task.test(from_dict(parse_json(row.graph)), seed=trainer.config.seed)
         if row.status is EvaluationStatus.OK
         else None
         for row in rows
@@ -119,7 +119,7 @@ def own_seconds(path: Path, rows: Iterable[EvaluationRecord], *, num: int) -> li
     result: list[float] = []
     total, pending = 0.0, 0.0
     for line in path.read_text(encoding="utf-8").splitlines():
-        metrics = json.loads(line)
+        metrics = parse_json(line)
         num_new = metrics.get("num_distinct", len(result)) - len(result)
         if "method_seconds_per_evaluation" in metrics:
             seconds = metrics["method_seconds_per_evaluation"] * max(metrics["num_distinct"], 1)
@@ -138,11 +138,11 @@ def last_metrics(path: Path) -> dict[str, float]:
     """Return the last number of every metric in metrics.jsonl."""
     result: dict[str, float] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
-        result |= {key: value for key, value in json.loads(line).items() if isinstance(value, int | float)}
+        result |= {key: value for key, value in parse_json(line).items() if isinstance(value, int | float)}
     return result
 
 
 def final_scores(path: Path) -> tuple[float, ...]:
     """Return the mean scores on new seeds of the best architectures, best first."""
-    entries = json.loads(path.read_text(encoding="utf-8"))
+    entries = parse_json(path.read_text(encoding="utf-8"))
     return tuple(entry["final"]["mean"] for entry in entries if "final" in entry)

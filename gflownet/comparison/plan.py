@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from gflownet.comparison.methods import Method
 from gflownet.comparison.runs import Job
 from gflownet.errors import UserError
+from gflownet.files import parse_json
 
 JSON_NAME, SVG_NAME = "comparison.json", "comparison.svg"
 _KIND = "gflownet comparison"
@@ -67,7 +67,7 @@ class Plan:
 def is_result(path: Path) -> bool:
     """Return whether a file is the result of a comparison."""
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(content, dict) and content.get("kind") == _KIND

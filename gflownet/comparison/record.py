@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gflownet.errors import UserError
-from gflownet.files import write_whole
+from gflownet.files import parse_json, write_whole
 
 CURVE_NAME = "search_curve.json"
 _FORMAT = 1
@@ -47,7 +47,7 @@ def read_record(folder: Path) -> RunRecord | None:
     """
     path = folder / CURVE_NAME
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, OSError, RecursionError):

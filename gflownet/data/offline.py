@@ -16,8 +16,10 @@ from gflownet.data.sampler import sample_backward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask, Score
+from gflownet.files import parse_json
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.states import GraphStates
+from gflownet.trust import checked_names
 
 _SCORES = ("score", "validation_score")  # names of the score in an entry; the second is used by a run's report
 
@@ -33,13 +35,15 @@ def load_offline(config: OfflineConfig, context: GraphBuildingEnvContext, task: 
     """
     if not config.path:
         return None
-    entries = _read(Path(config.path))
+    path = Path(config.path)
+    entries = _read(path)
     graphs, scores = [], []
     for name, entry in entries:
         try:
             if not isinstance(entry, Mapping):
                 raise ValueError(f"expected an object, got {entry!r}")
-            graphs.append(context.env.terminal_type.from_dict(entry["graph"]))
+            with checked_names(path, entry["graph"], folder=path.parent):
+                graphs.append(context.env.terminal_type.from_dict(entry["graph"]))
             scores.append(_score(entry, task))
         except (KeyError, TypeError, ValueError) as error:
             reason = f"expected a field {error}" if isinstance(error, KeyError) else error
@@ -62,9 +66,9 @@ def _read(path: Path) -> list[tuple[str, Any]]:
     lines = [(f"line {number}", line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
     try:
         if text.lstrip().startswith("["):
-            entries = [(f"entry {position}", entry) for position, entry in enumerate(json.loads(text))]
+            entries = [(f"entry {position}", entry) for position, entry in enumerate(parse_json(text))]
         else:
-            entries = [(name, json.loads(line)) for name, line in lines]
+            entries = [(name, parse_json(line)) for name, line in lines]
     except json.JSONDecodeError as error:
         raise UserError(f"offline.path: expected JSON lines or a JSON list, got {path} ({error})") from None
     if not entries:

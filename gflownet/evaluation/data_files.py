@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,6 +13,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.image_folders import is_image_folder, read_images
 from gflownet.evaluation.labelled_arrays import LabelledArrays, labelled
 from gflownet.evaluation.table_files import Reading, read_table
+from gflownet.files import read_bytes
 
 # Type codes of the IDX format (LeCun, Cortes and Burges 1998).
 _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
@@ -99,8 +99,7 @@ def _idx_pair(images: Path, labels: Labels, *, key: str, train: LabelledArrays |
 
 
 def _idx(path: Path, *, key: str) -> np.ndarray:
-    content = path.read_bytes()
-    content = gzip.decompress(content) if path.suffix == ".gz" else content
+    content = read_bytes(path)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES:
         raise UserError(f"{key}: {path}: expected an IDX file, got another format")
     start = 4 + 4 * content[3]

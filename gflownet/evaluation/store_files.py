@@ -12,7 +12,7 @@ import sqlalchemy as sql
 
 from gflownet.errors import UserError
 from gflownet.evaluation.store_overview import COLUMNS, Row, batches, check_exported
-from gflownet.files import cannot_write
+from gflownet.files import cannot_write, parse_json
 
 SUFFIXES = (".jsonl", ".parquet")
 _CHUNK = 1_000
@@ -89,7 +89,7 @@ def _write_lines(file: IO[bytes], rows: Iterable[Row]) -> int:
 def _read_lines(path: Path) -> Iterator[Any]:
     with path.open(encoding="utf-8") as file:
         for line in file:
-            yield json.loads(line)
+            yield parse_json(line)
 
 
 def _write_parquet(file: IO[bytes], rows: Iterable[Row]) -> int:

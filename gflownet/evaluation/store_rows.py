@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sql
 
 from gflownet.evaluation.status import EvaluationStatus
+from gflownet.files import check_json, parse_json
 from gflownet.graphs.canonical import Candidate
 
 # Context of damaged rows, which no run opens.
@@ -177,9 +178,10 @@ def row_of(record: EvaluationRecord, *, context: str) -> dict[str, Any]:
 
 def record_of(row: Mapping[Any, Any]) -> EvaluationRecord:
     """Return the record of an intact row."""
+    check_json(row["graph"])
     values = {name: row[name] for name in EvaluationRecord.__dataclass_fields__}
-    values["metrics"] = {name: _number(value) for name, value in json.loads(row["metrics"]).items()}
-    values["curve"] = tuple(_number(value) for value in json.loads(row["curve"]))
+    values["metrics"] = {name: _number(value) for name, value in parse_json(row["metrics"]).items()}
+    values["curve"] = tuple(_number(value) for value in parse_json(row["curve"]))
     values["status"] = EvaluationStatus(row["status"])
     return EvaluationRecord(**values)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import re
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 from gflownet.errors import UserError
 from gflownet.evaluation.labelled_arrays import LabelledArrays, class_numbers
 from gflownet.evaluation.table_fitting import RawTable, is_plain, raw_table
+from gflownet.files import read_bytes
 from gflownet.translation.table_columns import MISSING, ColumnKind, is_number, text_of
 
 # Columns of whole numbers with at most this many different values are classes.
@@ -136,8 +136,7 @@ def _parquet(path: Path, *, where: str) -> _Table:
 
 def _csv(path: Path, where: str, header: str, expected: Sequence[str]) -> _Table:
     """Return the cells of a CSV file."""
-    content = path.read_bytes()
-    text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig", errors="replace")
+    text = read_bytes(path).decode("utf-8-sig", errors="replace")
     delimiter = "\t" if ".tsv" in path.name else ";" if text.split("\n", 1)[0].count(";") else ","
     if delimiter == ";":
         text = _DECIMAL_COMMA.sub(r"\1.\2", text)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
+from gflownet.files import parse_json
 from gflownet.graphs import node_link, ordering, short_form, subgraphs
 from gflownet.graphs.canonical import CanonicalForm, EqualUpToIsomorphism
 from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, Node, NodeType, is_dense
@@ -191,7 +192,7 @@ class ComputationGraph(EqualUpToIsomorphism):
     def from_json(cls, text: str) -> ComputationGraph:
         """Return the graph of a node-link text. Raises ValueError for invalid JSON, too."""
         try:
-            data = json.loads(text)
+            data = parse_json(text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"graph: expected JSON text, got {type(error).__name__}: {error}") from None
         return cls.from_dict(data)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gflownet.errors import UserError
-from gflownet.files import read_text
+from gflownet.files import parse_json, read_text
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.recurrent_recipe import recipe_graph
+from gflownet.trust import checked_names
 
 Graph = ColouredGraph | ComputationGraph | Assignment
 
@@ -45,8 +47,9 @@ def read_listed_graphs(path: str, *, key: str) -> list[ListedGraph]:
         if not text.strip():
             continue
         try:
-            fields = json.loads(text)
-            listed.append(ListedGraph(_graph_of(fields), fields, line))
+            fields = parse_json(text)
+            with checked_names(Path(path), fields, folder=Path(path).parent):
+                listed.append(ListedGraph(_graph_of(fields), fields, line))
         except json.JSONDecodeError as error:
             raise UserError(f"{key}: {path}, line {line}: expected a JSON object, got {error}") from None
         except (ValueError, TypeError, KeyError) as error:

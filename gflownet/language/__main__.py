@@ -9,13 +9,20 @@ from typing import Any, cast
 import gflownet
 from gflownet.language.command_line import Command, command_line, help_text, parse
 from gflownet.terminal.arguments import EXIT_SIGNAL, print_plain_messages, run_command
+from gflownet.trust import trusting
 
 __all__ = ["command_line", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0, 2 for user errors, 130 or 143 when interrupted."""
-    return run_command(lambda: train(parse(sys.argv[1:] if argv is None else argv)))
+
+    def language() -> int:
+        command = parse(sys.argv[1:] if argv is None else argv)
+        with trusting(command.trust):
+            return train(command)
+
+    return run_command(language)
 
 
 def train(command: Command) -> int:

@@ -13,6 +13,7 @@ from gflownet.command_line import parser as cli
 from gflownet.command_line.parser import console_overrides, option_lines
 from gflownet.language.config import FLAG_KEYS, OPTIONS, config_names
 from gflownet.terminal.arguments import CommandLine, help_width, program
+from gflownet.trust import HELP
 
 _OVERRIDE = re.compile(r"(--)?[A-Za-z_][\w.]*=.*", re.DOTALL)
 
@@ -40,6 +41,7 @@ def command_line() -> CommandLine:
     add("--config", metavar="NAME", help="config to start from: a name, or the path of a YAML file")
     add("--from", metavar="RUN", dest="from_run", help="train a model that a search has found, see rank=")
     add("--print-config", action="store_true", help="print the merged options and exit")
+    add("--trust", action="store_true", help=HELP)
     add("-q", "--quiet", action="store_true", help="only warnings, errors and the closing lines: console=quiet")
     add("-v", "--verbose", action="store_true", help="a line for every step: console=verbose")
     add("words", nargs="*", metavar="FILE|KEY=VALUE", help="text files, folders, and the options listed below")
@@ -70,6 +72,7 @@ def parse(arguments: Sequence[str]) -> Command:
         print_config=values.print_config,
         version=values.version,
         help=values.help,
+        trust=values.trust,
     )
 
 

@@ -11,11 +11,13 @@ from typing import Any, Literal, cast
 
 import gflownet
 from gflownet.command_line.start_checks import check_device, check_run_folder
-from gflownet.config import MAX_SEED, WandbConfig, merged, read_yaml, resolved
+from gflownet.config import MAX_SEED, WandbConfig, merged, resolved
 from gflownet.errors import UserError
+from gflownet.files import read_yaml
 from gflownet.options import AT_LEAST_ONE, DECAY, NOT_NEGATIVE, POSITIVE, SHARE, Interval, find_options, option
 from gflownet.records.marker import MARKER_NAME, read_marker
 from gflownet.terminal.arguments import did_you_mean
+from gflownet.trust import check_config
 
 PRESETS = ("S", "M", "L")
 DEVICES = re.compile(r"auto|cpu|cuda(:\d{1,9})?")
@@ -131,6 +133,7 @@ def command_config(
     marker = read_marker(Path(config.log_dir)) if source is None and config.resume else None
     if marker is None:
         return config
+    check_config(Path(config.log_dir), marker.config)
     tree = {**marker.config, "overwrite_existing_exp": False}
     where = f"{Path(config.log_dir) / MARKER_NAME}: "
     return _config([(where, tree), ("", _flags(files, from_run))], overrides)

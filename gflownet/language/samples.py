@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from gflownet.files import cannot_write, write_whole
+from gflownet.files import cannot_write, parse_json, write_whole
 from gflownet.language.config import SampleConfig
 from gflownet.rhn.network import RecurrentNetwork
 from gflownet.rhn.serving import SamplingParams, Stream
@@ -58,6 +58,6 @@ class SampleFile:
 def _step_of(line: bytes) -> float:
     """Return the step of a line, infinity for half a line of a killed process."""
     try:
-        return json.loads(line)["step"]
+        return parse_json(line)["step"]
     except (ValueError, KeyError, TypeError):
         return float("inf")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gflownet.config import read_yaml
 from gflownet.errors import UserError
+from gflownet.files import parse_json, read_yaml
 from gflownet.language.config import LanguageConfig
 from gflownet.language.text import Tokens, choose_codec, encode, name_of, read_text, reproduces
 from gflownet.report.architectures import TOP_NAME
@@ -110,7 +109,7 @@ def set_up(config: LanguageConfig, stored_model: Path | None) -> Setup:
 def _stored(path: Path) -> dict[str, Any]:
     """Return the description of the model of a resumed run."""
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: expected the model of the run, got a missing or damaged file ({error})") from None
 
@@ -238,7 +237,7 @@ def _found(run: Path, rank: int) -> dict[str, Any]:
     """Return the model of a rank in top_architectures.json."""
     path = run / TOP_NAME if os.path.isdir(run) else run
     try:
-        entries = json.loads(path.read_bytes())
+        entries = parse_json(path.read_bytes())
     except OSError as error:
         raise UserError(f"--from: expected a run of a search with {TOP_NAME}, got {run} ({error.strerror})") from None
     except ValueError:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gflownet.errors import UserError
-from gflownet.files import write_whole
+from gflownet.files import parse_json, write_whole
+from gflownet.trust import CONFIG_NAME, MARKER_NAME, mark_of, may_mark
 
-MARKER_NAME = "run.json"
-CONFIG_NAME = "config.yaml"  # options of the run
 MARKER_FORMAT = 1
 LOCK_NAME = ".lock"  # locked by the process of the run
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -48,7 +47,7 @@ def read_marker(folder: Path) -> RunMarker | None:
     if path.is_symlink():
         raise UserError(f"{path}: expected a file, got a link, which is not followed")
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -92,6 +91,7 @@ def check_marker(path: Path, *, resume: bool | Literal["auto"], overwrite: bool)
 
 
 def write_marker(folder: Path, marker: RunMarker) -> None:
-    """Write the marker. Raises UserError if the file cannot be written."""
+    """Write the marker, with this user's mark unless the run is another user's. Raises UserError if it fails."""
     content = {"format": MARKER_FORMAT, **asdict(marker)}
+    content["mark"] = mark_of(content) if may_mark(folder) else ""
     write_whole(folder / MARKER_NAME, json.dumps(content, indent=1) + "\n")

@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from gflownet.errors import UserError
+from gflownet.files import parse_json
 from gflownet.records.marker import LOCK_NAME
 
 STATUS_NAME = "status.json"
@@ -108,7 +109,7 @@ class RunStatus:
 def read_status(folder: Path) -> RunStatus | None:
     """Return the status of the run in a folder; None for a run of an earlier version, or a damaged file."""
     try:
-        content = json.loads((folder / STATUS_NAME).read_bytes())
+        content = parse_json((folder / STATUS_NAME).read_bytes())
         sessions = tuple(Session(**session) for session in content["sessions"])
         state, message = RunState(content["state"]), str(content["message"])
         plan = content.get("plan", {})  # missing in earlier files

@@ -45,6 +45,9 @@ def command_line() -> CommandLine:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
     parser.add_argument("--each", action="store_true", help="rebuild the page of each run instead of a comparison")
+    parser.add_argument(
+        "--trust", action="store_true", help="also connect to the store that a run of another user names"
+    )
     return parser
 
 
@@ -57,11 +60,15 @@ def report(arguments: Sequence[str]) -> None:
         raise UserError("--each: expected no --json, which holds the figures of a comparison")
     # Imported here: --help and wrong arguments do not wait for the import of the database.
     from gflownet.report.command import write_reports
+    from gflownet.trust import trusting
 
     gc.disable()  # a fifth of the time of a large page: its rows live as long as the command
     try:
-        for path in write_reports(options.runs, output=options.output, json_path=options.json, is_each=options.each):
-            print(printable(f"report: {path}"))
+        with trusting(options.trust):
+            for path in write_reports(
+                options.runs, output=options.output, json_path=options.json, is_each=options.each
+            ):
+                print(printable(f"report: {path}"))
     finally:
         gc.enable()
 

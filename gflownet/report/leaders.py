@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
+from gflownet.files import parse_json
 from gflownet.graphs.drawing import to_svg
 from gflownet.graphs.node_link import has_module
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
@@ -46,7 +46,7 @@ def current_leaders(
         from_dict: builds a candidate from node-link data.
     """
     leaders = []
-    candidates = [from_dict(json.loads(record.graph)) for record in records]
+    candidates = [from_dict(parse_json(record.graph)) for record in records]
     rows = zip(records, candidates, task.settings(candidates), strict=True)
     for rank, (record, candidate, settings) in enumerate(rows):
         network = task.network(candidate)
@@ -61,7 +61,7 @@ def final_leaders(folder: Path) -> list[Leader]:
     path = folder / TOP_NAME
     if not path.exists():
         return []
-    return [_leader(entry, path) for entry in json.loads(path.read_bytes())]
+    return [_leader(entry, path) for entry in parse_json(path.read_bytes())]
 
 
 def _leader(entry: dict[str, Any], path: Path) -> Leader:

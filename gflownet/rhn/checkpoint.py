@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from gflownet.errors import UserError
-from gflownet.files import sync_folder, write_whole
+from gflownet.files import parse_json, sync_folder, write_whole
 from gflownet.rhn.decoding import LanguageModel
 from gflownet.rhn.model_folder import DESCRIPTION_NAME, WEIGHTS_NAME, check_model_folder
 from gflownet.rhn.network import RecurrentNetwork
@@ -127,7 +127,7 @@ def load_language_model(folder: Path) -> RecurrentNetwork:
     path = folder / DESCRIPTION_NAME
     check_model_folder(folder)
     try:
-        description = json.loads(path.read_bytes())
+        description = parse_json(path.read_bytes())
     except ValueError as error:
         raise UserError(f"{path}: expected JSON, got invalid text: {error}") from None
     with torch.device("meta"):

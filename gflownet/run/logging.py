@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from rich.console import Console
 
-from gflownet.files import Closing, cannot_write, write_whole
+from gflownet.files import Closing, cannot_write, parse_json, write_whole
 from gflownet.pictures.figure import shortened
 from gflownet.report.leaders import Leader
 from gflownet.run.executor_status import COUNTS
@@ -278,7 +278,7 @@ def _rows_until(path: Path, step: int, *, lines: Sequence[bytes], steps: Sequenc
 def _step_of(line: bytes, *, run: str) -> int | None:
     """Return the step of a row; None if the line is damaged or belongs to another run."""
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(row, dict) or row.get("run", "") != run or not isinstance(row.get("step"), int):

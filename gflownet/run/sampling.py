@@ -19,6 +19,7 @@ from gflownet.run.checkpoint import RunLock
 from gflownet.run.folder import last_checkpoint
 from gflownet.run.trainer import GFNTrainer
 from gflownet.training.random_states import get_random_state, set_random_state
+from gflownet.trust import limited, trusting
 
 _BATCH_SIZE = 256  # trajectories sampled together, to bound memory
 
@@ -34,6 +35,7 @@ def sample(
     variant: str | None = None,
     seed: int = 0,
     device: str = "cpu",
+    trust: bool = False,
 ) -> list[Any]:
     """Sample `num` terminal graphs from the policy in the last checkpoint of a run, without exploration.
 
@@ -49,15 +51,17 @@ def sample(
         variant: p_greedy, p_quantile or p_of_max; None: the option of the run.
         seed: of the samples.
         device: of the networks, cpu, cuda or cuda:N.
+        trust: import and connect to what a run of another user names.
 
     Raises:
-        ValueError: there is no run or checkpoint, the run is active, its search method has trained no policy, it has no
-            action values, or a value is out of bounds or never used in training.
+        ValueError: there is no run or checkpoint, the run is active, or another user's and not trusted, its search
+            method has trained no policy, it has no action values, or a value is out of bounds or unused in training.
     """
-    restored = restore(run_folder, greediness=greediness, variant=variant, device=device)
     graphs: list[Any] = []
-    for batch in restored.batches(num, seed=seed, beta=beta, preferences=preferences, focus=focus):
-        graphs += restored.graphs(batch)
+    with trusting(trust), limited(Path(run_folder)):
+        restored = restore(run_folder, greediness=greediness, variant=variant, device=device)
+        for batch in restored.batches(num, seed=seed, beta=beta, preferences=preferences, focus=focus):
+            graphs += restored.graphs(batch)
     return graphs
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -14,12 +13,14 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from gflownet.errors import UserError
+from gflownet.files import parse_json
 from gflownet.graphs.assignment import values_of
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations.values import shown
 from gflownet.plugins import load_function
 from gflownet.translation.model import to_pytorch_model
 from gflownet.translation.table_columns import TableColumns
+from gflownet.trust import checked_names, trusting
 
 _TOP_NAME = "top_architectures.json"
 _UNTRAINED = "weights=False returns the architecture with new weights"
@@ -32,6 +33,7 @@ def load(
     weights: bool = True,
     config: Mapping[str, Any] | None = None,
     build: Callable[[dict[str, Any]], nn.Module] | None = None,
+    trust: bool = False,
 ) -> Any:
     """Return the model of a rank in a run's top_architectures.json, trained and in evaluation mode.
 
@@ -45,13 +47,29 @@ def load(
         weights: load the weights of its first training of the final stage; False: new weights, in training mode.
         config: translation settings, of a graph only.
         build: returns the module of choices, a dict; None: the function `module.build` of the entry is imported.
+        trust: import the classes and the function that an entry of another user's run names.
 
     Raises:
-        ValueError: an invalid file, a missing rank, missing, damaged or other weights, a function that cannot be
-            imported, or `config` or `build` of an entry that has none.
+        ValueError: an invalid file, a missing rank, names of another user's run, missing, damaged or other weights, a
+            function that cannot be imported, or `config` or `build` of an entry that has none.
     """
     path = _file(path)
     entry = _entry(path, rank)
+    named = {key: entry[key] for key in entry if key != "module" or build is None}
+    with trusting(trust), checked_names(path, named, folder=path.parent):
+        return _loaded(path, entry, rank, weights=weights, config=config, build=build)
+
+
+def _loaded(
+    path: Path,
+    entry: Mapping[str, Any],
+    rank: int,
+    *,
+    weights: bool,
+    config: Mapping[str, Any] | None,
+    build: Callable[[dict[str, Any]], nn.Module] | None,
+) -> nn.Module:
+    """Return the model of an entry, as `load`."""
     if not weights:
         return _untrained(path, entry, config, build)
     tensors = _weights(path, entry, rank=rank)
@@ -116,18 +134,21 @@ def _file(path: str | Path) -> Path:
     return Path(path) / _TOP_NAME if Path(path).is_dir() else Path(path)
 
 
-def load_graph(path: str | Path, rank: int = 0) -> ComputationGraph:
+def load_graph(path: str | Path, rank: int = 0, *, trust: bool = False) -> ComputationGraph:
     """Return the graph of a rank in a run's top_architectures.json, or its folder, with its translation settings.
 
     Raises:
-        ValueError: an invalid file or a missing rank.
+        ValueError: an invalid file, a missing rank, or names of classes in the run of another user without `trust`.
     """
-    return _graph(_entry(_file(path), rank))
+    path = _file(path)
+    entry = _entry(path, rank)
+    with trusting(trust), checked_names(path, entry.get("network", entry["graph"]), folder=path.parent):
+        return _graph(entry)
 
 
 def _entry(path: Path, rank: int) -> dict[str, Any]:
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: expected a run's {_TOP_NAME}, got none ({error.strerror})") from None
     except (ValueError, RecursionError) as error:

@@ -12,16 +12,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
 import pytest
 
 from gflownet.errors import UserError
+from gflownet.evaluation.executors import ray_worker
+from gflownet.evaluation.executors.base import Handle
 from gflownet.evaluation.executors.ray_cluster import check_address, ensure_token
 from gflownet.evaluation.executors.ray_executor import RayExecutor
+from gflownet.evaluation.job import EvaluationStatus, Job
 from gflownet.evaluation.task import GFNTask
-from tests.evaluation.candidates import config_with
+from tests.evaluation.candidates import StubCandidate, config_with
 from tests.evaluation.ray_tasks import FOLDER_VARIABLE
 from tests.toy_tasks import RewardsHiddenNodes
 
@@ -111,10 +115,14 @@ def test_kill_of_main_process_leaves_no_process(tmp_path):
 
 
 @pytest.mark.slow
-def test_second_node_takes_work(tmp_path):
-    """A machine that joins a running cluster gets jobs; the end of a run leaves the cluster running."""
+@pytest.mark.parametrize("mode", ["token", "disabled"])
+def test_second_node_takes_work(mode, tmp_path):
+    """A machine that joins a running cluster gets jobs, and costs only these if it is lost, with and without tokens.
+
+    This machine has a token in both cases. The end of a run leaves the cluster running.
+    """
     pytest.importorskip("ray", reason="Ray is not installed")
-    environment = {**os.environ, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "token"}
+    environment = {**os.environ, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": mode}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -133,23 +141,86 @@ def test_second_node_takes_work(tmp_path):
     ):
         assert wait_until(lambda: raylets_of(notes)), process.poll()
         assert len(raylets_of(notes)) == 1
-        with ray_node(f"--address=127.0.0.1:{port}", environment=environment):
+        with ray_node(f"--address=127.0.0.1:{port}", environment=environment) as second:
             assert wait_until(lambda: len(raylets_of(notes)) == 2), process.poll()
+            for node in psutil.Process(second.pid).children():
+                node.kill()
         # That machine is gone now: its jobs are done by the first.
         num_rows = len(metrics_of(tmp_path / "run"))
         assert wait_until(lambda: len(metrics_of(tmp_path / "run")) > num_rows + 1), process.poll()
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 128 + signal.SIGTERM, errors
+        assert ("the cluster uses no tokens, so that of ~/.ray/auth_token is not used" in errors) == (
+            mode == "disabled"
+        )
         assert first.poll() is None
         assert any("raylet" in each.name() for each in psutil.Process(first.pid).children())
     assert {row["failed_share"] for row in metrics_of(tmp_path / "run")} == {0.0}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["token", "disabled"])
+def test_mode_of_the_cluster(mode, tmp_path):
+    """A cluster is asked for its mode; the line names the difference before anything starts."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    homes = {name: tmp_path / name for name in ("none", "same", "other")}
+    for name, home in homes.items():
+        (home / ".ray").mkdir(parents=True)
+        if name != "none":
+            (home / ".ray" / "auth_token").write_text(("c" if name == "same" else "d") * 64)
+    plain = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+
+    def used(home: str, **variables: str) -> str:
+        code = (
+            "import os; from gflownet.evaluation.executors.ray_cluster import use_mode_of\n"
+            f"try: use_mode_of('127.0.0.1:{port}'); print(os.environ['RAY_AUTH_MODE'])\n"
+            "except ValueError as error: print(error)"
+        )
+        environment = {**plain, "HOME": str(homes[home]), **variables}
+        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True).stdout
+
+    head = ("--head", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats")
+    with ray_node(*head, environment={**plain, "HOME": str(homes["same"]), "RAY_AUTH_MODE": mode}):
+        assert wait_until(lambda: used("same") == f"{mode}\n")
+        if mode == "disabled":
+            assert used("none") == "disabled\n"
+            assert "the cluster uses no tokens, got RAY_AUTH_MODE=token;" in used("same", RAY_AUTH_MODE="token")
+        else:
+            assert "the cluster expects a token and this machine has none; copy" in used("none")
+            assert "the token of ~/.ray/auth_token is another one" in used("other")
+            assert "the cluster uses tokens, got RAY_AUTH_MODE=disabled;" in used("same", RAY_AUTH_MODE="disabled")
+
+
+def test_lost_owner_is_no_error_of_the_user(monkeypatch):
+    """What Ray lost on a worker's machine costs the job, is retried, and the task is sent again."""
+    exceptions = pytest.importorskip("ray.exceptions", reason="Ray is not installed")
+
+    def lost(*_: Any, **__: Any) -> None:
+        raise exceptions.OwnerDiedError("a" * 28, "owner", "site")
+
+    monkeypatch.setattr(ray_worker, "_pool_of", lost)
+    reply = ray_worker.evaluate_job([None], "id", b"", deadline=None, memory_limit=None, paths=[])
+    assert isinstance(reply, ray_worker.Lost)
+    executor = RayExecutor(RewardsHiddenNodes(CONFIG), CONFIG.evaluation, num_cpus=1)
+    executor._ray = SimpleNamespace(get=lambda reference: reply, exceptions=exceptions)
+    executor._reference = "of the task"
+    handle = Handle(Job((StubCandidate("a"),), (0,)))
+    executor._running[handle] = "of the job"
+    executor._collect(handle)
+    assert handle.outcomes is not None
+    assert [(each.status, each.is_transient) for each in handle.outcomes] == [(EvaluationStatus.CRASHED, True)]
+    assert "OwnerDiedError" in (handle.outcomes[0].error or "")
+    assert executor._reference is None
+
+
 @contextmanager
 def ray_node(*arguments: str, environment: dict[str, str]) -> Iterator[subprocess.Popen]:
     """Run `ray start` with one CPU until the end of the block, in the foreground."""
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus=1"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
     command += ["--object-store-memory=80000000", *arguments]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

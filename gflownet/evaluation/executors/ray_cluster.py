@@ -27,9 +27,12 @@ _CONNECT_TIMEOUT_S, _START_TIMEOUT_S = 5.0, 120.0
 # The same for the end: 2 s measured.
 _STOP_TIMEOUT_S = 30.0
 _REAPER = Path(__file__).with_name("ray_reaper.py")
+_MODE_PROBE = Path(__file__).with_name("ray_mode.py")
 _MODE_VARIABLE = "RAY_AUTH_MODE"
 _TOKEN_FILE = Path(".ray", "auth_token")
 _TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+_adopted_mode = "unknown"  # in RAY_AUTH_MODE, if it is that of a cluster and not the user's
+_log = logging.getLogger(__name__)
 
 
 def import_ray() -> Any:
@@ -71,7 +74,7 @@ class RayCluster:
             return
         arguments: dict[str, Any] = {"address": address}
         if address:
-            _use_token()
+            use_mode_of(address)
         else:
             ensure_token()
             arguments = {
@@ -90,8 +93,7 @@ class RayCluster:
             raise UserError(f"{self._place}: no answer from Ray within {_START_TIMEOUT_S:g} s")
         if self._error is not None:
             reason = capped(f"{type(self._error).__name__}: {self._error}", 500)
-            advice = f"; every machine needs the same ~/{_TOKEN_FILE} as the cluster" if address else ""
-            raise UserError(f"{self._place}: {reason}{advice}")
+            raise UserError(f"{self._place}: {reason}")
 
     @property
     def num_cpus(self) -> int:
@@ -163,14 +165,48 @@ def ensure_token() -> None:
         file.write(token)
 
 
-def _use_token() -> None:
-    """Authenticate with a configured token: clusters require it, but ray.init(address) does not send it by itself."""
-    if _MODE_VARIABLE in os.environ or not _has_token():
-        return
-    os.environ[_MODE_VARIABLE] = "token"
+def use_mode_of(address: str) -> None:
+    """Use the authentication mode of a running cluster, unless RAY_AUTH_MODE sets another one.
+
+    Raises:
+        UserError: the cluster does not answer, RAY_AUTH_MODE is not its mode, or it does not accept this user's token.
+    """
+    global _adopted_mode
+    place, chosen = f"evaluation.ray.address={address}", os.environ.get(_MODE_VARIABLE, "").lower()
+    if chosen == _adopted_mode:
+        chosen = ""
+    accepted = _accepted_mode(address)
+    if accepted == "none":
+        token = f"the token of {_token_place()} is another one" if _has_token() else "this machine has none"
+        raise UserError(f"{place}: the cluster expects a token and {token}; copy its ~/{_TOKEN_FILE} to this machine")
+    if chosen not in ("", accepted):
+        words = "no tokens" if accepted == "disabled" else "tokens"
+        raise UserError(f"{place}: the cluster uses {words}, got {_MODE_VARIABLE}={chosen}; unset it or set {accepted}")
+    if accepted == "disabled" and _has_token() and not chosen:
+        _log.warning("%s: the cluster uses no tokens, so that of %s is not used", place, _token_place())
+    os.environ[_MODE_VARIABLE] = _adopted_mode = accepted
     from ray import _raylet
 
     cast(Any, _raylet).Config.initialize("")  # reads the environment again
+
+
+def _accepted_mode(address: str) -> str:
+    """Return the mode in which the cluster accepts this user: disabled, token or none. Raises UserError."""
+    modes = "token" if _has_token() else "disabled"
+    command = [sys.executable, "-P", str(_MODE_PROBE), address, modes]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"evaluation.ray.address={address}: no answer from Ray within {_START_TIMEOUT_S:g} s") from None
+    mode = done.stdout.strip()
+    if mode not in ("disabled", "token", "none"):
+        reason = capped((done.stderr.strip().splitlines() or ["no answer"])[-1], 500)
+        raise UserError(f"evaluation.ray.address={address}: {reason}")
+    return mode
+
+
+def _token_place() -> str:
+    return next((name for name in _TOKEN_VARIABLES if os.environ.get(name)), f"~/{_TOKEN_FILE}")
 
 
 def _has_token() -> bool:

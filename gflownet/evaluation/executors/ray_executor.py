@@ -17,7 +17,7 @@ from gflownet.evaluation.execution import capped, describe, lost_job
 from gflownet.evaluation.executors.base import Executor, Handle
 from gflownet.evaluation.executors.pool import PickledTask
 from gflownet.evaluation.executors.ray_cluster import RayCluster, check_address, import_ray
-from gflownet.evaluation.executors.ray_worker import Evaluated, evaluate_job
+from gflownet.evaluation.executors.ray_worker import Evaluated, Lost, evaluate_job
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
 from gflownet.evaluation.task import GFNTask
 
@@ -112,9 +112,10 @@ class RayExecutor(Executor):
         """
         if self._cluster is None:
             self._cluster = RayCluster(self._address, num_cpus=self._num_cpus)
-            self._reference = self._ray.put(self._task)
             # Retries are the dispatcher's.
             self._evaluate = self._ray.remote(num_cpus=1, max_retries=0)(evaluate_job)
+        if self._reference is None:
+            self._reference = self._ray.put(self._task)
         return self._cluster
 
     def _collect(self, handle: Handle) -> None:
@@ -129,9 +130,14 @@ class RayExecutor(Executor):
         except exceptions.OutOfMemoryError as error:
             return _lose(handle, EvaluationStatus.OUT_OF_MEMORY, error)
         except (exceptions.RayTaskError, exceptions.RuntimeEnvSetupError) as error:  # not raised by the task's code
+            if isinstance(getattr(error, "cause", None), exceptions.RayError):
+                return _lose(handle, EvaluationStatus.CRASHED, error.cause)
             raise UserError(f"evaluation.executor=ray: {_last_line(error)}") from None
         except exceptions.RayError as error:
             return _lose(handle, EvaluationStatus.CRASHED, error)
+        if isinstance(reply, Lost):
+            self._reference = None  # sent again with the next job
+            return _lose(handle, EvaluationStatus.CRASHED, RuntimeError(reply.error))
         if not isinstance(reply, Evaluated):
             raise UserError(reply.error)
         handle.outcomes, handle.num_finished = reply.outcomes, reply.num_finished

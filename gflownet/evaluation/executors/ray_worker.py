@@ -29,6 +29,13 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class Lost:
+    """The text of an error of Ray: a node, an owner or an object of the cluster is lost, not the user's code broken."""
+
+    error: str
+
+
+@dataclass(frozen=True)
 class Refused:
     """The text of a UserError: the user's code is missing or broken on this machine."""
 
@@ -47,7 +54,7 @@ def evaluate_job(
     deadline: float | None,
     memory_limit: float | None,
     paths: Sequence[str],
-) -> Evaluated | Refused:
+) -> Evaluated | Lost | Refused:
     """Return the outcomes of a job. Runs as a Ray task.
 
     The pool isolates candidates from Ray's process, which takes seconds to start, and keeps deadline and memory limit.
@@ -67,6 +74,8 @@ def evaluate_job(
     except UserError as error:
         return Refused(f"{error} (on {platform.node()})")
     except Exception as error:
+        if type(error).__module__ == "ray.exceptions":
+            return Lost(f"{describe(error)} (on {platform.node()})")
         return Refused(f"{describe(error)} (on {platform.node()})")
     assert handle.outcomes is not None
     return Evaluated(handle.outcomes, handle.num_finished, handle.process_ended)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,11 +20,13 @@ from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.store_overview import StoreOverview
 from gflownet.evaluation.store_rows import EvaluationRecord, record_of
+from gflownet.files import parse_json, read_yaml
 from gflownet.records.marker import RunMarker, read_marker
 from gflownet.records.status import STATUS_NAME, RunState, RunStatus, read_status
 from gflownet.report.page.features import Description, described
 from gflownet.report.page.secrets import masked, masked_options
 from gflownet.search.config import AUTO, GFLOWNET
+from gflownet.trust import is_trusted
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's is ten times faster
 
@@ -121,7 +122,7 @@ class RunData:
     @cached_property
     def described(self) -> list[Description]:
         """Features and sizes of `feasible`."""
-        return [described(json.loads(record.graph)) for record in self.feasible]
+        return [described(parse_json(record.graph)) for record in self.feasible]
 
 
 def number_of(value: object) -> float | None:
@@ -178,7 +179,7 @@ def read_run(folder: Path) -> RunData:
         config_text=yaml.dump(masked_options(tree), Dumper=_DUMPER, sort_keys=False, allow_unicode=True),
         status=status,
         metrics=_metric_rows(folder / "metrics.jsonl", problems),
-        evaluations=_evaluations(folder, _store_url(tree, problems), run=run_id, problems=problems),
+        evaluations=_evaluations(folder, _store_url(folder, tree, problems), run=run_id, problems=problems),
         top=listed("top_architectures.json", is_needed=is_after_end),
         references=listed("references.json", is_needed=False),
         front=listed("pareto_front.json", is_needed=False),
@@ -198,13 +199,10 @@ def _marker(folder: Path, problems: list[str]) -> RunMarker | None:
 def _options(path: Path, problems: list[str]) -> dict[str, Any]:
     """Return the options of config.yaml, empty if it is damaged."""
     try:
-        tree = yaml.safe_load(path.read_bytes())
-    except (OSError, ValueError, yaml.YAMLError):
-        tree = None
-    if not isinstance(tree, dict):
+        return read_yaml(path)
+    except UserError:
         problems.append(f"{path.name} is damaged: the options are unknown, defaults are shown.")
         return {}
-    return tree
 
 
 def _completed(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,10 +231,13 @@ def _unknown_limits(tree: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _store_url(tree: Mapping[str, Any], problems: list[str]) -> str | None:
-    """Return evaluation.store_url with interpolations replaced, None if that is impossible."""
+def _store_url(folder: Path, tree: Mapping[str, Any], problems: list[str]) -> str | None:
+    """Return evaluation.store_url with interpolations replaced, None if impossible or not trusted."""
     group = tree.get("evaluation")
     text = str((group.get("store_url") if isinstance(group, Mapping) else "") or "")
+    if text and not is_trusted(folder):
+        problems.append("evaluation.store_url is not read, as another user's run wrote it; --trust connects to it.")
+        return None
     if "${" not in text:
         return text
     try:
@@ -256,7 +257,7 @@ def _metric_rows(path: Path, problems: list[str]) -> list[dict[str, Any]]:
         return []
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict) and isinstance(row.get("step"), int):
@@ -287,7 +288,7 @@ def _evaluations(folder: Path, url: str | None, *, run: str, problems: list[str]
 def _json(path: Path, problems: list[str], *, is_needed: bool = False) -> Any:
     """Return the content of a file, None for a missing or damaged one."""
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except OSError:
         if is_needed:
             problems.append(f"{path.name} is missing.")

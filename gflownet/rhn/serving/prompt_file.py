@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gflownet.errors import UserError
+from gflownet.files import parse_json
 from gflownet.rhn.bytes_text import encode
 
 JSONL_SUFFIX = ".jsonl"
@@ -66,7 +67,7 @@ def read_prompts(path: Path, defaults: Mapping[str, Any]) -> list[Prompt]:
 def _parse(where: str, line: str, defaults: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the prompt and the options of a JSON line."""
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError as error:
         raise UserError(f"{where}: expected a JSON object, got invalid text: {error}") from None
     if not isinstance(record, dict) or not isinstance(record.get("prompt"), str) or not record["prompt"]:
@@ -125,7 +126,7 @@ class AnswerFile:
     def _answers(self) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in enumerate(self._lines, 1):
             try:
-                record = json.loads(line)
+                record = parse_json(line)
             except ValueError:
                 record = None
             if not isinstance(record, dict) or not isinstance(record.get("line"), int):
