@@ -13,6 +13,7 @@ from enum import StrEnum
 import numpy as np
 
 from gflownet.comparison.record import RunRecord
+from gflownet.report.compared.intervals import MAX_SCORE
 
 # An architecture within this share of the best known score counts as one of the best.
 _NEAR = 0.01
@@ -33,6 +34,11 @@ class Quantity(StrEnum):
     DISTINCT = "distinct"  # architectures evaluated
     NEAR_BEST = "near_best"  # distinct architectures within 1 % of the best known score
     TOP_TEST = "top_test"  # distinct architectures among the best 1 % of the space by test score
+
+    @property
+    def upper(self) -> float:
+        """Largest possible value."""
+        return MAX_SCORE if self in (Quantity.BEST, Quantity.TEST) else math.inf
 
 
 @dataclass(frozen=True)

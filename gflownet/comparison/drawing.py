@@ -6,9 +6,9 @@ import numpy as np
 
 from gflownet.comparison.accounting import Accounting, Quantity
 from gflownet.comparison.result import Comparison
-from gflownet.metrics.mean_intervals import mean_intervals
 from gflownet.pictures.chart import Chart, svg_of
 from gflownet.pictures.line_charts import Line, line_chart
+from gflownet.report.compared.intervals import bounded_intervals
 
 _NUM_PLACES = 200  # of a curve
 # Share of the budget after which the curves decide the range of the axis: the first evaluations are far below.
@@ -37,7 +37,7 @@ def _chart(comparison: Comparison, quantity: Quantity, accounting: Accounting) -
     lines = []
     for label in comparison.labels:
         values = comparison.values(label, quantity, at, accounting=accounting)
-        low, high = mean_intervals(values) if len(values) > 1 else (None, None)
+        low, high = bounded_intervals(values, upper=quantity.upper) if len(values) > 1 else (None, None)
         ends = (None, None) if low is None or high is None else (low.tolist(), high.tolist())
         lines.append(Line(label, at.tolist(), values.mean(axis=0).tolist(), *ends))
     if quantity is Quantity.BEST and comparison.references.is_optimum:

@@ -24,6 +24,7 @@ from gflownet.comparison.accounting import (
 )
 from gflownet.comparison.record import RunRecord
 from gflownet.metrics.mean_intervals import mean_intervals
+from gflownet.report.compared.intervals import bounded_intervals
 
 _CHECKPOINTS = (10, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 RANDOM = "random"
@@ -43,11 +44,11 @@ class Summary:
     upper_quartile: float
 
 
-def summary_of(values: np.ndarray) -> Summary:
-    """Return the summary of one value per seed, [S]."""
+def summary_of(values: np.ndarray, *, upper: float = math.inf) -> Summary:
+    """Return the summary of one value per seed, [S], with its interval between 0 and `upper`."""
     if not np.isfinite(values).all():
         return Summary(*[math.nan] * 6)
-    low, high = mean_intervals(values[:, None])
+    low, high = bounded_intervals(values[:, None], upper=upper)
     quartiles = np.quantile(values, [0.5, 0.25, 0.75])
     return Summary(float(values.mean()), float(low[0]), float(high[0]), *map(float, quartiles))
 
@@ -139,7 +140,9 @@ class Comparison:
 
     def summary(self, label: str, quantity: Quantity, at: int, *, accounting: Accounting) -> Summary:
         """Return the summary of a quantity over the seeds."""
-        return summary_of(self.values(label, quantity, np.array([at]), accounting=accounting)[:, 0])
+        return summary_of(
+            self.values(label, quantity, np.array([at]), accounting=accounting)[:, 0], upper=quantity.upper
+        )
 
     def optimum(self, label: str, *, accounting: Accounting) -> Optimum | None:
         """Return the search for the optimum; None where it is not known."""

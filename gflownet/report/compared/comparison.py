@@ -10,7 +10,7 @@ from typing import Any
 from gflownet.files import json_text
 from gflownet.report.compared.curves import CURVES, GroupCurve, group_curve
 from gflownet.report.compared.figures import FIGURES, Estimate, figures_of
-from gflownet.report.compared.groups import SEED, Difference, Group, differences, groups_of
+from gflownet.report.compared.groups import SEED, Difference, Group, Problem, differences, groups_of, problems_of
 from gflownet.report.page.run_data import RunData, read_run
 
 COMPARISON_FORMAT = "gflownet comparison 1"
@@ -26,6 +26,11 @@ class Comparison:
     differences: Sequence[Difference]
 
     @property
+    def problems(self) -> list[Problem]:
+        """Groups by task, data and budget."""
+        return problems_of(self.groups)
+
+    @property
     def runs(self) -> list[tuple[Group, RunData]]:
         """All runs with their groups, in order."""
         return [(group, run) for group in self.groups for run in group.runs]
@@ -35,6 +40,7 @@ class Comparison:
         content = {
             "format": COMPARISON_FORMAT,
             "groups": [self._group_entry(index) for index in range(len(self.groups))],
+            "problems": [asdict(problem) for problem in self.problems],
             "differences": [asdict(difference) for difference in self.differences],
         }
         return json_text(content, indent=1)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gflownet.metrics.mean_intervals import mean_intervals
 from gflownet.pictures.line_charts import moving_mean
 from gflownet.report.compared.groups import Group
+from gflownet.report.compared.intervals import MAX_SCORE, bounded_intervals
 from gflownet.report.page.run_data import RunData
 
 NUM_PLACES = 200
@@ -66,7 +66,7 @@ def group_curve(group: Group, kind: CurveKind) -> GroupCurve | None:
         return None
     places = np.linspace(start, end, NUM_PLACES if end > start else 1)
     values = np.stack([_at(places, x, y, is_step=not kind.is_smoothed) for x, y in curves])  # [S, X]
-    low, high = mean_intervals(values)
+    low, high = bounded_intervals(values, upper=MAX_SCORE)
     return GroupCurve(places.tolist(), values.mean(axis=0).tolist(), low.tolist(), high.tolist())
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gflownet.evaluation.status import EvaluationStatus
-from gflownet.metrics.mean_intervals import mean_intervals
 from gflownet.report.compared.groups import Group
+from gflownet.report.compared.intervals import MAX_SCORE, bounded_intervals
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of, number_of
 
 
@@ -23,6 +23,7 @@ class FigureKind:
     unit: str
     read: Callable[[RunData], float]  # NaN where the run has none
     is_lower_better: bool = False
+    upper: float = math.inf  # largest possible value; the smallest one is 0
     is_compared: bool = True  # whether one group can be better than another
 
 
@@ -73,24 +74,26 @@ def seconds_of(run: RunData) -> float:
 
 
 FIGURES = (
-    FigureKind("best_score", "best score in the search", "", best_score),
-    FigureKind("final_score", "mean score of rank 0, new seeds", "", final_score),
-    FigureKind("test_score", "test score of rank 0", "", test_score),
+    FigureKind("best_score", "best score in the search", "", best_score, upper=MAX_SCORE),
+    FigureKind("final_score", "mean score of rank 0, new seeds", "", final_score, upper=MAX_SCORE),
+    FigureKind("test_score", "test score of rank 0", "", test_score, upper=MAX_SCORE),
     FigureKind("evaluations", "evaluations", "", num_evaluations, is_compared=False),
-    FigureKind("failed", "failed evaluations", "%", lambda run: 100 * failed_share(run), is_lower_better=True),
+    FigureKind(
+        "failed", "failed evaluations", "%", lambda run: 100 * failed_share(run), is_lower_better=True, upper=100.0
+    ),
     FigureKind("seconds", "time", "s", seconds_of, is_lower_better=True),
 )
 
 
 def figures_of(group: Group) -> Mapping[str, Estimate]:
     """Return the estimates of a group by the key of the figure."""
-    return {kind.key: estimate_of([kind.read(run) for run in group.runs]) for kind in FIGURES}
+    return {kind.key: estimate_of([kind.read(run) for run in group.runs], upper=kind.upper) for kind in FIGURES}
 
 
-def estimate_of(values: Sequence[float]) -> Estimate:
-    """Return the mean of the finite values, with its interval."""
+def estimate_of(values: Sequence[float], *, upper: float = math.inf) -> Estimate:
+    """Return the mean of the finite values, with its interval between 0 and `upper`."""
     known = np.array([value for value in values if math.isfinite(value)])
     if not known.size:
         return Estimate(tuple(values), math.nan, math.nan, math.nan)
-    (low,), (high,) = mean_intervals(known[:, None])
+    (low,), (high,) = bounded_intervals(known[:, None], upper=upper)
     return Estimate(tuple(values), float(known.mean()), float(low), float(high))

@@ -14,7 +14,7 @@ from gflownet.pictures.line_charts import Line, line_chart
 from gflownet.report.compared.comparison import Comparison, state_of
 from gflownet.report.compared.curves import CURVES
 from gflownet.report.compared.figures import FIGURES, Estimate, FigureKind, best_score, final_score
-from gflownet.report.compared.groups import SEED, num_unknown_seeds, repeated_seeds, unknown_options
+from gflownet.report.compared.groups import SEED, Problem, num_unknown_seeds, repeated_seeds, unknown_options
 from gflownet.report.page import PAGE_NAME
 from gflownet.report.page.best import Ranked, best_section
 from gflownet.report.page.overview import minute_text
@@ -38,6 +38,15 @@ class RunRow:
     figures: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class ProblemSection:
+    """Figures and curves of the groups with the same task, data and budget."""
+
+    name: str  # empty for the only problem
+    figures: Table
+    charts: Sequence[Chart]
+
+
 def comparison_page(comparison: Comparison, *, folder: Path, written: datetime | None = None) -> str:
     """Return the page: one HTML document without links to other files but the pages of the runs.
 
@@ -52,9 +61,11 @@ def comparison_page(comparison: Comparison, *, folder: Path, written: datetime |
         comparison=comparison,
         num_runs=len(comparison.runs),
         num_groups=len(comparison.groups),
-        verdict=verdict_of(comparison),
-        figures=figure_table(comparison),
-        charts=charts_of(comparison),
+        verdicts=[sentence for problem in comparison.problems if (sentence := verdict_of(comparison, problem))],
+        problems=[
+            ProblemSection(problem.name, figure_table(comparison, problem), charts_of(comparison, number, problem))
+            for number, problem in enumerate(comparison.problems)
+        ],
         differences=difference_table(comparison),
         architectures=top_architectures(comparison),
         runs=run_rows(comparison, folder=folder),
@@ -64,10 +75,10 @@ def comparison_page(comparison: Comparison, *, folder: Path, written: datetime |
     )
 
 
-def figure_table(comparison: Comparison) -> Table:
-    """Return the final figures, a row per group."""
+def figure_table(comparison: Comparison, problem: Problem) -> Table:
+    """Return the final figures of a problem, a row per group."""
     rows = []
-    for group, figures in zip(comparison.groups, comparison.figures, strict=True):
+    for group, figures in ((comparison.groups[place], comparison.figures[place]) for place in problem.places):
         cells = [estimate_text(figures[kind.key], unit=kind.unit) for kind in FIGURES]
         rows.append([group.name, str(len(group.runs)), *cells])
     return Table(["group", "runs", *(kind.title for kind in FIGURES)], rows)
@@ -81,16 +92,17 @@ def difference_table(comparison: Comparison) -> Table | None:
     return Table(["option", *(group.name for group in comparison.groups)], rows)
 
 
-def charts_of(comparison: Comparison) -> list[Chart]:
-    """Return the charts with curves."""
+def charts_of(comparison: Comparison, number: int, problem: Problem) -> list[Chart]:
+    """Return the charts with the curves of a problem; `number` is in their keys."""
     charts = []
     for kind in CURVES:
         lines = [
-            Line(group.name, curve.x, curve.mean, low=curve.low, high=curve.high, colour=index)
-            for index, (group, curve) in enumerate(zip(comparison.groups, comparison.curves[kind.key], strict=True))
-            if curve is not None
+            Line(comparison.groups[place].name, curve.x, curve.mean, low=curve.low, high=curve.high, colour=place)
+            for place in problem.places
+            if (curve := comparison.curves[kind.key][place]) is not None
         ]
-        charts.append(line_chart(kind.key, kind.title, lines, x_label=kind.x_label, y_label="score"))
+        key = f"{kind.key}-{number}" if number else kind.key
+        charts.append(line_chart(key, kind.title, lines, x_label=kind.x_label, y_label="score"))
     return [chart for chart in charts if chart is not None]
 
 
@@ -149,15 +161,16 @@ def _warnings(comparison: Comparison) -> Iterator[str]:
 _COMPARED = ("test_score", "final_score", "best_score")
 
 
-def verdict_of(comparison: Comparison) -> str:
-    """Return the sentence, empty with less than two comparable groups."""
+def verdict_of(comparison: Comparison, problem: Problem) -> str:
+    """Return the sentence about a problem, empty with less than two comparable groups."""
     for key in _COMPARED:
         kind = next(kind for kind in FIGURES if kind.key == key)
-        estimates = [figures[key] for figures in comparison.figures]
+        estimates = [comparison.figures[place][key] for place in problem.places]
         order = sorted(_known(estimates), key=lambda index: -estimates[index].mean)
         if len(order) > 1:
-            names = [comparison.groups[index].name for index in order[:2]]
-            return _sentence(kind, names, [estimates[index] for index in order[:2]])
+            names = [comparison.groups[problem.places[index]].name for index in order[:2]]
+            start = f"{problem.name}: " if problem.name else ""
+            return start + _sentence(kind, names, [estimates[index] for index in order[:2]])
     return ""
 
 
