@@ -32,7 +32,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: an unknown option, or a wrong or missing value.
     """
-    from gflownet.comparison.methods import check_overrides
+    from gflownet.comparison.plan import check_overrides
 
     options = command_line().parse_intermixed_args(arguments)
     words, options.overrides = options.overrides, []
@@ -105,8 +105,7 @@ def _run_methods(plan: Plan, options: argparse.Namespace, *, command: Sequence[s
     from rich.console import Console
 
     from gflownet.comparison.plan import PAGE_NAME
-    from gflownet.comparison.report import print_comparison
-    from gflownet.comparison.result_file import write_comparison
+    from gflownet.comparison.report import print_comparison, write_comparison
     from gflownet.comparison.session import run_plan
     from gflownet.console import make_console, print_line
     from gflownet.report.command import write_reports
@@ -127,8 +126,7 @@ def _run_methods(plan: Plan, options: argparse.Namespace, *, command: Sequence[s
 
 def plan_of(options: argparse.Namespace) -> Plan:
     """Return the plan of a command line. Raises UserError for unknown methods."""
-    from gflownet.comparison.methods import read_methods
-    from gflownet.comparison.plan import Plan
+    from gflownet.comparison.plan import Plan, read_methods
     from gflownet.config import config_of_task
 
     source = options.config or config_of_task(options.overrides)

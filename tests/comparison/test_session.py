@@ -60,7 +60,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def no_pictures(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the pictures, but for the finished comparison; test_result.py draws some."""
     assert (finished / "comparison.svg").exists()
-    monkeypatch.setattr("gflownet.comparison.result_file.draw", lambda comparison: "")
+    monkeypatch.setattr("gflownet.comparison.report.draw", lambda comparison: "")
 
 
 def test_compare_records_new_evaluations_of_every_run(finished: Path) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gflownet.files import json_text
-from gflownet.report.compared.curves import CURVES, GroupCurve, group_curve
-from gflownet.report.compared.figures import FIGURES, Estimate, figures_of
+from gflownet.report.compared.figures import CURVES, FIGURES, Estimate, GroupCurve, figures_of, group_curve
 from gflownet.report.compared.groups import SEED, Difference, Group, Problem, differences, groups_of, problems_of
 from gflownet.report.page.run_data import RunData, read_run
 
