@@ -101,7 +101,7 @@ def _check_own(path: Path, *, option: str = "--output", is_own: Callable[[Path],
 
 
 def _is_comparison(path: Path) -> bool:
-    from gflownet.report.compared.comparison import COMPARISON_FORMAT
+    from gflownet.report.compared.page import COMPARISON_FORMAT
 
     with path.open("rb") as file:
         return COMPARISON_FORMAT.encode() in file.read(_HEAD_BYTES)

@@ -19,10 +19,9 @@ from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.report.__main__ import main
 from gflownet.report.command import run_folders
-from gflownet.report.compared.comparison import Comparison
 from gflownet.report.compared.figures import CURVES, estimate_of, figures_of, group_curve
 from gflownet.report.compared.groups import differences, groups_of, num_unknown_seeds, problems_of, repeated_seeds
-from gflownet.report.compared.page import comparison_page, verdict_of
+from gflownet.report.compared.page import Comparison, comparison_page, verdict_of
 from gflownet.report.page import RunData
 from gflownet.run_marker import read_marker
 from tests import small_run

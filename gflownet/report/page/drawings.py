@@ -26,7 +26,7 @@ from gflownet.pictures.figure import (
     without_gaps,
     xml_text,
 )
-from gflownet.pictures.figure_svg import figure_svg, svg_head
+from gflownet.pictures.figure_layout import figure_svg, svg_head
 
 # Fill and stroke of node colours by rank; known words have their own colour.
 PALETTE = (
