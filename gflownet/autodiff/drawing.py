@@ -13,7 +13,7 @@ from gflownet.autodiff.nodes import LeafNode, Node
 from gflownet.autodiff.serialisation import write
 from gflownet.autodiff.text import lines
 from gflownet.pictures.figure import Cell, Colours, Figure, FigureLink, Form, Item, figure_dot, shortened
-from gflownet.pictures.figure_svg import figure_svg
+from gflownet.pictures.figure_layout import figure_svg
 
 MAX_TITLE_LENGTH = 44
 TIMES = "\N{MULTIPLICATION SIGN}"
