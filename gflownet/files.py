@@ -80,8 +80,16 @@ def _finite(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
-    """Let one process at a time run the block; without effect where folders have no locks, as on some networks."""
+def locked_folder(folder: Path, *, refusal: str = "") -> Iterator[None]:
+    """Let one process at a time run the block; without effect where folders have no locks, as on some networks.
+
+    Args:
+        folder: to lock.
+        refusal: error where another process has the lock; empty: wait for it.
+
+    Raises:
+        UserError: another process has the lock.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:  # the block will report it
@@ -89,7 +97,10 @@ def locked_folder(folder: Path) -> Iterator[None]:
         return
     try:
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
+            except BlockingIOError:
+                raise UserError(refusal) from None
         yield
     finally:
         with contextlib.suppress(OSError):

@@ -24,11 +24,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gflownet.comparison.accounting import Accounting, Quantity
-from gflownet.comparison.methods import Method, read_methods
-from gflownet.comparison.plan import Plan
-from gflownet.comparison.result import Comparison, summary_of
-from gflownet.comparison.result_file import write_comparison
+from gflownet.comparison.plan import Method, Plan, read_methods
+from gflownet.comparison.report import write_comparison
+from gflownet.comparison.result import Accounting, Comparison, Quantity, summary_of
 from gflownet.comparison.session import run_plan
 from gflownet.terminal.console import make_console
 from gflownet.terminal.interrupts import stop_signals

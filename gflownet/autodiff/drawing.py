@@ -9,34 +9,25 @@ import networkx as nx
 
 from gflownet.autodiff.graph import Graph
 from gflownet.autodiff.listing import Declaration, dtype_name
-from gflownet.autodiff.nodes import (
-    CastNode,
-    ElementwiseNode,
-    LeafKind,
-    LeafNode,
-    LinearNode,
-    Node,
-    NonlinearNode,
-    TransformNode,
-)
+from gflownet.autodiff.nodes import LeafNode, Node
 from gflownet.autodiff.serialisation import write
 from gflownet.autodiff.text import lines
 from gflownet.pictures.figure import Cell, Colours, Figure, FigureLink, Form, Item, figure_dot, shortened
-from gflownet.pictures.figure_svg import figure_svg
+from gflownet.pictures.figure_layout import figure_svg
 
 MAX_TITLE_LENGTH = 44
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 # Fill and stroke.
-COLOURS: dict[type[Node] | LeafKind, Colours] = {
-    TransformNode: Colours("#f8fafc", "#64748b"),
-    ElementwiseNode: Colours("#fef9c3", "#ca8a04"),
-    LinearNode: Colours("#ede9fe", "#7c3aed"),
-    NonlinearNode: Colours("#ffe4e6", "#e11d48"),
-    CastNode: Colours("#f1f5f9", "#94a3b8"),
-    LeafKind.INPUT: Colours("#e0f2fe", "#0284c7"),
-    LeafKind.PARAMETER: Colours("#dcfce7", "#16a34a"),
-    LeafKind.CONSTANT: Colours("#f3f4f6", "#6b7280"),
+COLOURS = {
+    "transform": Colours("#f8fafc", "#64748b"),
+    "elementwise": Colours("#fef9c3", "#ca8a04"),
+    "linear": Colours("#ede9fe", "#7c3aed"),
+    "nonlinear": Colours("#ffe4e6", "#e11d48"),
+    "cast": Colours("#f1f5f9", "#94a3b8"),
+    "input": Colours("#e0f2fe", "#0284c7"),
+    "parameter": Colours("#dcfce7", "#16a34a"),
+    "constant": Colours("#f3f4f6", "#6b7280"),
 }
 CUSTOM_COLOURS = Colours("#ccfbf1", "#0d9488")
 OUTPUT_STROKE_WIDTH = 2.8
@@ -71,7 +62,7 @@ def to_networkx(graph: Graph | Node) -> nx.MultiDiGraph:
         exported.add_node(entry["id"], **{**fields, "dtype": str(node.dtype).removeprefix("torch.")})
         exported.nodes[entry["id"]]["is_output"] = node in graph.outputs
         for position, source in enumerate(node.inputs):
-            exported.add_edge(id_of[source], entry["id"], position=position, indices=_indices(entry, node, position))
+            exported.add_edge(id_of[source], entry["id"], position=position, indices=_indices(entry, position))
     return exported
 
 
@@ -82,10 +73,11 @@ def _figure(graph: Graph | Node) -> Figure:
     items: dict[int, Item] = {}
     links: list[FigureLink] = []
     for node, line in lines(graph.nodes()).items():
-        title, key = str(line), type(node)
+        title, key = str(line), node.type_name()
         if isinstance(node, LeafNode) and isinstance(line, Declaration):
             content = "" if line.content is None else f" = {line.content}"
-            title, key = f"{node.kind.name.lower()} {line.name}{content}", node.kind
+            key = node.kind.name.lower()
+            title = f"{key} {line.name}{content}"
         detail = f"{TIMES.join(map(str, node.shape)) or 'scalar'} {dtype_name(node.dtype)}"
         tooltip = f"{title}, {detail}, {type(node).__name__}"
         width = OUTPUT_STROKE_WIDTH if node in graph.outputs else Cell.stroke_width
@@ -113,8 +105,7 @@ def _rows(nodes: Sequence[Node]) -> dict[Node, int]:
     return rows
 
 
-def _indices(entry: dict[str, Any], node: Node, position: int) -> list[int] | None:
+def _indices(entry: dict[str, Any], position: int) -> list[int] | None:
     """Return the signed indices of an operand; functions, casts and custom nodes have none."""
-    if isinstance(node, TransformNode):
-        return entry["indexSrc"]
-    return entry[("indexSrcL", "indexSrcR")[position]] if isinstance(node, ElementwiseNode | LinearNode) else None
+    fields = ("indexSrcL", "indexSrcR") if "indexSrcL" in entry else ("indexSrc",)
+    return entry.get(fields[position]) if position < len(fields) else None

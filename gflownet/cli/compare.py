@@ -9,6 +9,8 @@ from pathlib import Path
 from signal import SIGINT
 from typing import TYPE_CHECKING
 
+from gflownet.errors import UserError, printable
+from gflownet.files import locked_folder
 from gflownet.terminal.arguments import (
     EXIT_SIGNAL,
     CommandLine,
@@ -37,9 +39,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: an unknown option, or a wrong or missing value.
     """
-    from gflownet.comparison.methods import check_overrides
+    from gflownet.comparison.plan import check_overrides
 
     options = command_line().parse_intermixed_args(arguments)
+    words, options.overrides = options.overrides, []
+    options.runs = []
+    for word in words:
+        (options.runs if _is_path(word) else options.overrides).append(Path(word) if _is_path(word) else word)
     check_overrides(options.overrides)
     return options
 
@@ -68,25 +74,52 @@ def command_line() -> CommandLine:
     add("--json", type=Path, metavar="FILE", help="copy of comparison.json")
     add("--at", type=_numbers, default=(), metavar="N,N", help="evaluations at which the table shows the figures")
     add("-q", "--quiet", action="store_true", help="only warnings, errors and the final tables")
-    add("overrides", nargs="*", metavar="KEY=VALUE", help="options of all runs, as in gflownet train")
+    add(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE|RUN",
+        help="options of all runs, as in gflownet train; folders of other runs, for the page",
+    )
     return parser
 
 
 def compare(options: argparse.Namespace, *, command: Sequence[str]) -> int:
-    """Run or read all runs, write and print the result, and return the exit status."""
+    """Run or read all runs, write and print the result, and return the exit status; or compare given runs."""
     from gflownet.command_line.start_checks import check_resources
     from gflownet.config import load_config
 
+    if options.runs and not (options.methods or options.method):
+        return _compare_runs(options)
     plan = plan_of(options)
     plan.check(copy=options.json)
     for jobs in plan.jobs().values():
         check_resources(load_config(jobs[0].config, jobs[0].options()))
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    with locked_folder(
+        plan.folder, refusal=f"--out: expected a folder without an active comparison, got {plan.folder}"
+    ):
+        return _run_methods(plan, options, command=command)
+
+
+def _compare_runs(options: argparse.Namespace) -> int:
+    """Write the page of runs that were started by other commands, as `gflownet report` does."""
+    from gflownet.report.command import write_reports
+
+    if options.overrides or options.out:
+        raise UserError("--methods: expected at least one method for the given options, got only run folders")
+    for path in write_reports(options.runs, json_path=options.json, is_comparison=True):
+        print(printable(f"report: {path}"))
+    return 0
+
+
+def _run_methods(plan: Plan, options: argparse.Namespace, *, command: Sequence[str]) -> int:
     # Imported here: --help and errors of the command line wait for nothing.
     from rich.console import Console
 
-    from gflownet.comparison.report import print_comparison
-    from gflownet.comparison.result_file import write_comparison
+    from gflownet.comparison.plan import PAGE_NAME
+    from gflownet.comparison.report import print_comparison, write_comparison
     from gflownet.comparison.session import run_plan
+    from gflownet.report.command import write_reports
     from gflownet.terminal.console import make_console, print_line
 
     console = make_console()
@@ -97,14 +130,15 @@ def compare(options: argparse.Namespace, *, command: Sequence[str]) -> int:
         return EXIT_SIGNAL + (stop.signal or SIGINT)
     print_comparison(comparison, console)
     paths = write_comparison(comparison, plan.folder, command=command, copy=options.json)
+    runs = [job.folder for jobs in plan.jobs().values() for job in jobs]
+    paths += write_reports([*runs, *options.runs], output=plan.folder / PAGE_NAME, is_comparison=True)
     print_line(console, f"written: {', '.join(map(str, paths))}")
     return 0
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
     """Return the plan of a command line. Raises UserError for unknown methods."""
-    from gflownet.comparison.methods import read_methods
-    from gflownet.comparison.plan import Plan
+    from gflownet.comparison.plan import Plan, read_methods
     from gflownet.config import config_of_task
 
     source = options.config or config_of_task(options.overrides)
@@ -118,6 +152,11 @@ def plan_of(options: argparse.Namespace) -> Plan:
         folder=options.out or Path("logs", f"compare_{name}"),
         checkpoints=tuple(options.at),
     )
+
+
+def _is_path(word: str) -> bool:
+    """Return whether a word is a run folder, a folder with runs, or a pattern, not an option."""
+    return "=" not in word and (Path(word).exists() or "*" in word)
 
 
 def _numbers(text: str) -> list[int]:

@@ -1,17 +1,207 @@
-"""The runs of a comparison, and its folder."""
+"""The compared methods, the runs of a comparison, and its folder: start or resume a run with the trainer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from gflownet.comparison.methods import Method
-from gflownet.comparison.runs import Job
+from gflownet.command_line.checks import validate
+from gflownet.comparison.record import RunRecord, read_record, write_record
+from gflownet.config import CONFIG_NAME, load_config, to_mapping
 from gflownet.errors import UserError
 from gflownet.files import parse_json
+from gflownet.options import leaves
+from gflownet.plugins import check_name
+from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS
 
-JSON_NAME, SVG_NAME = "comparison.json", "comparison.svg"
+# Labels are names of folders.
+_LABEL = re.compile(r"[A-Za-z0-9][\w.+=-]*")
+_METHOD_KEY = "search.method"
+# Options that the comparison sets itself, and how.
+RESERVED = {
+    "seed": "--seeds",
+    "log_dir": "--out",
+    "budget.evaluations": "--budget",
+    "resume": "repeating the command",
+    "overwrite_existing_exp": "another --out",
+    "evaluation.store_url": "nothing: every run has its store",
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One side of a comparison."""
+
+    label: str  # in tables and pictures, and the name of its folder
+    overrides: tuple[str, ...]  # KEY=VALUE, on top of the common ones
+
+
+def read_methods(names: str, described: Sequence[str] = ()) -> list[Method]:
+    """Return the methods of the command line.
+
+    Args:
+        names: search methods, separated by commas.
+        described: texts "LABEL: KEY=VALUE KEY=VALUE ..." (`read_method`).
+
+    Raises:
+        UserError: an unknown method, an invalid text, a repeated label, or no method.
+    """
+    methods = [_named(name.strip()) for name in names.split(",") if name.strip()]
+    methods += [read_method(text) for text in described]
+    if not methods:
+        raise UserError("--methods: expected at least one method, got none")
+    labels = [method.label for method in methods]
+    repeated = next((label for label in labels if labels.count(label) > 1), None)
+    if repeated is not None:
+        raise UserError(f"--methods: expected different labels, got {repeated!r} twice")
+    return methods
+
+
+def read_method(text: str) -> Method:
+    """Return the method of "LABEL: KEY=VALUE KEY=VALUE ..."; values with spaces are quoted as in a shell.
+
+    Raises:
+        UserError: no label, an option without a value, or one that the comparison sets.
+    """
+    label, colon, rest = text.partition(":")
+    if not colon or not _LABEL.fullmatch(label.strip()):
+        raise UserError(f"--method: expected LABEL: KEY=VALUE KEY=VALUE, got {text!r}")
+    try:
+        overrides = tuple(shlex.split(rest))
+    except ValueError as error:
+        raise UserError(f"--method: expected LABEL: KEY=VALUE KEY=VALUE, got {text!r} ({error})") from None
+    check_overrides(overrides)
+    return Method(label.strip(), overrides)
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Raise UserError for an option that the comparison sets, or a text that is not KEY=VALUE."""
+    for override in overrides:
+        key, equals, _ = override.partition("=")
+        if key in RESERVED:
+            raise UserError(f"{key}: expected no such option in a comparison, which has {RESERVED[key]}")
+        if not (key and equals):
+            raise UserError(f"{override}: expected KEY=VALUE, for example search.num_initial=20")
+
+
+def _named(name: str) -> Method:
+    homes = {AUTO: "", GFLOWNET: "", **SEARCH_METHODS.homes}
+    if ":" in name:
+        raise UserError(f'--methods: expected names, got {name!r}; try --method "mine: {_METHOD_KEY}={name}"')
+    check_name("--methods", name, homes)
+    return Method(name, (f"{_METHOD_KEY}={name}",))
+
+
+# No output for readers, and no work after the search except what the user chooses.
+_QUIET = (
+    "wandb.mode=disabled",
+    "print_every=1000000000",
+    "final.top=0",
+    "search.train_sampler=false",
+    "report.every=null",
+)
+# Printed output of a run in its folder, and the start of its first line.
+OUTPUT_NAME, OUTPUT_HEADER = "output.log", "# python -m gflownet.compare: "
+# Differences of these options do not change the curve of a run.
+_PLACES = ("log_dir", "resume")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method with one seed."""
+
+    config: str | None
+    method: Method
+    seed: int
+    num_evaluations: int
+    overrides: tuple[str, ...]  # of all methods
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """Return the name for messages."""
+        return f"{self.method.label}, seed {self.seed}"
+
+    def options(self) -> list[str]:
+        """Return all options of the run; later ones win."""
+        fixed = (f"log_dir={json.dumps(str(self.folder))}", "resume=auto", f"seed={self.seed}")
+        budget = f"budget.evaluations={self.num_evaluations}"
+        return [*_QUIET, *self.overrides, *self.method.overrides, *fixed, budget]
+
+    def record(self) -> RunRecord | None:
+        """Return the record of the finished run in the folder, None if it is not finished.
+
+        Raises:
+            UserError: a run with other options.
+        """
+        record = read_record(self.folder)
+        if record is not None:
+            self._check_options(record.config)
+        return record
+
+    def check(self) -> None:
+        """Raise UserError for options that do not depend on the chosen classes."""
+        validate(load_config(self.config, self.options()))
+
+    def check_folder(self) -> None:
+        """Raise UserError for a path that cannot be a folder, and for a folder with an output that is not of a run."""
+        folder = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
+        if not folder.is_dir():
+            raise UserError(f"--out: expected a folder, got the file {folder}; choose another --out")
+        output = self.folder / OUTPUT_NAME
+        if output.exists() and not (self.folder / CONFIG_NAME).exists() and not _is_output(output):
+            raise UserError(f"--out: expected no file {output} before the run; choose another --out")
+
+    def _check_options(self, started: Mapping[str, Any]) -> None:
+        """Raise UserError for the first option that differs from those of the run in the folder."""
+        wanted = dict(leaves(to_mapping(load_config(self.config, self.options()))))
+        stored = dict(leaves(started))
+        for key in sorted(wanted.keys() | stored.keys()):
+            if key not in _PLACES and wanted.get(key) != stored.get(key):
+                raise UserError(
+                    f"{key}: expected {stored.get(key)!r}, as the run in {self.folder} was started, "
+                    f"got {wanted.get(key)!r}; choose another --out"
+                )
+
+
+def run(job: Job) -> bool:
+    """Start or resume a run; return whether it is finished, False after a stop request.
+
+    Raises:
+        UserError: options that do not fit together, or a folder with another run.
+    """
+    # Imported here: the command itself does not wait for torch.
+    from gflownet.comparison.extraction import record_of
+    from gflownet.trainer import GFNTrainer
+
+    if job.record() is not None:
+        return True
+    config = load_config(job.config, job.options())
+    mapping = to_mapping(config)
+    trainer = GFNTrainer(config)
+    trainer.progress.new_evaluations = []
+    if trainer.run() is not None:
+        return False
+    write_record(job.folder, record_of(trainer, mapping))
+    return True
+
+
+def _is_output(path: Path) -> bool:
+    """Return whether a file is the printed output of a run, or empty."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(OUTPUT_HEADER))
+    except OSError:
+        return False
+    return start in (b"", OUTPUT_HEADER.encode())
+
+
+JSON_NAME, SVG_NAME, PAGE_NAME = "comparison.json", "comparison.svg", "comparison.html"
 _KIND = "gflownet comparison"
 
 
@@ -56,7 +246,7 @@ class Plan:
                 job.check_folder()
         if copy is not None and (copy.is_symlink() or copy.exists()) and not is_result(copy):
             raise UserError(f"--json: expected a new file or the result of a comparison, got {copy}")
-        names = [name for name in (JSON_NAME, SVG_NAME) if (self.folder / name).exists()]
+        names = [name for name in (JSON_NAME, SVG_NAME, PAGE_NAME) if (self.folder / name).exists()]
         if names and not is_result(self.folder / JSON_NAME):
             raise UserError(
                 f"--out: expected a folder of a comparison, got {self.folder} with another file {names[0]}; "

@@ -1,19 +1,151 @@
-"""Tables and verdicts of a comparison."""
+"""Tables and verdicts of a comparison, its picture, and comparison.json."""
 
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gflownet.comparison.accounting import Accounting, Quantity
-from gflownet.comparison.result import Comparison, Summary
+from gflownet.comparison.plan import JSON_NAME, SVG_NAME, header
+from gflownet.comparison.result import Accounting, Comparison, Quantity, Summary
 from gflownet.errors import printable
+from gflownet.files import json_text, save_whole
+from gflownet.pictures.chart import Chart, svg_of
+from gflownet.pictures.line_charts import Line, line_chart
+from gflownet.report.compared.figures import bounded_intervals
 from gflownet.terminal.console import print_line
+
+_NUM_PLACES = 200  # of a curve
+# Share of the budget after which the curves decide the range of the axis: the first evaluations are far below.
+_START_SHARE = 0.2
+_TITLES = {
+    Quantity.BEST: "best score",
+    Quantity.TEST: "test score of the best",
+    Quantity.NEAR_BEST: "architectures within 1 % of the best",
+    Quantity.TOP_TEST: "architectures of the top 1 % by test",
+}
+_COSTS = {Accounting.EVALUATIONS: "new evaluations (repeats free)", Accounting.PROPOSALS: "proposals (each one counts)"}
+
+
+def draw(comparison: Comparison) -> str:
+    """Return an SVG document: one row for each known quantity, one column for each accounting.
+
+    Lines are means over the seeds, bands their 95 % intervals.
+    """
+    quantities = [quantity for quantity in _TITLES if quantity in comparison.quantities]
+    charts = [_chart(comparison, quantity, accounting) for quantity in quantities for accounting in Accounting]
+    return svg_of(*(chart for chart in charts if chart is not None), num_columns=len(Accounting))
+
+
+def _chart(comparison: Comparison, quantity: Quantity, accounting: Accounting) -> Chart | None:
+    at = np.unique(np.linspace(1, comparison.num_evaluations, _NUM_PLACES).round())
+    lines = []
+    for label in comparison.labels:
+        values = comparison.values(label, quantity, at, accounting=accounting)
+        low, high = bounded_intervals(values, upper=quantity.upper) if len(values) > 1 else (None, None)
+        ends = (None, None) if low is None or high is None else (low.tolist(), high.tolist())
+        lines.append(Line(label, at.tolist(), values.mean(axis=0).tolist(), *ends))
+    if quantity is Quantity.BEST and comparison.references.is_optimum:
+        lines.append(Line("best of the space", at.tolist(), [comparison.references.best] * len(at), is_faint=True))
+    start = at >= min(_START_SHARE * comparison.num_evaluations, at[-1])
+    return line_chart(
+        f"{quantity}-{accounting}",
+        _TITLES[quantity],
+        lines,
+        x_label=_COSTS[accounting],
+        y_label="",
+        is_log=False,
+        from_x=float(at[start][0]),
+    )
+
+
+_FORMAT = 1
+_PACKAGES = ("gflownet", "numpy", "torch")
+
+
+def write_comparison(
+    comparison: Comparison, folder: Path, *, command: Sequence[str], copy: Path | None = None
+) -> list[Path]:
+    """Write comparison.json and its picture; return their paths. Raises UserError if one cannot be written."""
+    text = to_json(comparison, command=command)
+    contents = {folder / JSON_NAME: text, folder / SVG_NAME: draw(comparison)}
+    if copy is not None:
+        contents[copy] = text
+    for path, content in contents.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_whole(path, content)
+    return [*contents]
+
+
+def to_json(comparison: Comparison, *, command: Sequence[str]) -> str:
+    """Return all figures, and the curves of every seed, as JSON."""
+    content = {
+        **header(),
+        "format": _FORMAT,
+        "command": list(command),
+        "versions": versions(),
+        "title": comparison.title,
+        "num_evaluations": comparison.num_evaluations,
+        "seeds": list(comparison.seeds),
+        "checkpoints": list(comparison.checkpoints),
+        "references": asdict(comparison.references),
+        "methods": {label: _method(comparison, label) for label in comparison.labels},
+        "differences": [asdict(each) | {"verdict": each.verdict} for each in comparison.differences()],
+    }
+    return json_text(content)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages behind the figures."""
+    result = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            result[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return result
+
+
+def _method(comparison: Comparison, label: str) -> dict[str, Any]:
+    records = comparison.records[label]
+    figures = {
+        accounting.value: {
+            quantity.value: {
+                str(at): asdict(comparison.summary(label, quantity, at, accounting=accounting))
+                for at in comparison.checkpoints
+            }
+            for quantity in comparison.quantities
+        }
+        for accounting in Accounting
+    }
+    optimum = {
+        accounting.value: None if (each := comparison.optimum(label, accounting=accounting)) is None else asdict(each)
+        for accounting in Accounting
+    }
+    return {
+        "config": records[0].config,
+        "figures": figures,
+        "optimum": optimum,
+        "own_seconds_per_evaluation": comparison.own_seconds(label),
+        "proposals_per_evaluation": comparison.proposals_per_evaluation(label),
+        "runs": [
+            {"seed": seed, "scores": record.scores, "tests": record.tests, "proposals": record.proposals}
+            | {"num_proposals": record.num_proposals, "end": record.end, "final_scores": record.final_scores}
+            | {"evaluation_seconds": record.evaluation_seconds, "metrics": record.metrics}
+            for seed, record in zip(comparison.seeds, records, strict=True)
+        ],
+    }
+
 
 _CAPTIONS = {Accounting.EVALUATIONS: "repeats free", Accounting.PROPOSALS: "every proposal counts"}
 

@@ -49,7 +49,7 @@ from gflownet.pictures.figure import (
     shortened,
     without_gaps,
 )
-from gflownet.pictures.figure_svg import figure_svg
+from gflownet.pictures.figure_layout import figure_svg
 
 _FRAME = Colours("#f8fafc", "#94a3b8")
 _OUTPUT_WIDTH = 2.8  # of the border

@@ -21,7 +21,12 @@ _HEAD_BYTES = 1_024
 
 
 def write_reports(
-    paths: Sequence[Path], *, output: Path | None = None, json_path: Path | None = None, is_each: bool = False
+    paths: Sequence[Path],
+    *,
+    output: Path | None = None,
+    json_path: Path | None = None,
+    is_each: bool = False,
+    is_comparison: bool = False,
 ) -> Iterator[Path]:
     """Write the page of one run, of each run, or the comparison of several; yield each path written.
 
@@ -30,6 +35,7 @@ def write_reports(
         output: page; None: the default name.
         json_path: figures of the comparison.
         is_each: write the page of each run.
+        is_comparison: write the comparison, of one run too.
 
     Raises:
         UserError: no run at a path, or a file that is not of gflownet or cannot be written.
@@ -37,7 +43,8 @@ def write_reports(
     folders = run_folders(paths)
     if json_path is not None:
         _check_own(json_path, option="--json", is_own=_is_comparison)
-    if is_each or len(folders) == 1:
+    is_page = is_each or (len(folders) == 1 and not is_comparison)
+    if is_page:
         for folder in folders:
             yield _write_page(folder, output)
         if json_path is None:
@@ -46,7 +53,7 @@ def write_reports(
     from gflownet.report.compared import COMPARISON_NAME, comparison_of, comparison_page
 
     comparison = comparison_of(folders)
-    if len(folders) > 1:
+    if not is_page:
         output = output or Path(COMPARISON_NAME)
         _check_own(output)
         save_whole(output, comparison_page(comparison, folder=output.parent))
@@ -94,7 +101,7 @@ def _check_own(path: Path, *, option: str = "--output", is_own: Callable[[Path],
 
 
 def _is_comparison(path: Path) -> bool:
-    from gflownet.report.compared.comparison import COMPARISON_FORMAT
+    from gflownet.report.compared.page import COMPARISON_FORMAT
 
     with path.open("rb") as file:
         return COMPARISON_FORMAT.encode() in file.read(_HEAD_BYTES)

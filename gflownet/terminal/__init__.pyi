@@ -1,2 +1,2 @@
-from .arguments import Parser as Parser
+from .arguments import CommandLine as CommandLine
 from .interrupts import StopRequest as StopRequest

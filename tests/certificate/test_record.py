@@ -10,6 +10,7 @@ from rich.console import Console
 from gflownet.certificate import RunCertificate
 from gflownet.certificate.exact import enumerate_states
 from gflownet.certificate.record import certificate_metrics, print_certificate, write_certificate
+from gflownet.certificate.words import table
 from tests.certificate.subjects import Case
 from tests.objectives.spaces import make_space
 from tests.oracles.tabular import classes_of
@@ -86,3 +87,20 @@ def test_certificate_metrics_count_errors(right):
     assert metrics["certificate/has_converged"] == 1
     assert all(isinstance(value, float | int) for value in metrics.values())
     assert math.isfinite(metrics["certificate/tv_to_optimum"])
+
+
+EXACT = {"kind": "exact", "total_variation": 0.5, "tv_uncorrected": 0.01, "tv_of_symmetries": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({**EXACT, "symmetries_hold": False}, "IGNORED (0.5000 from R, 0.0100 from R / |Aut|)"),
+        ({**EXACT, "symmetries_hold": None}, "open (0.5000 from R, 0.0100 from R / |Aut|)"),
+        ({**EXACT, "symmetries_hold": None, "tv_of_symmetries": 0.0}, "-, nothing here is symmetric"),
+        ({"symmetries_hold": True, "symmetry_slope_low": -0.1}, "hold (-1 is uncorrected)"),
+        ({"symmetries_hold": None}, "-, nothing compared is symmetric"),
+    ],
+)
+def test_table_names_ignored_symmetries(part, words):
+    assert ("symmetries", "hold", words) in table(part)

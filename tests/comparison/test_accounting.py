@@ -7,15 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from gflownet.comparison.accounting import (
-    Accounting,
-    Quantity,
-    References,
-    cost_of_optimum,
-    references_of,
-    values_after,
-)
 from gflownet.comparison.record import RunRecord
+from gflownet.comparison.result import Accounting, Quantity, References, cost_of_optimum, references_of, values_after
 
 FREE, EVERY = Accounting.EVALUATIONS, Accounting.PROPOSALS
 # Proposals 1 to 8: a, b, a, c, b, d, d, e. The repeats are proposals 3, 5 and 7.

@@ -10,12 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gflownet.comparison.accounting import Accounting, Quantity
-from gflownet.comparison.drawing import draw
 from gflownet.comparison.record import RunRecord
-from gflownet.comparison.report import print_comparison
-from gflownet.comparison.result import Comparison
-from gflownet.comparison.result_file import to_json
+from gflownet.comparison.report import draw, print_comparison, to_json
+from gflownet.comparison.result import Accounting, Comparison, Quantity
 from gflownet.terminal.console import make_console
 
 FREE = Accounting.EVALUATIONS

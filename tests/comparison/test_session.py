@@ -16,6 +16,7 @@ import pytest
 from gflownet.cli.compare import main, parse
 from gflownet.comparison.record import CURVE_NAME, RunRecord, read_record
 from gflownet.evaluation.store import EvaluationStore
+from gflownet.files import locked_folder
 from gflownet.run.logging import METRICS_NAME
 from tests.benchmark_tables import write_nb201
 from tests.search.searches import PLACES
@@ -59,7 +60,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def no_pictures(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the pictures, but for the finished comparison; test_result.py draws some."""
     assert (finished / "comparison.svg").exists()
-    monkeypatch.setattr("gflownet.comparison.result_file.draw", lambda comparison: "")
+    monkeypatch.setattr("gflownet.comparison.report.draw", lambda comparison: "")
 
 
 def test_compare_records_new_evaluations_of_every_run(finished: Path) -> None:
@@ -105,6 +106,28 @@ def test_compare_reads_finished_runs(finished: Path, capsys: pytest.CaptureFixtu
     text = capsys.readouterr().out
     assert "gflownet" in text
     assert "random after 12 evaluations" in text
+
+
+def test_compare_writes_page_of_ordinary_runs_too(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "Comparison of 4 runs" in (finished / "comparison.html").read_text()
+    monkeypatch.chdir(tmp_path)
+    assert main([str(finished / "random"), str(finished / "gflownet" / "seed_0"), "--json", "figures.json"]) == 0
+    assert capsys.readouterr().out == "report: comparison.html\nreport: figures.json\n"
+    assert "Comparison of 3 runs" in Path("comparison.html").read_text()
+    assert main([str(finished), "env.max_edges=3"]) == 2
+    assert "--methods" in capsys.readouterr().err
+
+
+def test_second_compare_in_one_folder_is_refused_at_once(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (finished / "comparison.json").stat().st_mtime_ns
+    with locked_folder(finished):
+        assert main(arguments(finished)) == 2
+    error = capsys.readouterr().err
+    assert "expected a folder without an active comparison" in error
+    assert error.count("\n") == 1
+    assert (finished / "comparison.json").stat().st_mtime_ns == before
 
 
 def test_compare_rejects_runs_of_other_options(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,11 +20,9 @@ from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.records.marker import read_marker
 from gflownet.report.__main__ import main
 from gflownet.report.command import run_folders
-from gflownet.report.compared.comparison import Comparison
-from gflownet.report.compared.curves import CURVES, group_curve
-from gflownet.report.compared.figures import estimate_of, figures_of
-from gflownet.report.compared.groups import differences, groups_of, num_unknown_seeds, repeated_seeds
-from gflownet.report.compared.page import verdict_of
+from gflownet.report.compared.figures import CURVES, estimate_of, figures_of, group_curve
+from gflownet.report.compared.groups import differences, groups_of, num_unknown_seeds, problems_of, repeated_seeds
+from gflownet.report.compared.page import Comparison, comparison_page, verdict_of
 from gflownet.report.page import RunData
 from tests import small_run
 
@@ -155,7 +154,7 @@ def test_best_curve_is_a_step_function_over_common_places() -> None:
     assert curve.mean[at_two] == pytest.approx(0.25)
     assert curve.mean[-1] == pytest.approx(0.4)
     low, high = stats.t.interval(0.95, 1, loc=0.4, scale=stats.sem([0.3, 0.5]))
-    assert (curve.low[-1], curve.high[-1]) == pytest.approx((low, high))
+    assert (curve.low[-1], curve.high[-1]) == pytest.approx((max(low, 0.0), min(high, 1.0)))
 
 
 def test_curve_of_one_run_is_its_own() -> None:
@@ -192,14 +191,45 @@ def test_verdict_names_the_better_group_and_the_doubt(scores: Sequence[Sequence[
     runs = [
         a_run(seed, scores=[value], lr=rate) for rate, values in enumerate(scores) for seed, value in enumerate(values)
     ]
-    verdict = verdict_of(comparison(*runs))
+    verdict = verdict_of(comparison(*runs), problems_of(groups_of(runs))[0])
     assert verdict.startswith("Highest best score in the search: 0.5")
     assert "of lr=1; next is 0.1" in verdict
     assert verdict.endswith(end)
 
 
 def test_no_verdict_about_one_group() -> None:
-    assert verdict_of(comparison(a_run(0, scores=[1.0]), a_run(1, scores=[1.0]))) == ""
+    compared = comparison(a_run(0, scores=[1.0]), a_run(1, scores=[1.0]))
+    assert verdict_of(compared, *compared.problems) == ""
+
+
+@pytest.mark.parametrize(
+    "other", [{"task": "images"}, {"task_options": {"table": "b.csv"}}, {"budget": {"evaluations": 9}}]
+)
+def test_runs_of_other_tasks_data_or_budgets_are_not_ranked_together(other: dict[str, Any], tmp_path: Path) -> None:
+    compared = comparison(
+        a_run(0, name="a", scores=[0.9499], best=[0.9499]), a_run(0, name="b", scores=[0.9994], best=[0.9994], **other)
+    )
+    first, second = compared.problems
+    assert (first.places, second.places) == ((0,), (1,))
+    assert [verdict_of(compared, problem) for problem in compared.problems] == ["", ""]
+    page = comparison_page(compared, folder=tmp_path)
+    assert page.count("<caption>Final figures by group") == 2
+    assert page.count("are not ranked together") == 1
+    assert "Highest" not in page
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+
+
+def test_intervals_stay_within_the_range_of_the_figure() -> None:
+    (group,) = groups_of([a_run(seed, scores=[score], best=[score]) for seed, score in enumerate((0.99, 1.0, 0.9))])
+    figures = figures_of(group)
+    assert figures["best_score"].high == 1.0
+    curve = group_curve(group, BEST)
+    assert curve is not None
+    assert max(curve.high) == 1.0
+    assert (figures["failed"].low, figures["evaluations"].low) == (0.0, 1.0)
+    assert estimate_of([0.01, 0.9, 0.0], upper=1.0).low == 0.0
+    assert estimate_of([1.5, 2.5, 9.0], upper=1.0).high > 9.0, "a task with larger scores"
 
 
 def test_json_has_null_for_unknown_values() -> None:

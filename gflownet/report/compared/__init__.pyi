@@ -1,4 +1,4 @@
-from .comparison import Comparison as Comparison
-from .comparison import comparison_of as comparison_of
 from .page import COMPARISON_NAME as COMPARISON_NAME
+from .page import Comparison as Comparison
+from .page import comparison_of as comparison_of
 from .page import comparison_page as comparison_page

@@ -1,4 +1,7 @@
-"""Final figures of runs, and their means over seeds with 95 % intervals."""
+"""Final figures of runs and curves of groups: means over seeds with 95 % intervals within the range of the figure.
+
+S: seeds of a group, X: places of a curve.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,22 @@ import numpy as np
 
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.metrics.mean_intervals import mean_intervals
+from gflownet.pictures.line_charts import moving_mean
 from gflownet.report.compared.groups import Group
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of, number_of
+
+# The best of accuracies and scaled rewards; a task may define larger scores.
+MAX_SCORE = 1.0
+
+
+def bounded_intervals(values: np.ndarray, *, upper: float = math.inf) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ends of `mean_intervals` of values [S, X], each between 0 and `upper`.
+
+    A bound that a value exceeds is not that of the figure: it is ignored.
+    """
+    low, high = mean_intervals(values)
+    low = low if (values < 0).any() else np.maximum(low, 0.0)
+    return low, high if (values > upper).any() else np.minimum(high, upper)
 
 
 @dataclass(frozen=True)
@@ -23,6 +40,7 @@ class FigureKind:
     unit: str
     read: Callable[[RunData], float]  # NaN where the run has none
     is_lower_better: bool = False
+    upper: float = math.inf  # largest possible value; the smallest one is 0
     is_compared: bool = True  # whether one group can be better than another
 
 
@@ -73,24 +91,103 @@ def seconds_of(run: RunData) -> float:
 
 
 FIGURES = (
-    FigureKind("best_score", "best score in the search", "", best_score),
-    FigureKind("final_score", "mean score of rank 0, new seeds", "", final_score),
-    FigureKind("test_score", "test score of rank 0", "", test_score),
+    FigureKind("best_score", "best score in the search", "", best_score, upper=MAX_SCORE),
+    FigureKind("final_score", "mean score of rank 0, new seeds", "", final_score, upper=MAX_SCORE),
+    FigureKind("test_score", "test score of rank 0", "", test_score, upper=MAX_SCORE),
     FigureKind("evaluations", "evaluations", "", num_evaluations, is_compared=False),
-    FigureKind("failed", "failed evaluations", "%", lambda run: 100 * failed_share(run), is_lower_better=True),
+    FigureKind(
+        "failed", "failed evaluations", "%", lambda run: 100 * failed_share(run), is_lower_better=True, upper=100.0
+    ),
     FigureKind("seconds", "time", "s", seconds_of, is_lower_better=True),
 )
 
 
 def figures_of(group: Group) -> Mapping[str, Estimate]:
     """Return the estimates of a group by the key of the figure."""
-    return {kind.key: estimate_of([kind.read(run) for run in group.runs]) for kind in FIGURES}
+    return {kind.key: estimate_of([kind.read(run) for run in group.runs], upper=kind.upper) for kind in FIGURES}
 
 
-def estimate_of(values: Sequence[float]) -> Estimate:
-    """Return the mean of the finite values, with its interval."""
+def estimate_of(values: Sequence[float], *, upper: float = math.inf) -> Estimate:
+    """Return the mean of the finite values, with its interval between 0 and `upper`."""
     known = np.array([value for value in values if math.isfinite(value)])
     if not known.size:
         return Estimate(tuple(values), math.nan, math.nan, math.nan)
-    (low,), (high,) = mean_intervals(known[:, None])
+    (low,), (high,) = bounded_intervals(known[:, None], upper=upper)
     return Estimate(tuple(values), float(known.mean()), float(low), float(high))
+
+
+NUM_PLACES = 200
+# Steps in the moving mean of the mean score.
+WINDOW = 10
+
+
+@dataclass(frozen=True)
+class CurveKind:
+    """A chart of the comparison."""
+
+    key: str
+    title: str
+    x_metric: str
+    y_metric: str
+    x_label: str
+    is_smoothed: bool
+
+
+CURVES = (
+    CurveKind("best-evaluations", "Best score by evaluations", "num_distinct", "score_best", "evaluations", False),
+    CurveKind("best-time", "Best score by time", "seconds", "score_best", "seconds of the search", False),
+    CurveKind("mean-evaluations", "Mean score by evaluations", "num_distinct", "score_mean", "evaluations", True),
+    CurveKind("mean-time", "Mean score by time", "seconds", "score_mean", "seconds of the search", True),
+)
+
+
+@dataclass(frozen=True)
+class GroupCurve:
+    """A curve of a group; the ends are NaN where less than two runs have a value."""
+
+    x: list[float]  # [X], ascending
+    mean: list[float]  # [X]
+    low: list[float]  # [X], ends of the 95 % interval
+    high: list[float]
+
+
+def group_curve(group: Group, kind: CurveKind) -> GroupCurve | None:
+    """Return the curve of a group, None without values.
+
+    It covers the places that all runs with values have reached, so that a mean is always of the same runs.
+    """
+    curves = [curve for run in group.runs if (curve := _run_curve(run, kind)) is not None]
+    if not curves:
+        return None
+    if len(curves) == 1:
+        ((x, y),) = curves
+        return GroupCurve(x.tolist(), y.tolist(), [math.nan] * len(x), [math.nan] * len(x))
+    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    if end < start:
+        return None
+    places = np.linspace(start, end, NUM_PLACES if end > start else 1)
+    values = np.stack([_at(places, x, y, is_step=not kind.is_smoothed) for x, y in curves])  # [S, X]
+    low, high = bounded_intervals(values, upper=MAX_SCORE)
+    return GroupCurve(places.tolist(), values.mean(axis=0).tolist(), low.tolist(), high.tolist())
+
+
+def _run_curve(run: RunData, kind: CurveKind) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the places and values of a run, ascending, None without a finite value."""
+    points = [(row.get(kind.x_metric), row.get(kind.y_metric)) for row in run.metrics]
+    known = [(float(x), float(y)) for x, y in points if isinstance(x, int | float) and isinstance(y, int | float)]
+    if not known:
+        return None
+    x, y = np.array(known).T
+    order = np.argsort(x, kind="stable")
+    return x[order], _smoothed(y[order]) if kind.is_smoothed else y[order]
+
+
+def _smoothed(values: np.ndarray) -> np.ndarray:
+    return np.array(moving_mean(values.tolist(), WINDOW))
+
+
+def _at(places: np.ndarray, x: np.ndarray, y: np.ndarray, *, is_step: bool) -> np.ndarray:
+    """Return the values at places: of the last point before, or on the line between two points."""
+    if not is_step:
+        return np.interp(places, x, y)
+    return y[np.searchsorted(x, places, side="right") - 1]

@@ -19,6 +19,8 @@ IGNORED = frozenset(
         *("wandb", "tensorboard", "report", "console"),
     }
 )
+# Task, data and budget decide what a score means. A name covers the options below it.
+_PROBLEM = frozenset({"task", "task_options", "budget", "num_training_steps"})
 _MAX_OPTIONS = 3  # in the name of a group
 _MAX_VALUE = 40  # characters of a value in the name of a group
 _ABSENT = "-"
@@ -43,6 +45,14 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Problem:
+    """Groups with the same task, data and budget: only these are ranked in one table."""
+
+    name: str  # the options that tell it from the others; empty for the only one
+    places: tuple[int, ...]  # of its groups
+
+
+@dataclass(frozen=True)
 class Difference:
     """An option, or the version of a package, that is not the same in all groups."""
 
@@ -61,6 +71,21 @@ def groups_of(runs: Sequence[RunData]) -> list[Group]:
     chosen = _telling([options_of(group[0]) for group in ordered], differing)
     names = [_name(group[0], chosen) for group in ordered]
     return [Group(name, tuple(group)) for name, group in zip(_unique(names), ordered, strict=True)]
+
+
+def problems_of(groups: Sequence[Group]) -> list[Problem]:
+    """Return the problems in the order of their first groups."""
+    options = [
+        {key: text for key, text in options_of(group.runs[0]).items() if {key, key.partition(".")[0]} & _PROBLEM}
+        for group in groups
+    ]
+    places: dict[str, list[int]] = {}
+    for place, column in enumerate(options):
+        places.setdefault(json.dumps(column, sort_keys=True), []).append(place)
+    firsts = [options[members[0]] for members in places.values()]
+    chosen = _telling(firsts, _differing(firsts))
+    names = [", ".join(f"{key}={_short(column.get(key, _ABSENT))}" for key in chosen) for column in firsts]
+    return [Problem(name, tuple(members)) for name, members in zip(_unique(names), places.values(), strict=True)]
 
 
 def differences(groups: Sequence[Group]) -> list[Difference]:

@@ -1,25 +1,113 @@
-"""Rendering of a comparison as one offline page."""
+"""Comparison of runs as data, and as one offline page: groups, their figures, curves and differences."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from gflownet.files import json_text
 from gflownet.pictures.chart import Chart, Table, duration_text, number_text
 from gflownet.pictures.line_charts import Line, line_chart
-from gflownet.report.compared.comparison import Comparison, state_of
-from gflownet.report.compared.curves import CURVES
-from gflownet.report.compared.figures import FIGURES, Estimate, FigureKind, best_score, final_score
-from gflownet.report.compared.groups import SEED, num_unknown_seeds, repeated_seeds, unknown_options
+from gflownet.report.compared.figures import (
+    CURVES,
+    FIGURES,
+    Estimate,
+    FigureKind,
+    GroupCurve,
+    best_score,
+    figures_of,
+    final_score,
+    group_curve,
+)
+from gflownet.report.compared.groups import (
+    SEED,
+    Difference,
+    Group,
+    Problem,
+    differences,
+    groups_of,
+    num_unknown_seeds,
+    problems_of,
+    repeated_seeds,
+    unknown_options,
+)
 from gflownet.report.page import PAGE_NAME
 from gflownet.report.page.best import Ranked, best_section
 from gflownet.report.page.overview import minute_text
 from gflownet.report.page.page import render
-from gflownet.report.page.run_data import RunData
+from gflownet.report.page.run_data import RunData, read_run
+
+COMPARISON_FORMAT = "gflownet comparison 1"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that the page shows."""
+
+    groups: Sequence[Group]
+    figures: Sequence[Mapping[str, Estimate]]  # of each group, by key
+    curves: Mapping[str, Sequence[GroupCurve | None]]  # by key of the chart, of each group
+    differences: Sequence[Difference]
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Groups by task, data and budget."""
+        return problems_of(self.groups)
+
+    @property
+    def runs(self) -> list[tuple[Group, RunData]]:
+        """All runs with their groups, in order."""
+        return [(group, run) for group in self.groups for run in group.runs]
+
+    def to_json(self) -> str:
+        """Return the figures, curves and differences as JSON; unknown values are null."""
+        content = {
+            "format": COMPARISON_FORMAT,
+            "groups": [self._group_entry(index) for index in range(len(self.groups))],
+            "problems": [asdict(problem) for problem in self.problems],
+            "differences": [asdict(difference) for difference in self.differences],
+        }
+        return json_text(content, indent=1)
+
+    def _group_entry(self, index: int) -> dict[str, Any]:
+        group = self.groups[index]
+        return {
+            "name": group.name,
+            "runs": [
+                {"folder": str(run.folder), "run": run.run_id, "seed": run.option(SEED), "state": state_of(run)}
+                for run in group.runs
+            ],
+            "figures": {kind.key: asdict(self.figures[index][kind.key]) for kind in FIGURES},
+            "curves": {
+                key: asdict(curve) for key, curves in self.curves.items() if (curve := curves[index]) is not None
+            },
+        }
+
+
+def comparison_of(folders: Sequence[Path]) -> Comparison:
+    """Return the comparison of the runs in folders.
+
+    Raises:
+        UserError: no run in a folder.
+    """
+    groups = groups_of([read_run(folder) for folder in folders])
+    return Comparison(
+        groups=groups,
+        figures=[figures_of(group) for group in groups],
+        curves={kind.key: [group_curve(group, kind) for group in groups] for kind in CURVES},
+        differences=differences(groups),
+    )
+
+
+def state_of(run: RunData) -> str:
+    """Return the state of a run in a word."""
+    return "unknown" if run.status is None else run.status.state.value
+
 
 COMPARISON_NAME = "comparison.html"
 # Maximum number of drawings.
@@ -38,6 +126,15 @@ class RunRow:
     figures: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class ProblemSection:
+    """Figures and curves of the groups with the same task, data and budget."""
+
+    name: str  # empty for the only problem
+    figures: Table
+    charts: Sequence[Chart]
+
+
 def comparison_page(comparison: Comparison, *, folder: Path, written: datetime | None = None) -> str:
     """Return the page: one HTML document without links to other files but the pages of the runs.
 
@@ -52,9 +149,11 @@ def comparison_page(comparison: Comparison, *, folder: Path, written: datetime |
         comparison=comparison,
         num_runs=len(comparison.runs),
         num_groups=len(comparison.groups),
-        verdict=verdict_of(comparison),
-        figures=figure_table(comparison),
-        charts=charts_of(comparison),
+        verdicts=[sentence for problem in comparison.problems if (sentence := verdict_of(comparison, problem))],
+        problems=[
+            ProblemSection(problem.name, figure_table(comparison, problem), charts_of(comparison, number, problem))
+            for number, problem in enumerate(comparison.problems)
+        ],
         differences=difference_table(comparison),
         architectures=top_architectures(comparison),
         runs=run_rows(comparison, folder=folder),
@@ -64,10 +163,10 @@ def comparison_page(comparison: Comparison, *, folder: Path, written: datetime |
     )
 
 
-def figure_table(comparison: Comparison) -> Table:
-    """Return the final figures, a row per group."""
+def figure_table(comparison: Comparison, problem: Problem) -> Table:
+    """Return the final figures of a problem, a row per group."""
     rows = []
-    for group, figures in zip(comparison.groups, comparison.figures, strict=True):
+    for group, figures in ((comparison.groups[place], comparison.figures[place]) for place in problem.places):
         cells = [estimate_text(figures[kind.key], unit=kind.unit) for kind in FIGURES]
         rows.append([group.name, str(len(group.runs)), *cells])
     return Table(["group", "runs", *(kind.title for kind in FIGURES)], rows)
@@ -81,16 +180,17 @@ def difference_table(comparison: Comparison) -> Table | None:
     return Table(["option", *(group.name for group in comparison.groups)], rows)
 
 
-def charts_of(comparison: Comparison) -> list[Chart]:
-    """Return the charts with curves."""
+def charts_of(comparison: Comparison, number: int, problem: Problem) -> list[Chart]:
+    """Return the charts with the curves of a problem; `number` is in their keys."""
     charts = []
     for kind in CURVES:
         lines = [
-            Line(group.name, curve.x, curve.mean, low=curve.low, high=curve.high, colour=index)
-            for index, (group, curve) in enumerate(zip(comparison.groups, comparison.curves[kind.key], strict=True))
-            if curve is not None
+            Line(comparison.groups[place].name, curve.x, curve.mean, low=curve.low, high=curve.high, colour=place)
+            for place in problem.places
+            if (curve := comparison.curves[kind.key][place]) is not None
         ]
-        charts.append(line_chart(kind.key, kind.title, lines, x_label=kind.x_label, y_label="score"))
+        key = f"{kind.key}-{number}" if number else kind.key
+        charts.append(line_chart(key, kind.title, lines, x_label=kind.x_label, y_label="score"))
     return [chart for chart in charts if chart is not None]
 
 
@@ -149,15 +249,16 @@ def _warnings(comparison: Comparison) -> Iterator[str]:
 _COMPARED = ("test_score", "final_score", "best_score")
 
 
-def verdict_of(comparison: Comparison) -> str:
-    """Return the sentence, empty with less than two comparable groups."""
+def verdict_of(comparison: Comparison, problem: Problem) -> str:
+    """Return the sentence about a problem, empty with less than two comparable groups."""
     for key in _COMPARED:
         kind = next(kind for kind in FIGURES if kind.key == key)
-        estimates = [figures[key] for figures in comparison.figures]
+        estimates = [comparison.figures[place][key] for place in problem.places]
         order = sorted(_known(estimates), key=lambda index: -estimates[index].mean)
         if len(order) > 1:
-            names = [comparison.groups[index].name for index in order[:2]]
-            return _sentence(kind, names, [estimates[index] for index in order[:2]])
+            names = [comparison.groups[problem.places[index]].name for index in order[:2]]
+            start = f"{problem.name}: " if problem.name else ""
+            return start + _sentence(kind, names, [estimates[index] for index in order[:2]])
     return ""
 
 

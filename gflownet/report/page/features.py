@@ -10,8 +10,7 @@ from typing import Any
 
 from gflownet.graphs.assignment import values_of
 from gflownet.operations.vocabulary import short_name
-from gflownet.report.page.coloured_drawing import label_of
-from gflownet.report.page.drawings import text_of
+from gflownet.report.page.drawings import label_of, text_of
 
 # Settings of an operation that are not features: names and structure.
 _NO_SETTINGS = frozenset({"name"})

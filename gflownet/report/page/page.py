@@ -17,13 +17,10 @@ from gflownet.report.page.certificate_section import certificate_section
 from gflownet.report.page.configuration import configuration_section, resume_command
 from gflownet.report.page.curves import curves_of
 from gflownet.report.page.diversity import distribution_section, diversity_section
-from gflownet.report.page.effect_charts import effect_section
-from gflownet.report.page.failures import failure_section
-from gflownet.report.page.front_section import front_section
+from gflownet.report.page.effects import effect_section
 from gflownet.report.page.overview import Overview, Progress, minute_text, overview_of
-from gflownet.report.page.ranking import reference_section
 from gflownet.report.page.run_data import RunData
-from gflownet.report.page.timing import time_section
+from gflownet.report.page.sections import failure_section, front_section, reference_section, time_section
 from gflownet.translation.table_columns import TableColumns
 
 _log = logging.getLogger(__name__)
