@@ -31,9 +31,9 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         "training": {"errors"},
     },
     {"plugins": {"errors", "entry_points"}},
-    {"trust": {"errors", "files", "plugins"}},
+    {"records": {"errors", "files", "plugins"}},
     {"autodiff": set(), "rhn": set(), "workers": set()},
-    {"operations": {"rhn"}, "records": set()},
+    {"operations": {"rhn"}},
     {"graphs": {"operations"}},
     {"translation": {"graphs", "operations", "rhn"}, "mdp": {"graphs", "operations"}, "utils": {"workers"}},
     {
