@@ -177,7 +177,7 @@ def run(job: Job) -> bool:
     """
     # Imported here: the command itself does not wait for torch.
     from gflownet.comparison.extraction import record_of
-    from gflownet.trainer import GFNTrainer
+    from gflownet.run.trainer import GFNTrainer
 
     if job.record() is not None:
         return True
