@@ -12,7 +12,8 @@ from itertools import groupby
 from gflownet import cli
 from gflownet.cli import console_overrides, option_lines
 from gflownet.command_line import CommandLine, help_width, program
-from gflownet.language.config import FLAG_KEYS, OPTIONS, config_names
+from gflownet.config import config_names
+from gflownet.language.config import FLAG_KEYS, OPTIONS, ROOM
 
 _OVERRIDE = re.compile(r"(--)?[A-Za-z_][\w.]*=.*", re.DOTALL)
 
@@ -76,7 +77,7 @@ def parse(arguments: Sequence[str]) -> Command:
 def help_text() -> str:
     """Return the usage and all options with type, default and help."""
     width = help_width()
-    names = ", ".join(config_names())
+    names = ", ".join(config_names(ROOM))
     blocks = [
         command_line().format_help().rstrip(),
         textwrap.fill(f"configs: {names}, or the path of a YAML file", width, subsequent_indent=" " * 9),
