@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 
 import gflownet
-from gflownet.command_line import did_you_mean, print_plain_messages, program, run_command
-from gflownet.commands import COMMANDS
 from gflownet.errors import UserError
+from gflownet.terminal.arguments import did_you_mean, print_plain_messages, program, run_command
+from gflownet.terminal.commands import COMMANDS
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -28,7 +28,7 @@ from gflownet.evaluation.tasks import TASKS
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
 from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, Interval, Option, find_options, groups_of, option
 from gflownet.policy.config import ModelConfig
-from gflownet.run_marker import CONFIG_NAME, MARKER_NAME, not_a_search, read_marker
+from gflownet.records.marker import CONFIG_NAME, MARKER_NAME, not_a_search, read_marker
 from gflownet.search.config import GFLOWNET, SearchConfig
 
 # torch refuses seeds beyond 64 bits.

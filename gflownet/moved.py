@@ -1,4 +1,4 @@
-"""Modules that the docs of the last release name under an older path: they stay importable, with one warning."""
+"""Old paths of modules that the docs of the last release name, and `python -m gflownet.NAME` for every command."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 MOVED = {
-    "gflownet.certification": "gflownet.certificate",
+    "gflownet.asking": "gflownet.run.asking",
+    "gflownet.compare": "gflownet.cli.compare",
+    "gflownet.completion": "gflownet.cli.completion",
+    "gflownet.components": "gflownet.run.trainer",
+    "gflownet.generate": "gflownet.cli.generate",
     "gflownet.graphs.tensor_shape": "gflownet.operations.tensor_shape",
     "gflownet.graphs.vocabulary": "gflownet.operations.vocabulary",
-    "gflownet.metrics.automorphisms": "gflownet.certificate.automorphisms",
-    "gflownet.metrics.certificate": "gflownet.certificate.figures",
-    "gflownet.metrics.estimates": "gflownet.certificate.estimates",
-    "gflownet.metrics.exact": "gflownet.certificate.exact",
-    "gflownet.metrics.rules": "gflownet.certificate.rules",
+    "gflownet.new": "gflownet.scaffold.__main__",
     "gflownet.operations.composite": "gflownet.graphs.composite",
-    "gflownet.asking": "gflownet.run.asking",
-    "gflownet.components": "gflownet.run.trainer",
+    "gflownet.sample": "gflownet.cli.sample",
+    "gflownet.sample_command": "gflownet.cli.sample",
+    "gflownet.sampling": "gflownet.run.sampling",
+    "gflownet.serve": "gflownet.rhn.server.__main__",
+    "gflownet.store": "gflownet.cli.store",
     "gflownet.trainer": "gflownet.run.trainer",
     "gflownet.translation.activations": "gflownet.operations.activations",
     "gflownet.translation.aggregations": "gflownet.operations.aggregations",
@@ -46,6 +49,12 @@ class _Finder(MetaPathFinder, Loader):
         module = import_module(new)
         self._specs[spec.name] = module.__spec__
         return module
+
+    def get_code(self, name: str) -> CodeType:
+        """Return the program of `python -m NAME`, for a command by its name."""
+        return compile(
+            f"import runpy; runpy.run_module({MOVED[name]!r}, run_name='__main__', alter_sys=True)", name, "exec"
+        )
 
     def exec_module(self, module: ModuleType) -> None:
         """Restore the module's own spec, which the import of the old path has replaced."""

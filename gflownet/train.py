@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import gflownet
-from gflownet.cli import Command, command_line, help_text, parse
-from gflownet.command_line import EXIT_SIGNAL, print_plain_messages, run_command
+from gflownet.command_line.parser import Command, command_line, help_text, parse
 from gflownet.errors import UserError, error_line
+from gflownet.terminal.arguments import EXIT_SIGNAL, print_plain_messages, run_command
 
 if TYPE_CHECKING:
     from gflownet.run.trainer import GFNTrainer
@@ -45,11 +45,11 @@ def _build(command: Command) -> GFNTrainer | None:
         print(help_text(_chosen_schemas(command)), flush=True)
         return None
     # Imported here and below: --help waits neither for the checks nor for torch.
+    from gflownet.command_line.checks import validate
+    from gflownet.command_line.start_checks import check_start
     from gflownet.config import Config, command_config, to_yaml
-    from gflownet.config_checks import validate
     from gflownet.objectives.config import OBJECTIVES
     from gflownet.run.startup import StartUp
-    from gflownet.start_checks import check_start
 
     config = command_config(command.config, command.overrides)
     validate(config)
@@ -70,8 +70,8 @@ def _chosen_schemas(command: Command) -> dict[str, type | None]:
     """Return the options of the classes that the command chooses; none, with a line on stderr, for a wrong command."""
     if not (command.config or command.overrides):
         return {}
+    from gflownet.command_line.extensions import option_schemas
     from gflownet.config import command_config
-    from gflownet.extensions import option_schemas
 
     try:
         return option_schemas(command_config(command.config, command.overrides))

@@ -31,11 +31,11 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gflownet.commands import COMMANDS
 from gflownet.config import command_config
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.computation_graph import NodeType
 from gflownet.report.follower import FIRST_PAGE_S
+from gflownet.terminal.commands import COMMANDS
 from scripts.bench import Row, at_most, figure, finish, parse_arguments
 
 ROOT = Path(__file__).resolve().parent.parent

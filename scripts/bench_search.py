@@ -30,8 +30,8 @@ from gflownet.comparison.plan import Plan
 from gflownet.comparison.result import Comparison, summary_of
 from gflownet.comparison.result_file import write_comparison
 from gflownet.comparison.session import run_plan
-from gflownet.console import make_console
-from gflownet.interrupts import stop_signals
+from gflownet.terminal.console import make_console
+from gflownet.terminal.interrupts import stop_signals
 from scripts.bench import Row, at_least, at_most, figure, finish, skip
 from scripts.surrogate_ranks import NAMES, NUM_SEEDS, rank_rows
 

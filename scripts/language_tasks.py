@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from gflownet.evaluation.language_training import LanguageTraining
 from gflownet.training.optimisers import Adam
+from gflownet.training.steps import Clipping, Steps
 
 IGNORED = -100  # target of a position that is not scored, as in torch's cross_entropy
 _MAX_GRADIENT_NORM = 1.0
@@ -88,24 +89,21 @@ class Outcome:
 
 def train(model: nn.Module, task: Task, *, options: LanguageTraining, seed: int) -> Outcome:
     """Train a model [R, T] -> (logits [R, T, V], ...) on fresh sequences and test it on others."""
-    optimiser, generator = Adam(model.parameters(), lr=options.learning_rate, fused=True), torch.Generator()
-    generator.manual_seed(seed)
-    step, seconds, done = 0, 0.0, 0.0
+    generator, parameters = torch.Generator().manual_seed(seed), list(model.parameters())
+    optimiser = Adam(parameters, lr=options.learning_rate, fused=True)
+    steps = Steps([optimiser], parameters, schedule=options.rates, clipping=Clipping(_MAX_GRADIENT_NORM))
+    seconds, done = 0.0, 0.0
     while done < 1:
         tokens, targets = task.draw(options.rows, task.length, generator)
         start = time.process_time()
-        for group in optimiser.param_groups:
-            group["lr"] = options.rate(done)
-        optimiser.zero_grad()
         loss = F.cross_entropy(model(tokens)[0].flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRADIENT_NORM)
-        optimiser.step()
-        step, seconds = step + 1, seconds + time.process_time() - start
-        done = step / options.num_steps if options.seconds is None else seconds / options.seconds
+        steps.compute_gradients(loss.backward)
+        steps.update(done)
+        seconds += time.process_time() - start
+        done = steps.number / options.num_steps if options.seconds is None else seconds / options.seconds
         if not math.isfinite(loss.item()):
             break
-    return Outcome({length: accuracy(model, task, length) for length in task.test_lengths}, step, seconds)
+    return Outcome({length: accuracy(model, task, length) for length in task.test_lengths}, steps.number, seconds)
 
 
 @torch.no_grad()

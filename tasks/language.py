@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -205,7 +207,13 @@ class LanguageTask(GFNTask):
 
     def description(self, candidate: Candidate) -> Mapping[str, Any]:
         """Return kind and config of the model, for `gflownet.load` and `gflownet.language --from`."""
-        return {"language_model": description_of(self.config_of(candidate))}
+        module = {"build": "gflownet.rhn.checkpoint:model_of", "of": "language_model"}
+        return {"language_model": description_of(self.config_of(candidate)), "module": module}
+
+    def next_step(self, candidate: Candidate, folder: Path) -> str:
+        """Return the command that trains the model on a text."""
+        command = f"python -m gflownet.language TEXT --from {shlex.quote(str(folder))} rank=0"
+        return f"Train one on a text and serve it: {command}"
 
     def config_of(self, candidate: Candidate) -> StackConfig | CellConfig:
         """Return the sizes of a model; its width is chosen by the search or set by the budget of parameters."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gflownet import interrupts
+from gflownet.terminal import interrupts
 from tests.finished_runs import CopiedRun, FinishedRuns
 from tests.postgres_server import missing_server, new_database, running_server
 

@@ -21,17 +21,18 @@ SOURCE_FOLDERS = ("gflownet", "tasks", "scripts", "tests")
 
 # A package imports only packages in earlier rows. A set restricts it to the named packages; None means no restriction.
 LAYERS: tuple[dict[str, set[str] | None], ...] = (
-    {"errors": None, "layered_drawing": set(), "interrupts": set(), "commands": set(), "moved": set()},
+    {"errors": None, "moved": set()},
     {
-        "command_line": {"errors", "interrupts"},
+        "terminal": {"errors"},
         "files": {"errors"},
+        "pictures": {"errors"},
         "options": {"errors"},
         "entry_points": set(),
         "training": {"errors"},
     },
     {"plugins": {"errors", "entry_points"}},
     {"autodiff": set(), "rhn": set(), "workers": set()},
-    {"operations": {"rhn"}},
+    {"operations": {"rhn"}, "records": set()},
     {"graphs": {"operations"}},
     {"translation": {"graphs", "operations", "rhn"}, "mdp": {"graphs", "operations"}, "utils": {"workers"}},
     {
@@ -42,8 +43,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     },
     {"evaluation": {"graphs", "operations", "translation", "autodiff", "rhn"}},
     {"data": {"mdp", "policy", "evaluation", "workers"}},
-    {"console": set(), "run_marker": set()},
-    {"run_status": {"run_marker"}, "certificate": None},
+    {"certificate": None},
     {"learning": {"data", "evaluation", "mdp", "objectives", "policy", "workers"}},
     {
         "search": {
@@ -61,32 +61,18 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         }
     },
     {"config": None},
-    {"report": None, "extensions": None},
-    {
-        "config_checks": None,
-        "start_checks": {"config", "options", "run_marker", "run_status", "evaluation"},
-        "cli": None,
-    },
+    {"report": None, "command_line": None},
     {"run": None},
-    {
-        "train": None,
-        "sampling": None,
-        "generate": {"rhn"},
-        "language": None,
-        "store": {"config", "evaluation", "graphs", "rhn"},
-        "comparison": None,
-    },
+    {"train": None, "language": None, "comparison": None},
     {"testing": None, "scaffold": None},
-    {"compare": None},
-    {"sample_records": None},
-    {"sample_command": None, "completion": None},
+    {"cli": None},
     {"__main__": None},
 )
 # A string that names a module, alone, before a class or in front of a formatted name.
 NAMED_MODULE = re.compile(r"(gflownet(\.\w+){2,})(:\w+|\.)?$|(?!)")
 # Files whose strings name modules of any layer: what a command runs, what an old path became, and the classes that a
 # file of a language model may name.
-NAMING_FILES = {"gflownet/commands.py", "gflownet/moved.py", "gflownet/rhn/checkpoint.py"}
+NAMING_FILES = {"gflownet/terminal/commands.py", "gflownet/moved.py", "gflownet/rhn/checkpoint.py"}
 # Packages that every other package may import.
 EVERYWHERE = {*LAYERS[0], *LAYERS[1], *LAYERS[2]}
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
@@ -341,8 +327,8 @@ def test_every_package_has_a_layer_and_is_documented(checkout: Path) -> None:
 
 def test_config_import_does_not_import_torch(checkout: Path) -> None:
     code = (
-        "import sys, gflownet.train, gflownet.config_checks, gflownet.generate, gflownet.rhn.server.__main__, "
-        "gflownet.store, gflownet.evaluation.store_files, gflownet.compare; "
+        "import sys, gflownet.train, gflownet.command_line.checks, gflownet.cli.generate, gflownet.cli.store, "
+        "gflownet.rhn.server.__main__, gflownet.evaluation.store_files, gflownet.cli.compare; "
         "print([m for m in sys.modules if m.startswith('torch')])"
     )
     process = subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=True)

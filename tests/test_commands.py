@@ -15,9 +15,9 @@ import pytest
 
 import gflownet
 from gflownet.__main__ import main
-from gflownet.command_line import CommandLine, program, run_command
-from gflownet.commands import COMMANDS
 from gflownet.errors import UserError
+from gflownet.terminal.arguments import CommandLine, program, run_command
+from gflownet.terminal.commands import COMMANDS
 
 # Packages that no --help needs; each takes a tenth of a second or more.
 SLOW = ("torch", "numpy", "omegaconf.base", "yaml.reader", "sqlalchemy", "rich", "wandb", "jinja2", "networkx")
@@ -90,7 +90,7 @@ def test_help_of_every_command_imports_no_slow_package(checkout: Path) -> None:
     assert done.stdout.splitlines() == [f"{name} []" for name in COMMANDS]
 
 
-@pytest.mark.parametrize("module", ["gflownet", "gflownet.train", "gflownet.store", "gflownet.compare"])
+@pytest.mark.parametrize("module", ["gflownet", "gflownet.train", "gflownet.cli.store", "gflownet.cli.compare"])
 def test_old_entry_points_run_and_show_themselves(module: str, checkout: Path) -> None:
     command = [sys.executable, "-m", module, "--help"]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)

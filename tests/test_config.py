@@ -15,6 +15,8 @@ from typing import Any, Literal
 import pytest
 from omegaconf import OmegaConf
 
+from gflownet.command_line.checks import validate
+from gflownet.command_line.extensions import load_extensions
 from gflownet.config import (
     OPTIONS,
     Config,
@@ -25,10 +27,8 @@ from gflownet.config import (
     to_yaml,
     with_task_options,
 )
-from gflownet.config_checks import validate
 from gflownet.errors import UserError
 from gflownet.evaluation.tasks import TASKS
-from gflownet.extensions import load_extensions
 from gflownet.options import Interval, find_options
 
 

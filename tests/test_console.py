@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gflownet.console import ReportRow, print_front, print_report
 from gflownet.language.run import LOOK
+from gflownet.records.status import Phase
 from gflownet.run.view import FIGURES, STATUS_FIGURES, Clock, Limits, LivePanel, PlainLines, curve, make_view
-from gflownet.run_status import Phase
+from gflownet.terminal.console import ReportRow, print_front, print_report
 
 VALUES = {
     "loss": 0.51234,

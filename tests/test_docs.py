@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gflownet import generate, train
+from gflownet import train
+from gflownet.command_line.parser import generate
 from gflownet.language.__main__ import main as train_language
 from gflownet.rhn.server.__main__ import parse as parse_server
 from tests.running_server import running_server
@@ -69,7 +70,7 @@ _SHORT = (
 _ALWAYS = ("wandb.mode=disabled", "report.every=null")
 
 
-MAINS = {"gflownet.train": train.main, "gflownet.generate": generate.main, "gflownet.language": train_language}
+MAINS = {"gflownet.train": train.main, "gflownet.cli.generate": generate.main, "gflownet.language": train_language}
 # Options of a short training of a language model; they replace those of the page.
 _SHORT_LANGUAGE = (
     *("seconds=null", "megabytes=0.05", "rows=2", "sequence_length=8", "evaluate_every=3", "validation_tokens=64"),

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from gflownet.run_status import RunState, read_status
+from gflownet.records.status import RunState, read_status
 from gflownet.train import main
 from tests.tiny_run import metric_rows
 from tests.toy_tasks import RewardsHiddenNodes
@@ -41,7 +41,7 @@ import json, os, signal, sys, time
 import gflownet.certificate
 import gflownet.report.page
 import gflownet.run.trainer
-from gflownet import interrupts
+from gflownet.terminal import interrupts
 from gflownet.train import main
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if the tests were started with nohup

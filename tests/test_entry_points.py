@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gflownet import plugins, train
-from gflownet.cli import help_text
+from gflownet.command_line.checks import validate
+from gflownet.command_line.parser import help_text
 from gflownet.config import config_names, find_config, load_config
-from gflownet.config_checks import validate
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.envs.operation_choices import OperationChoices
 from gflownet.errors import UserError

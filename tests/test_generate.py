@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gflownet.generate import main
+from gflownet.cli.generate import main
 from gflownet.rhn.bytes_text import decode, encode
 from gflownet.rhn.checkpoint import load_text_model, save_language_model
 from gflownet.rhn.config import RHNConfig

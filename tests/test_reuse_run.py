@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gflownet.command_line.checks import validate
 from gflownet.config import load_config
-from gflownet.config_checks import validate
 from gflownet.data.rollouts import local_rollouts
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator

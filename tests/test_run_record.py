@@ -12,8 +12,8 @@ import psutil
 import pytest
 from rich.console import Console
 
-from gflownet.run_marker import read_marker
-from gflownet.run_status import read_status
+from gflownet.records.marker import read_marker
+from gflownet.records.status import read_status
 from tests.small_run import SMALL, run
 
 PAGE = "report.html"

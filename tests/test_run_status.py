@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from gflownet.records.marker import LOCK_NAME
+from gflownet.records.status import STATUS_NAME, read_status
 from gflownet.report.__main__ import main
 from gflownet.run.checkpoint import RunLock
-from gflownet.run_marker import LOCK_NAME
-from gflownet.run_status import STATUS_NAME, read_status
 from tests import small_run
 from tests.report.page.folders import status_of
 

@@ -16,8 +16,8 @@ import pytest
 
 import gflownet
 from gflownet.certificate.exact import enumerate_states, forward_scores, policy_log_prob, terminating_distribution
-from gflownet.sample_command import main
-from gflownet.sampling import restore
+from gflownet.cli.sample import main
+from gflownet.run.sampling import restore
 from gflownet.train import main as train
 
 # Connected graphs of up to three nodes in two colours; several have automorphisms.
@@ -169,15 +169,15 @@ def test_folder_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_interrupt_keeps_whole_lines(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import gflownet.sample_records
+    import gflownet.cli.sample_records
 
     def interrupted(*arguments: Any, **options: Any) -> Iterator[Any]:
         records = original(*arguments, **options)
         yield next(records)
         raise KeyboardInterrupt
 
-    original = gflownet.sample_records.sample_records
-    monkeypatch.setattr(gflownet.sample_records, "sample_records", interrupted)
+    original = gflownet.cli.sample_records.sample_records
+    monkeypatch.setattr(gflownet.cli.sample_records, "sample_records", interrupted)
     file = tmp_path / "graphs.jsonl"
     assert main([str(run_folder), "--output", str(file), "--trajectories", "0"]) == 130
     assert len(file.read_text().splitlines()) == 1

@@ -60,7 +60,7 @@ def asked(monkeypatch) -> list[dict]:
         calls.append({"policy": policy, **given})
         return sample_forward(context, policy, **given)
 
-    monkeypatch.setattr("gflownet.sampling.sample_forward", watched)
+    monkeypatch.setattr("gflownet.run.sampling.sample_forward", watched)
     return calls
 
 

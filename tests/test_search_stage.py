@@ -11,7 +11,7 @@ import pytest
 from gflownet.errors import UserError
 from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.run.folder import CERTIFICATE_STORE_NAME
-from gflownet.sampling import sample
+from gflownet.run.sampling import sample
 from gflownet.train import main
 from tests.search.searches import PLACES
 from tests.tiny_run import metric_rows

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gflownet.cli.store import main
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore, Identity
 from gflownet.evaluation.store_overview import StoreOverview
 from gflownet.graphs.assignment import Assignment
-from gflownet.store import main
+from gflownet.graphs.canonical import Candidate
+from tests.evaluation.candidates import StubTask, dispatcher_of
 from tests.evaluation.stub_rows import StubCandidate, record
 
 CONTEXT = '{"task": "digits"}'
@@ -267,3 +269,19 @@ def test_docs_of_the_store_run(tmp_path: Path, checkout: Path, shell: Shell, mon
         words = shlex.split(line, comments=True)
         assert words[:3] == ["python", "-m", "gflownet.store"]
         assert shell(*("hash of ok 1" if word == "HASH" else word for word in words[3:]))
+
+
+def test_rows_show_the_words_of_the_task(tmp_path: Path, shell: Shell) -> None:
+    class NamedTask(StubTask):
+        def words(self, candidate: Candidate) -> str:
+            return f"stack {candidate.canonical_key()}"
+
+    location = tmp_path / "evaluations.sqlite"
+    candidates = [StubCandidate(key) for key in ("good", "failing")]
+    with EvaluationStore(location, context=CONTEXT) as store:
+        task = NamedTask({"good": 0.5, "failing": ValueError("none")})
+        dispatcher_of(task, store).evaluate(candidates, step=1)
+    shown = shell("best", location)
+    assert "architecture" in shown
+    assert "stack good" in shown
+    assert "stack failing" not in shell("ls", location)

@@ -18,9 +18,9 @@ from gflownet.config import load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationStatus
+from gflownet.records.marker import read_marker
 from gflownet.run.checkpoint import RunLock, load
 from gflownet.run.trainer import GFNTrainer
-from gflownet.run_marker import read_marker
 from gflownet.workers.pool import WorkerError
 from tests import small_run
 from tests.evaluation.stub_rows import open_store

@@ -11,7 +11,7 @@ from pathlib import Path
 from posixpath import dirname, relpath
 
 from gflownet.config import OPTIONS
-from gflownet.extensions import EXTENSION_POINTS
+from gflownet.command_line.extensions import EXTENSION_POINTS
 from gflownet.options import Option, find_options
 
 DOCS = Path(__file__).parents[1]

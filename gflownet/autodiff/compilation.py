@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 from gflownet.autodiff import cross_country, derivation
-from gflownet.autodiff.custom_node import CustomNode
 from gflownet.autodiff.derivatives import Mode, check_mode
 from gflownet.autodiff.evaluation import topological_order
-from gflownet.autodiff.nodes import CastNode, ElementwiseNode, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
+from gflownet.autodiff.nodes import LeafNode, Node
 from gflownet.autodiff.program import Code, Program, code_of
 from gflownet.autodiff.simplification import terms_of
 from gflownet.autodiff.term_builder import Terms
@@ -191,24 +190,8 @@ def _code(order: list[Node], requested: list[Node], wrt: list[Node], derive: Der
 
 def _structure(node: Node, places: dict[Node, int]) -> tuple[Hashable, ...]:
     """Return a key of a node's operation, without names of leaves and of indices; inputs are given by their places."""
-    match node:
-        case LeafNode():
-            return (0, node.shape, node.dtype, node.fill, node.is_identity)
-        case TransformNode():
-            dst = node.index_dst
-            pattern = tuple([dst.index(index) if index > 0 else -1 for index in node.index_src])
-            return (1, places[node.inputs[0]], pattern, node.alpha, node.shape)
-        case ElementwiseNode() | LinearNode():
-            number: dict[int, int] = {}
-            indices = (*node.index_dst, *node.index_src_l, *node.index_src_r)
-            pattern = tuple([number.setdefault(index, len(number)) for index in indices])
-            left, right = node.inputs
-            return (2, places[left], places[right], node.operation, len(node.index_dst), pattern)
-        case NonlinearNode():
-            return (3, places[node.inputs[0]], node.function)
-        case CastNode():
-            return (4, places[node.inputs[0]], node.dtype)
-        case CustomNode():
-            return (5, tuple([places[source] for source in node.inputs]), node.function)
-        case _:
-            raise TypeError(f"{node.label}: expected one of the five kinds of nodes or a cast")
+    if isinstance(node, LeafNode):
+        return None, node.shape, node.dtype, node.fill, node.is_identity
+    numbers: dict[int, int] = {}
+    pattern = tuple([tuple([numbers.setdefault(index, len(numbers)) for index in array]) for array in node.arrays()])
+    return type(node), tuple([places[source] for source in node.inputs]), pattern, node.argument, node.shape

@@ -23,7 +23,7 @@ further ones differentiate it with torch, so both use torch operations. H are th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Self, get_type_hints
@@ -83,11 +83,6 @@ class CustomNode(Node):
         is_dtype = isinstance(getattr(torch, cls.type_name(), None), torch.dtype)
         if is_dtype or cls.type_name() in {*TYPES, *named_functions()}:
             raise ValueError(f"{cls.__name__}: expected a name that no node, function or dtype has")
-
-    @classmethod
-    def type_name(cls) -> str:
-        """Return the name of the class in JSON and text: lower case, without `Node`."""
-        return cls.__name__.removesuffix("Node").lower()
 
     @classmethod
     def setting_types(cls) -> Mapping[str, Any]:
@@ -156,6 +151,11 @@ class CustomNode(Node):
 
     def _form(self) -> Form:
         return Call(self.function)
+
+    @property
+    def argument(self) -> Hashable:
+        """Return the operation."""
+        return self.function
 
 
 @dataclass(frozen=True)

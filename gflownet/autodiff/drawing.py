@@ -3,57 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import networkx as nx
 
-from gflownet import layered_drawing
 from gflownet.autodiff.graph import Graph
 from gflownet.autodiff.listing import Declaration, dtype_name
-from gflownet.autodiff.nodes import (
-    CastNode,
-    ElementwiseNode,
-    LeafKind,
-    LeafNode,
-    LinearNode,
-    Node,
-    NonlinearNode,
-    TransformNode,
-)
+from gflownet.autodiff.nodes import LeafNode, Node
 from gflownet.autodiff.serialisation import write
 from gflownet.autodiff.text import lines
-from gflownet.layered_drawing import Box, Link, shortened
+from gflownet.pictures.figure import Cell, Colours, Figure, FigureLink, Form, Item, figure_dot, shortened
+from gflownet.pictures.figure_svg import figure_svg
 
 MAX_TITLE_LENGTH = 44
+TIMES = "\N{MULTIPLICATION SIGN}"
 
 # Fill and stroke.
-COLOURS: dict[type[Node] | LeafKind, tuple[str, str]] = {
-    TransformNode: ("#f8fafc", "#64748b"),
-    ElementwiseNode: ("#fef9c3", "#ca8a04"),
-    LinearNode: ("#ede9fe", "#7c3aed"),
-    NonlinearNode: ("#ffe4e6", "#e11d48"),
-    CastNode: ("#f1f5f9", "#94a3b8"),
-    LeafKind.INPUT: ("#e0f2fe", "#0284c7"),
-    LeafKind.PARAMETER: ("#dcfce7", "#16a34a"),
-    LeafKind.CONSTANT: ("#f3f4f6", "#6b7280"),
+COLOURS = {
+    "transform": Colours("#f8fafc", "#64748b"),
+    "elementwise": Colours("#fef9c3", "#ca8a04"),
+    "linear": Colours("#ede9fe", "#7c3aed"),
+    "nonlinear": Colours("#ffe4e6", "#e11d48"),
+    "cast": Colours("#f1f5f9", "#94a3b8"),
+    "input": Colours("#e0f2fe", "#0284c7"),
+    "parameter": Colours("#dcfce7", "#16a34a"),
+    "constant": Colours("#f3f4f6", "#6b7280"),
 }
-CUSTOM_COLOURS = ("#ccfbf1", "#0d9488")
+CUSTOM_COLOURS = Colours("#ccfbf1", "#0d9488")
 OUTPUT_STROKE_WIDTH = 2.8
 
 
 def to_svg(graph: Graph | Node) -> str:
-    """Return the graph as an SVG document, left to right; a box shows a node's formula, shape and dtype.
+    """Return the graph as an SVG document, top to bottom; a box shows a node's formula, shape and dtype.
 
-    Outputs have a thick border. The edge of a left operand enters above the edge of the right operand.
+    Outputs have a thick border. The edge of a left operand enters left of the edge of the right operand.
     """
-    boxes, links = _boxes_and_links(graph)
-    return layered_drawing.to_svg(boxes, links, title=f"Tensor graph of {len(boxes)} nodes")
+    figure = _figure(graph)
+    return figure_svg(figure, title=f"Tensor graph of {len(figure.items)} nodes")
 
 
 def to_dot(graph: Graph | Node) -> str:
-    """Return the graph in Graphviz's DOT language, left to right; the arrows of two operands are marked L and R."""
-    return layered_drawing.to_dot(*_boxes_and_links(graph))
+    """Return the graph in Graphviz's DOT language, top to bottom; the arrows of two operands are marked L and R."""
+    return figure_dot(_figure(graph))
 
 
 def to_networkx(graph: Graph | Node) -> nx.MultiDiGraph:
@@ -71,49 +62,50 @@ def to_networkx(graph: Graph | Node) -> nx.MultiDiGraph:
         exported.add_node(entry["id"], **{**fields, "dtype": str(node.dtype).removeprefix("torch.")})
         exported.nodes[entry["id"]]["is_output"] = node in graph.outputs
         for position, source in enumerate(node.inputs):
-            exported.add_edge(id_of[source], entry["id"], position=position, indices=_indices(entry, node, position))
+            exported.add_edge(id_of[source], entry["id"], position=position, indices=_indices(entry, position))
     return exported
 
 
-def _boxes_and_links(graph: Graph | Node) -> tuple[dict[int, Box], list[Link]]:
+def _figure(graph: Graph | Node) -> Figure:
     graph = Graph(graph) if isinstance(graph, Node) else graph
-    columns = _columns(graph.nodes())
+    rows = _rows(graph.nodes())
     numbers = {node: number for number, node in enumerate(graph.nodes())}
-    boxes: dict[int, Box] = {}
-    links: list[Link] = []
+    items: dict[int, Item] = {}
+    links: list[FigureLink] = []
     for node, line in lines(graph.nodes()).items():
-        title, key = str(line), type(node)
+        title, key = str(line), node.type_name()
         if isinstance(node, LeafNode) and isinstance(line, Declaration):
             content = "" if line.content is None else f" = {line.content}"
-            title, key = f"{node.kind.name.lower()} {line.name}{content}", node.kind
-        shape = "\N{MULTIPLICATION SIGN}".join(map(str, node.shape)) or "scalar"
-        detail = f"{shape} {dtype_name(node.dtype)}"
+            key = node.kind.name.lower()
+            title = f"{key} {line.name}{content}"
+        detail = f"{TIMES.join(map(str, node.shape)) or 'scalar'} {dtype_name(node.dtype)}"
         tooltip = f"{title}, {detail}, {type(node).__name__}"
-        box = Box(columns[node], shortened(title, MAX_TITLE_LENGTH), detail, tooltip, *COLOURS.get(key, CUSTOM_COLOURS))
-        boxes[numbers[node]] = replace(box, stroke_width=OUTPUT_STROKE_WIDTH) if node in graph.outputs else box
+        width = OUTPUT_STROKE_WIDTH if node in graph.outputs else Cell.stroke_width
+        colours = COLOURS.get(key, CUSTOM_COLOURS)
+        cell = Cell(shortened(title, MAX_TITLE_LENGTH), colours, tooltip, detail, width)
+        items[numbers[node]] = Item(rows[node], Form.BOX, (cell,))
         for side, source in enumerate(node.inputs):
             marks = "LR" if len(node.inputs) == 2 else range(len(node.inputs))
-            mark = f'headlabel="{marks[side]}"' if len(node.inputs) > 1 else ""
-            links.append(Link(numbers[source], numbers[node], position=side, dot_attributes=mark))
-    return boxes, links
+            mark = f"{marks[side]}" if len(node.inputs) > 1 else ""
+            links.append(FigureLink(numbers[source], numbers[node], mark, position=side))
+    return Figure(items, links)
 
 
-def _columns(nodes: Sequence[Node]) -> dict[Node, int]:
-    """Return the column of each node: after all its operands; a leaf one column before its first use."""
-    columns: dict[Node, int] = {}
+def _rows(nodes: Sequence[Node]) -> dict[Node, int]:
+    """Return the row of each node: below all its operands; a leaf one row above its first use."""
+    rows: dict[Node, int] = {}
     first_uses: dict[Node, int] = {}
     for node in nodes:
-        columns[node] = 1 + max((columns[source] for source in node.inputs), default=-1)
+        rows[node] = 1 + max((rows[source] for source in node.inputs), default=-1)
         for source in node.inputs:
-            first_uses[source] = min(columns[node], first_uses.get(source, columns[node]))
+            first_uses[source] = min(rows[node], first_uses.get(source, rows[node]))
     for node in nodes:
         if isinstance(node, LeafNode) and node in first_uses:
-            columns[node] = first_uses[node] - 1
-    return columns
+            rows[node] = first_uses[node] - 1
+    return rows
 
 
-def _indices(entry: dict[str, Any], node: Node, position: int) -> list[int] | None:
+def _indices(entry: dict[str, Any], position: int) -> list[int] | None:
     """Return the signed indices of an operand; functions, casts and custom nodes have none."""
-    if isinstance(node, TransformNode):
-        return entry["indexSrc"]
-    return entry[("indexSrcL", "indexSrcR")[position]] if isinstance(node, ElementwiseNode | LinearNode) else None
+    fields = ("indexSrcL", "indexSrcR") if "indexSrcL" in entry else ("indexSrc",)
+    return entry.get(fields[position]) if position < len(fields) else None

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gflownet.autodiff import nodes
 from gflownet.autodiff.functions import Function
+from gflownet.autodiff.node_builder import Nodes
 from gflownet.autodiff.nodes import (
     CastNode,
     ElementwiseNode,
@@ -122,7 +123,7 @@ def Broadcast(source: Node, shape: Sequence[int]) -> Node:
 
 
 def Einsum(equation: str, *operands: Node) -> Node:
-    """Return the contraction of an equation such as `ij,jk->ik`, from left to right.
+    """Return the contraction of an equation such as `ij,jk->ik`, in an order of few multiplications.
 
     Args:
         equation: a letter per axis of each operand and of the result; without `->`, the result has the letters that
@@ -134,15 +135,11 @@ def Einsum(equation: str, *operands: Node) -> Node:
             letter in the result only.
     """
     inputs, output = _terms(equation, len(operands))
-    _check_extents(equation, inputs, operands)
-    labels, node = inputs[0], operands[0]
-    for place, (other_labels, other) in enumerate(zip(inputs[1:], operands[1:], strict=True), start=1):
-        needed = {*output, *"".join(inputs[place + 1 :])}
-        result = [label for label in dict.fromkeys(labels + other_labels) if label in needed]
-        result = list(output) if place == len(operands) - 1 else result
-        node = LinearNode(node, other, *_indices(result, result, labels, other_labels))
-        labels = "".join(result)
-    return node if labels == output else TransformNode(node, *_indices(output, output, labels))
+    extents = _extents(equation, inputs, operands)
+    numbers = {label: number for number, label in enumerate(extents)}
+    factors = [(node, [numbers[label] for label in labels]) for labels, node in zip(inputs, operands, strict=True)]
+    sizes = {numbers[label]: extent for label, extent in extents.items()}
+    return Nodes().multiply(factors, [numbers[label] for label in output], sizes, operands[0].dtype)
 
 
 def _function(name: str) -> Callable[[Node], Node]:
@@ -210,7 +207,8 @@ def _terms(equation: str, num_operands: int) -> tuple[list[str], str]:
     return inputs, output
 
 
-def _check_extents(equation: str, inputs: Sequence[str], operands: Sequence[Node]) -> None:
+def _extents(equation: str, inputs: Sequence[str], operands: Sequence[Node]) -> dict[str, int]:
+    """Return the extent of each label; raise ValueError for operands that do not fit."""
     extents: dict[str, int] = {}
     for labels, node in zip(inputs, operands, strict=True):
         if len(labels) != node.rank:
@@ -220,9 +218,4 @@ def _check_extents(equation: str, inputs: Sequence[str], operands: Sequence[Node
             if extents.setdefault(label, extent) != extent:
                 message = f"expected one extent for {label!r}, got {extents[label]} and {extent}"
                 raise ValueError(f"Einsum {equation!r}: {message}")
-
-
-def _indices(output: str | list[str], *terms: str | list[str]) -> list[list[int]]:
-    """Return the index arrays of terms; indices that the output lacks are negative."""
-    numbers = {label: number for number, label in enumerate(dict.fromkeys("".join(map("".join, terms))), start=1)}
-    return [[numbers[label] if label in output else -numbers[label] for label in term] for term in terms]
+    return extents

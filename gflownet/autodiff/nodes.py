@@ -7,11 +7,11 @@ the other operand if its shape equals the last axes of that operand, so a scalar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from enum import IntEnum
 from math import prod
 from numbers import Real
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 from gflownet.autodiff import rules
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.node_checks import (
+    Indices,
     check_leaf,
     check_operand,
     checked,
@@ -75,6 +76,20 @@ class Node(TensorSlot):
 
     def _form(self) -> Form:
         raise TypeError(f"{self.label}: expected a node that is computed from others")
+
+    @classmethod
+    def type_name(cls) -> str:
+        """Return the name of the class in JSON and text: lower case, without `Node`."""
+        return cls.__name__.removesuffix("Node").lower()
+
+    def arrays(self) -> tuple[Indices, ...]:
+        """Return the index arrays, the result's first: equal integers are one index; none for other operations."""
+        return ()
+
+    @property
+    def argument(self) -> Hashable:
+        """Return the part of the operation that is no index: a coefficient, a sign, a function or a dtype."""
+        return None
 
     def forward_(self, *values: Tensor) -> Tensor:
         """Return the value of the node, given the values of its inputs."""
@@ -275,10 +290,19 @@ class TransformNode(_UnaryNode):
         check_operand(self, self.inputs[0])
 
     def _form(self) -> Form:
-        # negative indices of the two arrays are unrelated
-        out, source = _labels(self.index_dst, [index if index > 0 else (index,) for index in self.index_src])
+        out, source = _labels(*self.arrays())
         extents = dict(zip((*out, *source), (*self.shape, *self.source.shape), strict=True))
         return Combination((self.alpha,), (source,), out, extents)
+
+    def arrays(self) -> tuple[Indices, ...]:
+        """Return both index arrays, whose negative indices, which are unrelated, differ."""
+        lowest = min((0, *self.index_dst))
+        return self.index_dst, tuple([index + lowest if index < 0 else index for index in self.index_src])
+
+    @property
+    def argument(self) -> Hashable:
+        """Return the coefficient."""
+        return self.alpha
 
     @property
     def new_dims(self) -> tuple[int, ...]:
@@ -347,12 +371,21 @@ class _PairNode(Node):
         check_operand(self, self.inputs[0])
 
     def _form(self) -> Form:
-        out, left, right = _labels(self.index_dst, self.index_src_l, self.index_src_r)
+        out, left, right = _labels(*self.arrays())
         extents = dict(zip((*left, *right), (*self.left.shape, *self.right.shape), strict=True))
         if self.operation == "*":
             return Product((left, right), out, extents)
         sign = 1.0 if self.operation == "+" else -1.0
         return Combination((float(self.num_repeats(0)), sign * self.num_repeats(1)), (left, right), out, extents)
+
+    def arrays(self) -> tuple[Indices, ...]:
+        """Return the index arrays of result, left and right operand."""
+        return self.index_dst, self.index_src_l, self.index_src_r
+
+    @property
+    def argument(self) -> Hashable:
+        """Return the operation between entries."""
+        return self.operation
 
     def num_repeats(self, side: int) -> int:
         """Return how often an entry of an operand (0 left, 1 right) is counted: the extents of dummies it lacks."""
@@ -413,6 +446,11 @@ class LinearNode(_PairNode):
         """Describe the contraction; arguments and errors as for `ElementwiseNode`."""
         super().__init__(left, right, index_dst, index_src_l, index_src_r, operation="*", name=name)
 
+    @property
+    def argument(self) -> Hashable:
+        """Return nothing: the operation of a contraction is fixed."""
+        return None
+
 
 class NonlinearNode(_UnaryNode):
     """A function of one variable, applied to every entry."""
@@ -428,6 +466,11 @@ class NonlinearNode(_UnaryNode):
     def _form(self) -> Form:
         return Entrywise(self.function)
 
+    @property
+    def argument(self) -> Hashable:
+        """Return the function."""
+        return self.function
+
 
 class CastNode(_UnaryNode):
     """The same entries in another dtype; the only computed node with integer operands or results."""
@@ -441,10 +484,15 @@ class CastNode(_UnaryNode):
     def _form(self) -> Form:
         return Conversion(self.dtype)
 
+    @property
+    def argument(self) -> Hashable:
+        """Return the dtype."""
+        return self.dtype
 
-def _labels(*arrays: Sequence[Any]) -> list[Labels]:
+
+def _labels(*arrays: Indices) -> list[Labels]:
     """Return labels 1, 2, ... for the indices of arrays, by first appearance."""
-    numbers: dict[Any, int] = {}
+    numbers: dict[int, int] = {}
     return [tuple([numbers.setdefault(index, len(numbers) + 1) for index in array]) for array in arrays]
 
 

@@ -123,7 +123,7 @@ class Program:
                 raise ValueError(f"compile: leaves: expected {leaf.label} among them, which holds no value")
         # None if the arguments of a call are the arguments of the code, the usual case
         self._order = None if self._all_leaves == self.leaves else [places.get(leaf) for leaf in all_leaves]
-        self._run = code.run
+        self._run, self._has_functions = code.run, bool(code.instructions.functions)
         self._shapes, self._dtypes = [shape for shape, _ in code.arguments], [dtype for _, dtype in code.arguments]
 
     @property
@@ -150,7 +150,7 @@ class Program:
             self._refuse(tensors)
         if (torch.is_grad_enabled() and True in [t.requires_grad for t in tensors]) or _is_transformed():
             return self._code.differentiable(*tensors)
-        if self._code.instructions.functions:  # functions of whole tensors may differentiate with torch
+        if self._has_functions:  # functions of whole tensors may differentiate with torch
             with torch.no_grad():
                 return self._run(*tensors)
         with _ExcludeDispatchKeyGuard(_AUTOGRAD_KEYS):

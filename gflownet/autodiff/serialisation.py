@@ -309,22 +309,20 @@ def write(ids: Mapping[Identifier, Node], outputs: Sequence[Node], *, indexing: 
 
 
 def _fields(node: Node, ids: Mapping[Node, Identifier], indexing: Indexing) -> dict[str, Any]:
-    if isinstance(node, CustomNode):
-        entry = {"type": node.type_name(), "shape": list(node.shape), "src": [ids[source] for source in node.inputs]}
-        return entry | described(node.function)
-    kind, shape = type(node).__name__.removesuffix("Node").lower(), list(node.shape)
-    entry: dict[str, Any] = {"type": kind, "shape": shape}
+    entry: dict[str, Any] = {"type": node.type_name(), "shape": list(node.shape)}
     sources = [ids[source] for source in node.inputs]
+    if isinstance(node, CustomNode):
+        return entry | {"src": sources} | described(node.function)
     if isinstance(node, LeafNode):
         return entry | _leaf_fields(node)
     if isinstance(node, TransformNode):
-        dst, src = _written([node.index_dst, node.index_src], indexing, scoped=True)
-        entry |= {"src": sources[0], "indexDst": dst, "indexSrc": src}
+        arrays = [node.index_dst, node.index_src] if indexing == "signed" else _positive(node)
+        entry |= {"src": sources[0], "indexDst": list(arrays[0]), "indexSrc": list(arrays[1])}
         return entry | {"alpha": node.alpha, "newDims": list(node.new_dims)}
     if isinstance(node, ElementwiseNode | LinearNode):
-        arrays = _written([node.index_dst, node.index_src_l, node.index_src_r], indexing, scoped=False)
+        arrays = node.arrays() if indexing == "signed" else _positive(node)
         entry |= {"srcL": sources[0], "srcR": sources[1]}
-        entry |= dict(zip(("indexDst", "indexSrcL", "indexSrcR"), arrays, strict=True))
+        entry |= dict(zip(("indexDst", "indexSrcL", "indexSrcR"), map(list, arrays), strict=True))
         return entry | ({"op": node.operation} if isinstance(node, ElementwiseNode) else {})
     if isinstance(node, NonlinearNode):
         return entry | {"src": sources[0], "function": str(node.function)}
@@ -346,13 +344,10 @@ def _leaf_fields(leaf: LeafNode) -> dict[str, Any]:
     return entry
 
 
-def _written(arrays: Sequence[Indices], indexing: Indexing, *, scoped: bool) -> list[list[int]]:
-    """Return signed arrays, or positive numbers by first appearance; `scoped`: negatives per array."""
-    if indexing == "signed":
-        return [list(array) for array in arrays]
-    numbers: dict[tuple[int, int], int] = {}
-    keys = [[(index, side if scoped and index < 0 else 0) for index in array] for side, array in enumerate(arrays)]
-    return [[numbers.setdefault(key, len(numbers) + 1) for key in array] for array in keys]
+def _positive(node: Node) -> list[Indices]:
+    """Return the index arrays of a node with positive numbers, by first appearance."""
+    numbers: dict[int, int] = {}
+    return [tuple([numbers.setdefault(index, len(numbers) + 1) for index in array]) for array in node.arrays()]
 
 
 def numbers_of(tensor: torch.Tensor) -> Any:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from string import ascii_letters
+from typing import cast
 
 import torch
 
@@ -32,18 +33,8 @@ from gflownet.autodiff.evaluation import topological_order
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.line_reader import KEYWORDS, KINDS, SUM, Line
 from gflownet.autodiff.listing import IDENTITY, Declaration, Form, Listing, Reference, Statement
-from gflownet.autodiff.node_checks import Indices
 from gflownet.autodiff.node_description import Description, classes_by_name, described
-from gflownet.autodiff.nodes import (
-    CastNode,
-    ElementwiseNode,
-    LeafKind,
-    LeafNode,
-    LinearNode,
-    Node,
-    NonlinearNode,
-    TransformNode,
-)
+from gflownet.autodiff.nodes import LeafKind, LeafNode, Node
 from gflownet.autodiff.serialisation import numbers_of
 
 # Letters from the middle of the alphabet first, as indices are called; without o, which looks like 0.
@@ -130,36 +121,35 @@ def _statement(node: Node, names: dict[Node, str]) -> Statement:
         target, *operands = (Reference(names[each], (), ()) for each in (node, *node.inputs))
         description = Description(type(node), described(node.function))
         return Statement(target, "custom", tuple(operands), function=description)
-    form, function, arrays = _parts(node)
+    axes = tuple(range(node.rank))  # of functions and casts, which have no indices
+    arrays = node.arrays() or (axes, axes)
     every = list(dict.fromkeys(index for array in arrays for index in array))
     letters = {index: _letter(place) for place, index in enumerate(every)}
     extents = [(*node.shape,), *(source.shape for source in node.inputs)]
-    references = []
+    references, form = [], _form(node)
     for owner, array, shape in zip((node, *node.inputs), arrays, extents, strict=True):
         new = [
-            n if isinstance(node, TransformNode) and owner is node and i < 0 else None
-            for i, n in zip(array, shape, strict=True)
+            n if form == "transform" and owner is node and i < 0 else None for i, n in zip(array, shape, strict=True)
         ]
         references.append(Reference(names[owner], tuple(letters[index] for index in array), tuple(new)))
     summed = dict.fromkeys(letters[index] for array in arrays[1:] for index in array if index not in arrays[0])
-    alpha = node.alpha if isinstance(node, TransformNode) else 1.0
+    alpha = node.argument if isinstance(node.argument, float) else 1.0
+    function = node.argument if isinstance(node.argument, Function | torch.dtype) else None
     return Statement(references[0], form, tuple(references[1:]), tuple(summed), alpha, function)
 
 
-def _parts(node: Node) -> tuple[Form, Function | torch.dtype | None, list[Indices]]:
-    """Return form, function and index arrays of a node; equal integers are equal indices across arrays."""
-    if isinstance(node, TransformNode):
-        offset = min([0, *node.index_dst])
-        src = tuple(index + offset if index < 0 else index for index in node.index_src)
-        return "transform", None, [node.index_dst, src]
-    if isinstance(node, ElementwiseNode | LinearNode):
-        form: Form = node.operation if isinstance(node, ElementwiseNode) else "contraction"
-        return form, None, [node.index_dst, node.index_src_l, node.index_src_r]
-    axes = tuple(range(1, node.rank + 1))
-    if isinstance(node, NonlinearNode):
-        return "function", node.function, [axes, axes]
-    assert isinstance(node, CastNode), node
-    return "cast", node.dtype, [axes, axes]
+def _form(node: Node) -> Form:
+    match node.argument:
+        case float():
+            return "transform"
+        case str() as operation:
+            return cast(Form, operation)
+        case Function():
+            return "function"
+        case torch.dtype():
+            return "cast"
+        case _:
+            return "contraction"
 
 
 def _letter(place: int) -> str:

@@ -11,6 +11,9 @@ from .exact import terminating_distribution as terminating_distribution
 from .exact import total_variation as total_variation
 from .figures import certify_by_estimates as certify_by_estimates
 from .figures import certify_exactly as certify_exactly
+from .record import certificate_metrics as certificate_metrics
+from .record import print_certificate as print_certificate
+from .record import write_certificate as write_certificate
 from .result import Certified as Certified
 from .result import EstimatedCertificate as EstimatedCertificate
 from .result import ExactCertificate as ExactCertificate

@@ -6,7 +6,6 @@ Exact by enumeration of a small space, else by estimates from samples. Letters: 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from gflownet.certificate.estimates import log_ratio, terminating_log_prob, with
 from gflownet.certificate.exact import (
     StateGraph,
     enumerate_states,
+    first_positions,
     forward_scores,
     policy_log_prob,
     terminating_distribution,
@@ -96,21 +96,15 @@ class Sampling:
         extra_states: GraphStates | None,
     ) -> None:
         self._subject = subject
-        self._samples = [
-            sample_forward(
-                subject.context,
-                subject.policy,
-                conditioning=repeated(conditioning, num_samples),
-                generator=subject.generator(FORWARD, index),
-            )
-            for index, conditioning in enumerate(conditionings)
-        ]
+        self._samples = []
+        for index, conditioning in enumerate(conditionings):
+            many, generator = repeated(conditioning, num_samples), subject.generator(FORWARD, index)
+            sample = sample_forward(subject.context, subject.policy, conditioning=many, generator=generator)
+            self._samples.append(sample)
         others = [self._random_states(max(1, num_samples // _RANDOM_SHARE))]
         others += [] if extra_states is None else [extra_states]
         states = GraphStates.cat([*(sample.terminal for sample in self._samples), *others])
-        _, owner = subject.context.env.identify(states).unique(return_inverse=True)
-        first = torch.full((int(owner.max()) + 1,), len(states))
-        first = first.scatter_reduce(0, owner, torch.arange(len(states)), "amin")
+        first, owner = first_positions(subject.context.env.identify(states))
         self.terminal = states[first]
         # Index of the terminal state of each sample.
         self._sampled = owner[: num_samples * len(conditionings)].split(num_samples)
@@ -218,26 +212,24 @@ def certify(
     else:
         report_stage(f"certificate: exact, from all {len(graph)} states, {len(graph.terminal)} of them terminal")
         method = Enumeration(subject, graph)
-    rewards = _completed(subject, method, report_stage) or _measured(
+    measured = _completed(subject, method, report_stage) or _measured(
         subject, method, report_stage, stopped, report_progress
     )
-    if rewards is None:
+    if measured is None:
         report_stage("certificate: none, interrupted")
         return None
-    parts = []
+    parts, (scores, counts) = [], measured
     for index, conditioning in enumerate(conditionings):
         report_progress("certificate, comparison", index, len(conditionings))
-        parts.append(method.certified(index, conditioning, rewards.scores))
+        parts.append(method.certified(index, conditioning, scores))
     return RunCertificate(
         parts=tuple(parts),
         rules=method.rules,
         objective=type(subject.objective).__name__,
         samples_reward=subject.objective.samples_reward,
         symmetry=_symmetry(subject),
-        num_rewards=len(rewards.scores),
-        num_evaluated=rewards.num_evaluated,
-        num_failed=rewards.num_failed,
-        num_predicted=rewards.num_predicted,
+        num_rewards=len(scores),
+        **counts,
     )
 
 
@@ -245,14 +237,8 @@ def certify(
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class _Rewards:
-    """Scores of the terminal states of a certificate."""
-
-    scores: Tensor  # [X], or utilities [X, K]
-    num_evaluated: int = 0
-    num_failed: int = 0
-    num_predicted: int = 0
+# Scores [X] of the terminal states of a certificate, or utilities [X, K], and the counts of a `RunCertificate`.
+_Rewards = tuple[Tensor, dict[str, int]]
 
 
 def _completed(
@@ -268,7 +254,7 @@ def _completed(
         f"certificate: the target is the completed reward, {num_measured} measured and "
         f"{counted(num_predicted, 'predicted score')}"
     )
-    return _Rewards(scores.float(), num_predicted=num_predicted)
+    return scores.float(), {"num_predicted": num_predicted}
 
 
 def _measured(
@@ -290,7 +276,7 @@ def _measured(
         return None
     scores = torch.tensor([evaluation.utilities or evaluation.score for evaluation in evaluations])
     num_failed = sum(evaluation.status is not EvaluationStatus.OK for evaluation in evaluations)
-    return _Rewards(scores, num_new, num_failed)
+    return scores, {"num_evaluated": num_new, "num_failed": num_failed}
 
 
 def _symmetry(subject: Subject) -> str | None:

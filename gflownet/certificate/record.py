@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from rich.table import Table
 from gflownet.certificate import words
 from gflownet.certificate.result import Certified, RunCertificate
 from gflownet.certificate.words import errors, findings, has_converged, rule_findings
-from gflownet.console import print_line
 from gflownet.errors import counted
 from gflownet.files import json_text, write_whole
+from gflownet.terminal.console import print_line
 
 _MAX_ERRORS = 3  # failed rules with their own line; the others are consequences of these in most cases
 
@@ -51,17 +52,14 @@ def write_certificate(path: Path, certificate: RunCertificate, *, run: Mapping[s
 
 def _rules(certificate: RunCertificate) -> dict[str, Any]:
     rules = certificate.rules
-    names = ("is_complete", "num_states", "num_forward", "num_backward", "num_edges", "num_counted", "num_compared")
-    violations = [{"check": v.check.value, "num": v.num, "example": v.example} for v in rules.violations]
+    violations = [asdict(each) | {"check": each.check.value} for each in rules.violations]
     return {
-        **{"hold": rules.holds, **{name: getattr(rules, name) for name in names}, "violations": violations},
+        **{"hold": rules.holds, **asdict(rules), "violations": violations},
         "verdict": [f"{finding.subject}: {finding.text}" for finding in rule_findings(rules)],
     }
 
 
 def _content(certificate: RunCertificate, part: Certified) -> dict[str, Any]:
-    names = ("automorphisms", "num_states", "deviation")
-    classes = [{name: getattr(each, name) for name in names} for each in part.certificate.classes]
     return {
         "kind": part.certificate.kind,
         "beta": part.beta,
@@ -69,7 +67,7 @@ def _content(certificate: RunCertificate, part: Certified) -> dict[str, Any]:
         "symmetries_hold": part.certificate.symmetries_hold,
         "verdict": [f"{finding.subject}: {finding.text}" for finding in findings(certificate, part)],
         **_figures(part),
-        "classes": classes,
+        "classes": [asdict(each) for each in part.certificate.classes],
     }
 
 

@@ -233,8 +233,8 @@ class RunCertificate:
     samples_reward: bool  # whether the objective aims at p(x) ~ R(x)
     symmetry: str | None  # corrected by "reward" or "actions", or "none"; None: unknown, for an objective of the user
     num_rewards: int  # terminal states with a reward
-    num_evaluated: int  # of these, evaluated for the certificate and not in training
-    num_failed: int  # of these, with a failed evaluation and the floor score
+    num_evaluated: int = 0  # of these, evaluated for the certificate and not in training
+    num_failed: int = 0  # of these, with a failed evaluation and the floor score
     num_predicted: int = 0  # of the rewards, predicted by a surrogate
 
     @property

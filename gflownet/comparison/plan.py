@@ -11,7 +11,7 @@ from gflownet.comparison.methods import Method
 from gflownet.comparison.runs import Job
 from gflownet.errors import UserError
 
-JSON_NAME, SVG_NAME, PNG_NAME = "comparison.json", "comparison.svg", "comparison.png"
+JSON_NAME, SVG_NAME = "comparison.json", "comparison.svg"
 _KIND = "gflownet comparison"
 
 
@@ -56,7 +56,7 @@ class Plan:
                 job.check_folder()
         if copy is not None and (copy.is_symlink() or copy.exists()) and not is_result(copy):
             raise UserError(f"--json: expected a new file or the result of a comparison, got {copy}")
-        names = [name for name in (JSON_NAME, SVG_NAME, PNG_NAME) if (self.folder / name).exists()]
+        names = [name for name in (JSON_NAME, SVG_NAME) if (self.folder / name).exists()]
         if names and not is_result(self.folder / JSON_NAME):
             raise UserError(
                 f"--out: expected a folder of a comparison, got {self.folder} with another file {names[0]}; "

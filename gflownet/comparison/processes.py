@@ -20,7 +20,7 @@ from typing import Any
 
 from gflownet.comparison.runs import OUTPUT_HEADER, OUTPUT_NAME, Job, run
 from gflownet.errors import UserError
-from gflownet.interrupts import StopRequest
+from gflownet.terminal.interrupts import StopRequest
 
 _PRELOADED = ("gflownet.comparison.extraction",)
 # Longest wait between two updates of the progress, seconds.

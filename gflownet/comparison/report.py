@@ -12,8 +12,8 @@ from rich.text import Text
 
 from gflownet.comparison.accounting import Accounting, Quantity
 from gflownet.comparison.result import Comparison, Summary
-from gflownet.console import print_line
 from gflownet.errors import printable
+from gflownet.terminal.console import print_line
 
 _CAPTIONS = {Accounting.EVALUATIONS: "repeats free", Accounting.PROPOSALS: "every proposal counts"}
 

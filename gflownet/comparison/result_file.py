@@ -1,19 +1,17 @@
-"""comparison.json and the pictures of a comparison."""
+"""comparison.json and the picture of a comparison."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from gflownet.comparison.accounting import Accounting
 from gflownet.comparison.drawing import draw
-from gflownet.comparison.plan import JSON_NAME, PNG_NAME, SVG_NAME, header
+from gflownet.comparison.plan import JSON_NAME, SVG_NAME, header
 from gflownet.comparison.result import Comparison
 from gflownet.files import json_text, save_whole
 
@@ -24,23 +22,15 @@ _PACKAGES = ("gflownet", "numpy", "torch")
 def write_comparison(
     comparison: Comparison, folder: Path, *, command: Sequence[str], copy: Path | None = None
 ) -> list[Path]:
-    """Write comparison.json and its pictures; return their paths. Raises UserError if one cannot be written."""
+    """Write comparison.json and its picture; return their paths. Raises UserError if one cannot be written."""
     text = to_json(comparison, command=command)
-    contents: dict[Path, str | bytes] = {folder / JSON_NAME: text}
-    with suppress(ImportError):  # of matplotlib, see `has_pictures`
-        pictures = draw(comparison)
-        contents |= {folder / SVG_NAME: pictures["svg"], folder / PNG_NAME: pictures["png"]}
+    contents = {folder / JSON_NAME: text, folder / SVG_NAME: draw(comparison)}
     if copy is not None:
         contents[copy] = text
     for path, content in contents.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         save_whole(path, content)
     return [*contents]
-
-
-def has_pictures() -> bool:
-    """Return whether matplotlib, which draws the pictures, is installed."""
-    return find_spec("matplotlib") is not None
 
 
 def to_json(comparison: Comparison, *, command: Sequence[str]) -> str:

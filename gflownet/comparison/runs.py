@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gflownet.command_line.checks import validate
 from gflownet.comparison.methods import Method
 from gflownet.comparison.record import RunRecord, read_record, write_record
 from gflownet.config import CONFIG_NAME, load_config, to_mapping
-from gflownet.config_checks import validate
 from gflownet.errors import UserError
 from gflownet.options import leaves
 

@@ -15,9 +15,9 @@ from gflownet.comparison.processes import run_in_parallel, run_in_turn
 from gflownet.comparison.record import RunRecord
 from gflownet.comparison.result import Comparison
 from gflownet.comparison.runs import Job
-from gflownet.console import duration, print_line
 from gflownet.errors import UserError
-from gflownet.interrupts import StopRequest
+from gflownet.terminal.console import duration, print_line
+from gflownet.terminal.interrupts import StopRequest
 
 _METRICS_NAME = "metrics.jsonl"
 _TAIL_BYTES = 4_096

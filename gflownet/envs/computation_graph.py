@@ -86,10 +86,7 @@ class ComputationGraphEnv(Environment):
 
     def initial_states(self, num: int) -> GraphStates:
         """Return `num` graphs of the input and output nodes, without edges."""
-        states = GraphStates.empty(num, self.vocabulary)
-        states.node_type[:, : self.num_ends] = torch.arange(self.num_ends, dtype=torch.int8)
-        states.num_nodes[:] = self.num_ends
-        return states
+        return GraphStates.with_nodes(num, self.vocabulary, self.num_ends)
 
     def ordered_nodes(self, states: GraphStates) -> Tensor:
         """Return the mask of nodes with ordered inputs (such as concat), [B, N] bool."""

@@ -35,10 +35,7 @@ class LabelledDAGEnv(Environment):
 
     def initial_states(self, num: int) -> GraphStates:
         """Return `num` graphs of all variables, without edges."""
-        states = GraphStates.empty(num, self.vocabulary)
-        states.node_type[:] = torch.arange(self.vocabulary.max_nodes, dtype=torch.int8)
-        states.num_nodes[:] = self.vocabulary.max_nodes
-        return states
+        return GraphStates.with_nodes(num, self.vocabulary, self.vocabulary.max_nodes)
 
     def terminal(self, states: GraphStates, index: int) -> ColouredGraph:
         """Return the graph with the names of variables as colours, see `parents_of`."""

@@ -95,10 +95,7 @@ class OperationGraphEnv(Environment):
 
     def initial_states(self, num: int) -> GraphStates:
         """Return `num` graphs of the inputs and the output, without edges."""
-        states = GraphStates.empty(num, self.vocabulary)
-        states.node_type[:, : self.num_ends] = torch.arange(self.num_ends, dtype=torch.int8)
-        states.num_nodes[:] = self.num_ends
-        return states
+        return GraphStates.with_nodes(num, self.vocabulary, self.num_ends)
 
     def facts(self, states: GraphStates) -> StateFacts:
         """Return shapes, costs and other properties of a batch of states, computed once per batch."""

@@ -36,10 +36,7 @@ class SlotEnv(Environment):
 
     def initial_states(self, num: int) -> GraphStates:
         """Return `num` states in which every place is empty."""
-        states = GraphStates.empty(num, self.vocabulary)
-        states.node_type[:] = torch.arange(self.vocabulary.max_nodes, dtype=torch.int8)
-        states.num_nodes[:] = self.vocabulary.max_nodes
-        return states
+        return GraphStates.with_nodes(num, self.vocabulary, self.vocabulary.max_nodes)
 
     def terminal(self, states: GraphStates, index: int) -> Assignment:
         """Return the value of every place."""

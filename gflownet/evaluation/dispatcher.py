@@ -404,7 +404,8 @@ class Dispatcher(Evaluator):
 
     def _record(self, ticket: Ticket, outcome: Outcome) -> None:
         ticket.outcome = outcome
-        record = record_of(ticket, outcome, run=self.run, floor_score=self.config.floor_score)
+        words = self.task.words(ticket.request.candidate) if outcome.status is EvaluationStatus.OK else ""
+        record = record_of(ticket, outcome, run=self.run, floor_score=self.config.floor_score, words=words)
         if outcome.status is not EvaluationStatus.REFUSED:
             self._jobs.measure(outcome.seconds)
         if self.halving is not None:

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 from gflownet.evaluation.conditioning import Conditioning, RewardConditional
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.tables import limits_of
+from gflownet.graphs.assignment import Assignment, as_yaml, differing
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.node_link import has_module
 from gflownet.plugins import Configurable
 from gflownet.training.random_states import seeded
 
@@ -210,14 +213,33 @@ class GFNTask(Configurable, ABC):
         return candidate if isinstance(candidate, ComputationGraph) else None
 
     def words(self, candidate: Any) -> str:
-        """Return a candidate in a few words for tables and reports, such as "gru 128 > rhn 128"; empty: none."""
+        """Return a candidate in a few words for tables and reports, such as "gru 128 > rhn 128"; empty: none.
+
+        The store keeps them with each evaluation.
+        """
+        return ""
+
+    def settings(self, candidates: Sequence[Any]) -> list[str]:
+        """Return the choices of each candidate as a line of YAML, those that differ first; empty for other objects."""
+        values = [each.as_dict() if isinstance(each, Assignment) else None for each in candidates]
+        first = differing([each for each in values if each is not None])
+        return ["" if each is None else as_yaml(each, first=first) for each in values]
+
+    def load_line(self, candidate: Any, path: Path, *, has_weights: bool) -> str:
+        """Return the Python that loads rank 0 of a file with entries; empty where no module is known."""
+        if self.network(candidate) is None and not has_module(self.description(candidate)):
+            return ""
+        return f'import gflownet; model = gflownet.load("{path}", rank=0{"" if has_weights else ", weights=False"})'
+
+    def next_step(self, candidate: Any, folder: Path) -> str:
+        """Return a line about what to do with the best candidate of a run folder; empty: none."""
         return ""
 
     def description(self, candidate: Any) -> Mapping[str, Any]:
         """Return further JSON values of a candidate by name, for its entry in top_architectures.json.
 
-        `gflownet.load` reads an entry with `language_model`, the content of the model.json of a language model (also
-        for `python -m gflownet.language --from`), or `module`: {"build": "module:function"} of the choices by name.
+        `gflownet.load` reads an entry with `module`: {"build": "module:function"}. The function gets the choices by
+        name, or with "of": NAME this value of the description, and returns the module.
         """
         return {}
 

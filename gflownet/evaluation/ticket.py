@@ -48,15 +48,21 @@ class Ticket:
     training: bytes | None = None  # saved at `fidelity`
 
 
-def record_of(ticket: Ticket, outcome: Outcome, *, run: str, floor_score: float) -> EvaluationRecord:
-    """Return the row of an outcome; without a valid score it has the floor score."""
+def record_of(ticket: Ticket, outcome: Outcome, *, run: str, floor_score: float, words: str = "") -> EvaluationRecord:
+    """Return the row of an outcome; without a valid score it has the floor score.
+
+    The words of the candidate, see `GFNTask.words`, become a part of its node-link data.
+    """
     candidate, score = ticket.request.candidate, outcome.score
     is_ok = outcome.status is EvaluationStatus.OK
+    graph = candidate.to_dict()
+    if words:
+        graph = {**graph, "graph": {**graph.get("graph", {}), "words": words}}
     test = {} if outcome.test is None else {TEST_METRIC: outcome.test}
     return EvaluationRecord(
         hash=candidate.canonical_hash(),
         key=candidate.canonical_key(),
-        graph=json.dumps(candidate.to_dict()),
+        graph=json.dumps(graph),
         score=score.value if is_ok and score is not None else floor_score,
         status=outcome.status,
         seconds=outcome.seconds,

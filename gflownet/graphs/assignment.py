@@ -78,6 +78,14 @@ def values_of(data: object) -> dict[str, Any]:
     return {str(node["name"]): node["value"] for node in nodes}
 
 
+def words_of(data: object) -> str:
+    """Return the words of the task in the node-link data of an evaluation; empty without any."""
+    match data:
+        case {"graph": {"words": str(words)}}:
+            return words
+    return ""
+
+
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names whose values differ among settings, absent ones included, in order of appearance."""
     names = dict.fromkeys(name for setting in settings for name in setting)

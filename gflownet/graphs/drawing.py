@@ -1,117 +1,352 @@
-"""Drawings of computation graphs: SVG and DOT text for Graphviz."""
+"""Drawings of computation graphs, top to bottom: SVG and DOT text for Graphviz.
+
+A box per operation or neuron, circles for merges, dashed adapters, frames for subgraphs.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from itertools import count
 
-from gflownet import layered_drawing
-from gflownet.graphs import operation_figure
-from gflownet.graphs.elements import Edge, Node, NodeType, is_dense
-from gflownet.graphs.ordering import followed_edges, sorted_prefix
-from gflownet.layered_drawing import Box, Link, LinkStyle, shortened
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.elements import DEFAULT_WEIGHT, TENSOR_ATTRIBUTES, Edge, GraphElements, Node, NodeType, is_dense
+from gflownet.graphs.operation_costs import OperationCost, node_cost, own_projection, total_cost
+from gflownet.graphs.operation_labels import (
+    CATEGORY_COLOURS,
+    MAX_LABEL_LENGTH,
+    adapter_text,
+    applied_operation,
+    attributes_text,
+    cost_text,
+    frame_title,
+    merge_sign,
+    node_text,
+    node_tooltip,
+    shape_text,
+)
+from gflownet.graphs.operation_problems import known_shapes
+from gflownet.graphs.operation_shapes import MergePlan, NodeShapes, infer_shapes, inner_ports
+from gflownet.graphs.ordering import sorted_prefix
+from gflownet.graphs.outside_classes import has_missing_modules, nested_graphs
+from gflownet.operations.operation import INPUT_PORT, Category
+from gflownet.operations.tensor_shape import Adapter, Layout
 from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import short_name
+from gflownet.pictures.figure import (
+    ADAPTED,
+    DISABLED,
+    FORWARD,
+    RECURRENT,
+    Cell,
+    Colours,
+    Figure,
+    FigureLink,
+    Form,
+    Item,
+    LinkStyle,
+    figure_dot,
+    shortened,
+    without_gaps,
+)
+from gflownet.pictures.figure_svg import figure_svg
 
-if TYPE_CHECKING:
-    from gflownet.graphs.computation_graph import ComputationGraph
-
-MAX_LABEL_LENGTH = 26
-
-# Fill and stroke.
-COLOURS = {
-    NodeType.INPUT: ("#e0f2fe", "#0284c7"),
-    NodeType.HIDDEN: ("#f8fafc", "#64748b"),
-    NodeType.OUTPUT: ("#dcfce7", "#16a34a"),
-}
-FORWARD_STYLE = LinkStyle()
-RECURRENT_STYLE = LinkStyle("#d97706", "7 5", "dashed")
-DISABLED_STYLE = LinkStyle("#9ca3af", "1.5 4.5", "dotted")
-STYLE_NAMES = {RECURRENT_STYLE: ["recurrent"], DISABLED_STYLE: ["disabled"]}
+_FRAME = Colours("#f8fafc", "#94a3b8")
+_OUTPUT_WIDTH = 2.8  # of the border
+_MARKS = {RECURRENT: ", recurrent", DISABLED: ", disabled"}
 
 
 def to_svg(graph: ComputationGraph) -> str:
-    """Return an SVG document, left to right, operation graphs top to bottom; details are in tooltips.
+    """Return an SVG document, with parameters and multiply-adds below; details are in tooltips.
 
     Recurrent edges (marked, or closing a cycle) are dashed, disabled edges grey and dotted. Edges without both ends in
     the graph are left out.
     """
-    if not is_dense(graph):
-        return operation_figure.to_svg(graph)
-    links = [link for link in _links(graph) if link.source in graph.nodes and link.target in graph.nodes]
-    title = f"Computation graph of {len(graph.nodes)} nodes and {len(graph.edges)} edges"
-    return layered_drawing.to_svg(_boxes(graph), links, title=title)
+    node_shapes = _drawn_shapes(graph)
+    figure, caption = _Builder(graph, node_shapes, is_inner=False).figure(), _caption(graph, node_shapes)
+    title = f"Computation graph of {len(graph.nodes)} nodes and {len(graph.edges)} edges: {caption}"
+    return figure_svg(figure, title=title, caption=caption, legend=_legend(graph))
 
 
 def to_dot(graph: ComputationGraph) -> str:
     """Return the graph in Graphviz's DOT language, with the colours and line styles of `to_svg`."""
-    if not is_dense(graph):
-        return operation_figure.to_dot(graph)
-    return layered_drawing.to_dot(_boxes(graph), _links(graph))
+    return figure_dot(_Builder(graph, _drawn_shapes(graph), is_inner=False).figure())
 
 
-def _boxes(graph: ComputationGraph) -> dict[int, Box]:
-    columns = _columns(graph)
-    boxes: dict[int, Box] = {}
-    for node_id, node in sorted(graph.nodes.items()):
-        title, detail = _labels(node)
-        tooltip = f"node {node_id}: {node.activation_function}, bias {node.bias:g}{_attributes_text(node.attributes)}"
-        boxes[node_id] = Box(columns[node_id], title, detail, tooltip, *COLOURS[node.node_type])
-    return boxes
+def _drawn_shapes(graph: GraphElements) -> Mapping[int, NodeShapes]:
+    """Return the shapes of the nodes; none of a graph with classes that are not imported: drawing runs no such code."""
+    return {} if has_missing_modules(graph) else known_shapes(graph)
 
 
-def _labels(node: Node) -> tuple[str, str]:
-    """Return the two lines of a box: activation, then aggregation and width."""
-    size = "?" if node.output_size is None else str(node.output_size)
-    if node.node_type is NodeType.INPUT:
-        return "input", size
-    title = short_name(node.activation_function)
-    if node.node_type is NodeType.OUTPUT:
-        title = "output" if title == "linear" else f"output · {title}"
-    detail = f"{short_name(str(thawed(node.aggregation)))} · {size}"
-    return shortened(title, MAX_LABEL_LENGTH), shortened(detail, MAX_LABEL_LENGTH)
+class _Builder:
+    """Items and links of one graph, in topological order."""
 
+    def __init__(self, graph: ComputationGraph, node_shapes: Mapping[int, NodeShapes], *, is_inner: bool) -> None:
+        self._graph, self._known, self._is_inner = graph, node_shapes, is_inner
+        self._items: dict[int, Item] = {}
+        self._links: list[FigureLink] = []
+        self._starts: dict[int, tuple[int, Mapping[str, int]]] = {}  # node -> item that its inputs enter, ports inside
+        self._ends: dict[int, tuple[int, int | None]] = {}  # node -> item whose bottom is its output, port inside
+        self._keys = count()
+        self.ports: dict[str, int] = {}  # of a subgraph: item by port
+        self.outputs: dict[int, int] = {}  # node -> item of form PORT
+        self._closing = set(graph.detect_cycles())
+        self._edges = [
+            edge for edge in graph.edges.values() if edge.source in graph.nodes and edge.target in graph.nodes
+        ]
+        followed = [edge for edge in self._edges if not edge.is_recurrent and edge.edge_id not in self._closing]
+        self._order = sorted_prefix(graph.nodes, followed)
+        if len(self._order) < len(graph.nodes):  # a disabled edge closes a cycle
+            self._order = sorted_prefix(graph.nodes, [edge for edge in followed if edge.enabled])
+        rank = {node_id: place for place, node_id in enumerate(self._order)}
+        self._incoming: dict[int, list[Edge]] = {}
+        self._late: list[Edge] = []  # recurrent, or from a node further below
+        self._num_uses: dict[int, int] = {}
+        for edge in sorted(self._edges, key=lambda edge: (edge.order, edge.edge_id)):
+            self._num_uses[edge.source] = self._num_uses.get(edge.source, 0) + 1
+            is_late = edge not in followed or rank[edge.source] >= rank[edge.target]
+            (self._late if is_late else self._incoming.setdefault(edge.target, [])).append(edge)
 
-def _links(graph: ComputationGraph) -> list[Link]:
-    closing = set(graph.detect_cycles())
-    links: list[Link] = []
-    for edge_id, edge in sorted(graph.edges.items()):
-        style = FORWARD_STYLE
+    def figure(self) -> Figure:
+        """Return the figure; outputs are in the last row."""
+        for node_id in self._order:
+            node = self._graph.nodes[node_id]
+            if node.node_type is NodeType.INPUT:
+                self._add_input(node)
+            elif is_neuron(self._graph, node):
+                self._add_neuron(node)
+            else:
+                self._add_node(node)
+        self._lower_sources()
+        outputs = [node_id for node_id in self._order if self._graph.nodes[node_id].node_type is NodeType.OUTPUT]
+        last = max((item.row for item in self._items.values()), default=-1) + 1
+        for node_id in outputs:
+            self._add_output(self._graph.nodes[node_id], last)
+        for edge in self._late:
+            key, ports = self._starts[edge.target]
+            source, exit_port = self._ends[edge.source]
+            entry = ports.get(str(edge.attributes.get("port", INPUT_PORT)))
+            tooltip, style = self._edge_look(edge)
+            self._links.append(FigureLink(source, key, "", tooltip, style, entry, exit_port))
+        return Figure(without_gaps(self._items), self._links)
+
+    def _lower_sources(self) -> None:
+        """Move every hidden node without inputs to the row above its first use."""
+        entered = {link.target for link in self._links}
+        for node_id, (key, _) in self._starts.items():
+            item, uses = self._items[key], [link.target for link in self._links if link.source == key]
+            if self._graph.nodes[node_id].node_type is NodeType.HIDDEN and key not in entered and uses:
+                self._items[key] = replace(item, row=max(0, min(self._items[use].row for use in uses) - 1))
+
+    def _add_output(self, node: Node, last: int) -> None:
+        source, port = self._ends[node.node_id]
+        if not self._is_inner and is_neuron(self._graph, node):
+            if not any(link.source == source for link in self._links):
+                self._items[source] = replace(self._items[source], row=max(last - 1, self._items[source].row))
+            return
+        cell = Cell(f"output {self._shape_text(node.node_id)}".strip(), tooltip=f"node {node.node_id}")
+        form = Form.PORT if self._is_inner else Form.PILL
+        key = self._add(Item(last, form, () if self._is_inner else (cell,)))
+        self.outputs[node.node_id] = key
+        self._links.append(FigureLink(source, key, exit=port))
+
+    def _add(self, item: Item) -> int:
+        key = next(self._keys)
+        self._items[key] = item
+        return key
+
+    def _row_after(self, sources: list[int]) -> int:
+        return max((self._items[key].row for key in sources), default=-1) + 1
+
+    def _shape_text(self, node_id: int) -> str:
+        return shape_text(self._known[node_id].output) if node_id in self._known else ""
+
+    def _add_input(self, node: Node) -> None:
+        port = str(node.attributes.get("port", INPUT_PORT))
+        if self._is_inner:
+            key = self._add(Item(0, Form.PORT, ()))
+            self.ports.setdefault(port, key)
+        else:
+            kind = self._known[node.node_id].output.layout if node.node_id in self._known else "input"
+            kind = "input" if kind == Layout.VECTOR else kind
+            shape = self._shape_text(node.node_id) or str(node.output_size or "")
+            cell = Cell(f"{kind} {shape}".strip(), tooltip=node_tooltip(node))
+            key = self._add(Item(0, Form.PILL, (cell,)))
+        self._starts[node.node_id] = key, {}
+        self._ends[node.node_id] = key, None
+
+    def _add_neuron(self, node: Node) -> None:
+        """Add a box that all in-edges enter: its aggregation is the second line."""
+        edges = self._incoming.get(node.node_id, [])
+        links = [self._adapted(edge, None, None) for edge in edges]
+        key = self._add(Item(self._row_after([link.source for link in links]), Form.BOX, (_neuron_cell(node),)))
+        self._links += [_to(link, key) for link in links]
+        self._starts[node.node_id], self._ends[node.node_id] = (key, {}), (key, None)
+
+    def _add_node(self, node: Node) -> None:
+        by_port: dict[str, list[Edge]] = {}
+        for edge in self._incoming.get(node.node_id, []):
+            by_port.setdefault(str(edge.attributes.get("port", INPUT_PORT)), []).append(edge)
+        cells = self._cells(node)
+        entries: list[tuple[int, FigureLink]] = []
+        for port, edges in by_port.items():
+            plan = self._known[node.node_id].inputs.get(port) if node.node_id in self._known else None
+            label = "" if port == INPUT_PORT else port
+            entries.append((0, self._merged(node, edges, plan, label)))
+        only_merges = not cells and len(entries) == 1 and len(by_port.get(INPUT_PORT, ())) > 1
+        if only_merges:
+            key = entries[0][1].source
+            self._items[key] = replace(self._items[key], note=self._note(node))
+            self._starts[node.node_id], self._ends[node.node_id] = (key, {}), (key, None)
+            return
+        self._add_box(node, cells, [link for _, link in entries], list(by_port))
+
+    def _add_box(self, node: Node, cells: tuple[Cell, ...], links: list[FigureLink], ports: list[str]) -> None:
+        row = self._row_after([link.source for link in links])
+        inner = self._inner(node)
+        cells = cells or (Cell("identity", CATEGORY_COLOURS[Category.OTHER], node_tooltip(node)),)
+        above = links[0].source if len(links) == 1 else None
+        if inner is None and above is not None and self._is_glued(node, above):
+            item = self._items[above]
+            self._items[above] = replace(item, cells=(*item.cells, *cells), note=self._note(node))
+            self._starts[node.node_id], self._ends[node.node_id] = (above, {}), (above, None)
+            return
+        if inner is None:
+            key = self._add(Item(row, Form.BOX, cells, self._note(node)))
+            self._starts[node.node_id], self._ends[node.node_id] = (key, {}), (key, None)
+            self._links += [_to(link, key) for link in links]
+            return
+        builder, figure = inner
+        key = self._add(Item(row, Form.FRAME, cells, self._note(node), figure))
+        self._links += [_to(link, key, entry=builder.ports.get(port)) for link, port in zip(links, ports, strict=True)]
+        self._starts[node.node_id] = key, builder.ports
+        self._ends[node.node_id] = key, next(iter(builder.outputs.values()), None)
+
+    def _is_glued(self, node: Node, above: int) -> bool:
+        """Return whether a normalisation or the like is drawn as part of the box that it follows alone."""
+        if len(self._incoming[node.node_id]) > 1:
+            return False
+        (edge,) = self._incoming[node.node_id]
+        is_box = self._items[above].form is Form.BOX and self._ends[edge.source][0] == above
+        if not is_box or self._num_uses[edge.source] > 1 or not edge.enabled or node.node_id not in self._known:
+            return False
+        applied = self._known[node.node_id].operation
+        kinds = (Category.NORMALISATION, Category.OTHER)
+        same = self._known[node.node_id].output == self._known[edge.source].output
+        return same and applied is not None and applied.row.category in kinds and len(self._items[above].cells) < 4
+
+    def _merged(self, node: Node, edges: list[Edge], plan: MergePlan | None, label: str) -> FigureLink:
+        """Return the link from the aligned and merged inputs of a port, without its target."""
+        adapters = {edge.edge_id: each for edge, each in zip(plan.edges, plan.adapters, strict=True)} if plan else {}
+        links = [self._adapted(edge, adapters.get(edge.edge_id), plan) for edge in edges]
+        if len(links) == 1:
+            return FigureLink(links[0].source, -1, label, links[0].tooltip, links[0].style, exit=links[0].exit)
+        cell = Cell(merge_sign(node), tooltip=f"node {node.node_id}: {thawed(node.aggregation)} of {len(links)} inputs")
+        key = self._add(Item(self._row_after([link.source for link in links]), Form.CIRCLE, (cell,)))
+        self._links += [_to(link, key) for link in links]
+        return FigureLink(key, -1, label)
+
+    def _adapted(self, edge: Edge, adapter: Adapter | None, plan: MergePlan | None) -> FigureLink:
+        source, exit_port = self._ends[edge.source]
+        tooltip, style = self._edge_look(edge)
+        text = adapter_text(adapter, plan.align) if adapter is not None and plan is not None else ""
+        if not text:
+            return FigureLink(source, -1, "", tooltip, style, exit=exit_port)
+        cell = Cell(text, tooltip=f"{tooltip}, adapted: {text}")
+        key = self._add(Item(self._row_after([source]), Form.SMALL, (cell,)))
+        self._links.append(FigureLink(source, key, "", tooltip, ADAPTED, exit=exit_port))
+        return FigureLink(key, -1, "", tooltip, ADAPTED)
+
+    def _edge_look(self, edge: Edge) -> tuple[str, LinkStyle]:
+        """Return tooltip and style of an edge."""
+        style = FORWARD
         if not edge.enabled:
-            style = DISABLED_STYLE
-        elif edge.is_recurrent or edge_id in closing:
-            style = RECURRENT_STYLE
-        words = [f"edge {edge_id}: {edge.source} → {edge.target}", f"weight {edge.weight:g}"]
-        tooltip = ", ".join(words + STYLE_NAMES.get(style, [])) + _attributes_text(edge.attributes)
-        constraint = "" if style is FORWARD_STYLE else "constraint=false"
-        links.append(Link(edge.source, edge.target, tooltip, style, dot_attributes=constraint))
-    return links
+            style = DISABLED
+        elif edge.is_recurrent or edge.edge_id in self._closing:
+            style = RECURRENT
+        weight = f", weight {edge.weight:g}" if edge.weight != DEFAULT_WEIGHT else ""
+        tooltip = f"edge {edge.edge_id}: {edge.source} → {edge.target}{weight}{_MARKS.get(style, '')}"
+        return tooltip + attributes_text(edge.attributes), style
+
+    def _cells(self, node: Node) -> tuple[Cell, ...]:
+        """Return the line of a node's box; none for an identity without activation."""
+        if "subgraph" in node.attributes:
+            return (Cell(frame_title(node), _FRAME, node_tooltip(node, self._cost(node))),)
+        shapes = self._known.get(node.node_id)
+        layout = next((plan.shape.layout for plan in shapes.inputs.values()), None) if shapes else None
+        text = node_text(node, layout)
+        applied = applied_operation(node)
+        category = Category.OTHER if applied is None else applied.row.category
+        return (Cell(text, CATEGORY_COLOURS[category], node_tooltip(node, self._cost(node))),) if text else ()
+
+    def _cost(self, node: Node) -> OperationCost | None:
+        if node.node_id not in self._known:
+            return None
+        shapes = self._known[node.node_id]
+        sharing = (each for each in self._known.values() if each.shared_subgraph == shapes.shared_subgraph)
+        try:
+            return node_cost(self._graph, shapes, is_first=not shapes.shared_subgraph or next(sharing) is shapes)
+        except ValueError:  # a user's class that cannot be counted
+            return None
+
+    def _note(self, node: Node) -> str:
+        return "" if node.node_type is NodeType.OUTPUT else self._shape_text(node.node_id)
+
+    def _inner(self, node: Node) -> tuple[_Builder, Figure] | None:
+        """Return the builder and the figure of a node's subgraph at its first repetition."""
+        if "subgraph" not in node.attributes:
+            return None
+        try:
+            inner = self._graph.subgraph(node.attributes["subgraph"])
+        except ValueError:
+            return None
+        node_shapes: Mapping[int, NodeShapes] = {}
+        if node.node_id in self._known:
+            shapes = {port: plan.shape for port, plan in self._known[node.node_id].inputs.items()}
+            node_shapes = infer_shapes(inner, [shapes[port] for port in inner_ports(inner)])
+        builder = _Builder(inner, node_shapes, is_inner=True)
+        return builder, builder.figure()
 
 
-def _attributes_text(attributes: Mapping[str, Any]) -> str:
-    return f", {json.dumps(thawed(attributes))}" if attributes else ""
+def _to(link: FigureLink, key: int, *, entry: int | None = None) -> FigureLink:
+    return FigureLink(link.source, key, link.label, link.tooltip, link.style, entry, link.exit)
 
 
-def _columns(graph: ComputationGraph) -> dict[int, int]:
-    """Return the column of each node: after its inputs; without inputs, before its first use; outputs last."""
-    closing = set(graph.detect_cycles())
-    edges = [edge for edge in followed_edges(graph, ignore_recurrent=True) if edge.edge_id not in closing]
-    order = sorted_prefix(graph.nodes, edges)
-    outgoing: dict[int, list[Edge]] = {node_id: [] for node_id in order}
-    for edge in edges:
-        outgoing[edge.source].append(edge)
-    column = dict.fromkeys(order, 0)
-    has_input = set()
-    for node_id in order:
-        for edge in outgoing[node_id]:
-            column[edge.target] = max(column[edge.target], column[node_id] + 1)
-            has_input.add(edge.target)
-    last = max(column.values(), default=0)
-    for node_id in reversed(order):
-        node_type = graph.nodes[node_id].node_type
-        if node_type is NodeType.OUTPUT and not outgoing[node_id]:
-            column[node_id] = last
-        elif node_type is NodeType.HIDDEN and node_id not in has_input and outgoing[node_id]:
-            column[node_id] = max(0, min(column[edge.target] for edge in outgoing[node_id]) - 1)
-    return column
+def is_neuron(graph: GraphElements, node: Node) -> bool:
+    """Return whether a node is a neuron: aggregation, bias and activation of a width."""
+    has_operation = any(key in node.attributes for key in TENSOR_ATTRIBUTES)
+    return not has_operation and (node.output_size is not None or is_dense(graph))
+
+
+def _neuron_cell(node: Node) -> Cell:
+    title, is_output = short_name(node.activation_function), node.node_type is NodeType.OUTPUT
+    if is_output:
+        title = "output" if title == "linear" else f"output · {title}"
+    size = "?" if node.output_size is None else str(node.output_size)
+    return Cell(
+        shortened(title, MAX_LABEL_LENGTH),
+        CATEGORY_COLOURS[Category.LINEAR],
+        node_tooltip(node),
+        shortened(f"{short_name(str(thawed(node.aggregation)))} · {size}", MAX_LABEL_LENGTH),
+        _OUTPUT_WIDTH if is_output else Cell.stroke_width,
+    )
+
+
+def _caption(graph: GraphElements, node_shapes: Mapping[int, NodeShapes]) -> str:
+    if has_missing_modules(graph):
+        return "without shapes: classes that are not imported"
+    try:
+        is_valid = node_shapes.keys() == graph.nodes.keys()
+        return cost_text(total_cost(graph, node_shapes, own_projection(graph))) if is_valid else "invalid"
+    except ValueError:  # a user's class that cannot be counted
+        return "invalid"
+
+
+def _legend(graph: GraphElements) -> dict[str, Colours]:
+    """Return the categories of all operations, those of subgraphs included, in the order of the colours."""
+    used: set[Category] = set()
+    for node in (node for each in nested_graphs(graph) for node in each.nodes.values()):
+        applied = applied_operation(node)
+        if applied is not None and (applied.name != "identity" or node.activation_function != "linear"):
+            used.add(applied.row.category)
+    return {str(category): colours for category, colours in CATEGORY_COLOURS.items() if category in used}

@@ -4,19 +4,88 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
+from zlib import crc32
 
 from gflownet.graphs.elements import DEFAULT_AGGREGATION, Node
-from gflownet.graphs.operation import AppliedOperation, read_operation
+from gflownet.graphs.operation import OPERATIONS, AppliedOperation, operation, read_operation
 from gflownet.graphs.operation_costs import OperationCost
 from gflownet.graphs.outside_classes import is_imported
-from gflownet.layered_drawing import shortened
-from gflownet.operations.tensor_shape import Adapter, Layout
+from gflownet.operations.operation import Category
+from gflownet.operations.tensor_shape import Adapter, Layout, Shape
 from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import short_name
+from gflownet.pictures.figure import Colours, shortened
 
 MAX_LABEL_LENGTH = 40
+# One colour for all operations of a category, in every drawing.
+CATEGORY_COLOURS: Mapping[Category, Colours] = {
+    Category.CONVOLUTION: Colours("#dbeafe", "#2563eb"),
+    Category.LINEAR: Colours("#e0e7ff", "#4f46e5"),
+    Category.ATTENTION: Colours("#ffedd5", "#ea580c"),
+    Category.RECURRENT: Colours("#fce7f3", "#db2777"),
+    Category.POOLING: Colours("#dcfce7", "#16a34a"),
+    Category.NORMALISATION: Colours("#f3e8ff", "#9333ea"),
+    Category.TOKENS: Colours("#ccfbf1", "#0d9488"),
+    Category.RESHAPING: Colours("#fef9c3", "#ca8a04"),
+    Category.OTHER: Colours("#f1f5f9", "#64748b"),
+}
+# Words in the names of operations that are not in the vocabulary; the first match decides.
+_CATEGORY_WORDS: Mapping[str, Category] = {
+    "pool": Category.POOLING,
+    "conv": Category.CONVOLUTION,
+    "attention": Category.ATTENTION,
+    "norm": Category.NORMALISATION,
+    "lstm": Category.RECURRENT,
+    "gru": Category.RECURRENT,
+    "rnn": Category.RECURRENT,
+    "rhn": Category.RECURRENT,
+    "linear": Category.LINEAR,
+    "dense": Category.LINEAR,
+    "embed": Category.TOKENS,
+    "skip": Category.OTHER,
+    "identity": Category.OTHER,
+    "none": Category.OTHER,
+}
+_MERGE_SIGNS = {"sum": "+", "product": "\N{MULTIPLICATION SIGN}"}
 TIMES = "\N{MULTIPLICATION SIGN}"
 _NUMBERED = ("1d", "2d")  # endings of names that the shape shows anyway
+
+
+def colours_of(name: str) -> Colours:
+    """Return the colours of an operation by its name, the same in every drawing."""
+    word = next((word for word in _CATEGORY_WORDS if word in name.lower()), None)
+    if name in OPERATIONS.homes:
+        return CATEGORY_COLOURS[operation(name).category]
+    if word is not None:
+        return CATEGORY_COLOURS[_CATEGORY_WORDS[word]]
+    choices = [colours for category, colours in CATEGORY_COLOURS.items() if category is not Category.OTHER]
+    return choices[crc32(name.encode("utf-8", "replace")) % len(choices)]
+
+
+def node_text(node: Node, layout: Layout | None) -> str:
+    """Return operation and activation of a node; empty for an identity without activation."""
+    activation = short_name(node.activation_function)
+    activation = "" if activation in ("linear", "identity") else activation
+    applied = applied_operation(node)
+    if applied is None:
+        text = unread_operation(node)
+    elif applied.name == "identity":
+        text, activation = activation, ""
+    else:
+        text = operation_label(applied, layout)
+    return shortened(f"{text} · {activation}" if activation else text, MAX_LABEL_LENGTH)
+
+
+def merge_sign(node: Node) -> str:
+    """Return the sign or name of an aggregation in a circle."""
+    name = short_name(str(thawed(node.aggregation)))
+    return _MERGE_SIGNS.get(name, shortened(name, MAX_LABEL_LENGTH))
+
+
+def shape_text(shape: Shape) -> str:
+    """Return the sizes of a shape."""
+    return TIMES.join(map(str, shape.sizes))
 
 
 def operation_label(applied: AppliedOperation, layout: Layout | None = None) -> str:
@@ -79,9 +148,14 @@ def adapter_text(adapter: Adapter, align: str | None) -> str:
 def node_tooltip(node: Node, cost: OperationCost | None = None) -> str:
     """Return everything about a node in one line."""
     text = f"node {node.node_id}: {node.activation_function}"
+    text += f", bias {node.bias:g}" if node.output_size is not None else ""
     text += f", aggregation {thawed(node.aggregation)}" if node.aggregation != DEFAULT_AGGREGATION else ""
-    text += f", {json.dumps(thawed(node.attributes))}" if node.attributes else ""
-    return text + (f", {cost_text(cost)}" if cost is not None else "")
+    return text + attributes_text(node.attributes) + (f", {cost_text(cost)}" if cost is not None else "")
+
+
+def attributes_text(attributes: Mapping[str, Any]) -> str:
+    """Return attributes as JSON behind a comma, empty without any."""
+    return f", {json.dumps(thawed(attributes))}" if attributes else ""
 
 
 def cost_text(cost: OperationCost) -> str:

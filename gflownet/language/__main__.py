@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import gflownet
-from gflownet.command_line import EXIT_SIGNAL, print_plain_messages, run_command
 from gflownet.language.command_line import Command, command_line, help_text, parse
+from gflownet.terminal.arguments import EXIT_SIGNAL, print_plain_messages, run_command
 
 __all__ = ["command_line", "main"]
 

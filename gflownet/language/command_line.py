@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from gflownet import cli
-from gflownet.cli import console_overrides, option_lines
-from gflownet.command_line import CommandLine, help_width, program
+from gflownet.command_line import parser as cli
+from gflownet.command_line.parser import console_overrides, option_lines
 from gflownet.config import config_names
 from gflownet.language.config import FLAG_KEYS, OPTIONS, ROOM
+from gflownet.terminal.arguments import CommandLine, help_width, program
 
 _OVERRIDE = re.compile(r"(--)?[A-Za-z_][\w.]*=.*", re.DOTALL)
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from gflownet.command_line.start_checks import check_device, check_run_folder
 from gflownet.config import MAX_SEED, WandbConfig, find_config, merged, read_yaml, resolved
 from gflownet.errors import UserError
 from gflownet.options import AT_LEAST_ONE, DECAY, NOT_NEGATIVE, POSITIVE, SHARE, Interval, find_options, option
-from gflownet.run_marker import MARKER_NAME, read_marker
-from gflownet.start_checks import check_device, check_run_folder
+from gflownet.records.marker import MARKER_NAME, read_marker
 
 PRESETS = ("S", "M", "L")
 DEVICES = re.compile(r"auto|cpu|cuda(:\d{1,9})?")

@@ -11,9 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from gflownet.command_line import program
 from gflownet.config import CONFIG_NAME, to_mapping
-from gflownet.console import duration
 from gflownet.errors import UserError
 from gflownet.evaluation.execution import is_out_of_memory
 from gflownet.evaluation.language_training import (
@@ -27,6 +25,8 @@ from gflownet.files import write_whole
 from gflownet.language.config import MAY_CHANGE, LanguageConfig
 from gflownet.language.samples import SAMPLES_NAME, SampleFile, sample_text
 from gflownet.language.setup import Setup, set_up
+from gflownet.records.marker import read_marker
+from gflownet.records.status import Phase, RunState
 from gflownet.rhn.checkpoint import load_language_model, save_language_model
 from gflownet.rhn.text_codec import TOKENIZER_NAME
 from gflownet.run.folder import LANGUAGE_FILES, RunFolder
@@ -34,8 +34,8 @@ from gflownet.run.logging import METRICS_NAME
 from gflownet.run.run import Run, open_run, resume_command
 from gflownet.run.stage import Stage, StepStage
 from gflownet.run.view import Figure, Limits, Look
-from gflownet.run_marker import read_marker
-from gflownet.run_status import Phase, RunState
+from gflownet.terminal.arguments import program
+from gflownet.terminal.console import duration
 
 MODEL_NAME = "model"
 STOP_MESSAGE = "\nstopping after this step; repeat to stop immediately\n"

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from gflownet.command_line import did_you_mean
 from gflownet.config import read_yaml
 from gflownet.errors import UserError
 from gflownet.language.config import LanguageConfig
@@ -24,6 +23,7 @@ from gflownet.rhn.layers import RHNBlock
 from gflownet.rhn.network import RecurrentNetwork
 from gflownet.rhn.stack_model import RecurrentStack
 from gflownet.rhn.text_codec import TextCodec, load_text_codec
+from gflownet.terminal.arguments import did_you_mean
 from gflownet.training.precision import Precision, choose_device, has_bfloat16
 
 _CHECKED_CHARACTERS = 20_000  # of the validation part, on which a tokenizer has to reproduce the text

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from gflownet.errors import UserError
 from gflownet.language.config import LanguageConfig
+from gflownet.records.marker import MARKER_NAME
 from gflownet.rhn.text_codec import BYTES, TextCodec, TokenizerCodec
-from gflownet.run_marker import MARKER_NAME
 
 # Shares of the bytes; the remainder is the training part.
 _TEST_SHARE = _VALIDATION_SHARE = 0.1

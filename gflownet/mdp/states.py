@@ -157,6 +157,14 @@ class GraphStates:
             num_bridges=torch.zeros(num, undirected, undirected, dtype=torch.int8),
         )
 
+    @staticmethod
+    def with_nodes(num: int, vocabulary: GraphVocabulary, num_nodes: int) -> GraphStates:
+        """Return `num` graphs of nodes without edges; the node at a position has the type at that position."""
+        states = GraphStates.empty(num, vocabulary)
+        states.node_type[:, :num_nodes] = torch.arange(num_nodes, dtype=torch.int8)
+        states.num_nodes[:] = num_nodes
+        return states
+
 
 _ARRAYS = tuple(field.name for field in fields(GraphStates))
 

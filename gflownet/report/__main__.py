@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gflownet.command_line import CommandLine, print_plain_messages, program, run_command
 from gflownet.errors import UserError, printable
+from gflownet.terminal.arguments import CommandLine, print_plain_messages, program, run_command
 
 _DESCRIPTION = """Rebuild report.html of a run, or write a page that compares several runs.
 

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save
 
-from gflownet.console import ReportRow
 from gflownet.errors import counted
 from gflownet.evaluation.final import TopArchitecture
 from gflownet.evaluation.task import GFNTask
 from gflownet.files import write_whole
-from gflownet.graphs.assignment import Assignment, as_yaml, differing
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.drawing import to_svg
-from gflownet.graphs.node_link import has_module
+from gflownet.terminal.console import ReportRow
 
 if TYPE_CHECKING:
     from gflownet.metrics.statistics import Interval
@@ -52,14 +50,14 @@ def write_top_architectures(
     """
     entries, rows = [], []
     graphs = [from_dict(json.loads(architecture.record.graph)) for architecture in top]
-    first = differing([graph.as_dict() for graph in graphs if isinstance(graph, Assignment)])
-    intervals = final_intervals(top)
-    for rank, (architecture, interval, graph) in enumerate(zip(top, intervals, graphs, strict=True)):
+    rows_of = zip(top, final_intervals(top), graphs, task.settings(graphs), strict=True)
+    for rank, (architecture, interval, graph, settings) in enumerate(rows_of):
         network = task.network(graph)
         picture = _draw(folder / PICTURES_NAME / f"rank_{rank}.svg", network, write)
         words = task.words(graph)
-        shown = words or (_in_words(graph, first) if picture is None else picture.name)
-        rows.append(_row(rank, architecture, interval, sizes=_sizes(network or graph, words), shown=shown))
+        shown = words or (_shortened(settings) if picture is None else picture.name)
+        sizes = _sizes(network or graph, words or (settings if network is None else ""))
+        rows.append(_row(rank, architecture, interval, sizes=sizes, shown=shown))
         entries.append(
             entry_of(
                 folder,
@@ -70,18 +68,13 @@ def write_top_architectures(
                 graph=graph,
                 task=task,
                 write=write,
-                first=first,
+                settings=settings,
             )
         )
     write(folder / TOP_NAME, as_json(entries))
     for line in _complaints(top):
         report_line(line)
     return rows
-
-
-def is_loadable(task: GFNTask, candidate: Any) -> bool:
-    """Return whether `gflownet.load` reads the entry of a candidate."""
-    return task.network(candidate) is not None or has_module(task.description(candidate))
 
 
 def entry_of(
@@ -94,20 +87,18 @@ def entry_of(
     graph: Any,
     task: GFNTask,
     write: Callable[[Path, bytes | str], None],
-    first: Sequence[str] = (),
+    settings: str,
 ) -> dict[str, Any]:
     """Write the weights of an architecture under a name, and return its entry of top_architectures.json."""
     weights = _write_weights(folder, f"{PICTURES_NAME}/{name}.safetensors", architecture, write)
-    described = described_in_words(graph, task, first)
+    described = described_in_words(graph, task, settings)
     return _entry(rank, architecture, interval) | described | weights | _graphs(graph, task.network(graph), task)
 
 
-def described_in_words(graph: Any, task: GFNTask, first: Sequence[str]) -> dict[str, Any]:
-    """Return the words, the choices as YAML (some names first) and the description of a candidate, for its entry."""
-    words = task.words(graph)
-    described = {"words": words} if words else {}
-    described |= {"choices": as_yaml(graph.as_dict(), first=first)} if isinstance(graph, Assignment) else {}
-    return {**described, **task.description(graph)}
+def described_in_words(graph: Any, task: GFNTask, settings: str) -> dict[str, Any]:
+    """Return the words, the choices as YAML and the description of a candidate, for its entry."""
+    named = {"words": task.words(graph), "choices": settings}
+    return {**{name: text for name, text in named.items() if text}, **task.description(graph)}
 
 
 def _graphs(candidate: Any, network: ComputationGraph | None, task: GFNTask) -> dict[str, Any]:
@@ -232,16 +223,12 @@ def _complaints(top: Sequence[TopArchitecture]) -> Iterator[str]:
         yield f"rank {rank}: {counts}: {first.errors[0]}{remaining}"
 
 
-def _in_words(candidate: Any, first: Sequence[str]) -> str:
-    """Return an assignment as YAML, without the last values if it is long, and - for other objects."""
-    if not isinstance(candidate, Assignment):
-        return "-"
-    text = as_yaml(candidate.as_dict(), first=first)
-    return (
-        text
-        if len(text) <= _MAX_WORDS
-        else f"{text[: _MAX_WORDS - 1].rpartition(', ')[0] or text[: _MAX_WORDS - 1]}, …"
-    )
+def _shortened(settings: str) -> str:
+    """Return choices as YAML, without the last values if there are many, and - for none."""
+    if len(settings) <= _MAX_WORDS:
+        return settings or "-"
+    start = settings[: _MAX_WORDS - 1]
+    return f"{start.rpartition(', ')[0] or start}, …"
 
 
 def _draw(path: Path, graph: ComputationGraph | None, write: Callable[[Path, bytes | str], None]) -> Path | None:
@@ -253,8 +240,8 @@ def _draw(path: Path, graph: ComputationGraph | None, write: Callable[[Path, byt
 
 
 def _sizes(graph: Any, words: str) -> tuple[int, int] | tuple[None, None]:
-    """Return the number of hidden nodes and of edges; None for values of places and candidates shown in words."""
-    if words or isinstance(graph, Assignment):
+    """Return the number of hidden nodes and of edges; None for candidates shown in words."""
+    if words:
         return None, None
     data = graph.to_dict()
     hidden = [n for n in data["nodes"] if n.get("node_type", NodeType.HIDDEN.value) == NodeType.HIDDEN.value]

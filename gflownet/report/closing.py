@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -12,18 +11,17 @@ from typing import Any
 
 from rich.console import Console
 
-from gflownet.console import ReportRow, print_front, print_line, print_report
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.final import FinalStage, TopArchitecture
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.evaluation.task import GFNTask, Reference
 from gflownet.files import write_whole
-from gflownet.graphs.assignment import Assignment, as_yaml, differing
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, is_loadable, write_top_architectures
+from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, write_top_architectures
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME, write_pareto_front
 from gflownet.report.references import reference_rows, references_of, verdict_lines
 from gflownet.report.verdict import spent_line
+from gflownet.terminal.console import ReportRow, print_front, print_line, print_report
 
 NUM_WRITTEN = 3  # programs or choices printed, of the first ranks
 NUM_FAILURE_KINDS = 5  # kinds of failed evaluations printed
@@ -106,29 +104,24 @@ def _print_ranks(
         no_rows = f"no architecture is within evaluation.constraints, {num_successful} could be evaluated"
     is_drawn = terminal_type is ComputationGraph
     best = [terminal_type.from_dict(json.loads(each.record.graph)) for each in top]
+    load_line = next_step = ""
+    if best:
+        load_line = task.load_line(best[0], folder / TOP_NAME, has_weights=top[0].weights is not None)
+        next_step = task.next_step(best[0], folder)
     print_report(
         rows,
-        load_line=_load_line(folder, top) if any(is_loadable(task, each) for each in best[:1]) else None,
+        load_line=load_line or None,
         pictures=str(folder / PICTURES_NAME) if is_drawn else "",
         notes=notes,
         no_rows=no_rows,
         console=console,
     )
-    is_language_model = any("language_model" in task.description(each) for each in best[:1])
-    for line in _other_lines(folder, top, is_drawn=is_drawn, is_language_model=is_language_model):
-        print_line(console, line)
-    for line in _choices(best, task):
-        print_line(console, line)
-
-
-def _choices(best: Sequence[Any], task: GFNTask) -> Iterator[str]:
-    """Yield the choices of the first ranks as YAML, a line each; none where the task draws or names them."""
-    if any(task.words(each) or task.network(each) is not None for each in best[:1]):
-        return
-    settings = [each.as_dict() for each in best if isinstance(each, Assignment)]
-    first = differing(settings)
-    for rank, setting in enumerate(settings[:NUM_WRITTEN]):
-        yield f"rank {rank}: {as_yaml(setting, first=first)}"
+    is_named = any(task.words(each) or task.network(each) is not None for each in best[:1])
+    settings = [] if is_named else task.settings(best)[:NUM_WRITTEN]
+    lines = [next_step, *_other_lines(folder, top, is_drawn=is_drawn)]
+    for line in [*lines, *(f"rank {rank}: {setting}" for rank, setting in enumerate(settings) if setting)]:
+        if line:
+            print_line(console, line)
 
 
 def _failure_line(errors: Counter[str]) -> str:
@@ -148,12 +141,6 @@ def _mean_line(score_means: Sequence[float]) -> str:
     first, last = sum(score_means[:tenth]) / tenth, sum(score_means[-tenth:]) / tenth
     start, end = ("first step", "last") if tenth == 1 else (f"first {tenth} steps", f"last {tenth}")
     return f"mean score of sampled architectures: {first:.3f} in the {start}, {last:.3f} in the {end}"
-
-
-def _load_line(folder: Path, top: Sequence[TopArchitecture]) -> str:
-    """Return the Python line that loads the best architecture, with its weights where there are some."""
-    arguments = "rank=0" if top and top[0].weights is not None else "rank=0, weights=False"
-    return f'import gflownet; model = gflownet.load("{folder / TOP_NAME}", {arguments})'
 
 
 def _captions(final: FinalStage, *, unit: str) -> Iterator[str]:
@@ -179,15 +166,8 @@ def _captions(final: FinalStage, *, unit: str) -> Iterator[str]:
         yield "the final stage was interrupted: no references"
 
 
-def _other_lines(
-    folder: Path, top: Sequence[TopArchitecture], *, is_drawn: bool, is_language_model: bool
-) -> Iterator[str]:
-    """Yield the next command for language models, the folder of the weights, and programs of tensor-program graphs."""
-    if is_language_model:
-        yield (
-            "Train one on a text and serve it: "
-            f"python -m gflownet.language TEXT --from {shlex.quote(str(folder))} rank=0"
-        )
+def _other_lines(folder: Path, top: Sequence[TopArchitecture], *, is_drawn: bool) -> Iterator[str]:
+    """Yield the folder of the weights, and programs of tensor-program graphs."""
     if is_drawn:
         return
     if any(architecture.weights is not None for architecture in top):

@@ -12,10 +12,10 @@ from pathlib import Path
 from gflownet.config import CONFIG_NAME
 from gflownet.errors import UserError
 from gflownet.files import locked_folder, save_whole, write_whole
+from gflownet.records.marker import MARKER_NAME, not_a_search, read_marker, write_marker
+from gflownet.records.status import RunState, read_status
 from gflownet.report.page import PAGE_NAME, page_of, read_run
 from gflownet.report.page.file_name import is_own_page
-from gflownet.run_marker import MARKER_NAME, not_a_search, read_marker, write_marker
-from gflownet.run_status import RunState, read_status
 
 _HEAD_BYTES = 1_024
 

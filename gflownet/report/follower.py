@@ -120,8 +120,8 @@ def _write_page(folder: Path, run_process: int) -> None:
     An error leaves the earlier page; the run meets the same error at its end and reports it.
     """
     from gflownet.files import locked_folder, write_whole
+    from gflownet.records.status import read_status
     from gflownet.report.page import PAGE_NAME, page_of, read_run
-    from gflownet.run_status import read_status
 
     with suppress(Exception):
         page = page_of(read_run(folder))

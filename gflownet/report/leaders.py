@@ -12,7 +12,7 @@ from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
 from gflownet.graphs.drawing import to_svg
 from gflownet.graphs.node_link import has_module
-from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, described_in_words
+from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ def current_leaders(
         from_dict: builds a candidate from node-link data.
     """
     leaders = []
-    for rank, record in enumerate(records):
-        candidate = from_dict(json.loads(record.graph))
+    candidates = [from_dict(json.loads(record.graph)) for record in records]
+    rows = zip(records, candidates, task.settings(candidates), strict=True)
+    for rank, (record, candidate, settings) in enumerate(rows):
         network = task.network(candidate)
         drawing = None if network is None else to_svg(network)
-        described = described_in_words(candidate, task, ())
-        words = described.get("words", "") or ("" if drawing else described.get("choices", ""))
+        words = task.words(candidate) or ("" if drawing else settings)
         leaders.append(Leader(rank, record.score, record.num_parameters, drawing=drawing, words=words))
     return leaders
 

@@ -14,11 +14,11 @@ from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
 from gflownet.files import write_whole
-from gflownet.graphs.assignment import Assignment, differing, values_of
+from gflownet.graphs.assignment import Assignment, values_of
 from gflownet.metrics.pareto import hypervolume, non_dominated
+from gflownet.pictures.chart import svg_of
+from gflownet.pictures.line_charts import Highlight, scatter_chart
 from gflownet.report.architectures import as_json, described_in_words, with_translation
-from gflownet.report.page.chart import svg_of
-from gflownet.report.page.scatter_chart import Highlight, scatter_chart
 
 FRONT_NAME = "pareto_front.json"
 FRONT_PICTURE_NAME = "pareto_front.svg"
@@ -55,7 +55,7 @@ def write_pareto_front(
     # Best in the first objective first, ties by the next objective.
     order = [i for i in np.lexsort(-utilities.T[::-1]) if is_on_front[i]]
     graphs = [json.loads(records[i].graph) for i in order]
-    first = differing([values_of(graph) for graph in graphs])
+    candidates = [Assignment.from_dict(graph) if values_of(graph) else None for graph in graphs]
     entries = [
         {
             "rank": rank,
@@ -64,10 +64,12 @@ def write_pareto_front(
             "validation_score": records[i].score,
             "num_parameters": records[i].num_parameters,
             "metrics": dict(records[i].metrics),
-            **(described_in_words(Assignment.from_dict(graph), task, first) if values_of(graph) else {}),
+            **({} if candidate is None else described_in_words(candidate, task, settings)),
             "graph": with_translation(graph, task),
         }
-        for rank, (i, graph) in enumerate(zip(order, graphs, strict=True))
+        for rank, (i, graph, candidate, settings) in enumerate(
+            zip(order, graphs, candidates, task.settings(candidates), strict=True)
+        )
     ]
     write(folder / FRONT_NAME, as_json(entries))
     values = np.array([[record.metrics[name] for name in objectives] for record in records])

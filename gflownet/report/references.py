@@ -8,20 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gflownet.console import ReportRow
 from gflownet.errors import counted
 from gflownet.evaluation.final import FinalStage
 from gflownet.evaluation.task import GFNTask, Reference
-from gflownet.report.architectures import (
-    as_json,
-    bounds_of,
-    entry_of,
-    final_intervals,
-    intervals_of,
-    is_loadable,
-    margin_of,
-)
+from gflownet.report.architectures import as_json, bounds_of, entry_of, final_intervals, intervals_of, margin_of
 from gflownet.report.verdict import Side, verdict_of
+from gflownet.terminal.console import ReportRow
 
 if TYPE_CHECKING:
     from gflownet.metrics.statistics import Interval
@@ -48,12 +40,14 @@ def references_of(
         if final.num_random_trainings < final.num_trainings:
             name += f" in {counted(final.num_random_trainings, 'training')}; the run had {final.num_trainings}"
         interval, graph = final_intervals([best])[0], from_dict(json.loads(best.record.graph))
-        entry = entry_of(folder, best, interval, rank=0, name="random", graph=graph, task=task, write=write)
-        path, end = folder / RANDOM_NAME, "" if "weights" in entry else ", weights=False"
+        settings = task.settings([graph])[0]
+        entry = entry_of(
+            folder, best, interval, rank=0, name="random", graph=graph, task=task, write=write, settings=settings
+        )
+        path = folder / RANDOM_NAME
         write(path, as_json([entry]))
         code = f'import json, pathlib; graph = json.loads(pathlib.Path("{path}").read_text())[0]["graph"]'
-        if is_loadable(task, graph):
-            code = f'import gflownet; model = gflownet.load("{path}", rank=0{end})'
+        code = task.load_line(graph, path, has_weights="weights" in entry) or code
         tests = [test for test in best.tests if test is not None]
         references.insert(0, Reference(name, best.scores, tests, best.record.num_parameters, code))
     write(folder / REFERENCES_NAME, _references_text(references))

@@ -72,7 +72,7 @@ def description_of(config: Any) -> dict[str, Any]:
     raise ValueError(f"config: expected {expected}, got {type(config).__name__}")
 
 
-def model_of(description: Any, where: str) -> RecurrentNetwork:
+def model_of(description: Any, where: str = "language_model") -> RecurrentNetwork:
     """Return an untrained model of the content of a model.json, from torch's global random state.
 
     Args:

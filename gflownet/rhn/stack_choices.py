@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gflownet.rhn.config import GATED_CELLS, StackConfig, StackLayer, stack_words
+from gflownet.rhn.config import GATED_CELLS, StackConfig, StackLayer
 
 NOTHING = "none"  # value of a place that the stack does not have
 
@@ -48,24 +48,3 @@ def _layer(values: Mapping[str, str], place: str) -> StackLayer:
         beta=values["beta" + place] == "on",
         ratio=float(values["ratio"]),
     )
-
-
-def choices_in_words(graph: Mapping[str, Any], *, width: float | None) -> str:
-    """Return the node-link data of a stack in words, see `stack_words`; empty for other data.
-
-    Args:
-        graph: node-link data of a candidate.
-        width: of its model, if known; without it and without a choice the words have no sizes.
-    """
-    nodes = graph.get("nodes")
-    if not isinstance(nodes, list) or not all(isinstance(node, dict) and "name" in node for node in nodes):
-        return ""
-    choices = {str(node["name"]): node.get("value") for node in nodes}
-    if "cell[1]" not in choices:
-        return ""
-    try:
-        words = stack_words(read_stack(choices, width=int(width or 1)))
-    except (ValueError, TypeError):
-        return ""
-    is_sized = width or choices.get("width", NOTHING) != NOTHING
-    return words if is_sized else words.replace(" 1 ", " ").replace(" 1", "")

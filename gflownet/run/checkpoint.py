@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from gflownet.errors import UserError
 from gflownet.files import TEMPORARY_SUFFIX, write_whole
-from gflownet.run_marker import LOCK_NAME
+from gflownet.records.marker import LOCK_NAME
 
 FORMAT_VERSION = 3  # of the trainer's state; tests/checkpoints/ holds one file of each version
 NUM_CHECKPOINTS = 2
@@ -25,7 +25,7 @@ NUM_CHECKPOINTS = 2
 # First line of a file, followed by torch's payload. The sha256 covers run id and payload.
 _HEADER = re.compile(rb"gflownet checkpoint, format (\d+), (?:run ([0-9a-f]{32}), )?sha256 ([0-9a-f]{64})\n")
 _MAX_HEADER_BYTES = 256
-# Maximum wait in seconds for the lock: `gflownet.run_status` tests it for a moment.
+# Maximum wait in seconds for the lock: `gflownet.records.status` tests it for a moment.
 _LOCK_WAIT_S = 0.5
 _FILE_NAME = re.compile(r"step_(\d{1,18})\.pt")
 _REFUSED_NAME = re.compile(r"GLOBAL ([\w.]+)")

@@ -9,7 +9,7 @@ from gflownet.evaluation.constraints import best_within
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.store import EvaluationStore
-from gflownet.interrupts import AbandonedError
+from gflownet.records.status import Phase
 from gflownet.report.closing import report_run
 from gflownet.run.failures import Quarantine
 from gflownet.run.final_stage import FinalTrainingsStage, best_tested
@@ -18,7 +18,7 @@ from gflownet.run.parts import CERTIFICATE_STREAM, Parts
 from gflownet.run.run import Run
 from gflownet.run.search_stage import NUM_REPORTED, closing_line, completed_scores
 from gflownet.run.stage import Stage
-from gflownet.run_status import Phase
+from gflownet.terminal.interrupts import AbandonedError
 from gflownet.workers.process import stream_seed
 
 if TYPE_CHECKING:

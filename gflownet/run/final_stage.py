@@ -20,10 +20,10 @@ from gflownet.evaluation.final_trainings import Finalists, FinalTrainings
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, num_finalists, shrunk, spread_of
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.graphs.canonical import Candidate
+from gflownet.records.status import Phase
 from gflownet.run.parts import RANDOM_STREAM, Parts
 from gflownet.run.run import Run
 from gflownet.run.stage import Stage
-from gflownet.run_status import Phase
 from gflownet.workers.process import stream_seed
 
 # The first guess of the noise without a model: this share of the variance of scores.

@@ -17,6 +17,8 @@ from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.store_recovery import DAMAGED_SUFFIX, damage_of, recover
 from gflownet.files import cannot_write, temporary_of, write_whole
 from gflownet.options import leaves
+from gflownet.records.marker import LOCK_NAME, MARKER_NAME, RunMarker, check_marker, read_marker, write_marker
+from gflownet.records.status import STATUS_NAME
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
 from gflownet.report.page import PAGE_NAME
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME
@@ -25,8 +27,6 @@ from gflownet.run.checkpoint import Checkpoint, CheckpointFolder, RunLock
 from gflownet.run.logging import METRICS_NAME
 from gflownet.run.tensorboard_log import TENSORBOARD_NAME
 from gflownet.run.wandb_log import WANDB_ID_NAME, WANDB_NAME
-from gflownet.run_marker import LOCK_NAME, MARKER_NAME, RunMarker, check_marker, read_marker, write_marker
-from gflownet.run_status import STATUS_NAME
 
 CHECKPOINTS_NAME = "checkpoints"
 CERTIFICATE_NAME = "certificate.json"

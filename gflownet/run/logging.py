@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from rich.console import Console
 
-from gflownet.console import make_console, print_line
 from gflownet.files import Closing, cannot_write, write_whole
-from gflownet.layered_drawing import shortened
+from gflownet.pictures.figure import shortened
 from gflownet.report.leaders import Leader
 from gflownet.run.executor_status import COUNTS
 from gflownet.run.run_log import RunLog, RunResults, StepSamples, first_line, read_results
 from gflownet.run.tensorboard_log import TensorBoardLog
 from gflownet.run.view import SEARCH_LOOK, Limits, Look, make_view
 from gflownet.run.wandb_log import WandbLog
+from gflownet.terminal.console import make_console, print_line
 
 if TYPE_CHECKING:
     from gflownet.config import TensorBoardConfig, WandbConfig

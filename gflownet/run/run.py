@@ -10,19 +10,19 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from gflownet.command_line import program
 from gflownet.config import ReportConfig, TensorBoardConfig, WandbConfig, to_mapping
-from gflownet.console import duration
 from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.files import locked_folder, write_whole
-from gflownet.interrupts import STOP_MESSAGE, StopRequest, discard_output_without_reader, stop_signals
+from gflownet.records.status import Phase, RunState, StatusLog
 from gflownet.report.follower import Follower
 from gflownet.report.page import PAGE_NAME
 from gflownet.run.folder import RunFolder
 from gflownet.run.logging import MetricLogger
 from gflownet.run.view import SEARCH_LOOK, Limits, Look
-from gflownet.run_status import Phase, RunState, StatusLog
+from gflownet.terminal.arguments import program
+from gflownet.terminal.console import duration
+from gflownet.terminal.interrupts import STOP_MESSAGE, StopRequest, discard_output_without_reader, stop_signals
 
 _Opened = TypeVar("_Opened")
 _log = logging.getLogger(__name__)

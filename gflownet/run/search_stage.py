@@ -18,10 +18,10 @@ from gflownet.data.source import Rollout
 from gflownet.errors import counted
 from gflownet.evaluation.constraints import best_within
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
-from gflownet.interrupts import on_alarm
 from gflownet.learning.learner import fit, sampled_rollouts
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
+from gflownet.records.status import Phase
 from gflownet.report.leaders import current_leaders
 from gflownet.run.executor_status import ExecutorStatus, simulated_time
 from gflownet.run.failures import Reopened
@@ -30,8 +30,8 @@ from gflownet.run.progress import mean
 from gflownet.run.run import Run
 from gflownet.run.run_log import StepSamples
 from gflownet.run.stage import StepStage
-from gflownet.run_status import Phase
 from gflownet.search.loop import SearchLoop, SearchStep
+from gflownet.terminal.interrupts import on_alarm
 from gflownet.training.random_states import get_random_state, set_random_state
 from gflownet.workers.process import stream_seed
 from gflownet.workers.transport import make_transport

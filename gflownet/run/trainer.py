@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from gflownet.command_line.checks import validate
+from gflownet.command_line.extensions import automatic_method, load_extensions
 from gflownet.config import Config
-from gflownet.config_checks import validate
 from gflownet.data.asynchronous import AsynchronousRollouts
 from gflownet.data.offline import load_offline
 from gflownet.data.replay import ReplayBuffer
@@ -34,13 +35,13 @@ from gflownet.evaluation.halving import build_halving
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.task import GFNTask
-from gflownet.extensions import automatic_method, load_extensions
 from gflownet.learning.auxiliary import AuxiliaryNetworks, Setup
 from gflownet.learning.learner import Learner, LearnerOptions, fit
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy, TwoWayPolicy
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import num_taught
+from gflownet.records.status import Phase, read_status
 from gflownet.run.closing_stages import CertificateStage, ReportStage
 from gflownet.run.failures import Quarantine, Reopened, evaluation_line, raised_limits
 from gflownet.run.final_stage import FinalTrainingsStage
@@ -52,7 +53,6 @@ from gflownet.run.run import Run, open_run
 from gflownet.run.search_stage import SearchStage
 from gflownet.run.startup import start_details
 from gflownet.run.view import Limits
-from gflownet.run_status import Phase, read_status
 from gflownet.search.config import AUTO, GFLOWNET
 from gflownet.search.history import History
 from gflownet.search.loop import SearchLoop

@@ -17,10 +17,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gflownet.console import duration, print_line
 from gflownet.errors import printable
-from gflownet.run_status import Phase
+from gflownet.records.status import Phase
 from gflownet.search.config import MIXED_MODELS, ORIGINS
+from gflownet.terminal.console import duration, print_line
 
 # Faster updates are not readable.
 MAX_REFRESHES_PER_SECOND = 8

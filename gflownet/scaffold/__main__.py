@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gflownet.command_line import CommandLine, print_plain_messages, program, run_command
 from gflownet.scaffold.package import KINDS, write_package
+from gflownet.terminal.arguments import CommandLine, print_plain_messages, program, run_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:

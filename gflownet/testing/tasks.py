@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from gflownet.command_line.checks import validate
+from gflownet.command_line.extensions import load_extensions
 from gflownet.config import command_config
-from gflownet.config_checks import validate
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.extensions import load_extensions
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.operations.tensor_shape import Shape

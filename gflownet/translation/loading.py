@@ -18,7 +18,6 @@ from gflownet.graphs.assignment import values_of
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations.values import shown
 from gflownet.plugins import load_function
-from gflownet.rhn.checkpoint import model_of
 from gflownet.translation.model import to_pytorch_model
 from gflownet.translation.table_columns import TableColumns
 
@@ -36,9 +35,9 @@ def load(
 ) -> Any:
     """Return the model of a rank in a run's top_architectures.json, trained and in evaluation mode.
 
-    A language model is a `RecurrentNetwork`. The model of a graph is translated with the settings of the graph, as it
-    was scored, unless `config` (see TranslationConfig) overrides them. The module of choices is built by the function
-    `build`, by default the one that the run called. Of a run with task=table, `model.predict(rows)` takes raw rows.
+    The model of a graph is translated with the settings of the graph, as it
+    was scored, unless `config` (see TranslationConfig) overrides them. Where the task names a function, it builds the
+    module; `build` replaces that of choices. Of a run with task=table, `model.predict(rows)` takes raw rows.
 
     Args:
         path: run folder, or its top_architectures.json.
@@ -78,30 +77,38 @@ def _untrained(
     build: Callable[[dict[str, Any]], nn.Module] | None,
 ) -> nn.Module:
     """Return the model of an entry with new weights."""
+    # Entries of the last release name no function for their language model.
+    known = {"build": "gflownet.rhn.checkpoint:model_of", "of": "language_model"} if "language_model" in entry else None
+    module = entry.get("module", known)
     choices = {} if "network" in entry else values_of(entry["graph"])
     if build is not None and not choices:
         raise ValueError(f"{path}: build: expected none for an entry without choices, got {build!r}")
-    kind = "a language model" if "language_model" in entry else "choices" if choices else ""
-    if config and kind:
+    if config and (choices or module is not None):
+        kind = "choices" if choices else "a module"
         raise ValueError(f"{path}: config: expected none for {kind}, got {shown(config)}")
-    if "language_model" in entry:
-        return model_of(entry["language_model"], f"{path}: language_model")
-    if build is None and "module" not in entry:
+    if build is None and module is None:
         model = to_pytorch_model(_graph(entry), config)
         model.columns = TableColumns.from_dict(entry["columns"]) if "columns" in entry else None
         return model
-    return (build or _builder(path, entry["module"]))(choices)
+    function, argument = (build, choices) if build is not None else _builder(path, module, entry, choices)
+    try:
+        return function(argument)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
-def _builder(path: Path, described: object) -> Callable[[dict[str, Any]], nn.Module]:
-    """Return the function that an entry names."""
-    match described:
-        case {"build": str(name)}:
+def _builder(
+    path: Path, module: object, entry: Mapping[str, Any], choices: dict[str, Any]
+) -> tuple[Callable[[Any], nn.Module], Any]:
+    """Return the function that an entry names, and its argument: the choices, or the value that `of` names."""
+    match module:
+        case {"build": str(name), **rest} if "of" not in rest or str(rest["of"]) in entry:
             try:
-                return load_function(f"{path}: module.build", name)
+                function = load_function(f"{path}: module.build", name)
             except UserError as error:
                 raise UserError(f"{error}; add its folder to PYTHONPATH or pass build=FUNCTION") from None
-    raise ValueError(f'{path}: module: expected {{"build": "module:function"}}, got {shown(described)}')
+            return function, entry[str(rest["of"])] if "of" in rest else choices
+    raise ValueError(f'{path}: module: expected {{"build": "module:function"}}, got {shown(module)}')
 
 
 def _file(path: str | Path) -> Path:

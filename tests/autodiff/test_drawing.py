@@ -58,7 +58,7 @@ def test_svg_has_box_per_node_and_edge_per_operand(graph: Graph) -> None:
         for other in result[:number]:
             assert right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
     order = dict(zip(graph.nodes(), result, strict=True))
-    assert all(order[source][2] < order[node][0] for node in graph.nodes() for source in node.inputs)
+    assert all(order[source][3] < order[node][1] for node in graph.nodes() for source in node.inputs)
 
 
 def test_svg_shows_formulas() -> None:
@@ -74,11 +74,11 @@ def test_svg_shows_formulas() -> None:
     assert text.count('stroke-width="2.8"') == 1
 
 
-def test_svg_leaf_is_one_column_before_first_use() -> None:
+def test_svg_leaf_is_one_row_before_first_use() -> None:
     graph = parse(TEXT).graph()
     places = dict(zip(graph.nodes(), boxes(ElementTree.fromstring(to_svg(graph))), strict=True))
-    assert places[graph.node("half")][0] == places[graph.node("s")][0]
-    assert places[graph.node("x")][0] == places[graph.node("w")][0]
+    assert places[graph.node("half")][1] == places[graph.node("s")][1]
+    assert places[graph.node("x")][1] == places[graph.node("w")][1]
 
 
 def test_svg_escapes_names() -> None:

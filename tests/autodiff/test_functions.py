@@ -286,6 +286,7 @@ def test_long_formulas_are_read():
     assert Function.parse("+".join(["x"] * 5_000)) is Function.parse("5000*x")
     assert Function.parse("*".join(["x"] * 1_500)) is Function.parse("x**1500")
     assert Function.parse("-" * 100_001 + "x") is Function.parse("neg")
+    assert Function.parse("-" * 100_000 + "x") is X
     assert Function.parse("-x**2**2") is Function.parse("-(x**4)")
     assert Function.parse("2**-1*x") is Function.parse("x/2")
 

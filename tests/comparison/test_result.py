@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 
@@ -15,7 +16,7 @@ from gflownet.comparison.record import RunRecord
 from gflownet.comparison.report import print_comparison
 from gflownet.comparison.result import Comparison
 from gflownet.comparison.result_file import to_json
-from gflownet.console import make_console
+from gflownet.terminal.console import make_console
 
 FREE = Accounting.EVALUATIONS
 
@@ -93,12 +94,11 @@ def test_to_json_has_curves_of_all_seeds(comparison: Comparison) -> None:
     assert content["command"] == ["--seeds", "4"]
 
 
-def test_draw_writes_readable_labels_in_both_formats(comparison: Comparison) -> None:
-    pytest.importorskip("matplotlib")
-    pictures = draw(comparison)
-    text = pictures["svg"].decode()
+def test_draw_writes_readable_labels_and_coloured_lines(comparison: Comparison) -> None:
+    text = draw(comparison)
+    assert ElementTree.fromstring(text).tag.endswith("svg")
     assert all(re.search(rf">{label}<", text) for label in ("better", "random", "same", "best score"))
-    assert pictures["png"].startswith(b"\x89PNG")
+    assert all(f'class="{form} s{place} d0"' in text for form in ("line", "band") for place in range(3))
 
 
 def test_print_comparison_shows_means_and_verdicts(comparison: Comparison, capsys: pytest.CaptureFixture[str]) -> None:

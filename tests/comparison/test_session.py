@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gflownet.compare import main, parse
+from gflownet.cli.compare import main, parse
 from gflownet.comparison.record import CURVE_NAME, RunRecord, read_record
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.run.logging import METRICS_NAME
@@ -59,7 +59,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def no_pictures(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the pictures, but for the finished comparison; test_result.py draws some."""
     assert (finished / "comparison.svg").exists()
-    monkeypatch.setattr("gflownet.comparison.result_file.draw", lambda comparison: {"svg": b"", "png": b""})
+    monkeypatch.setattr("gflownet.comparison.result_file.draw", lambda comparison: "")
 
 
 def test_compare_records_new_evaluations_of_every_run(finished: Path) -> None:

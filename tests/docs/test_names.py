@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from sphinx_site import options
 
-from gflownet.commands import COMMANDS
 from gflownet.config import OPTIONS
+from gflownet.terminal.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 # Pages about earlier states of the project.

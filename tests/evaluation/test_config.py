@@ -2,7 +2,7 @@
 
 import pytest
 
-from gflownet.config_checks import validate
+from gflownet.command_line.checks import validate
 from gflownet.errors import UserError
 from gflownet.evaluation.config import check_evaluation, scoring_context
 from tests.evaluation.candidates import config_with

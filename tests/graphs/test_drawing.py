@@ -70,13 +70,13 @@ def test_svg_edges_connect_boxes():
     for source, target in ((0, 1), (1, 2), (0, 2), (2, 1), (1, 1)):
         graph.add_edge(source, target)
     boxes, paths = drawn(graph)
-    assert boxes[0][2] < boxes[1][0] < boxes[1][2] < boxes[2][0]
+    assert boxes[0][3] < boxes[1][1] < boxes[1][3] < boxes[2][1]
     for edge, path in zip(graph.edges.values(), paths, strict=True):
         (x, y), *_, (end_x, end_y) = points(path)
-        assert x == pytest.approx(boxes[edge.source][2])
-        assert end_x == pytest.approx(boxes[edge.target][0] - 8)
-        assert boxes[edge.source][1] < y < boxes[edge.source][3]
-        assert boxes[edge.target][1] < end_y < boxes[edge.target][3]
+        assert y == pytest.approx(boxes[edge.source][3])
+        assert end_y == pytest.approx(boxes[edge.target][1] - 7)
+        assert boxes[edge.source][0] < x < boxes[edge.source][2]
+        assert boxes[edge.target][0] < end_x < boxes[edge.target][2]
 
 
 def test_svg_chain_is_straight():
@@ -86,7 +86,7 @@ def test_svg_chain_is_straight():
     for node_id in range(3):
         graph.add_edge(node_id, node_id + 1)
     _, paths = drawn(graph)
-    assert {round(y, 6) for path in paths for _, y in points(path)} == {43.0}
+    assert len({round(x, 6) for path in paths for x, _ in points(path)}) == 1
 
 
 def test_edge_kinds_have_distinct_styles():
@@ -123,7 +123,7 @@ def test_svg_escapes_names():
     assert "<script" not in svg
     root = ElementTree.fromstring(svg)
     shown = [text.text for text in root.iter(f"{SVG}text")]
-    assert EVIL[:25] + "…" in shown
+    assert f"{EVIL[:-1]}\N{REPLACEMENT CHARACTER}" in shown
     tooltips = [title.text or "" for title in root.iter(f"{SVG}title")]
     assert f"node 1: {EVIL[:-1]}\N{REPLACEMENT CHARACTER}, bias 0" in "".join(tooltips)
     assert not list(root.iter(f"{SVG}script"))
@@ -169,3 +169,36 @@ def test_invalid_graphs_are_drawn(data):
 def test_svg_is_deterministic():
     graph = oracle.random_computation_graph(Random(8))
     assert to_svg(graph) == to_svg(ComputationGraph.from_dict(graph.to_dict()))
+
+
+def test_layer_is_centred_above_its_output():
+    graph = ComputationGraph()
+    graph.add_node(0, "input", output_size=1)
+    graph.add_node(6, "output", output_size=1)
+    for node_id in range(1, 6):
+        graph.add_node(node_id, "hidden", output_size=1)
+        graph.add_edge(0, node_id)
+        graph.add_edge(node_id, 6)
+    middles = sorted(round((left + right) / 2) for (left, _, right, _) in drawn(graph)[0])
+    assert middles[2] == middles[3] == middles[4] == sum(middles) / 7
+
+
+def test_neuron_within_operations_is_one_box_with_its_recurrent_edge():
+    data = {
+        "nodes": [
+            {"id": 0, "shape": [4]},
+            {"id": 1, "operation": {"name": "linear", "features": 6}},
+            {"id": 2, "node_type": "hidden", "output_size": 3, "activation_function": "tanh"},
+            {"id": 3, "node_type": "output", "operation": {"name": "linear", "features": 2}},
+        ],
+        "edges": [
+            {"source": 0, "target": 1},
+            {"source": 1, "target": 2},
+            {"source": 2, "target": 2, "attributes": {"is_recurrent": True}},
+            {"source": 2, "target": 3},
+        ],
+    }
+    graph = ComputationGraph.from_dict(data)
+    texts = [text.text for text in ElementTree.fromstring(to_svg(graph)).iter(f"{SVG}text")]
+    assert [texts.count(text) for text in ("tanh", "sum · 3", "linear, 6", "+")] == [1, 1, 1, 0]
+    assert len(drawn(graph)[1]) == 5  # with the link to the pill of the output

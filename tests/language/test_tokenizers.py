@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gflownet.generate import main as generate
+from gflownet.cli.generate import main as generate
 from gflownet.language.__main__ import main
 from gflownet.language.text import read_text
 from gflownet.rhn.checkpoint import load_text_model

@@ -17,10 +17,10 @@ import torch
 from gflownet.evaluation.language_training import LanguageDivergedError, LanguageSteps
 from gflownet.language.__main__ import main
 from gflownet.language.text import read_text
+from gflownet.records.status import RunState, read_status
 from gflownet.rhn.checkpoint import describe, load_language_model, load_text_model
 from gflownet.rhn.config import StackConfig, StackLayer
 from gflownet.rhn.stack_model import RecurrentStack
-from gflownet.run_status import RunState, read_status
 from tests.finished_runs import FinishedRuns
 from tests.language.tiny import OPTIONS, TEXT, metric_rows, train, write_files
 
@@ -343,7 +343,7 @@ def test_training_from_python(tmp_path: Path) -> None:
     assert len(metric_rows(tmp_path / "run")) == 2
 
 
-@pytest.mark.parametrize("command", ["gflownet.report.__main__", "gflownet.sample_command"])
+@pytest.mark.parametrize("command", ["gflownet.report.__main__", "gflownet.cli.sample"])
 def test_commands_of_searches_refuse_the_run(run: Path, command: str, capsys: Captured) -> None:
     assert importlib.import_module(command).main([str(run)]) == 2
     error = " ".join(capsys.readouterr().err.split())

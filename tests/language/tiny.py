@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from gflownet.language.__main__ import main
+from gflownet.records.marker import read_marker
 from gflownet.run.checkpoint import CheckpointFolder
-from gflownet.run_marker import read_marker
 
 MODEL = """
 kind: recurrent_stack

@@ -12,13 +12,13 @@ import yaml
 from safetensors.torch import load_file
 
 import gflownet
-from gflownet.console import ReportRow
 from gflownet.evaluation.final import TopArchitecture
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.metrics.statistics import simultaneous_intervals
 from gflownet.report.architectures import TOP_NAME, with_translation, write_top_architectures
+from gflownet.terminal.console import ReportRow
 from gflownet.translation import summary, to_pytorch_model, to_source
 from tests.evaluation.candidates import StubTask, classifier_graph
 from tests.translation.test_source import run_source
@@ -159,6 +159,18 @@ def test_load_builds_the_module_of_choices(tmp_path):
         gflownet.load(tmp_path, build=lambda choices: torch.nn.Sequential(torch.nn.Linear(5, 5)))
     with pytest.raises(ValueError, match="config: expected none for choices, got"):
         gflownet.load(tmp_path, config={"projection": "auto"})
+
+
+def test_load_builds_the_module_of_a_description(tmp_path):
+    write_choices(tmp_path, [{"depth": 1}])
+    (entry,) = json.loads((tmp_path / TOP_NAME).read_text())
+    entry |= {"sizes": {"width": 4}, "module": {"build": f"{__name__}:build", "of": "sizes"}}
+    (tmp_path / TOP_NAME).write_text(json.dumps([entry]))
+    assert str(gflownet.load(tmp_path, weights=False)) == str(build({"width": 4}))
+    entry["module"]["of"] = "no_such_name"
+    (tmp_path / TOP_NAME).write_text(json.dumps([entry]))
+    with pytest.raises(ValueError, match=r"module: expected .*, got .*no_such_name"):
+        gflownet.load(tmp_path, weights=False)
 
 
 @pytest.mark.parametrize(

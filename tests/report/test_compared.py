@@ -16,6 +16,7 @@ from scipy import stats
 from gflownet.errors import UserError
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store_rows import EvaluationRecord
+from gflownet.records.marker import read_marker
 from gflownet.report.__main__ import main
 from gflownet.report.command import run_folders
 from gflownet.report.compared.comparison import Comparison
@@ -24,7 +25,6 @@ from gflownet.report.compared.figures import estimate_of, figures_of
 from gflownet.report.compared.groups import differences, groups_of, num_unknown_seeds, repeated_seeds
 from gflownet.report.compared.page import verdict_of
 from gflownet.report.page import RunData
-from gflownet.run_marker import read_marker
 from tests import small_run
 
 finished = small_run.finished

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from gflownet.files import write_whole
+from gflownet.records.status import STATUS_NAME, StatusLog
 from gflownet.report import follower
 from gflownet.report.follower import MAX_CPU_SHARE, Follower, follow
-from gflownet.run_status import STATUS_NAME, StatusLog
 from tests.finished_runs import CopiedRun
 from tests.test_run_record import state_on
 from tests.test_trainer import wait_until
@@ -27,7 +27,7 @@ import os, signal, sys
 from pathlib import Path
 from gflownet.files import write_whole
 from gflownet.report.follower import Follower
-from gflownet.run_status import StatusLog
+from gflownet.records.status import StatusLog
 
 StatusLog(Path(sys.argv[1]), resumed=False, write=write_whole)
 follower = Follower(Path(sys.argv[1]), every=0)

@@ -13,8 +13,8 @@ import pytest
 from gflownet.config import command_config, load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStore
+from gflownet.records.marker import read_marker
 from gflownet.run.folder import RunFolder, last_checkpoint
-from gflownet.run_marker import read_marker
 from tests.evaluation.candidates import record
 
 MINE = "the user's own"

@@ -10,9 +10,9 @@ import pytest
 from gflownet.config import load_config
 from gflownet.evaluation.task import Score
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.records.status import read_status
 from gflownet.run.plan import divided
 from gflownet.run.trainer import GFNTrainer
-from gflownet.run_status import read_status
 from tests.small_run import run
 from tests.toy_tasks import RewardsHiddenNodes
 

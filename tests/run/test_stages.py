@@ -15,10 +15,10 @@ import pytest
 
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.task import Score
+from gflownet.records.status import Phase, RunState, read_status
 from gflownet.run.folder import last_checkpoint
 from gflownet.run.logging import MetricLogger
 from gflownet.run.view import View
-from gflownet.run_status import Phase, RunState, read_status
 from tests import small_run
 from tests.language import tiny
 from tests.search.searches import PLACES

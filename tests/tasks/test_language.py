@@ -24,7 +24,6 @@ from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.rhn.checkpoint import model_of
 from gflownet.rhn.config import StackConfig, StackLayer, stack_words
-from gflownet.rhn.stack_choices import choices_in_words
 from gflownet.rhn.stack_model import RecurrentStack, fit_parameters, num_parameters
 from gflownet.translation.cell_network import CellNetwork
 from tasks.language import LanguageConfig, LanguageTask
@@ -119,16 +118,6 @@ def test_words_name_cells_sizes_and_repetitions(task: LanguageTask) -> None:
     assert words == f"rhn {width} rank 2 gate+down beta off x2 > lstm {width}"
     layers = (StackLayer("gru", residual=False), StackLayer("lstm", units=3), StackLayer(ratio=1.0))
     assert stack_words(StackConfig(layers, width=8)) == "gru 8 residual off > lstm 8 units 3 > rhn 8 rank 4 ratio 1"
-
-
-def test_words_from_node_link_data_equal_those_of_the_task(task: LanguageTask) -> None:
-    candidate = stack(task, **RHN, cell2="gru")
-    width = stack_config(task, candidate).width
-    assert choices_in_words(candidate.to_dict(), width=width) == task.words(candidate)
-    assert choices_in_words(candidate.to_dict(), width=None) == "rhn rank 2 gate+down beta off > gru"
-    unfinished = Assignment(("cell[1]", "rank"), ("rhn", "2"))
-    for data in (unfinished.to_dict(), {"nodes": [{"id": 0}]}, {"nodes": []}, {}):
-        assert choices_in_words(data, width=8) == ""
 
 
 def test_different_stacks_have_different_words() -> None:

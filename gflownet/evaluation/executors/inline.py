@@ -9,7 +9,7 @@ from gflownet.evaluation.executors.base import EvaluationInterruptedError, Execu
 from gflownet.evaluation.executors.process_state import TorchState
 from gflownet.evaluation.job import Job, Outcome
 from gflownet.evaluation.task import GFNTask
-from gflownet.interrupts import Interruption
+from gflownet.terminal.interrupts import Interruption
 
 
 class InlineExecutor(Executor):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gflownet.metrics.mean_intervals import mean_intervals
+from gflownet.pictures.line_charts import moving_mean
 from gflownet.report.compared.groups import Group
-from gflownet.report.page.line_chart import moving_mean
 from gflownet.report.page.run_data import RunData
 
 NUM_PLACES = 200

@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gflownet.pictures.chart import Chart, Table, duration_text, number_text
+from gflownet.pictures.line_charts import Line, line_chart
 from gflownet.report.compared.comparison import Comparison, state_of
 from gflownet.report.compared.curves import CURVES
 from gflownet.report.compared.figures import FIGURES, Estimate, FigureKind, best_score, final_score
 from gflownet.report.compared.groups import SEED, num_unknown_seeds, repeated_seeds, unknown_options
 from gflownet.report.page import PAGE_NAME
-from gflownet.report.page.axes import duration_text, number_text
 from gflownet.report.page.best import Ranked, best_section
-from gflownet.report.page.chart import Chart, Table
-from gflownet.report.page.line_chart import Line, line_chart
 from gflownet.report.page.overview import minute_text
 from gflownet.report.page.page import render
 from gflownet.report.page.run_data import RunData

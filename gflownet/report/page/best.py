@@ -10,13 +10,12 @@ from typing import Any
 
 from gflownet.evaluation.extrapolation import rank_correlation
 from gflownet.evaluation.store_rows import EvaluationRecord
-from gflownet.graphs.assignment import as_yaml, differing, values_of
+from gflownet.graphs.assignment import as_yaml, differing, values_of, words_of
 from gflownet.graphs.node_link import has_module
-from gflownet.report.page.axes import number_text
+from gflownet.pictures.chart import number_text
+from gflownet.records.status import RunState
 from gflownet.report.page.drawings import Drawing, drawing_of
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of, number_of
-from gflownet.rhn.stack_choices import choices_in_words
-from gflownet.run_status import RunState
 
 NUM_SHOWN = 10
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
@@ -142,7 +141,7 @@ def _from_file(run: RunData, entry: Mapping[str, Any], rank: int, graph: Mapping
 def _from_record(record: EvaluationRecord, rank: int, graph: Mapping[str, Any]) -> Ranked:
     entry = {"validation_score": record.score, "num_parameters": record.num_parameters}
     entry |= {"metrics": record.metrics, "step": record.step}
-    words, drawing = choices_in_words(graph, width=record.metrics.get("width")), drawing_of(graph)
+    words, drawing = words_of(graph), drawing_of(graph)
     return Ranked(
         key=f"rank-{rank}",
         title=f"Rank {rank} so far" + (f": {words}" if words else ""),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gflownet.certificate.words import sentence, table
-from gflownet.report.page.chart import Table
+from gflownet.pictures.chart import Table
 from gflownet.report.page.overview import has_search_method
 from gflownet.report.page.run_data import RunData, mapping_of
 

@@ -5,25 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from gflownet.layered_drawing import Box, Link, shortened, to_svg, xml_text
+from gflownet.pictures.figure import Cell, Colours, Figure, FigureLink, Form, Item, shortened, xml_text
+from gflownet.pictures.figure_svg import figure_svg, svg_head
 
 # Fill and stroke of node colours by rank; known words have their own colour.
 PALETTE = (
-    ("#dbeafe", "#2563eb"),
-    ("#ffedd5", "#ea580c"),
-    ("#dcfce7", "#16a34a"),
-    ("#fce7f3", "#db2777"),
-    ("#f3e8ff", "#9333ea"),
-    ("#fef9c3", "#ca8a04"),
-    ("#ccfbf1", "#0d9488"),
-    ("#f1f5f9", "#64748b"),
+    Colours("#dbeafe", "#2563eb"),
+    Colours("#ffedd5", "#ea580c"),
+    Colours("#dcfce7", "#16a34a"),
+    Colours("#fce7f3", "#db2777"),
+    Colours("#f3e8ff", "#9333ea"),
+    Colours("#fef9c3", "#ca8a04"),
+    Colours("#ccfbf1", "#0d9488"),
+    Colours("#f1f5f9", "#64748b"),
 )
 NAMED = {
-    "red": ("#fecaca", "#dc2626"),
-    "blue": ("#bfdbfe", "#2563eb"),
-    "green": ("#bbf7d0", "#16a34a"),
-    "input": ("#e0f2fe", "#0284c7"),
-    "output": ("#dcfce7", "#16a34a"),
+    "red": Colours("#fecaca", "#dc2626"),
+    "blue": Colours("#bfdbfe", "#2563eb"),
+    "green": Colours("#bbf7d0", "#16a34a"),
+    "input": Colours("#e0f2fe", "#0284c7"),
+    "output": Colours("#dcfce7", "#16a34a"),
 }
 _RADIUS, _GAP, _MARGIN = 24.0, 74.0, 14.0
 _MAX_LABEL = 14
@@ -35,8 +36,8 @@ Edge = tuple[int, int, str]
 def coloured_svg(colours: Mapping[int, str], edges: Sequence[Edge], *, directed: bool) -> str:
     """Return an SVG document of a graph with coloured nodes and edges (source, target, colour)."""
     labels = {node: label_of(colour) for node, colour in colours.items()}
-    if directed and (columns := _columns(labels, edges)) is not None:
-        return _layered(labels, edges, columns)
+    if directed and (rows := _rows(labels, edges)) is not None:
+        return _layered(labels, edges, rows)
     return _circle(labels, edges, directed=directed)
 
 
@@ -47,36 +48,36 @@ def label_of(colour: str) -> str:
     return " ".join([first, *others])
 
 
-def colours_of(labels: Mapping[int, str]) -> dict[str, tuple[str, str]]:
+def colours_of(labels: Mapping[int, str]) -> dict[str, Colours]:
     """Return fill and stroke of each label."""
     distinct = sorted(set(labels.values()))
     return {label: NAMED.get(label, PALETTE[rank % len(PALETTE)]) for rank, label in enumerate(distinct)}
 
 
-def _columns(labels: Mapping[int, str], edges: Sequence[Edge]) -> dict[int, int] | None:
+def _rows(labels: Mapping[int, str], edges: Sequence[Edge]) -> dict[int, int] | None:
     """Return the length of the longest path to each node, None if there is a cycle."""
-    columns = dict.fromkeys(labels, 0)
+    rows = dict.fromkeys(labels, 0)
     for _ in labels:
-        longer = [(s, t) for s, t, _ in edges if columns[t] < columns[s] + 1]
+        longer = [(s, t) for s, t, _ in edges if rows[t] < rows[s] + 1]
         if not longer:
-            return columns
+            return rows
         for source, target in longer:
-            columns[target] = max(columns[target], columns[source] + 1)
+            rows[target] = max(rows[target], rows[source] + 1)
     return None
 
 
-def _layered(labels: Mapping[int, str], edges: Sequence[Edge], columns: Mapping[int, int]) -> str:
-    styles = colours_of(labels)
-    boxes = {
-        node: Box(columns[node], shortened(label, 24), f"node {node}", f"node {node}: {label}", *styles[label])
+def _layered(labels: Mapping[int, str], edges: Sequence[Edge], rows: Mapping[int, int]) -> str:
+    colours = colours_of(labels)
+    items = {
+        node: Item(rows[node], Form.BOX, (Cell(shortened(label, 24), colours[label], f"node {node}: {label}"),))
         for node, label in labels.items()
     }
-    links = [Link(source, target, _edge_text(colour)) for source, target, colour in edges]
-    return to_svg(boxes, links, title=_title(labels, edges))
+    links = [FigureLink(source, target, tooltip=_edge_text(colour)) for source, target, colour in edges]
+    return figure_svg(Figure(items, links), title=_title(labels, edges))
 
 
 def _circle(labels: Mapping[int, str], edges: Sequence[Edge], *, directed: bool) -> str:
-    styles, num = colours_of(labels), max(1, len(labels))
+    colours, num = colours_of(labels), max(1, len(labels))
     radius = 0.0 if num == 1 else max(_GAP, _GAP * num / (2 * math.pi))
     middle = radius + _RADIUS + _MARGIN
     place = {
@@ -86,21 +87,17 @@ def _circle(labels: Mapping[int, str], edges: Sequence[Edge], *, directed: bool)
         )
         for index, node in enumerate(labels)
     }
-    size = f"{2 * middle:.0f}"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{size}" height="{size}" viewBox="0 0 {size} {size}" '
-        'role="img" font-family="Helvetica, Arial, sans-serif" text-anchor="middle">',
-        f"<title>{xml_text(_title(labels, edges))}</title>",
-        '<rect width="100%" height="100%" rx="10" fill="#ffffff"/>',
+        svg_head(2 * middle, 2 * middle, _title(labels, edges)),
         *(_edge_svg(place[source], place[target], colour, directed=directed) for source, target, colour in edges),
     ]
     for node, label in labels.items():
-        fill, stroke = styles[label]
         x, y = place[node]
+        look = f'fill="{colours[label].fill}" stroke="{colours[label].stroke}" stroke-width="1.6"'
         parts.append(
             f'<g><title>{xml_text(f"node {node}: {label}")}</title><circle cx="{x:.1f}" cy="{y:.1f}" r="{_RADIUS:g}" '
-            f'fill="{fill}" stroke="{stroke}" stroke-width="1.6"/><text x="{x:.1f}" y="{y + 4:.1f}" font-size="12" '
-            f'fill="#0f172a">{xml_text(shortened(label, _MAX_LABEL))}</text></g>'
+            f'{look}/><text x="{x:.1f}" y="{y + 4:.1f}" font-size="12" fill="#0f172a">'
+            f"{xml_text(shortened(label, _MAX_LABEL))}</text></g>"
         )
     return "\n".join([*parts, "</svg>\n"])
 

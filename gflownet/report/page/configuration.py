@@ -10,10 +10,10 @@ from pathlib import PurePath
 from typing import Any
 
 from gflownet.config import CONFIG_NAME, OPTIONS
-from gflownet.report.page.chart import Table
+from gflownet.pictures.chart import Table
+from gflownet.records.status import RunState
 from gflownet.report.page.run_data import RunData
 from gflownet.report.page.secrets import masked_command
-from gflownet.run_status import RunState
 
 TRAIN = ("python", "-m", "gflownet.train")
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gflownet.report.page.bar_chart import Bar, bar_chart
-from gflownet.report.page.chart import Chart
-from gflownet.report.page.line_chart import Line, line_chart, moving_mean
+from gflownet.pictures.bar_charts import Bar, bar_chart
+from gflownet.pictures.chart import Chart
+from gflownet.pictures.line_charts import Line, line_chart, moving_mean
 from gflownet.report.page.run_data import RunData
 from gflownet.search.config import MIXED_MODELS, ORIGINS
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gflownet.errors import counted
-from gflownet.report.page.axes import number_text
-from gflownet.report.page.bar_chart import Sample, histogram
-from gflownet.report.page.chart import Chart
+from gflownet.pictures.bar_charts import Sample, histogram
+from gflownet.pictures.chart import Chart, number_text
+from gflownet.pictures.line_charts import Line, line_chart
 from gflownet.report.page.curves import STEP, smoothed_lines, steps_of, values_of
-from gflownet.report.page.line_chart import Line, line_chart
 from gflownet.report.page.run_data import RunData
 
 NUM_WINDOWS = 20

@@ -12,8 +12,10 @@ from markupsafe import Markup
 
 from gflownet.graphs import drawing as graph_drawing
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.layered_drawing import Box, Link, shortened, to_svg
-from gflownet.report.page.coloured_drawing import PALETTE, coloured_svg
+from gflownet.graphs.operation_labels import colours_of
+from gflownet.pictures.figure import DISABLED, Cell, Figure, FigureLink, Form, Item, shortened, without_gaps
+from gflownet.pictures.figure_svg import figure_svg
+from gflownet.report.page.coloured_drawing import coloured_svg
 
 MAX_LABEL = 24
 # Larger JSON data is cut where nothing better can be shown.
@@ -21,8 +23,6 @@ MAX_DATA = 600
 _EDGE = re.compile(r"(\d+)<-(\d+)")
 _LAYER = re.compile(r"layer(\d+)")
 _LAYER_PLACE = re.compile(r"(.+)\[(\d+)\]")  # cell[2]: a choice of the second layer
-_NODE, _INPUT, _OUTPUT = ("#f8fafc", "#64748b"), ("#e0f2fe", "#0284c7"), ("#dcfce7", "#16a34a")
-_OPERATIONS = PALETTE[:-1]  # grey is the colour of nodes
 _WIDTH = re.compile(r'<svg [^>]*?width="(\d+)"')
 _SMALLEST = 0.66  # scale
 _EMPTY = frozenset({"none", "zero", "zeroize"})
@@ -99,23 +99,22 @@ def _cell(values: Mapping[str, Any]) -> str:
     """Return a cell whose places are edges `target<-source`; operations are boxes, empty ones grey and dotted."""
     ends = {name: (int(match[1]), int(match[2])) for name in values if (match := _EDGE.fullmatch(name))}
     last = max(target for target, _ in ends.values())
-    operations = sorted({text_of(value) for value in values.values()} - _EMPTY)
-    boxes = {}
+    items = {}
     for node in range(last + 1):
-        title = "input" if node == 0 else "output" if node == last else f"node {node}"
-        colours = _INPUT if node == 0 else _OUTPUT if node == last else _NODE
-        boxes[node] = Box(2 * node, title, "" if node == 0 else "sum", f"node {node}", *colours)
+        name = "input" if node == 0 else "output" if node == last else f"node {node}"
+        cell = Cell(name if node in (0, last) else "+", tooltip=f"{name}{', sum' if node else ''}")
+        items[node] = Item(2 * node, Form.PILL if node in (0, last) else Form.CIRCLE, (cell,))
     links = []
     for key, (name, (target, source)) in enumerate(ends.items(), start=last + 1):
         operation = text_of(values[name])
         if operation in _EMPTY:
-            links.append(Link(source, target, f"{name}: {operation}", graph_drawing.DISABLED_STYLE))
+            links.append(FigureLink(source, target, "", f"{name}: {operation}", DISABLED))
             continue
-        colours = _OPERATIONS[operations.index(operation) % len(_OPERATIONS)]
         label = shortened(operation, MAX_LABEL)
-        boxes[key] = Box(2 * source + 1, label, f"{source} → {target}", f"{name}: {operation}", *colours)
-        links += [Link(source, key), Link(key, target)]
-    return to_svg(boxes, links, title=f"Cell of {last + 1} nodes and {len(ends)} places")
+        cell = Cell(label, colours_of(operation), f"{name}: {operation}", f"{source} → {target}")
+        items[key] = Item(2 * source + 1, Form.BOX, (cell,))
+        links += [FigureLink(source, key), FigureLink(key, target)]
+    return figure_svg(Figure(without_gaps(items), links), title=f"Cell of {last + 1} nodes and {len(ends)} places")
 
 
 def _cell_words(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -124,16 +123,15 @@ def _cell_words(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def _chain(layers: Sequence[tuple[str, str]], details: Sequence[str] = ()) -> str:
     """Return layers from the input to the output."""
-    kinds = sorted({kind for _, kind in layers})
-    boxes = {0: Box(0, "input", "", "input", *_INPUT)}
-    for column, (name, kind) in enumerate(layers, start=1):
-        colours = _OPERATIONS[kinds.index(kind) % len(_OPERATIONS)]
-        detail = shortened(details[column - 1] if details else name, MAX_LABEL + 6)
-        boxes[column] = Box(column, shortened(kind, MAX_LABEL), detail, f"{name}: {kind}", *colours)
+    items = {0: Item(0, Form.PILL, (Cell("input", tooltip="input"),))}
+    for row, (name, kind) in enumerate(layers, start=1):
+        detail = shortened(details[row - 1] if details else name, MAX_LABEL + 6)
+        cell = Cell(shortened(kind, MAX_LABEL), colours_of(kind), f"{name}: {kind}", detail)
+        items[row] = Item(row, Form.BOX, (cell,))
     last = len(layers) + 1
-    boxes[last] = Box(last, "output", "", "output", *_OUTPUT)
-    links = [Link(column, column + 1) for column in range(last)]
-    return to_svg(boxes, links, title=f"Chain of {len(layers)} layers")
+    items[last] = Item(last, Form.PILL, (Cell("output", tooltip="output"),))
+    links = [FigureLink(row, row + 1) for row in range(last)]
+    return figure_svg(Figure(items, links), title=f"Chain of {len(layers)} layers")
 
 
 def _stack(values: Mapping[str, Any]) -> Drawing:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gflownet.report.page.axes import number_text
-from gflownet.report.page.chart import Chart, Table
+from gflownet.pictures.bar_charts import Estimate, interval_chart
+from gflownet.pictures.chart import Chart, Table, number_text
 from gflownet.report.page.effects import MIN_GROUP, SIZE, Effect, effects_of
 from gflownet.report.page.features import Category
-from gflownet.report.page.interval_chart import Estimate, interval_chart
 from gflownet.report.page.run_data import RunData
 
 # The clearest effects of a category are drawn.

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gflownet.report.page.axes import number_text
+from gflownet.pictures.chart import Chart, number_text
+from gflownet.pictures.line_charts import Highlight, scatter_chart
 from gflownet.report.page.best import Ranked
-from gflownet.report.page.chart import Chart
 from gflownet.report.page.drawings import drawing_of
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of
-from gflownet.report.page.scatter_chart import Highlight, scatter_chart
 
 # Architectures of the front that are drawn.
 MAX_DRAWN = 24

@@ -11,12 +11,12 @@ from gflownet.envs.config import ENVIRONMENTS
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.tasks import TASKS
 from gflownet.objectives.config import OBJECTIVES
+from gflownet.pictures.chart import duration_text, number_text
 from gflownet.plugins import ExtensionPoint
-from gflownet.report.page.axes import duration_text, number_text
+from gflownet.records.status import Phase, RunState
 from gflownet.report.page.run_data import RunData, number_of
 from gflownet.report.page.secrets import masked
 from gflownet.report.verdict import spent_words
-from gflownet.run_status import Phase, RunState
 from gflownet.search.config import GFLOWNET, SEARCH_METHODS
 
 # Steps whose pace gives the time left.

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gflownet.report.page.axes import number_text
+from gflownet.pictures.bar_charts import Estimate, interval_chart
+from gflownet.pictures.chart import Chart, number_text
 from gflownet.report.page.best import score_words
-from gflownet.report.page.chart import Chart
-from gflownet.report.page.interval_chart import Estimate, interval_chart
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of, number_of
 from gflownet.report.verdict import Side, verdict_of
 

@@ -21,10 +21,10 @@ from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.store_overview import StoreOverview
 from gflownet.evaluation.store_rows import EvaluationRecord, record_of
+from gflownet.records.marker import RunMarker, read_marker
+from gflownet.records.status import STATUS_NAME, RunState, RunStatus, read_status
 from gflownet.report.page.features import Description, described
 from gflownet.report.page.secrets import masked, masked_options
-from gflownet.run_marker import RunMarker, read_marker
-from gflownet.run_status import STATUS_NAME, RunState, RunStatus, read_status
 from gflownet.search.config import AUTO, GFLOWNET
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's is ten times faster

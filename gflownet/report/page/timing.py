@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gflownet.errors import counted
-from gflownet.report.page.axes import duration_text
-from gflownet.report.page.bar_chart import Bar, bar_chart
-from gflownet.report.page.chart import Chart
+from gflownet.pictures.bar_charts import Bar, bar_chart
+from gflownet.pictures.chart import Chart, duration_text
 from gflownet.report.page.run_data import RunData
 from gflownet.report.verdict import spent_line, spent_on
 

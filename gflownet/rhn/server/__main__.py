@@ -13,9 +13,9 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any
 
-from gflownet.command_line import CommandLine, program, run_command
 from gflownet.errors import UserError
 from gflownet.rhn.model_folder import check_model_folder
+from gflownet.terminal.arguments import CommandLine, program, run_command
 
 if TYPE_CHECKING:
     import uvicorn

@@ -5,58 +5,66 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from gflownet.rhn.server.choices import Piece
 from gflownet.rhn.serving.sampling import Sampled
 from gflownet.rhn.text_codec import TextCodec
 
 LEAST_LOG_PROBABILITY = -9999.0  # as OpenAI; JSON has no infinity
+_CHUNK = "chat.completion.chunk"
 _ESCAPED = re.compile(r"bytes:(\\x[0-9a-f]{2})+")  # name of bytes that are no characters
 
 
-class AnswerFormat(Protocol):
+@dataclass(frozen=True)
+class AnswerFormat(ABC):
     """Format of the messages of one answer."""
+
+    prefix: ClassVar[str]  # of the id
+
+    model: str
+    codec: TextCodec
+    has_logprobs: bool
+    id: str = field(init=False)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        """Choose an id."""
+        object.__setattr__(self, "id", f"{self.prefix}-{uuid.uuid4().hex}")
 
     @abstractmethod
     def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
         """Return a whole answer, with one piece for each choice."""
 
-    @abstractmethod
     def opening(self, num_choices: int, **more: Any) -> Iterator[dict[str, Any]]:
-        """Yield the events before the first piece."""
+        """Yield the events before the first piece, by default none."""
+        yield from ()
 
     @abstractmethod
     def event(self, pieces: Sequence[Piece], **more: Any) -> dict[str, Any]:
         """Return an event of a stream, with some pieces."""
 
+    def _message(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**head, "choices": choices, **more}
+
 
 @dataclass(frozen=True)
-class CompletionFormat:
+class CompletionFormat(AnswerFormat):
     """Format of the completions endpoint."""
 
-    model: str
-    codec: TextCodec
-    has_logprobs: bool
-    id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
-    created: int = field(default_factory=lambda: int(time.time()))
+    prefix = "cmpl"
 
     def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
         """See AnswerFormat."""
         return self.event(pieces, usage=usage)
 
-    def opening(self, num_choices: int, **more: Any) -> Iterator[dict[str, Any]]:
-        """See AnswerFormat."""
-        yield from ()
-
     def event(self, pieces: Sequence[Piece], **more: Any) -> dict[str, Any]:
         """See AnswerFormat."""
-        choices = [self._choice(piece) for piece in pieces]
-        head = {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
-        return {**head, "choices": choices, **more}
+        return self._message("text_completion", [self._choice(piece) for piece in pieces], **more)
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
         logprobs = self._logprobs(piece) if self.has_logprobs else None
@@ -79,14 +87,10 @@ class CompletionFormat:
 
 
 @dataclass(frozen=True)
-class ChatFormat:
+class ChatFormat(AnswerFormat):
     """Format of the chat endpoint."""
 
-    model: str
-    codec: TextCodec
-    has_logprobs: bool
-    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
-    created: int = field(default_factory=lambda: int(time.time()))
+    prefix = "chatcmpl"
 
     def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
         """See AnswerFormat."""
@@ -99,12 +103,12 @@ class ChatFormat:
             }
             for piece in pieces
         ]
-        return {**self._head("chat.completion"), "choices": choices, "usage": usage}
+        return self._message("chat.completion", choices, usage=usage)
 
     def opening(self, num_choices: int, **more: Any) -> Iterator[dict[str, Any]]:
         """Yield the role of each choice."""
         for index in range(num_choices):
-            yield self._chunk([_delta(index, {"role": "assistant", "content": ""})], **more)
+            yield self._message(_CHUNK, [_delta(index, {"role": "assistant", "content": ""})], **more)
 
     def event(self, pieces: Sequence[Piece], **more: Any) -> dict[str, Any]:
         """See AnswerFormat."""
@@ -117,13 +121,7 @@ class ChatFormat:
             )
             for piece in pieces
         ]
-        return self._chunk(choices, **more)
-
-    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        return {**self._head("chat.completion.chunk"), "choices": choices, **more}
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return self._message(_CHUNK, choices, **more)
 
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
         if not self.has_logprobs:

@@ -19,8 +19,8 @@ from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.graphs.assignment import Assignment
+from gflownet.records.marker import RunMarker, write_marker
 from gflownet.report.page import page_of, read_run
-from gflownet.run_marker import RunMarker, write_marker
 
 RUN = "0123456789abcdef" * 2
 WRITTEN = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)

@@ -7,12 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from gflownet.report.page.axes import Scale, duration_text, number_text, scale_of
-from gflownet.report.page.bar_chart import Bar, Sample, bar_chart, histogram
-from gflownet.report.page.chart import Chart
-from gflownet.report.page.interval_chart import Estimate, interval_chart
-from gflownet.report.page.line_chart import MAX_POINTS, Line, line_chart, moving_mean, thinned
-from gflownet.report.page.scatter_chart import Highlight, scatter_chart
+from gflownet.pictures.bar_charts import Bar, Estimate, Sample, bar_chart, histogram, interval_chart
+from gflownet.pictures.chart import Chart, Scale, duration_text, number_text, scale_of
+from gflownet.pictures.line_charts import MAX_POINTS, Highlight, Line, line_chart, moving_mean, scatter_chart, thinned
 
 MINUS = "\N{MINUS SIGN}"
 

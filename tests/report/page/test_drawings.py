@@ -9,6 +9,8 @@ import pytest
 
 from gflownet.envs.tensor_program import TensorProgram
 from gflownet.graphs.canonical import ColouredGraph
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.drawing import to_svg
 from gflownet.report.page.drawings import Drawing, drawing_of
 from tests.evaluation.candidates import classifier_graph
 from tests.report.page.folders import assignment_of
@@ -55,6 +57,20 @@ def test_recurrent_stack_shows_layers_and_sizes():
     assert "beta on" in shown
     assert "repeat" in shown
     assert "layer 3" not in shown
+
+
+def test_operation_has_one_colour_in_all_drawings():
+    fills = []
+    for names in (("avg_pool_3x3", "nor_conv_3x3"), ("nor_conv_3x3",), ("zap", "nor_conv_3x3")):
+        svg = drawing_of(assignment_of(**{f"layer{place}": name for place, name in enumerate(names)})).svg
+        assert svg is not None
+        groups = [group for group in ElementTree.fromstring(svg).iter() if group.tag.endswith("}g")]
+        fills += [group[1].get("fill") for group in groups if "nor_conv_3x3" in group.itertext()]
+    nodes = [{"id": 0, "shape": [3, 8, 8]}, {"id": 1, "operation": {"name": "conv2d", "features": 4}}]
+    network = ComputationGraph.from_dict({"nodes": nodes, "edges": [{"source": 0, "target": 1}]})
+    assert len(fills) == 3
+    assert len(set(fills)) == 1
+    assert f'fill="{fills[0]}"' in to_svg(network)
 
 
 def test_choices_and_bits_are_words():

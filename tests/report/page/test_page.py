@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gflownet.cli import parse
+from gflownet.command_line.parser import parse
 from gflownet.config import command_config
-from gflownet.console import duration
 from gflownet.errors import UserError
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.graphs.assignment import Assignment
+from gflownet.records.marker import RunMarker, write_marker
 from gflownet.report.compared.figures import best_score
 from gflownet.report.page import page_of, read_run
 from gflownet.report.page.configuration import reproduce_command
 from gflownet.report.page.overview import progress_of, seconds_left
 from gflownet.report.page.secrets import masked_command, masked_options
 from gflownet.run.view import Clock, Limits
-from gflownet.run_marker import RunMarker, write_marker
+from gflownet.terminal.console import duration
 from tests.evaluation.candidates import classifier_graph
 from tests.report.page.folders import RUN, WRITTEN, Page, assignment_of, metric_rows, page, record, status_of, write_run
 

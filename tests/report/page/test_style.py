@@ -8,6 +8,8 @@ from itertools import product
 
 import pytest
 
+from gflownet.pictures.chart import SERIES_COLOURS
+
 THEMES = {"light": 0, "dark": 1}
 TEXTS, SURFACES = ("ink", "soft", "accent", "good", "bad", "warn"), ("page", "card", "code")
 LINES = tuple(f"c{index}" for index in range(8))
@@ -42,3 +44,7 @@ def test_texts_and_lines_have_enough_contrast(theme):
     assert {pair: ratio for pair, ratio in low.items() if ratio < 4.5} == {}
     lines = {name: contrast(found[name], found["card"]) for name in LINES}
     assert {name: ratio for name, ratio in lines.items() if ratio < 3} == {}
+
+
+def test_series_have_the_same_colours_in_pages_and_files():
+    assert tuple(colours("light")[line] for line in LINES) == SERIES_COLOURS

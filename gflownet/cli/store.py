@@ -10,9 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gflownet.command_line import CommandLine, positive_integer, print_plain_messages, program, run_command
 from gflownet.errors import UserError, counted, printable
-from gflownet.rhn.stack_choices import choices_in_words
+from gflownet.terminal.arguments import CommandLine, positive_integer, print_plain_messages, program, run_command
 
 if TYPE_CHECKING:
     from gflownet.evaluation.store_overview import Row, StoreOverview
@@ -275,10 +274,12 @@ def _task(context: str | None) -> str:
 
 
 def _words(row: Row) -> str:
-    """Return the stack of a language model in words; empty for other candidates and damaged rows."""
+    """Return the words of the task for a candidate; empty without any and for damaged rows."""
+    from gflownet.graphs.assignment import words_of
+
     try:
-        return choices_in_words(json.loads(row["graph"]), width=json.loads(row["metrics"]).get("width"))
-    except (ValueError, TypeError, AttributeError):
+        return words_of(json.loads(row["graph"]))
+    except (ValueError, TypeError):
         return ""
 
 

@@ -16,8 +16,8 @@ from gflownet.config import Config, to_mapping
 from gflownet.errors import UserError
 from gflownet.evaluation.tasks import TASKS
 from gflownet.options import leaves
-from gflownet.run_marker import LOCK_NAME, check_marker, read_marker
-from gflownet.run_status import is_locked
+from gflownet.records.marker import LOCK_NAME, check_marker, read_marker
+from gflownet.records.status import is_locked
 
 # Options that name a file. A task of a user may have others of these names.
 _FILES = ("offline.path", "env.catalogue.graphs")

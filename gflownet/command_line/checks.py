@@ -7,11 +7,11 @@ import re
 from collections.abc import Collection
 from importlib.util import find_spec
 
+from gflownet.command_line.extensions import choices
 from gflownet.config import OPTIONS, Config, resolved, to_mapping
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
 from gflownet.evaluation.config import check_conditionals, check_evaluation, check_store_url
-from gflownet.extensions import choices
 from gflownet.objectives.config import num_taught
 from gflownet.operations.vocabulary import ACTIVATIONS, AGGREGATIONS
 from gflownet.plugins import ExtensionPoint, check_name

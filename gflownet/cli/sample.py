@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gflownet.command_line import CommandLine, positive_integer, print_plain_messages, program, run_command
+from gflownet.command_line.start_checks import check_checkpoint, check_device
 from gflownet.errors import UserError, counted, printable
 from gflownet.files import cannot_write
-from gflownet.start_checks import check_checkpoint, check_device
+from gflownet.terminal.arguments import CommandLine, positive_integer, print_plain_messages, program, run_command
 
 if TYPE_CHECKING:
-    from gflownet.sample_records import SampleRecord, TerminatingProbability
-    from gflownet.sampling import RestoredPolicy
+    from gflownet.cli.sample_records import SampleRecord, TerminatingProbability
+    from gflownet.run.sampling import RestoredPolicy
 
 _COLUMNS = ("hash", "score", "log R(x)", "log p(x)", "log P_F", "log P_B", "beta")
 _KEYS = ("score", "log_reward", "log_prob", "log_forward", "log_backward", "beta")
@@ -83,8 +83,8 @@ def sample(options: argparse.Namespace) -> None:
     hashes, num_scored = set[str](), 0
     with _writer(options) as write:
         # Imported here: --help and errors of the command line do not wait for torch.
-        from gflownet.sample_records import KnownScores, sample_records
-        from gflownet.sampling import restore
+        from gflownet.cli.sample_records import KnownScores, sample_records
+        from gflownet.run.sampling import restore
 
         restored = restore(options.run, greediness=options.greediness, variant=options.variant, device=options.device)
         probability = _probability(restored, options)
@@ -108,7 +108,7 @@ def sample(options: argparse.Namespace) -> None:
 
 
 def _probability(restored: RestoredPolicy, options: argparse.Namespace) -> TerminatingProbability | None:
-    from gflownet.sample_records import EstimatedProbability, ExactProbability
+    from gflownet.cli.sample_records import EstimatedProbability, ExactProbability
 
     if options.exact:
         return ExactProbability(restored, max_states=options.max_states)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import gflownet
 from gflownet.errors import UserError, error_line, printable
-from gflownet.interrupts import discard_output_that_fails, discard_output_without_reader
+from gflownet.terminal.interrupts import discard_output_that_fails, discard_output_without_reader
 
 EXIT_USER_ERROR = 2
 # Exit status 128 + N for signal N, as in shells.
@@ -117,6 +117,8 @@ def program(command: str) -> str:
     name = "" if spec is None else spec.name.removesuffix(".__main__")
     if name == "gflownet":
         return f"python -m gflownet {command}".rstrip()
+    if name.startswith("gflownet.cli."):  # the command by its name
+        name = f"gflownet.{name.removeprefix('gflownet.cli.')}"
     return f"python -m {name}" if name.startswith("gflownet.") else f"gflownet {command}".rstrip()
 
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from gflownet.command_line import CommandLine, help_width, program
+from gflownet.command_line.extensions import EXTENSION_POINTS
 from gflownet.config import DEFAULT_CONFIG, OPTIONS, RENAMED, config_names, nearest_key
 from gflownet.errors import UserError
-from gflownet.extensions import EXTENSION_POINTS
 from gflownet.graphs.operation import OPERATIONS
 from gflownet.options import Option, find_options
+from gflownet.terminal.arguments import CommandLine, help_width, program
 
 _KEY_WIDTH = 40
 _FREE_GROUPS = tuple(f"{key}." for key, option in OPTIONS.items() if option.type_name == "group")

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from gflownet.errors import UserError
-from gflownet.run_marker import LOCK_NAME
+from gflownet.records.marker import LOCK_NAME
 
 STATUS_NAME = "status.json"
 STATUS_FORMAT = 1

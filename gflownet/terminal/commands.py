@@ -22,12 +22,12 @@ class Command:
 COMMANDS = {
     "train": Command("gflownet.train", "search architectures"),
     "report": Command("gflownet.report.__main__", "rebuild the report of a run, or compare several runs"),
-    "compare": Command("gflownet.compare", "run search methods with several seeds and compare them"),
-    "store": Command("gflownet.store", "list, show, export, import and requeue evaluations"),
-    "sample": Command("gflownet.sample_command", "sample graphs from a finished run, with log-probabilities"),
-    "generate": Command("gflownet.generate", "generate text from a saved language model"),
+    "compare": Command("gflownet.cli.compare", "run search methods with several seeds and compare them"),
+    "store": Command("gflownet.cli.store", "list, show, export, import and requeue evaluations"),
+    "sample": Command("gflownet.cli.sample", "sample graphs from a finished run, with log-probabilities"),
+    "generate": Command("gflownet.cli.generate", "generate text from a saved language model"),
     "language": Command("gflownet.language.__main__", "train a language model on your own text"),
     "serve": Command("gflownet.rhn.server.__main__", "serve a saved language model with OpenAI's API"),
     "new": Command("gflownet.scaffold.__main__", "write a package with a class of your own"),
-    "completion": Command("gflownet.completion", "print the completion script of a shell"),
+    "completion": Command("gflownet.cli.completion", "print the completion script of a shell"),
 }

@@ -9,8 +9,15 @@ from pathlib import Path
 from signal import SIGINT
 from typing import TYPE_CHECKING
 
-from gflownet.command_line import EXIT_SIGNAL, CommandLine, positive_integer, print_plain_messages, program, run_command
-from gflownet.interrupts import stop_signals
+from gflownet.terminal.arguments import (
+    EXIT_SIGNAL,
+    CommandLine,
+    positive_integer,
+    print_plain_messages,
+    program,
+    run_command,
+)
+from gflownet.terminal.interrupts import stop_signals
 
 if TYPE_CHECKING:
     from gflownet.comparison.plan import Plan
@@ -67,8 +74,8 @@ def command_line() -> CommandLine:
 
 def compare(options: argparse.Namespace, *, command: Sequence[str]) -> int:
     """Run or read all runs, write and print the result, and return the exit status."""
+    from gflownet.command_line.start_checks import check_resources
     from gflownet.config import load_config
-    from gflownet.start_checks import check_resources
 
     plan = plan_of(options)
     plan.check(copy=options.json)
@@ -78,9 +85,9 @@ def compare(options: argparse.Namespace, *, command: Sequence[str]) -> int:
     from rich.console import Console
 
     from gflownet.comparison.report import print_comparison
-    from gflownet.comparison.result_file import has_pictures, write_comparison
+    from gflownet.comparison.result_file import write_comparison
     from gflownet.comparison.session import run_plan
-    from gflownet.console import make_console, print_line
+    from gflownet.terminal.console import make_console, print_line
 
     console = make_console()
     progress_console = Console(quiet=True) if options.quiet else console
@@ -90,8 +97,6 @@ def compare(options: argparse.Namespace, *, command: Sequence[str]) -> int:
         return EXIT_SIGNAL + (stop.signal or SIGINT)
     print_comparison(comparison, console)
     paths = write_comparison(comparison, plan.folder, command=command, copy=options.json)
-    if not has_pictures():
-        print_line(console, "pictures need matplotlib: pip install 'gflownet[plots]'")
     print_line(console, f"written: {', '.join(map(str, paths))}")
     return 0
 

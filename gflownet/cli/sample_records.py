@@ -26,7 +26,7 @@ from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store import EvaluationStore, Identity
 from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.sampling import RestoredPolicy
+from gflownet.run.sampling import RestoredPolicy
 
 _BACKWARD_STREAM = 1  # seed of the backward trajectories: seed + 2 ** 32, so that samples do not depend on them
 

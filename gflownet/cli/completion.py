@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from gflownet.command_line import CommandLine, print_plain_messages, program, run_command
-from gflownet.commands import COMMANDS
+from gflownet.terminal.arguments import CommandLine, print_plain_messages, program, run_command
+from gflownet.terminal.commands import COMMANDS
 
 if TYPE_CHECKING:
     from gflownet.options import Option
@@ -222,8 +222,8 @@ def _schemas(before: Sequence[str], key: str) -> dict[str, Any]:
 
     if not key.startswith(tuple(f"{name}." for name, item in OPTIONS.items() if item.type_name == "group")):
         return {}
-    from gflownet.cli import parse
-    from gflownet.extensions import choices
+    from gflownet.command_line.extensions import choices
+    from gflownet.command_line.parser import parse
 
     try:
         command = parse(before)
@@ -236,7 +236,7 @@ def _schemas(before: Sequence[str], key: str) -> dict[str, Any]:
 
 def _values_of_type(key: str, hint: Any) -> list[str]:
     """Return the values of an option: of an enumeration, true and false, or the names of built-in classes."""
-    from gflownet.extensions import EXTENSION_POINTS
+    from gflownet.command_line.extensions import EXTENSION_POINTS
 
     for point in EXTENSION_POINTS:
         if point.key == key:

@@ -1,0 +1,2 @@
+from .checks import validate as validate
+from .parser import Command as Command

@@ -1,0 +1,295 @@
+"""Charts as data: axes, marks with attributes, a legend, and the same figures as a table; as SVG for files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from gflownet.errors import printable
+
+NUM_TICKS = 5
+# Positive values of a larger ratio get a logarithmic axis.
+LOG_RATIO = 300.0
+MINUS, NONE = "\N{MINUS SIGN}", "\N{EN DASH}"
+_SCALE_MARGIN = 0.04  # of the range, at both ends
+
+
+@dataclass(frozen=True)
+class Scale:
+    """An axis from `low` to `high`; of a logarithmic one, both are above 0."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    def share(self, value: float) -> float:
+        """Return the place of a value, 0 at `low` and 1 at `high`; values outside are moved to the ends."""
+        low, high, at = (
+            (math.log(v) for v in (self.low, self.high, max(value, self.low)))
+            if self.is_log
+            else (self.low, self.high, value)
+        )
+        return min(1.0, max(0.0, (at - low) / (high - low)))
+
+    @property
+    def ticks(self) -> list[float]:
+        """Round values between the ends: at least one."""
+        if self.is_log:
+            return _log_ticks(self.low, self.high)
+        step = _step((self.high - self.low) / NUM_TICKS)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [place * step for place in range(first, last + 1)] or [self.low]
+
+
+def scale_of(values: Iterable[float], *, is_log: bool | None = None, start: float | None = None) -> Scale | None:
+    """Return the axis of the finite values, None without one.
+
+    Args:
+        values: that are shown.
+        is_log: logarithmic; None: if the values are positive and differ by more than `LOG_RATIO`.
+        start: the lower end, where known.
+    """
+    array = np.asarray(list(values), dtype=float)
+    finite = array[np.isfinite(array)]
+    if not len(finite):
+        return None
+    low, high = float(finite.min()), float(finite.max())
+    if is_log is None:
+        is_log = low > 0 and high / low > LOG_RATIO
+    if is_log:
+        positive = finite[finite > 0]
+        if len(positive):
+            low = float(positive.min())
+            return Scale(low / 1.15, high * 1.15, is_log=True)
+    if high - low <= 1e-12 * max(abs(low), abs(high)):
+        half = abs(low) * 0.05 or 0.5
+        low, high = low - half, high + half
+    margin = (high - low) * _SCALE_MARGIN
+    return Scale(low - margin if start is None else min(start, low), high + margin)
+
+
+def number_text(value: float | None, digits: int = 4) -> str:
+    """Return a number for readers: thousands with commas, otherwise `digits` significant digits."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 1e7 or size < 1e-4:
+        return f"{value:.3g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-").replace("-", MINUS)
+    if float(value).is_integer() or size >= 1_000:
+        return f"{value:,.0f}".replace("-", MINUS)
+    return f"{value:.{digits}g}".replace("-", MINUS)
+
+
+def duration_text(seconds: float | None) -> str:
+    """Return a duration in its two largest units: 4 s, 2 min 5 s, 3 h 12 min, 2 d 4 h."""
+    if seconds is None or not math.isfinite(seconds):
+        return NONE
+    if seconds < 9.95:
+        return f"{max(seconds, 0.0):.1f} s" if seconds >= 0.05 else "0 s"
+    whole = round(seconds)
+    units = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+    first = next(index for index, (size, _) in enumerate(units) if whole >= size)
+    parts = []
+    for size, name in units[first : first + 2]:
+        number, whole = divmod(whole, size)
+        if number:
+            parts.append(f"{number} {name}")
+    return " ".join(parts)
+
+
+def _step(rough: float) -> float:
+    """Return the round step of at least `rough`: 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= rough * (1 - 1e-9))
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    digits = (1, 2, 5) if math.log10(high / low) < 2 else (1,)
+    ticks = [digit * 10.0**power for power in powers for digit in digits if low <= digit * 10.0**power <= high]
+    every = math.ceil(len(ticks) / (NUM_TICKS + 1)) or 1
+    return ticks[::every] or [math.sqrt(low * high)]
+
+
+# Pixels of the view box. Narrow, so that text stays readable on a phone.
+WIDTH, HEIGHT = 460.0, 270.0
+LEFT, RIGHT, TOP, BOTTOM = 66.0, 14.0, 14.0, 46.0
+NUM_COLOURS = 8
+# The colours of series in pages and files, for light backgrounds; dashes tell them apart without colour.
+SERIES_COLOURS = ("#0b6bcb", "#c2410c", "#15803d", "#a21caf", "#8a5a00", "#0e7490", "#4b5563", "#be123c")
+# Dashes of each series; one colour may come in three widths.
+SERIES_DASHES = ("none", "7 3", "2 3", "9 3 2 3", "12 4", "4 4", "1 3", "12 3 2 3 2 3")
+# Of `svg_of`: room above and at the sides of a chart, height of a line of the legend, and width of a character.
+_TITLE_HEIGHT, _MARGIN, _LEGEND_HEIGHT, _CHARACTER = 26.0, 12.0, 18.0, 7.0
+_STYLE = (
+    "text{font:12px Helvetica,Arial,sans-serif;fill:#0f172a}.title{font-weight:bold}.gridline{stroke:#e2e8f0}"
+    ".axis{stroke:#0f172a;fill:none}.line{fill:none;stroke-width:2}.line.faint{stroke-width:1;stroke-opacity:.5}"
+    ".d1{stroke-width:3}.d2{stroke-width:1.2}.band{fill-opacity:.16;stroke:none}"
+    ".dots{stroke-width:5;stroke-linecap:round;stroke-opacity:.4;fill:none}"
+    + "".join(
+        f".line.s{i},.dots.s{i}{{stroke:{colour}}}.line.s{i}{{stroke-dasharray:{dashes}}}"
+        f".band.s{i},.dot.s{i},.bar.s{i}{{fill:{colour}}}"
+        for i, (colour, dashes) in enumerate(zip(SERIES_COLOURS, SERIES_DASHES, strict=True))
+    )
+)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One element of an SVG."""
+
+    tag: str
+    attributes: Mapping[str, str]
+    text: str = ""
+    tooltip: str = ""
+    href: str = ""  # of a link around the element
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures for readers, row by row; the first cell of a row is its header."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class LegendEntry:
+    """Sample of a mark and its name."""
+
+    style: str  # CSS classes
+    name: str
+    form: str = "line"  # line, box or dot
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart; title and texts are escaped by the template."""
+
+    key: str  # unique in the page
+    title: str
+    description: str  # for screen readers, and below the title where `is_described`
+    marks: Sequence[Mark]
+    legend: Sequence[LegendEntry] = ()
+    table: Table | None = None
+    width: float = WIDTH
+    height: float = HEIGHT
+    note: str = ""  # below the chart
+
+    @property
+    def has_links(self) -> bool:
+        """Whether a mark is a link: the chart is then a group of elements, not one image."""
+        return any(mark.href for mark in self.marks)
+
+
+@dataclass
+class Frame:
+    """Plot area with two axes: maps values to pixels and collects marks."""
+
+    x: Scale
+    y: Scale
+    x_label: str
+    y_label: str
+    width: float = WIDTH
+    height: float = HEIGHT
+    left: float = LEFT
+    marks: list[Mark] = field(default_factory=list)
+
+    def at_x(self, value: float) -> float:
+        """Return the pixel of a horizontal value."""
+        return round(self.left + self.x.share(value) * (self.width - RIGHT - self.left), 1)
+
+    def at_y(self, value: float) -> float:
+        """Return the pixel of a vertical value."""
+        return round(self.height - BOTTOM - self.y.share(value) * (self.height - BOTTOM - TOP), 1)
+
+    def add(self, tag: str, text: str = "", *, tooltip: str = "", href: str = "", **attributes: Any) -> None:
+        """Add a mark; underscores of attribute names become hyphens, a trailing one is dropped."""
+        named = {name.rstrip("_").replace("_", "-"): _text(value) for name, value in attributes.items()}
+        self.marks.append(Mark(tag, named, text, tooltip, href))
+
+    def draw_axes(self, *, x_ticks: bool = True, y_ticks: bool = True) -> None:
+        """Add grid lines, ticks and labels."""
+        bottom, right = self.height - BOTTOM, self.width - RIGHT
+        for tick in self.y.ticks if y_ticks else ():
+            at = self.at_y(tick)
+            self.add("path", class_="gridline", d=f"M{self.left:g} {at:g}H{right:g}")
+            self.add("text", number_text(tick), class_="tick", x=self.left - 7, y=at + 4, text_anchor="end")
+        for tick in self.x.ticks if x_ticks else ():
+            at = self.at_x(tick)
+            self.add("path", class_="gridline", d=f"M{at:g} {TOP:g}V{bottom:g}")
+            self.add("text", number_text(tick), class_="tick", x=at, y=bottom + 17, text_anchor="middle")
+        self.add("path", class_="axis", d=f"M{self.left:g} {TOP:g}V{bottom:g}H{right:g}")
+        middle = (TOP + bottom) / 2
+        self.add(
+            "text", self.x_label, class_="label", x=(self.left + right) / 2, y=self.height - 9, text_anchor="middle"
+        )
+        turned = f"translate(12 {middle:g}) rotate(-90)"
+        self.add("text", self.y_label, class_="label", transform=turned, text_anchor="middle")
+
+
+def svg_of(*charts: Chart, num_columns: int = 1) -> str:
+    """Return charts with their titles as one SVG document, row by row, with the legend of the first one on top."""
+    legend, legend_height = _legend_svg(charts[0].legend, num_columns * (charts[0].width + 2 * _MARGIN))
+    y, row_height, pieces = legend_height, 0.0, [legend]
+    width = num_columns * (max(chart.width for chart in charts) + 2 * _MARGIN)
+    for number, chart in enumerate(charts):
+        column = number % num_columns
+        y, row_height = (y + row_height, 0.0) if column == 0 else (y, row_height)
+        x = column * width / num_columns + _MARGIN
+        heading = f'<text class="title" x="12" y="-8">{_escaped(chart.title)}</text>'
+        marks = "".join(map(_svg, chart.marks))
+        pieces.append(f'<g transform="translate({x:g} {y + _TITLE_HEIGHT:g})">{heading}{marks}</g>')
+        row_height = max(row_height, chart.height + _TITLE_HEIGHT)
+    height, title = y + row_height, _escaped(charts[0].title)
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{1.5 * width:g}" '
+        f'height="{1.5 * height:g}" role="img">'
+    )
+    background = '<rect width="100%" height="100%" fill="#ffffff"/>'
+    return "\n".join([head, f"<title>{title}</title><style>{_STYLE}</style>", background, *pieces, "</svg>\n"])
+
+
+def _svg(mark: Mark) -> str:
+    attributes = "".join(f" {name}={_quoted(value)}" for name, value in mark.attributes.items())
+    tooltip = f"<title>{_escaped(mark.tooltip)}</title>" if mark.tooltip else ""
+    return f"<{mark.tag}{attributes}>{tooltip}{_escaped(mark.text)}</{mark.tag}>"
+
+
+def _legend_svg(entries: Sequence[LegendEntry], width: float) -> tuple[str, float]:
+    """Return a sample and the name of every series, in lines of a width, and the height."""
+    parts, x, y = list[str](), _MARGIN, _LEGEND_HEIGHT if entries else 0.0
+    for entry in entries:
+        size = 40 + len(entry.name) * _CHARACTER
+        if x + size > width and x > _MARGIN:
+            x, y = _MARGIN, y + _LEGEND_HEIGHT
+        sample = f'<path class="line {entry.style}" d="M{x:g} {y - 4:g}h24"/>'
+        if entry.form == "dot":
+            sample = f'<rect class="bar {entry.style}" x="{x + 8:g}" y="{y - 8:g}" width="8" height="8" rx="4"/>'
+        parts.append(f'{sample}<text x="{x + 30:g}" y="{y:g}">{_escaped(entry.name)}</text>')
+        x += size
+    return "".join(parts), y + (4 if entries else 0)
+
+
+def colour_class(index: int) -> str:
+    """Return the CSS classes of the colour and dashes of a series."""
+    return f"s{index % NUM_COLOURS} d{index // NUM_COLOURS % 3}"
+
+
+def _escaped(text: str) -> str:
+    return escape(printable(text))
+
+
+def _quoted(text: str) -> str:
+    return f'"{_escaped(text)}"'
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,2 @@
+from .arguments import Parser as Parser
+from .interrupts import StopRequest as StopRequest
