@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -249,9 +250,12 @@ def resolved(config: Config, option: Option) -> Any:
         raise UserError(f"{option.key}: expected {option.expected}, got {_shown(text)}{reason}") from None
 
 
-def config_names() -> list[str]:
-    """Return the names that --config accepts, those of installed packages included, sorted."""
-    folders = [*_config_folders(), *installed_config_folders()]
+def config_names(room: str = "") -> list[str]:
+    """Return the names that --config accepts, those of installed packages included, sorted.
+
+    `room` is a subfolder of configs/, of another command than train.
+    """
+    folders = [*_config_folders(room), *(() if room else installed_config_folders())]
     return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")} - {SWEEP_NAME})
 
 
@@ -322,33 +326,34 @@ def stored_config(folder: Path, overrides: Sequence[str] = ()) -> Config | None:
     return config
 
 
-def find_config(source: str) -> Path:
-    """Return the path of a config given by name or path. Raises UserError if there is none."""
+def find_config(source: str, room: str = "") -> Path:
+    """Return the path of a config given by name or path; see `config_names`. Raises UserError if there is none."""
     if "/" in source or source.endswith((".yaml", ".yml")):
-        if not Path(source).is_file():
+        if not os.path.isfile(source):  # a name too long is none
             raise UserError(f"--config: no such file: {source}")
         return Path(source)
     if source == SWEEP_NAME:
         raise UserError(
             "--config: expected the config of a run, got a sweep; start it with wandb sweep configs/sweep.yaml"
         )
-    for folder in _config_folders():
+    for folder in _config_folders(room):
         if (folder / f"{source}.yaml").is_file():
             return folder / f"{source}.yaml"
-    of_packages = [path for folder in installed_config_folders() if (path := folder / f"{source}.yaml").is_file()]
+    installed = () if room else installed_config_folders()
+    of_packages = [path for folder in installed if (path := folder / f"{source}.yaml").is_file()]
     if len(of_packages) > 1:
         raise UserError(f"--config: expected one of {' or '.join(map(str, of_packages))}, got {source!r}")
     if of_packages:
         return of_packages[0]
-    names = config_names()
+    names = config_names(room)
     nearest = difflib.get_close_matches(source, names, n=1, cutoff=0.0)[0]
     raise UserError(f"--config: expected one of {', '.join(names)} or a path, got {source!r}; did you mean {nearest}?")
 
 
-def _config_folders() -> Iterator[Path]:
-    for folder in gflownet.__path__:
-        if (Path(folder) / "configs").is_dir():
-            yield Path(folder) / "configs"
+def _config_folders(room: str) -> Iterator[Path]:
+    for path in gflownet.__path__:
+        if (folder := Path(path) / "configs" / room).is_dir():
+            yield folder
 
 
 def _parse_override(override: str, options: Mapping[str, Option] = OPTIONS) -> dict[str, Any]:

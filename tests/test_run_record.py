@@ -15,7 +15,6 @@ from rich.console import Console
 from gflownet.records.marker import read_marker
 from gflownet.records.status import read_status
 from tests.small_run import SMALL, run
-from tests.test_trainer import wait_until
 
 PAGE = "report.html"
 WITH_PAGE = "report.every=60"
@@ -88,21 +87,6 @@ def test_second_interrupt_ends_without_a_page(tmp_path: Path, monkeypatch: pytes
     assert state_of(tmp_path) == ("interrupted", "SIGINT")
     assert not (tmp_path / PAGE).exists()
     assert not followers(tmp_path)
-
-
-@pytest.mark.slow  # tests/report/test_follower.py kills a smaller process
-def test_killed_run_has_a_page_and_resumes(tmp_path: Path) -> None:
-    """`kill -9` during the seventh evaluation: the page has the evaluations on disk."""
-    folder = tmp_path / "run"
-    options = ["task=tests.toy_tasks:DiesOnce", WITH_PAGE, f"log_dir={folder}"]
-    command = [sys.executable, "-m", "gflownet.train", *SMALL, *options]
-    assert subprocess.run(command, check=False, capture_output=True).returncode == -9
-    wait_until((folder / PAGE).exists, seconds=120)
-    wait_until(lambda: not followers(folder), seconds=120)
-    assert state_on(folder / PAGE) == "killed"
-    assert state_of(folder)[0] == "killed"
-    assert run(folder, *options, "resume=true") == 0
-    assert state_on(folder / PAGE) == "completed"
 
 
 @pytest.mark.parametrize("is_rich", [True, False])

@@ -13,11 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.slow_tasks import SlowOnce
 from tests.small_run import SMALL, run
 from tests.test_trainer import session_members, wait_until
 from tests.tiny_run import metric_rows
-from tests.toy_tasks import DrawsFromEveryGenerator
 
 
 @pytest.fixture
@@ -84,21 +82,6 @@ def test_signal_ends_evaluation_and_run_resumes_exactly(finished, tmp_path, caps
     assert metric_rows(folder) == metric_rows(finished)
     num_again = sum(num - 1 for num in num_calls(folder))
     assert num_again == 1 or (executor == "pool" and num_again <= 4), "short candidates share a job of a pool"
-
-
-@pytest.mark.slow
-def test_signal_with_local_search_resumes_exactly(tmp_path):
-    """The interrupted step has changed the replay buffer and the random states before."""
-    options = ("local_search.num=2", "local_search.num_iterations=2")
-    assert run(tmp_path / "whole", "task=tests.toy_tasks:DrawsFromEveryGenerator", *options) == 0
-    slow = ("task=tests.test_stop:SlowWithDraws", *options)
-    assert stopped_run(tmp_path / "run", signal.SIGINT, *slow) == 130
-    assert run(tmp_path / "run", *slow, "resume=true") == 0
-    assert metric_rows(tmp_path / "run") == metric_rows(tmp_path / "whole")
-
-
-class SlowWithDraws(SlowOnce, DrawsFromEveryGenerator):
-    """The slow evaluation, with rewards that draw from all generators."""
 
 
 @pytest.mark.slow

@@ -177,7 +177,7 @@ def _values(action: argparse.Action, command: str) -> list[str]:
         from gflownet import config
         from gflownet.language import config as language
 
-        return language.config_names() if command == "language" else config.config_names()
+        return config.config_names(language.ROOM) if command == "language" else config.config_names()
     return [str(choice) for choice in action.choices or ()]
 
 

@@ -11,7 +11,8 @@ from itertools import groupby
 
 from gflownet.command_line import parser as cli
 from gflownet.command_line.parser import console_overrides, option_lines
-from gflownet.language.config import FLAG_KEYS, OPTIONS, config_names
+from gflownet.config import config_names
+from gflownet.language.config import FLAG_KEYS, OPTIONS, ROOM
 from gflownet.records.trust import HELP
 from gflownet.terminal.arguments import CommandLine, help_width, program
 
@@ -79,7 +80,7 @@ def parse(arguments: Sequence[str]) -> Command:
 def help_text() -> str:
     """Return the usage and all options with type, default and help."""
     width = help_width()
-    names = ", ".join(config_names())
+    names = ", ".join(config_names(ROOM))
     blocks = [
         command_line().format_help().rstrip(),
         textwrap.fill(f"configs: {names}, or the path of a YAML file", width, subsequent_indent=" " * 9),

@@ -9,19 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import gflownet
 from gflownet.command_line.start_checks import check_device, check_run_folder
-from gflownet.config import MAX_SEED, WandbConfig, merged, resolved
+from gflownet.config import MAX_SEED, WandbConfig, find_config, merged, resolved
 from gflownet.errors import UserError
 from gflownet.files import read_yaml
 from gflownet.options import AT_LEAST_ONE, DECAY, NOT_NEGATIVE, POSITIVE, SHARE, Interval, find_options, option
 from gflownet.records.marker import MARKER_NAME, read_marker
 from gflownet.records.trust import check_config
-from gflownet.terminal.arguments import did_you_mean
 
 PRESETS = ("S", "M", "L")
 DEVICES = re.compile(r"auto|cpu|cuda(:\d{1,9})?")
-_FOLDER = "configs/language"  # of the configs that --config names
+ROOM = "language"  # of the configs that --config names
 
 
 @dataclass
@@ -121,7 +119,7 @@ def load_config(
     Raises:
         UserError: unknown config or key, or a wrong type, in one line with the key.
     """
-    trees = [] if source is None else [(f"{find_config(source)}: ", read_yaml(find_config(source)))]
+    trees = [] if source is None else [(f"{find_config(source, ROOM)}: ", read_yaml(find_config(source, ROOM)))]
     return _config([*trees, ("", _flags(files, from_run))], overrides)
 
 
@@ -199,26 +197,3 @@ def check_start(config: LanguageConfig) -> None:
             os.stat(path)
         except OSError as error:
             raise UserError(f"{message} ({error.strerror})") from None
-
-
-def config_names() -> list[str]:
-    """Return the names that --config accepts, sorted."""
-    return sorted(path.stem for folder in _folders() for path in folder.glob("*.yaml"))
-
-
-def find_config(source: str) -> Path:
-    """Return the path of a config given by name or path. Raises UserError if there is none."""
-    if "/" in source or source.endswith((".yaml", ".yml")):
-        if not os.path.isfile(source):
-            raise UserError(f"--config: no such file: {source}")
-        return Path(source)
-    for folder in _folders():
-        if (folder / f"{source}.yaml").is_file():
-            return folder / f"{source}.yaml"
-    names = config_names()
-    expected = f"expected one of {', '.join(names)} or a path, got {source!r}"
-    raise UserError(f"--config: {expected}{did_you_mean(source, names)}")
-
-
-def _folders() -> list[Path]:
-    return [folder for path in gflownet.__path__ if (folder := Path(path) / _FOLDER).is_dir()]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.task import Score
 from gflownet.records.status import Phase, RunState, read_status
 from gflownet.run.folder import last_checkpoint
@@ -77,6 +78,13 @@ WRITE = (MetricLogger, "write")
 _TO_CONTINUE = "to continue: gflownet language"
 CASES = {
     "policy": Case(_search(*small_run.SMALL), ("replay.use=true",), WRITE, 6, _num_rows(6)),
+    "middle of a step": Case(
+        _search(*small_run.SMALL, "task=tests.toy_tasks:DrawsFromEveryGenerator"),
+        ("local_search.num=2", "local_search.num_iterations=2"),
+        (Dispatcher, "evaluate"),
+        9,
+        lambda folder: 0 < len(metric_rows(folder)) < 8,
+    ),
     "rounds of a method": Case(_search(*_METHOD), (), WRITE, 4, _num_rows(4)),
     "sampler of a method": Case(_search(*_METHOD), (), WRITE, 8, _num_rows(8)),
     "final stage": Case(
