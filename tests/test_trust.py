@@ -215,6 +215,7 @@ def test_interpolations_hide_no_names(
     project = "oc.env" if text.startswith("${${") else CANARY
     folder = foreign(("task", text), ("wandb.project", project), ("wandb.group", "Task"))
     refusal("sample", str(folder))
+    refusal("train", f"log_dir={folder}", "resume=true")  # which builds its task without a limit on imports
     assert not canary.exists()
 
 

@@ -151,14 +151,14 @@ def test_load_builds_the_module_of_choices(tmp_path):
     expected = model(inputs)
     write_choices(tmp_path, [{"width": 4}], weights=model.state_dict())
     for function in (None, build):
-        loaded = gflownet.load(tmp_path, build=function)
+        loaded = gflownet.load(tmp_path, build=function, trust=function is None)
         assert torch.equal(loaded(inputs), expected)
         assert not loaded.training
-    assert gflownet.load(tmp_path, weights=False).training
+    assert gflownet.load(tmp_path, weights=False, trust=True).training
     with pytest.raises(ValueError, match=r"rank 0: expected weights 0.weight of shape \[5, 5\], got \[4, 5\]"):
         gflownet.load(tmp_path, build=lambda choices: torch.nn.Sequential(torch.nn.Linear(5, 5)))
     with pytest.raises(ValueError, match="config: expected none for choices, got"):
-        gflownet.load(tmp_path, config={"projection": "auto"})
+        gflownet.load(tmp_path, config={"projection": "auto"}, trust=True)
 
 
 def test_load_builds_the_module_of_a_description(tmp_path):
@@ -166,11 +166,11 @@ def test_load_builds_the_module_of_a_description(tmp_path):
     (entry,) = json.loads((tmp_path / TOP_NAME).read_text())
     entry |= {"sizes": {"width": 4}, "module": {"build": f"{__name__}:build", "of": "sizes"}}
     (tmp_path / TOP_NAME).write_text(json.dumps([entry]))
-    assert str(gflownet.load(tmp_path, weights=False)) == str(build({"width": 4}))
+    assert str(gflownet.load(tmp_path, weights=False, trust=True)) == str(build({"width": 4}))
     entry["module"]["of"] = "no_such_name"
     (tmp_path / TOP_NAME).write_text(json.dumps([entry]))
     with pytest.raises(ValueError, match=r"module: expected .*, got .*no_such_name"):
-        gflownet.load(tmp_path, weights=False)
+        gflownet.load(tmp_path, weights=False, trust=True)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_load_of_choices_without_a_function_raises(tmp_path, module, message):
         del entry["module"]
     (tmp_path / TOP_NAME).write_text(json.dumps([entry | ({"module": module} if module else {})]))
     with pytest.raises(ValueError, match=message):
-        gflownet.load(tmp_path, weights=False)
+        gflownet.load(tmp_path, weights=False, trust=True)
 
 
 def test_write_top_architectures_of_assignments(tmp_path):
