@@ -30,8 +30,8 @@ from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, Interval, Option, find_
 from gflownet.plugins import installed_config_folders
 from gflownet.policy.config import ModelConfig
 from gflownet.records.marker import CONFIG_NAME, MARKER_NAME, not_a_search, read_marker
+from gflownet.records.trust import check_config
 from gflownet.search.config import GFLOWNET, SearchConfig
-from gflownet.trust import check_config
 
 # torch refuses seeds beyond 64 bits.
 MAX_SEED = 2**63 - 1
@@ -302,7 +302,7 @@ def stored_config(folder: Path, overrides: Sequence[str] = ()) -> Config | None:
 
     Raises:
         UserError: the folder's marker is damaged, an override is not valid, or the run is another user's and its config
-            would import, resolve or connect to something, see `gflownet.trust`.
+            would import, resolve or connect to something, see `gflownet.records.trust`.
     """
     path, marker = folder / CONFIG_NAME, read_marker(folder)
     if marker is None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import gflownet
 from gflownet.command_line.parser import Command, command_line, help_text, parse
 from gflownet.errors import UserError, error_line
+from gflownet.records.trust import limited, trusting
 from gflownet.terminal.arguments import EXIT_SIGNAL, print_plain_messages, run_command
-from gflownet.trust import limited, trusting
 
 if TYPE_CHECKING:
     from gflownet.run.trainer import GFNTrainer

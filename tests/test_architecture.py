@@ -30,9 +30,9 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         "training": {"errors"},
     },
     {"plugins": {"errors"}},
-    {"trust": {"errors", "files", "plugins"}},
+    {"records": {"errors", "files", "plugins"}},
     {"autodiff": set(), "rhn": set(), "workers": set()},
-    {"operations": {"rhn"}, "records": set()},
+    {"operations": {"rhn"}},
     {"graphs": {"operations"}},
     {"translation": {"graphs", "operations", "rhn"}, "mdp": {"graphs", "operations"}, "utils": {"workers"}},
     {

@@ -17,11 +17,11 @@ import pytest
 import yaml
 
 import gflownet
-from gflownet import trust
 from gflownet.__main__ import main
 from gflownet.plugins import foreign_names, load_class, load_function
+from gflownet.records import trust
 from gflownet.records.marker import read_marker, write_marker
-from gflownet.trust import is_trusted
+from gflownet.records.trust import is_trusted
 from tests.finished_runs import CopiedRun
 
 SECRET = "s3cret-of-the-shell"

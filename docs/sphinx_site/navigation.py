@@ -28,6 +28,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "recorded-spaces",
         "conditioning",
         "run-folder",
+        "reliability",
         "evaluation",
         "final-stage",
         "workers",

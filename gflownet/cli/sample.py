@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from gflownet.command_line.start_checks import check_checkpoint, check_device
 from gflownet.errors import UserError, counted, printable
 from gflownet.files import cannot_write
+from gflownet.records.trust import HELP, limited, trusting
 from gflownet.terminal.arguments import CommandLine, positive_integer, print_plain_messages, program, run_command
-from gflownet.trust import HELP, limited, trusting
 
 if TYPE_CHECKING:
     from gflownet.cli.sample_records import SampleRecord, TerminatingProbability

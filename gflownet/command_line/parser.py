@@ -13,8 +13,8 @@ from gflownet.config import DEFAULT_CONFIG, OPTIONS, RENAMED, config_names, near
 from gflownet.errors import UserError
 from gflownet.graphs.operation import OPERATIONS
 from gflownet.options import Option, find_options
+from gflownet.records.trust import HELP
 from gflownet.terminal.arguments import CommandLine, help_width, program
-from gflownet.trust import HELP
 
 _KEY_WIDTH = 40
 _FREE_GROUPS = tuple(f"{key}." for key, option in OPTIONS.items() if option.type_name == "group")

@@ -19,7 +19,7 @@ from gflownet.evaluation.task import GFNTask, Score
 from gflownet.files import parse_json
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.states import GraphStates
-from gflownet.trust import checked_names
+from gflownet.records.trust import checked_names
 
 _SCORES = ("score", "validation_score")  # names of the score in an entry; the second is used by a run's report
 

@@ -18,7 +18,7 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.recurrent_recipe import recipe_graph
-from gflownet.trust import checked_names
+from gflownet.records.trust import checked_names
 
 Graph = ColouredGraph | ComputationGraph | Assignment
 

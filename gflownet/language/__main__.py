@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import gflownet
 from gflownet.language.command_line import Command, command_line, help_text, parse
+from gflownet.records.trust import trusting
 from gflownet.terminal.arguments import EXIT_SIGNAL, print_plain_messages, run_command
-from gflownet.trust import trusting
 
 __all__ = ["command_line", "main"]
 

@@ -13,8 +13,8 @@ from gflownet.command_line import parser as cli
 from gflownet.command_line.parser import console_overrides, option_lines
 from gflownet.config import config_names
 from gflownet.language.config import FLAG_KEYS, OPTIONS, ROOM
+from gflownet.records.trust import HELP
 from gflownet.terminal.arguments import CommandLine, help_width, program
-from gflownet.trust import HELP
 
 _OVERRIDE = re.compile(r"(--)?[A-Za-z_][\w.]*=.*", re.DOTALL)
 

@@ -15,7 +15,7 @@ from gflownet.errors import UserError
 from gflownet.files import read_yaml
 from gflownet.options import AT_LEAST_ONE, DECAY, NOT_NEGATIVE, POSITIVE, SHARE, Interval, find_options, option
 from gflownet.records.marker import MARKER_NAME, read_marker
-from gflownet.trust import check_config
+from gflownet.records.trust import check_config
 
 PRESETS = ("S", "M", "L")
 DEVICES = re.compile(r"auto|cpu|cuda(:\d{1,9})?")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from gflownet.errors import UserError
 from gflownet.files import parse_json, write_whole
-from gflownet.trust import CONFIG_NAME, MARKER_NAME, mark_of, may_mark
+from gflownet.records.trust import CONFIG_NAME, MARKER_NAME, mark_of, may_mark
 
 MARKER_FORMAT = 1
 LOCK_NAME = ".lock"  # locked by the process of the run

@@ -59,8 +59,8 @@ def report(arguments: Sequence[str]) -> None:
     if options.each and options.json:
         raise UserError("--each: expected no --json, which holds the figures of a comparison")
     # Imported here: --help and wrong arguments do not wait for the import of the database.
+    from gflownet.records.trust import trusting
     from gflownet.report.command import write_reports
-    from gflownet.trust import trusting
 
     gc.disable()  # a fifth of the time of a large page: its rows live as long as the command
     try:

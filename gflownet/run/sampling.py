@@ -15,11 +15,11 @@ from gflownet.errors import UserError
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.records.trust import limited, trusting
 from gflownet.run.checkpoint import RunLock
 from gflownet.run.folder import last_checkpoint
 from gflownet.run.trainer import GFNTrainer
 from gflownet.training.random_states import get_random_state, set_random_state
-from gflownet.trust import limited, trusting
 
 _BATCH_SIZE = 256  # trajectories sampled together, to bound memory
 

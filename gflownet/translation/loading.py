@@ -18,9 +18,9 @@ from gflownet.graphs.assignment import values_of
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations.values import shown
 from gflownet.plugins import load_function
+from gflownet.records.trust import checked_names, trusting
 from gflownet.translation.model import to_pytorch_model
 from gflownet.translation.table_columns import TableColumns
-from gflownet.trust import checked_names, trusting
 
 _TOP_NAME = "top_architectures.json"
 _UNTRAINED = "weights=False returns the architecture with new weights"

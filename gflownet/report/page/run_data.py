@@ -23,10 +23,10 @@ from gflownet.evaluation.store_rows import EvaluationRecord, record_of
 from gflownet.files import parse_json, read_yaml
 from gflownet.records.marker import RunMarker, read_marker
 from gflownet.records.status import STATUS_NAME, RunState, RunStatus, read_status
+from gflownet.records.trust import is_trusted
 from gflownet.report.page.features import Description, described
 from gflownet.report.page.secrets import masked, masked_options
 from gflownet.search.config import AUTO, GFLOWNET
-from gflownet.trust import is_trusted
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's is ten times faster
 
