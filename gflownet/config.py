@@ -14,7 +14,6 @@ from typing import Any, Literal, cast
 
 import gflownet
 from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig, WorkersConfig
-from gflownet.entry_points import installed_config_folders
 from gflownet.envs.config import EnvConfig
 from gflownet.errors import UserError
 from gflownet.evaluation.config import (
@@ -28,6 +27,7 @@ from gflownet.evaluation.tasks import TASKS
 from gflownet.files import check_yaml_depth, read_yaml
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
 from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, Interval, Option, find_options, groups_of, option
+from gflownet.plugins import installed_config_folders
 from gflownet.policy.config import ModelConfig
 from gflownet.records.marker import CONFIG_NAME, MARKER_NAME, not_a_search, read_marker
 from gflownet.records.trust import check_config

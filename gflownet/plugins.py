@@ -1,6 +1,6 @@
 """Extension points: each kind of pluggable class, chosen by a short name or by `module:Class` for a user's own.
 
-Short names are those of built-in classes and of the entry points of installed packages (`gflownet.entry_points`). Only
+Short names are those of built-in classes and of the entry points of installed packages (`installed_classes`). Only
 subclasses of the contract are returned, so that a config cannot call arbitrary code.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 import re
 import sys
@@ -15,10 +16,76 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from gflownet.entry_points import GROUPS, InstalledClass, installed_classes
 from gflownet.errors import UserError
+
+# Groups of entry points that packages may declare.
+GROUPS = ("gflownet.tasks", "gflownet.environments", "gflownet.objectives", "gflownet.policies", "gflownet.operations")
+# Folder with YAML files in a package.
+_CONFIG_FOLDER = "configs"
+
+
+@dataclass(frozen=True)
+class InstalledClass:
+    """An entry point of an installed package."""
+
+    home: str  # module:Class, as the package writes it
+    package: str  # name of the distribution
+
+
+def installed_classes(group: str) -> dict[str, list[InstalledClass]]:
+    """Return the entry points of a group by name, usually one per name; sorted by name and package."""
+    classes: dict[str, list[InstalledClass]] = {}
+    for row_group, name, value, package in _rows(tuple(sys.path)):
+        if row_group == group:
+            classes.setdefault(name, []).append(InstalledClass(value, package))
+    return classes
+
+
+def installed_config_folders() -> list[Path]:
+    """Return the folders `configs` inside the packages that have entry points of gflownet."""
+    return list(_config_folders(tuple(sys.path)))
+
+
+@cache
+def _rows(path: tuple[str, ...]) -> tuple[tuple[str, str, str, str], ...]:
+    """Return group, name, value and package of every entry point; `path` is the search path, the key of the cache."""
+    if not any(map(_may_have_rows, path)):
+        return ()
+    from importlib.metadata import entry_points  # 0.1 s with its scan
+
+    points = entry_points()  # one scan for all groups
+    rows = {
+        (each.group, each.name, each.value.replace(" ", ""), each.dist.name if each.dist else "unknown")
+        for each in (row for group in GROUPS for row in points.select(group=group))
+    }
+    return tuple(sorted(rows))
+
+
+def _may_have_rows(place: str) -> bool:
+    """Return whether metadata in a folder of the search path has one of the groups; True for an archive."""
+    folder = Path(place)
+    if not folder.is_dir():
+        return folder.is_file()
+    return any(b"[gflownet." in file.read_bytes() for file in folder.glob("*-info/entry_points.txt"))
+
+
+@cache
+def _config_folders(path: tuple[str, ...]) -> tuple[Path, ...]:
+    modules = sorted({value.partition(":")[0].partition(".")[0] for _, _, value, _ in _rows(path)})
+    folders = []
+    for module in modules:
+        try:
+            spec = importlib.util.find_spec(module)  # of a top-level module: imports nothing
+        except (ImportError, ValueError):
+            continue
+        places = [] if spec is None else spec.submodule_search_locations or []
+        folders += [Path(place) / _CONFIG_FOLDER for place in places if (Path(place) / _CONFIG_FOLDER).is_dir()]
+    return tuple(folders)
+
 
 T = TypeVar("T")
 _MODULE_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from gflownet import train
-from gflownet.cli import generate
+from gflownet.cli import generate  # pyright: ignore[reportAttributeAccessIssue]
 from gflownet.language.__main__ import main as train_language
 from gflownet.rhn.server.__main__ import parse as parse_server
 from tests.running_server import running_server

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from gflownet.command_line import start_checks  # pyright: ignore[reportAttributeAccessIssue]
 from gflownet.errors import UserError
 from gflownet.records.marker import LOCK_NAME, RunMarker, write_marker
-from gflownet.terminal.arguments import start_checks
 
 CODE = """
 import contextlib, io, json, sys

@@ -40,7 +40,7 @@ OTHER_WORDS = {
     *("env.max_hiden_nodes", "model.to", "replay.add", "replay.sample", "search.end"),
     *("$ gflownet trian", "gflownet help COMMAND", "store --nmu", "train --opt", "train --wandb"),
     *("tasks_folder/choices.yaml", "Host", "P_e", "act(bias)", "act(post(aggregate) + bias)"),
-    *("down(SiLU(gate(x) + beta) * up(x))", "MolBuildingEnv", "DiffusionSampling"),
+    *("down(SiLU(gate(x) + beta) * up(x))", "MolBuildingEnv", "DiffusionSampling", "Box"),
 }
 # Libraries whose classes the pages name.
 LIBRARIES = (
