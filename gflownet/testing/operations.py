@@ -113,7 +113,7 @@ class OperationContract(Contract):
                 expect(valid, f"expected a ShapeError 'expected ..., got ...' in one line, got {message!r}")
                 continue
             values = [sample(*item) for item in others.items()]
-            got = list(StandaloneOperation(row, others, settings)(*values).shape)
+            got = list(_module(row, others, settings)(*values).shape)
             expected = [_BATCH, *shape.sizes]
             expect(got == expected, f"expected {expected} for the layout {layout.value}, got {got}")
 
