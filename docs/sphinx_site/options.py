@@ -10,8 +10,8 @@ from itertools import groupby
 from pathlib import Path
 from posixpath import dirname, relpath
 
-from gflownet.config import OPTIONS
 from gflownet.command_line.extensions import EXTENSION_POINTS
+from gflownet.config import OPTIONS
 from gflownet.options import Option, find_options
 
 DOCS = Path(__file__).parents[1]
