@@ -20,16 +20,19 @@ MOVED = {
     "gflownet.generate": "gflownet.cli.generate",
     "gflownet.graphs.tensor_shape": "gflownet.operations.tensor_shape",
     "gflownet.graphs.vocabulary": "gflownet.operations.vocabulary",
-    "gflownet.new": "gflownet.scaffold.__main__",
     "gflownet.operations.composite": "gflownet.graphs.composite",
-    "gflownet.sample": "gflownet.cli.sample",
     "gflownet.sample_command": "gflownet.cli.sample",
     "gflownet.sampling": "gflownet.run.sampling",
-    "gflownet.serve": "gflownet.rhn.server.__main__",
     "gflownet.store": "gflownet.cli.store",
     "gflownet.trainer": "gflownet.run.trainer",
     "gflownet.translation.activations": "gflownet.operations.activations",
     "gflownet.translation.aggregations": "gflownet.operations.aggregations",
+}
+# Commands that never were modules: programs of `python -m`, not imports, so that they hide no name of the package.
+PROGRAMS = {
+    "gflownet.new": "gflownet.scaffold.__main__",
+    "gflownet.sample": "gflownet.cli.sample",
+    "gflownet.serve": "gflownet.rhn.server.__main__",
 }
 # Packages without some names that they had, and the package of those.
 MOVED_NAMES = {"gflownet.metrics": "gflownet.certificate"}
@@ -41,9 +44,11 @@ class _Finder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return spec_from_loader(fullname, self) if fullname in MOVED else None
+        return spec_from_loader(fullname, self) if fullname in MOVED or fullname in PROGRAMS else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        if spec.name in PROGRAMS:
+            raise ModuleNotFoundError(f"No module named {spec.name!r}; python -m {spec.name} runs it", name=spec.name)
         new = MOVED[spec.name]
         warnings.warn(f"{spec.name} is now {new}", DeprecationWarning, stacklevel=2)
         module = import_module(new)
@@ -53,7 +58,9 @@ class _Finder(MetaPathFinder, Loader):
     def get_code(self, name: str) -> CodeType:
         """Return the program of `python -m NAME`, for a command by its name."""
         return compile(
-            f"import runpy; runpy.run_module({MOVED[name]!r}, run_name='__main__', alter_sys=True)", name, "exec"
+            f"import runpy; runpy.run_module({(MOVED | PROGRAMS)[name]!r}, run_name='__main__', alter_sys=True)",
+            name,
+            "exec",
         )
 
     def exec_module(self, module: ModuleType) -> None:
