@@ -90,7 +90,10 @@ def test_help_of_every_command_imports_no_slow_package(checkout: Path) -> None:
     assert done.stdout.splitlines() == [f"{name} []" for name in COMMANDS]
 
 
-@pytest.mark.parametrize("module", ["gflownet", "gflownet.train", "gflownet.store", "gflownet.compare", "gflownet.sample", "gflownet.generate"])
+@pytest.mark.parametrize(
+    "module",
+    ["gflownet", "gflownet.train", "gflownet.store", "gflownet.compare", "gflownet.sample", "gflownet.generate"],
+)
 def test_old_entry_points_run_and_show_themselves(module: str, checkout: Path) -> None:
     command = [sys.executable, "-m", module, "--help"]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)
