@@ -35,7 +35,7 @@ PROGRAMS = {
     "gflownet.serve": "gflownet.rhn.server.__main__",
 }
 # Packages without some names that they had, and the package of those.
-MOVED_NAMES = {"gflownet.metrics": "gflownet.certificate"}
+MOVED_NAMES = {"gflownet.metrics": "gflownet.certificate", "gflownet.operations": "gflownet.graphs"}
 
 
 class _Finder(MetaPathFinder, Loader):

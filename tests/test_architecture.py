@@ -69,7 +69,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"__main__": None},
 )
 # A string that names a module, alone, before a class or in front of a formatted name.
-NAMED_MODULE = re.compile(r"(gflownet(\.\w+){2,})(:\w+|\.)?$|(?!)")
+NAMED_MODULE = re.compile(r"(gflownet(\.\w+){2,})(:\w+|\.)?$")
 # Files whose strings name modules of any layer: what a command runs, what an old path became, and the classes that a
 # file of a language model may name.
 NAMING_FILES = {"gflownet/terminal/commands.py", "gflownet/moved.py", "gflownet/rhn/checkpoint.py"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 from gflownet.graphs.elements import GraphElements, NodeType, is_dense
 from gflownet.graphs.operation_shapes import NodeShapeError, NodeShapes, infer_shapes, neuron_settings, repetitions
@@ -45,15 +46,9 @@ def graph_cost(graph: GraphElements, projection: str | None = None, *, late: Ite
     cost = total_cost(graph, node_shapes, projection)
     if not is_dense(graph):
         return replace(cost, elementwise_flops=0)
-    if len(live_nodes(node_shapes)) < len(node_shapes):
-        dead = node_shapes.keys() - live_nodes(node_shapes) - _inputs(graph)
-        costs = (node_cost(graph, node_shapes[node_id], projection) for node_id in dead)
-        cost += OperationCost(sum(each.num_parameters for each in costs))
-    return cost
-
-
-def _inputs(graph: GraphElements) -> set[int]:
-    return {node_id for node_id, node in graph.nodes.items() if node.node_type is NodeType.INPUT}
+    live = live_nodes(node_shapes)
+    dead = [node for node_id, node in node_shapes.items() if node.is_neuron and node_id not in live]
+    return cost + OperationCost(sum(_neuron_cost(node, projection).num_parameters for node in dead))
 
 
 def total_cost(graph: GraphElements, node_shapes: Mapping[int, NodeShapes], projection: str) -> OperationCost:
@@ -143,5 +138,7 @@ def _neuron_cost(node: NodeShapes, projection: str) -> OperationCost:
     (plan,) = node.inputs.values()
     inputs = {f"{place}": adapter.target for place, adapter in enumerate(plan.adapters)}
     settings = neuron_settings(node.node, projection)
-    costs = Neuron.num_parameters, Neuron.multiply_adds, Neuron.elementwise_flops
-    return OperationCost(*(cost(inputs, settings) for cost in costs))
+    neuron, positions = Neuron.plan(inputs, settings), prod(node.output.positions)
+    return OperationCost(
+        neuron.num_parameters(), neuron.multiply_adds() * positions, neuron.elementwise_flops() * positions
+    )

@@ -190,11 +190,6 @@ class Neuron(Operation):
         return cls.plan(inputs, settings).multiply_adds() * prod(cls.infer_shape(inputs, settings).positions)
 
     @classmethod
-    def elementwise_flops(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        """Return the operations besides matrix products for one example: 1 per element, activation included."""
-        return cls.plan(inputs, settings).elementwise_flops() * prod(cls.infer_shape(inputs, settings).positions)
-
-    @classmethod
     def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         return {kind: (size,) for kind, size in cls.plan(inputs, settings).state()}
 

@@ -11,6 +11,7 @@ from gflownet.operations.neuron import EdgePlan, NeuronPlan
 from gflownet.operations.neuron_code import (
     Dialect,
     NodeEmitter,
+    group,
     identifier,
     node_lines,
     outside_name,
@@ -51,14 +52,14 @@ class ClassWriter:
             return self.added(self.plan.steps)
         return [line for step in self.plan.steps for line in self._initial(step)]
 
-    def added(self, steps: tuple[StepPlan, ...]) -> list[str]:
-        """The statements that add the parameters of consecutive steps, besides those of modules."""
+    def added(self, steps: Sequence[StepPlan]) -> list[str]:
+        """The statements that add the parameters of the next steps, besides those of modules."""
         raise NotImplementedError
 
     def step_lines(self) -> list[str]:
         """The statements of one time step, from the arguments and the variables of slots to `y` and `state`."""
         state = [self._new_state(slot) for slot in self.plan.slots]
-        return [*self._computed_lines(), f"state = {group_of(state)}"] if state else self._computed_lines()
+        return [*self._computed_lines(), f"state = {group(state)}"] if state else self._computed_lines()
 
     def sequence_lines(self) -> list[str]:
         """The statements from `x` [T B, F], time by time, `batch` and the variables of slots to `y` [T B, O] and state.
@@ -66,15 +67,17 @@ class ClassWriter:
         For plans without recurrent edges: each node computes all time steps before the next node.
         """
         lines = replace(self, dialect=replace(self.dialect, is_sequence=True))._computed_lines()
-        return [*lines, f"state = {group_of([_last_state(slot) for slot in self.plan.slots])}"]
+        return [*lines, f"state = {group([_last_state(slot) for slot in self.plan.slots])}"]
 
     def _computed_lines(self) -> list[str]:
         """The statements from the arguments to `y`."""
         groups = self.stacked_matrices()
-        scaled = {label: f"M{place}_{index}" for place, group in enumerate(groups) for index, label in enumerate(group)}
+        scaled = {
+            label: f"M{place}_{index}" for place, labels in enumerate(groups) for index, label in enumerate(labels)
+        }
         writer = replace(self, dialect=replace(self.dialect, scaled=scaled)) if scaled else self
         lines = [*(self._column_lines() if self.plan.is_dense else ())]
-        lines += [self._stacked_line(place, group) for place, group in enumerate(groups)]
+        lines += [self._stacked_line(place, labels) for place, labels in enumerate(groups)]
         lines += [line for step in self.plan.live_steps for line in writer._computed(step)]
         outputs = [variable(node_id) for node_id, _ in self.plan.outputs]
         if len(outputs) == 1:
@@ -131,14 +134,13 @@ class ClassWriter:
 
     def _initial(self, step: StepPlan) -> list[str]:
         if step.neuron is not None:
-            return self.added((step,))
+            return self.added([step])
         lines = []
         for merge in step.shapes.inputs.values():
             for edge, adapter in zip(merge.edges, merge.adapters, strict=True):
                 if adapter.changes_channels and merge.is_learned:
-                    label = identifier(step.edge_labels[edge.edge_id])
-                    lines.append(f"self.adapt_{label} = {_projection(adapter)}")
-        return [*(self.added((step,)) if step.parameters else ()), *lines, *self._module(step)]
+                    lines.append(f"self.adapt_{step.edge_labels[edge.edge_id]} = {_projection(adapter)}")
+        return [*(self.added([step]) if step.parameters else ()), *lines, *self._module(step)]
 
     def _module(self, step: StepPlan) -> list[str]:
         if not step.is_first:
@@ -210,8 +212,8 @@ class ClassWriter:
             is_single = len(step.bodies) == 1 or step.is_shared
             module = self.dialect.module(step.label) + ("" if is_single else f"[{place}]")
             sources = [result if place and port == INPUT_PORT else values[port] for port in step.ports]
-            state = group_of([slot_name(slot.kind, step.node_id) for slot in slots])
-            new = group_of([slot_name(f"new_{slot.kind}", step.node_id) for slot in slots])
+            state = group([slot_name(slot.kind, step.node_id) for slot in slots])
+            new = group([slot_name(f"new_{slot.kind}", step.node_id) for slot in slots])
             call = f"{module}({', '.join([*sources, state])})" if slots else f"{module}({', '.join(sources)})"
             lines.append(f"{result}, {new} = {call}" if slots else f"{result} = {call}")
         return lines
@@ -251,7 +253,7 @@ class ClassWriter:
         label = step.edge_labels[edge.edge_id]
         value = pooled(read_value(edge.source, is_late=edge.edge_id in merge.late), adapter)
         if adapter.changes_channels and merge.is_learned:
-            value = f"{self.dialect.module(f'adapt_{identifier(label)}')}({value})"
+            value = f"{self.dialect.module(f'adapt_{label}')}({value})"
         elif adapter.changes_channels:
             value = _padded(value, adapter)
         return f"{value} * {self.dialect.parameter(f'weight_{label}')}" if is_weighted else value
@@ -321,11 +323,6 @@ class _NeuronEmitter(NodeEmitter):
         adapter = self.adapters[edge.edge_id]
         value = pooled(super().source(edge), adapter)
         return f"{value}.flatten(0, 1)" if adapter.target.layout is Layout.SEQUENCE else value
-
-
-def group_of(expressions: Sequence[str]) -> str:
-    """The expressions as a tuple."""
-    return f"({', '.join(expressions)},)"
 
 
 def _last_state(slot: StateSlot) -> str:

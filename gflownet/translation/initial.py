@@ -1,6 +1,6 @@
 """First values of a model's parameters: biases and weights of the graph, PyTorch's defaults for layers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 
 import torch
@@ -16,12 +16,12 @@ from gflownet.rhn.layers import RHNBlock
 def add_parameters(
     model: nn.Module,
     parameters: Sequence[ParameterPlan],
-    values: Sequence[float],
+    values: Iterable[float],
     *,
     device: torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Add parameters to `model`; `values`: first values of those that are 0-d, in this order.
+    """Add parameters to `model`; `values`: first values of those that are 0-d, in this order, taken one by one.
 
     Without a dtype, layers draw float32 numbers and 0-d parameters stay exact in float64. The dicts of nn.Module are
     filled directly: registration and initialisation by nn.Linear would take three quarters of the time of a

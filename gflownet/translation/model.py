@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations import layers
-from gflownet.operations.neuron_code import FAST, outside_name, slot_name, variable
+from gflownet.operations.neuron_code import FAST, group, outside_name, slot_name, variable
 from gflownet.operations.sequences import gru_sequence, lstm_sequence, rhn_sequence
 from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.vocabulary import DTYPES, activation, aggregation
 from gflownet.translation.cache import CACHE
-from gflownet.translation.code import ClassWriter, group_of, has_own_build, own_build_name, shape_text
+from gflownet.translation.code import ClassWriter, has_own_build, own_build_name, shape_text
 from gflownet.translation.initial import add_parameters
 from gflownet.translation.plan import ModelPlan, StateSlot, StepPlan
 from gflownet.translation.planning import (
@@ -299,14 +299,11 @@ class _FastWriter(ClassWriter):
                         groups.setdefault((neuron.message_size, edge.source_size), []).append(edge.label)
         return [labels for labels in groups.values() if len(labels) >= MIN_STACKED]
 
-    def added(self, steps: tuple[StepPlan, ...]) -> list[str]:
+    def added(self, steps: Sequence[StepPlan]) -> list[str]:
         if self.plan.is_dense:
             return ["add_parameters(self, self.plan.parameters, values, device=device, dtype=dtype)"]
-        first = self.plan.steps.index(steps[0])
-        start = sum(p.shape == () for step in self.plan.steps[:first] for p in step.parameters)
-        stop = start + sum(p.shape == () for step in steps for p in step.parameters)
-        values = repr(self.plan.values[start:stop]) if self.plan.name else f"values[{start}:{stop}]"
-        return [f"add_parameters(self, self.plan.steps[{first}].parameters, {values})"]
+        places = {step.node_id: place for place, step in enumerate(self.plan.steps)}
+        return [f"add_parameters(self, self.plan.steps[{places[step.node_id]}].parameters, values)" for step in steps]
 
 
 def generate_class(plan: ModelPlan) -> type[TranslatedModel]:
@@ -343,7 +340,9 @@ def _source(plan: ModelPlan, writer: ClassWriter) -> str:
     """Return the source of `__init__`, `forward` and, for a plan with state, of `step` and `steps`."""
     arguments = ", ".join(writer.arguments())
     head = "__init__(self, values=(), device=None, dtype=None)"
-    functions = [_function(head, ["Base.__init__(self, device, dtype)", *writer.initial_lines()])]
+    # Every statement that adds parameters takes its values from the same iterator.
+    initial = ["Base.__init__(self, device, dtype)", "values = iter(values or self.plan.values)"]
+    functions = [_function(head, [*initial, *writer.initial_lines()])]
     access = ["p, m = self._parameters, self._modules"]
     body = [*memory_format_lines(plan, writer.arguments()), *step_lines(plan, writer)]
     if plan.name:  # a subgraph: its state comes from and goes to the model
@@ -377,7 +376,7 @@ def _function(signature: str, lines: list[str]) -> str:
 
 def slots_of(plan: ModelPlan) -> str:
     """Return the variables of the slots as a tuple."""
-    return group_of([slot_name(slot.kind, slot.node_id) for slot in plan.slots])
+    return group([slot_name(slot.kind, slot.node_id) for slot in plan.slots])
 
 
 def _checks(plan: ModelPlan, arguments: list[str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from keyword import iskeyword
 
@@ -93,7 +93,7 @@ class _FileWriter(ClassWriter):
     first_values: Mapping[str, float] = field(default_factory=dict)
     option: str = ""  # keyword arguments of every parameter, after a comma
 
-    def added(self, steps: tuple[StepPlan, ...]) -> list[str]:
+    def added(self, steps: Sequence[StepPlan]) -> list[str]:
         # Layers of a model with other operations are cast at the end, as in memory.
         of_layers = self.option if self.plan.is_dense else ""
         return [
