@@ -22,6 +22,7 @@ from gflownet.translation import (
     set_translation_cache_enabled,
     summary,
     to_pytorch_model,
+    to_source,
 )
 from gflownet.translation.model import TranslatedModel
 from tests.translation.operation_graphs import block, graph_of, hidden, image_input
@@ -260,6 +261,27 @@ def test_edge_weights_are_exact_in_float64():
     nodes = [image_input(3), hidden(1, "identity", kind="output", edge_weight=True)]
     model = to_pytorch_model(graph_of(nodes, [(0, 1, {"weight": 0.1})]), {"dtype": "float64"})
     assert model.weight_0_1.item() == 0.1
+
+
+def test_subgraph_starts_with_its_own_weights_and_biases():
+    inner = {
+        "nodes": [
+            {"id": 0, "node_type": "input"},
+            {"id": 1, "output_size": 3, "bias": 0.25, "node_type": "hidden"},
+            hidden(2, "identity", kind="output", edge_weight=True, bias=-2.0),
+        ],
+        "edges": [{"source": 0, "target": 1, "weight": 0.5}, {"source": 1, "target": 2, "weight": 3.0}],
+    }
+    nodes = [image_input(3), {"id": 1, "node_type": "output", "subgraph": "scaled", "repeat": 2}]
+    graph = graph_of(nodes, [(0, 1)], subgraphs={"scaled": inner})
+    x = torch.randn(4, 3)
+    expected = x
+    for _ in range(2):
+        expected = (0.5 * expected + 0.25) * 3.0 - 2.0
+    namespace: dict = {"__name__": "network"}
+    exec(to_source(graph), namespace)
+    for model in (to_pytorch_model(graph), namespace["Model"]()):
+        assert torch.allclose(model(x), expected, atol=1e-6)
 
 
 def test_opaque_modules_pickle():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -143,6 +144,44 @@ def test_program_of_a_model_with_state_takes_and_returns_it():
     expected, (expected_state,) = model.step(x, (state,))
     assert torch.allclose(y, expected, atol=1e-6)
     assert torch.allclose(next_state, expected_state, atol=1e-6)
+
+
+def test_recurrent_edge_that_shrinks_its_target_is_refused():
+    nodes = [
+        {"id": 0, "node_type": "input", "shape": [3, 8, 8]},
+        hidden(1, "conv2d", features=3, stride=2),
+        hidden(2, "identity", align="pool"),
+        hidden(3, "head", kind="output", features=2),
+    ]
+    graph = graph_of(nodes, [(0, 2), (2, 1), (1, 2, LATE), (2, 3)])
+    (problem,) = graph.validate()
+    assert (problem.code, problem.node_id) == ("shape_mismatch", 2)
+    assert "expected recurrent edges that fit image [3, 8, 8], got image [3, 4, 4] with them" in problem.message
+
+
+def test_state_shares_no_memory_with_outputs():
+    nodes = [image_input(3, 2), hidden(1, "linear", kind="output", features=2), hidden(2, "identity", kind="output")]
+    model = to_pytorch_model(graph_of(nodes, [(0, 1), (0, 2), (1, 2, LATE)]))
+    x = torch.randn(2, 3, 2)
+    with torch.no_grad():
+        first = model(x)[1].clone()
+        expected = model(x)[1].clone()
+        model(x, reset_states=True)[0].zero_()  # outputs belong to the caller
+        assert torch.equal(model(x)[1], expected)
+    assert not torch.equal(first, expected)
+
+
+def test_carry_at_its_default_keeps_the_identity():
+    """Graphs with these operations were stored before the setting was there."""
+    for name, settings in (
+        ("lstm", '"bias": true, "bidirectional": false, "features": 4'),
+        ("rhn", '"bottleneck": 16'),
+    ):
+        key = recurrent_layer(name, 3).canonical_key()
+        assert json.dumps(settings)[1:-1] in key
+        assert "carry" not in key
+        assert recurrent_layer(name, 3, carry=False).canonical_key() == key
+        assert recurrent_layer(name, 3, carry=True).canonical_key() != key
 
 
 @pytest.mark.parametrize(
