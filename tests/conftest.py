@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gflownet.terminal import interrupts
-from tests.finished_runs import CopiedRun, FinishedRuns
+from tests.finished_runs import CopiedRun, FinishedRuns, copy_finished
 from tests.postgres_server import missing_server, new_database, running_server
 
 # The key of this user's run folders, the same for all processes of pytest-xdist.
@@ -54,7 +53,7 @@ def copied_run(finished_runs: FinishedRuns, tmp_path: Path) -> CopiedRun:
 
     def copy(kind: str) -> Path:
         source = finished_runs(kind).parent
-        return Path(shutil.copytree(source, tmp_path / kind)) / "run"
+        return copy_finished(source, tmp_path / kind) / "run"
 
     return copy
 

@@ -29,6 +29,8 @@ SEARCHES: dict[str, tuple[str, ...]] = {
     "cells": ("--config", "cells", *TINY_RUN, *TINY_TASKS["cells"]),
 }
 KINDS = (*SEARCHES, "language")
+# SQLite creates and removes these while a process reads a store; a closed store needs neither.
+_SQLITE_SUFFIXES = ("-shm", "-wal")
 
 
 class FinishedRuns:
@@ -74,8 +76,15 @@ def _build(kind: str, folder: Path) -> None:
 
 def _files(folder: Path) -> dict[str, tuple[int, int]]:
     """Return size and time of the last change of every file; locks are open to readers."""
-    paths = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith((".lock", "-shm", "-wal"))]
+    ignored = (".lock", *_SQLITE_SUFFIXES)
+    paths = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(ignored)]
     return {str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
+
+
+def copy_finished(source: Path, target: Path) -> Path:
+    """Copy a folder with a finished run while other processes may read it; return the copy."""
+    ignore = shutil.ignore_patterns(*(f"*{suffix}" for suffix in _SQLITE_SUFFIXES))
+    return Path(shutil.copytree(source, target, ignore=ignore))
 
 
 CopiedRun = Callable[[str], Path]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import finished_runs
-from tests.finished_runs import FinishedRuns
+from tests.finished_runs import FinishedRuns, copy_finished
 
 
 def test_finished_runs_are_built_once_and_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +26,12 @@ def test_finished_runs_are_built_once_and_watched(tmp_path: Path, monkeypatch: p
     (tmp_path / "toy" / "run" / "config.yaml").write_text("other")
     (tmp_path / "toy" / "run" / "more").touch()
     assert runs.changed() == ["toy/run/config.yaml", "toy/run/more"]
+
+
+def test_copy_of_a_run_leaves_out_files_of_readers(tmp_path: Path) -> None:
+    names = {"evaluations.sqlite", "run.lock"}
+    for name in (*names, "evaluations.sqlite-wal", "evaluations.sqlite-shm"):
+        (tmp_path / "run" / "store").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / "store" / name).touch()
+    copied = copy_finished(tmp_path / "run", tmp_path / "copied")
+    assert {path.name for path in (copied / "store").iterdir()} == names

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import threading
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from gflownet.records.status import STATUS_NAME, read_status
 from gflownet.report.__main__ import main
 from gflownet.run.checkpoint import RunLock
 from tests import small_run
+from tests.finished_runs import copy_finished
 from tests.report.page.folders import status_of
 
 finished = small_run.finished_toy
@@ -26,7 +26,7 @@ finished = small_run.finished_toy
 def folder(finished: Path, tmp_path: Path) -> Path:
     """Return a run that an earlier container has left."""
     folder = tmp_path / "run"
-    shutil.copytree(finished, folder)
+    copy_finished(finished, folder)
     status = status_of("running")
     status["sessions"][0]["host"] = "an-earlier-container"
     (folder / STATUS_NAME).write_text(json.dumps(status))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from gflownet.report.compared.groups import differences, groups_of, num_unknown_
 from gflownet.report.compared.page import Comparison, comparison_page, verdict_of
 from gflownet.report.page import RunData
 from tests import small_run
+from tests.finished_runs import copy_finished
 
 finished = small_run.finished
 BEST, *_, MEAN_TIME = CURVES
@@ -243,7 +243,7 @@ def test_json_has_null_for_unknown_values() -> None:
 def folders(finished: Path, tmp_path: Path) -> Path:
     """Return a folder with two copies of a run, the second with another seed."""
     for name, seed in (("seed_10", 10), ("seed_2", 2)):
-        shutil.copytree(finished, tmp_path / "runs" / name)
+        copy_finished(finished, tmp_path / "runs" / name)
         path = tmp_path / "runs" / name / "run.json"
         marker = json.loads(path.read_text())
         marker["config"]["seed"] = seed
