@@ -132,5 +132,5 @@ class GraphData:
 
     def finish(self) -> Data:
         """Return the data; the node added last is the OUTPUT."""
-        *others, last = self._nodes
-        return {"nodes": [*others, {**last, "node_type": "output"}], "edges": self._edges}
+        *inner, last = self._nodes
+        return {"nodes": [*inner, {**last, "node_type": "output"}], "edges": self._edges}

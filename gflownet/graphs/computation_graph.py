@@ -118,9 +118,11 @@ class ComputationGraph(EqualUpToIsomorphism):
             definitions = self.config.get("subgraphs", {})
             data = subgraphs.subgraph_data(definitions, name)
             inner = ComputationGraph._read(thawed(data), is_subgraph=True)
-            own = inner.config.get("subgraphs", {})
-            inner.config = MappingProxyType({**inner.config, "subgraphs": MappingProxyType({**definitions, **own})})
-            if not own:
+            inner_definitions = inner.config.get("subgraphs", {})
+            inner.config = MappingProxyType(
+                {**inner.config, "subgraphs": MappingProxyType({**definitions, **inner_definitions})}
+            )
+            if not inner_definitions:
                 inner._subgraphs = self._subgraphs  # the same names: built once
             self._subgraphs[name] = inner
         return self._subgraphs[name]

@@ -28,10 +28,10 @@ def edge_operations_to_nodes(graph: ComputationGraph) -> ComputationGraph:
         if "operation" not in edge.attributes:
             _add_edge(result, edge, edge.source, edge.attributes)
             continue
-        others = {key: value for key, value in edge.attributes.items() if key != "operation"}
+        remaining = {key: value for key, value in edge.attributes.items() if key != "operation"}
         result.add_node(next_node, "hidden", output_size=None, attributes={"operation": edge.attributes["operation"]})
         result.add_edge(edge.source, next_node, edge_id=next_edge)
-        _add_edge(result, edge, next_node, others)
+        _add_edge(result, edge, next_node, remaining)
         next_node, next_edge = next_node + 1, next_edge + 1
     return result
 
@@ -45,7 +45,7 @@ def node_operations_to_edges(graph: ComputationGraph) -> ComputationGraph:
     """
     removed = _contracted(graph)
     pairs: list[tuple[int, int]] = []
-    kept: list[tuple[Edge, int, Mapping[str, Any]]] = []
+    kept_edges: list[tuple[Edge, int, Mapping[str, Any]]] = []
     for _, edge in sorted(graph.edges.items()):
         if edge.target in removed:
             continue
@@ -54,13 +54,13 @@ def node_operations_to_edges(graph: ComputationGraph) -> ComputationGraph:
             operation = graph.nodes[source].attributes["operation"]
             source, attributes = removed[source].source, {**attributes, "operation": operation}
         pairs.append((source, edge.target))
-        kept.append((edge, source, attributes))
+        kept_edges.append((edge, source, attributes))
     is_parallel = len(set(pairs)) < len(pairs)
     result = ComputationGraph(config={**graph.config, "multigraph": graph.config["multigraph"] or is_parallel})
     for node in graph.nodes.values():
         if node.node_id not in removed:
             _add_node(result, node, node.attributes)
-    for edge, source, attributes in kept:
+    for edge, source, attributes in kept_edges:
         _add_edge(result, edge, source, attributes)
     return result
 

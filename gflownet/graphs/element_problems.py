@@ -80,12 +80,12 @@ def value_problems(node: Node) -> Iterator[GraphProblem]:
         yield at_node(name, "invalid_input_node", f"expected an input to have bias 0.0, got {node.bias}")
 
 
-def name_problem(name: Any, known: ExtensionPoint, load: Callable[[str], object], kind: str) -> str:
+def name_problem(name: Any, names: ExtensionPoint, load: Callable[[str], object], kind: str) -> str:
     """Return why an activation or aggregation cannot be used; empty where it can."""
-    if isinstance(name, str) and name in known:
+    if isinstance(name, str) and name in names:
         return ""
     if not isinstance(name, str) or ":" not in name:
-        return f"expected {kind} out of {listed(known)} or module:Class, got {shown(thawed(name))}"
+        return f"expected {kind} out of {listed(names)} or module:Class, got {shown(thawed(name))}"
     try:
         load(name)
     except ValueError as error:

@@ -117,10 +117,10 @@ def _counted_broadcasts(graph: GraphElements, node_shapes: Mapping[int, NodeShap
         if "subgraph" in shapes.node.attributes:
             inner, previous = graph.subgraph(shapes.node.attributes["subgraph"]), None
             inputs = {port: plan.shape for port, plan in shapes.inputs.items()}
-            for known in repetitions(inner, inputs, shapes.node.attributes.get("repeat", 1)):
-                if known is not previous:
-                    count += sum(number for _, number in _counted_broadcasts(inner, known))
-                previous = known
+            for inner_shapes in repetitions(inner, inputs, shapes.node.attributes.get("repeat", 1)):
+                if inner_shapes is not previous:
+                    count += sum(number for _, number in _counted_broadcasts(inner, inner_shapes))
+                previous = inner_shapes
         yield node_id, count
 
 
@@ -192,11 +192,11 @@ def _operation_node_colours(
 
 def _declared(node: Node, attributes: dict[str, Any], *, is_subgraph: bool) -> tuple[Any, dict[str, Any]]:
     """Return the shape of an input as text, and its other attributes; as written if the shape is invalid."""
-    others = {key: value for key, value in attributes.items() if key not in _SHAPE_ATTRIBUTES}
+    remaining = {key: value for key, value in attributes.items() if key not in _SHAPE_ATTRIBUTES}
     if is_subgraph:
-        return "", others
+        return "", remaining
     try:
-        return str(input_shape(node)), others
+        return str(input_shape(node)), remaining
     except ValueError:
         return node.output_size, attributes
 

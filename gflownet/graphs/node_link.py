@@ -186,14 +186,14 @@ def _with_attributes(entry: Mapping[str, Any], names: Sequence[str], owner: str)
     short = {name: entry[name] for name in names if name in entry}
     if not short:
         return dict(entry)
-    others = {name: value for name, value in entry.items() if name not in names}
-    attributes = others.get("attributes", {})
+    remaining = {name: value for name, value in entry.items() if name not in names}
+    attributes = remaining.get("attributes", {})
     if isinstance(attributes, Mapping):
         for name in short:
             if name in attributes:
                 raise ValueError(f"{owner}: expected {name} once, got it as a field and under attributes")
-        others["attributes"] = {**attributes, **short}
-    return others
+        remaining["attributes"] = {**attributes, **short}
+    return remaining
 
 
 def _default_type(entry: Mapping[str, Any]) -> Fields:

@@ -64,8 +64,8 @@ def operation_node_problems(graph: GraphElements, node: Node, *, is_subgraph: bo
             yield at_node(name, "invalid_attribute", message)
         return
     if "operation" not in node.attributes and "subgraph" not in node.attributes:
-        others = {key: value for key, value in node.attributes.items() if key != "align"}
-        yield from node_problems(replace(node, attributes=others))
+        remaining = {key: value for key, value in node.attributes.items() if key != "align"}
+        yield from node_problems(replace(node, attributes=remaining))
         yield from _align_problems(node)
         return
     yield from value_problems(node)
@@ -90,8 +90,11 @@ def operation_node_problems(graph: GraphElements, node: Node, *, is_subgraph: bo
 
 def operation_edge_problems(graph: GraphElements, edge: Edge) -> Iterator[GraphProblem]:
     """Yield the problems of an edge."""
-    nodes, own = graph.nodes, {key: value for key, value in edge.attributes.items() if key not in ("port", "operation")}
-    yield from edge_problems(nodes, Edge(edge.edge_id, edge.source, edge.target, edge.weight, edge.enabled, own))
+    nodes, attributes = (
+        graph.nodes,
+        {key: value for key, value in edge.attributes.items() if key not in ("port", "operation")},
+    )
+    yield from edge_problems(nodes, Edge(edge.edge_id, edge.source, edge.target, edge.weight, edge.enabled, attributes))
     if "port" in edge.attributes and not _PORT.accepts(edge.attributes["port"]):
         message = unexpected_value(_PORT.expected, "port", edge.attributes["port"])
         yield at_edge(edge.edge_id, "invalid_attribute", message)
@@ -110,7 +113,7 @@ def operation_edge_problems(graph: GraphElements, edge: Edge) -> Iterator[GraphP
 
 
 def _attribute_problems(
-    node: Node, accepted: Mapping[str, tuple[str, Parameter]], others: tuple[str, ...], kind: str
+    node: Node, accepted: Mapping[str, tuple[str, Parameter]], other_names: tuple[str, ...], kind: str
 ) -> Iterator[GraphProblem]:
     for key, value in node.attributes.items():
         if key in accepted:
@@ -122,8 +125,8 @@ def _attribute_problems(
             if not NODE_ATTRIBUTES[key].accepts(value):
                 message = unexpected_value(NODE_ATTRIBUTES[key].expected, key, value)
                 yield at_node(node.node_id, "invalid_attribute", message)
-        elif key not in others:
-            names = listed([*accepted, *others])
+        elif key not in other_names:
+            names = listed([*accepted, *other_names])
             message = f"expected attributes of {kind} out of {names}, got {shown(key)}"
             yield at_node(node.node_id, "unknown_attribute", message)
 

@@ -135,8 +135,8 @@ def infer_shapes(
     first_shared: dict[str, NodeShapes] = {}
     for node_id in order:
         sources = {edge.source for edge in incoming.get(node_id, ()) if edge.edge_id in late} if late else ()
-        known = node_shapes | {source: before[source] for source in sources} if sources else node_shapes
-        shapes = _shapes_of(graph, node_id, incoming, known, outside)
+        known_shapes = node_shapes | {source: before[source] for source in sources} if sources else node_shapes
+        shapes = _shapes_of(graph, node_id, incoming, known_shapes, outside)
         if shapes.shared_subgraph:
             _check_shared(shapes, first_shared.setdefault(shapes.shared_subgraph, shapes))
         node_shapes[node_id] = _with_late(shapes, late, before) if late else shapes
@@ -295,10 +295,10 @@ def _concatenated(node: Node, edges: Sequence[Edge], shapes: Sequence[Shape]) ->
         if target.layout is Layout.VECTOR:
             got = ", ".join(map(str, shapes))
             raise ShapeError(f"expected inputs of one layout with positions for axis=positions, got {got}")
-        axis, others = 1 - min(target.channel_axis, 1), target.positions[1:]
-        targets = [target.with_positions((shape.positions[0], *others)) for shape in shapes]
-        result = target.with_positions((sum(shape.positions[0] for shape in shapes), *others))
-        kind = "number of channels and width" if others else "number of channels"
+        axis, other_positions = 1 - min(target.channel_axis, 1), target.positions[1:]
+        targets = [target.with_positions((shape.positions[0], *other_positions)) for shape in shapes]
+        result = target.with_positions((sum(shape.positions[0] for shape in shapes), *other_positions))
+        kind = "number of channels and width" if other_positions else "number of channels"
     adapters = tuple(map(Adapter, shapes, targets))
     _check_alignment(adapters, align, kind, _positions_repair(node, shapes))
     return MergePlan(tuple(edges), adapters, "concat", align, result, axis)

@@ -59,8 +59,8 @@ def _short_edge(edge: Edge, *, has_id: bool) -> Fields:
 def _split(attributes: Mapping[str, Any], names: Sequence[str]) -> tuple[Fields, Fields]:
     """Return the attributes that are fields, and the others under `attributes`; a null cannot be a field."""
     short = {name: thawed(attributes[name]) for name in names if attributes.get(name) is not None}
-    others = {name: thawed(value) for name, value in attributes.items() if name not in short}
-    return short, {"attributes": others} if others else {}
+    remaining = {name: thawed(value) for name, value in attributes.items() if name not in short}
+    return short, {"attributes": remaining} if remaining else {}
 
 
 def _without(values: Fields, defaults: Fields) -> Fields:

@@ -42,12 +42,12 @@ def applied_names(data: Any) -> list[str]:
     """Return the names of the subgraphs that node-link data apply from outside of their own, in order, once each."""
     if not isinstance(data, Mapping):
         return []
-    own = data.get("subgraphs")
-    own = own if isinstance(own, Mapping) else {}
+    definitions = data.get("subgraphs")
+    definitions = definitions if isinstance(definitions, Mapping) else {}
     names = [name for entry in _entries(data) if isinstance(name := _applied(entry), str)]
-    for inner in own.values():
+    for inner in definitions.values():
         names += applied_names(inner)
-    return [name for name in dict.fromkeys(names) if name not in own]
+    return [name for name in dict.fromkeys(names) if name not in definitions]
 
 
 def _entries(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -52,12 +52,12 @@ class Moves:
         on_edge, on_node = plan.kind == int(Kind.AddEdge), plan.kind == int(Kind.AddNode)
         ends = torch.stack([on_edge | (on_node & (plan.source != NONE)), on_edge], -1)  # [B, T, 2]
         node = torch.arange(states.exists.shape[1])
-        others = states.exists[:, None] & (node != plan.source[..., None]) & (node != plan.target[..., None])
+        is_other = states.exists[:, None] & (node != plan.source[..., None]) & (node != plan.target[..., None])
         has_room = (states.num_nodes < env.vocabulary.max_nodes)[:, None, None]
         inside = ends[:, :, :1] & changes[int(Kind.AddNode), -1, :-1] & has_room  # [B, T, C]
         edits = {
             Move.RELABEL: changes[plan.kind, plan.column].flatten(1),  # [B, T * (C + 1)]
-            Move.REWIRE: (ends[..., None] & others[:, :, None]).flatten(1),  # [B, T * 2 * N]
+            Move.REWIRE: (ends[..., None] & is_other[:, :, None]).flatten(1),  # [B, T * 2 * N]
             Move.INSERT: torch.cat([inside.flatten(1), *(mask.flatten(1) for mask in after.masks.values())], 1),
             Move.REMOVE: on_edge | on_node,  # [B, T]
         }

@@ -81,8 +81,8 @@ def build_optimiser(groups: Sequence[dict[str, Any]], options: OptimiserOptions)
         for part, has_width in zip(split, (True, False), strict=True):
             if parameters := [each for each in group["params"] if is_wide(each) == has_width]:
                 part.append({**group, "params": parameters})
-    matrices, others = split
-    return MuonWithAdam(build_optimisers(matrices, others, options))
+    matrices, elementwise = split
+    return MuonWithAdam(build_optimisers(matrices, elementwise, options))
 
 
 class MuonWithAdam(torch.optim.Optimizer):
@@ -130,7 +130,7 @@ def split_parameters(
         decays: whether any parameter has weight decay.
     """
     norms = {id(p) for module in model.modules() if _is_norm(module) for p in module.parameters(recurse=False)}
-    matrices, decayed, others = [], [], []
+    matrices, decayed, elementwise = [], [], []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -138,8 +138,8 @@ def split_parameters(
         if is_matrix and for_muon(name, parameter):
             matrices.append(parameter)
         else:
-            (decayed if decays and is_matrix else others).append(parameter)
-    return matrices, decayed, others
+            (decayed if decays and is_matrix else elementwise).append(parameter)
+    return matrices, decayed, elementwise
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -175,11 +175,11 @@ def flat_steps(
     no weight decay; the averages include the buffers. The parameters share one dtype and device.
     """
     uses_muon, decay = options.name == "muon", options.weight_decay
-    matrices, decayed, others = split_parameters(
+    matrices, decayed, remaining = split_parameters(
         model, for_muon=lambda _, parameter: uses_muon and is_wide(parameter.flatten(1)), decays=decay > 0
     )
     groups, flats = [], [_flattened(matrices)] if matrices else []
-    for parameters, each_decay in ((decayed, decay), (others, 0.0)):
+    for parameters, each_decay in ((decayed, decay), (remaining, 0.0)):
         if parameters:
             flats.append(_flattened(parameters))
             groups.append({"params": [flats[-1]], "weight_decay": each_decay})

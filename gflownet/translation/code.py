@@ -156,8 +156,8 @@ class ClassWriter:
         row, settings = step.shapes.operation.row, step.shapes.operation.settings
         if has_own_build(row):
             return [f"self.{step.label} = {self.own_build(step)}"]
-        made = row.constructor(step.input_shapes, settings)
-        return [f"self.{step.label} = {made}"] if made else []
+        expression = row.constructor(step.input_shapes, settings)
+        return [f"self.{step.label} = {expression}"] if expression else []
 
     def _computed(self, step: StepPlan) -> list[str]:
         if step.neuron is not None:
@@ -200,10 +200,10 @@ class ClassWriter:
             return self._repeated_with_state(step, values)
         if len(step.bodies) == 1:
             return [f"{result} = {module}({first})"]
-        again = ", ".join(result if port == INPUT_PORT else values[port] for port in step.ports)
+        arguments = ", ".join(result if port == INPUT_PORT else values[port] for port in step.ports)
         start = [f"{result} = {values[INPUT_PORT]}"] if INPUT_PORT in step.ports else []
         loop = f"for _ in range({len(step.bodies)}):" if step.is_shared else f"for block in {module}:"
-        return [*start, loop, f"    {result} = {module if step.is_shared else 'block'}({again})"]
+        return [*start, loop, f"    {result} = {module if step.is_shared else 'block'}({arguments})"]
 
     def _repeated_with_state(self, step: StepPlan, values: Mapping[str, str]) -> list[str]:
         """The calls of a subgraph with state, one by one: every repetition has its own."""

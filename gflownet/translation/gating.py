@@ -16,8 +16,8 @@ class Product(Aggregation):
     @staticmethod
     def forward(messages: Tensor) -> Tensor:
         """Return [B, d] for messages [B, J, d]."""
-        product, *others = messages.unbind(1)
-        for other in others:  # not Tensor.prod, whose gradient at a zero is slow
+        product, *factors = messages.unbind(1)
+        for other in factors:  # not Tensor.prod, whose gradient at a zero is slow
             product = product * other
         return product
 

@@ -105,14 +105,14 @@ def summary(graph: ComputationGraph, *, projection: str | None = None) -> GraphS
 
 def summarise(graph: ComputationGraph, projection: str) -> GraphSummary:
     """Return the summary of a valid graph."""
-    known = infer_shapes(graph, late=graph.detect_cycles())
-    live = live_nodes(known)
+    node_shapes = infer_shapes(graph, late=graph.detect_cycles())
+    live = live_nodes(node_shapes)
     # Live nodes first: they count the weights that dead ones share.
-    by_life = dict(sorted(known.items(), key=lambda item: item[0] not in live))
+    by_life = dict(sorted(node_shapes.items(), key=lambda item: item[0] not in live))
     costs = node_costs(graph, by_life, projection)
     nodes = tuple(
         _summarise_node(graph, shapes, costs[node_id], is_live=node_id in live)
-        for node_id, shapes in known.items()
+        for node_id, shapes in node_shapes.items()
         if shapes.node.node_type is not NodeType.INPUT
     )
     counted = [node for node in nodes if node.is_live or is_dense(graph)]  # dead neurons keep their parameters
@@ -121,8 +121,8 @@ def summarise(graph: ComputationGraph, projection: str) -> GraphSummary:
         num_parameters=sum(node.num_parameters for node in counted),
         multiply_adds=sum(node.multiply_adds for node in nodes if node.is_live),
         flops=sum(node.flops for node in nodes),
-        inputs=tuple(known[node_id].output for node_id in graph.input_node_ids),
-        outputs=tuple(known[node_id].output for node_id in graph.output_node_ids),
+        inputs=tuple(node_shapes[node_id].output for node_id in graph.input_node_ids),
+        outputs=tuple(node_shapes[node_id].output for node_id in graph.output_node_ids),
         state_size=sum(slot.size for slot in build_plan(graph, options, None).slots),
         nodes=nodes,
     )

@@ -96,8 +96,10 @@ def _untrained(
 ) -> nn.Module:
     """Return the model of an entry with new weights."""
     # Entries of the last release name no function for their language model.
-    known = {"build": "gflownet.rhn.checkpoint:model_of", "of": "language_model"} if "language_model" in entry else None
-    module = entry.get("module", known)
+    builder = (
+        {"build": "gflownet.rhn.checkpoint:model_of", "of": "language_model"} if "language_model" in entry else None
+    )
+    module = entry.get("module", builder)
     choices = {} if "network" in entry else values_of(entry["graph"])
     if build is not None and not choices:
         raise ValueError(f"{path}: build: expected none for an entry without choices, got {build!r}")

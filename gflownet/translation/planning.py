@@ -75,8 +75,8 @@ class TranslationConfig:
     def completed(self, settings: Mapping[str, Any]) -> TranslationConfig:
         """Return the options with None replaced by a graph's translation settings or the defaults."""
         options = {name: getattr(self, name) for name in _CHOICES}
-        chosen = {name: settings.get(name) if value is None else value for name, value in options.items()}
-        return replace(self, **{**chosen, "projection": chosen["projection"] or "auto"})
+        values = {name: settings.get(name) if value is None else value for name, value in options.items()}
+        return replace(self, **{**values, "projection": values["projection"] or "auto"})
 
 
 def read_config(config: Mapping[str, Any] | TranslationConfig | None) -> TranslationConfig:
@@ -152,16 +152,20 @@ def build_plan(graph: ComputationGraph, options: TranslationConfig, key: Any) ->
     return replace(plan, channels_last=options.memory_format == "channels_last", autocast=options.autocast)
 
 
-def _plan(name: str, graph: ComputationGraph, known: Mapping[int, NodeShapes], projection: str, key: Any) -> ModelPlan:
-    live, is_vectors = live_nodes(known), not name and is_dense(graph)
+def _plan(
+    name: str, graph: ComputationGraph, node_shapes: Mapping[int, NodeShapes], projection: str, key: Any
+) -> ModelPlan:
+    live, is_vectors = live_nodes(node_shapes), not name and is_dense(graph)
     ports = {node_id: port for port, node_id in inner_ports(graph).items()}
-    inputs = tuple((ports.get(node_id, INPUT_PORT), node_id, known[node_id].output) for node_id in graph.input_node_ids)
+    inputs = tuple(
+        (ports.get(node_id, INPUT_PORT), node_id, node_shapes[node_id].output) for node_id in graph.input_node_ids
+    )
     steps: dict[int, StepPlan] = {}
-    for node_id, shapes in known.items():
+    for node_id, shapes in node_shapes.items():
         if shapes.node.node_type is not NodeType.INPUT and (is_vectors or node_id in live):
             steps[node_id] = _step(graph, shapes, projection, steps, is_vectors=is_vectors, is_live=node_id in live)
-    outputs = tuple((node_id, known[node_id].output) for node_id in graph.output_node_ids)
-    dead = tuple(sorted(known.keys() - live))
+    outputs = tuple((node_id, node_shapes[node_id].output) for node_id in graph.output_node_ids)
+    dead = tuple(sorted(node_shapes.keys() - live))
     plan = ModelPlan(name, inputs, tuple(steps.values()), outputs, dead, is_vectors, False, None, (), key)
     return replace(plan, values=tuple(parameter_values(graph, plan))) if name else plan
 
@@ -237,11 +241,11 @@ def _bodies(
     digest = _body_digest(inner, projection)
     plans: dict[str, ModelPlan] = {}
     bodies = []
-    for known in repetitions(inner, inputs, repeat):
-        sizes = [f"{known[node_id].output}" for node_id in inner.input_node_ids]
+    for node_shapes in repetitions(inner, inputs, repeat):
+        sizes = [f"{node_shapes[node_id].output}" for node_id in inner.input_node_ids]
         key = sha256("\n".join([name, digest, *sizes]).encode()).hexdigest()
         if key not in plans:
-            plans[key] = _plan(name, inner, known, projection, key)
+            plans[key] = _plan(name, inner, node_shapes, projection, key)
         bodies.append(plans[key])
     return tuple(bodies)
 

@@ -228,12 +228,12 @@ def _known_activation(node: Node) -> str:
     return _nearest(node.activation_function, ACTIVATIONS, "linear", activation)
 
 
-def _nearest(name: str, known: Iterable[str], default: str, load: Callable[[str], object]) -> str:
+def _nearest(name: str, names: Iterable[str], default: str, load: Callable[[str], object]) -> str:
     """Return the name itself where it can be used, else the nearest built-in one."""
     try:
         load(name)
     except ValueError:
-        return (get_close_matches(name, known, n=1) or [default])[0]
+        return (get_close_matches(name, names, n=1) or [default])[0]
     return name
 
 

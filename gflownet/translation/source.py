@@ -113,15 +113,15 @@ class _FileWriter(ClassWriter):
 
 def _bodies_first(plan: ModelPlan) -> Iterator[ModelPlan]:
     """Yield every different plan below a plan, then the plan itself."""
-    seen: dict[str, ModelPlan] = {}
+    plans: dict[str, ModelPlan] = {}
 
     def visit(each: ModelPlan) -> None:
         for body in each.bodies:
             visit(body)
-        seen.setdefault(each.key, each)
+        plans.setdefault(each.key, each)
 
     visit(plan)
-    yield from seen.values()
+    yield from plans.values()
 
 
 def _class_names(plans: list[ModelPlan], name: str) -> dict[str, str]:
