@@ -25,9 +25,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gflownet.comparison.plan import Method, Plan, read_methods
-from gflownet.comparison.report import write_comparison
-from gflownet.comparison.result import Accounting, Comparison, Quantity, summary_of
 from gflownet.comparison.session import run_plan
+from gflownet.report.compared.search_tables import write_searches
+from gflownet.report.compared.searches import Accounting, Quantity, Searches, summary_of
 from gflownet.terminal.console import make_console
 from gflownet.terminal.interrupts import stop_signals
 from scripts.bench import Row, at_least, at_most, figure, finish, skip
@@ -74,7 +74,7 @@ class Section:
     overrides: tuple[str, ...]
     num_evaluations: int
     num_seeds: int
-    rows: Callable[[Comparison, str], Iterator[Row]]  # of the searched method; called with the full budget
+    rows: Callable[[Searches, str], Iterator[Row]]  # of the searched method; called with the full budget
     methods: str = METHODS
 
 
@@ -111,11 +111,11 @@ def sections(tables: Path) -> list[Section]:
     ]
 
 
-def _mean(comparison: Comparison, label: str, quantity: Quantity, at: int, accounting: Accounting = FREE) -> float:
+def _mean(comparison: Searches, label: str, quantity: Quantity, at: int, accounting: Accounting = FREE) -> float:
     return comparison.summary(label, quantity, at, accounting=accounting).mean
 
 
-def _nb201_rows(goals: DataSet, comparison: Comparison, label: str) -> Iterator[Row]:
+def _nb201_rows(goals: DataSet, comparison: Searches, label: str) -> Iterator[Row]:
     signal, test = partial(_mean, comparison, label, Quantity.BEST), partial(_mean, comparison, label, Quantity.TEST)
     yield at_least("mean best signal @50", _PERCENT * signal(50), "%", goals.signal_50)
     yield at_least("mean best signal @100", _PERCENT * signal(100), "%", goals.signal_100)
@@ -130,22 +130,22 @@ def _nb201_rows(goals: DataSet, comparison: Comparison, label: str) -> Iterator[
     yield from _calibration_rows(comparison, label)
 
 
-def _long_rows(goals: DataSet, comparison: Comparison, label: str) -> Iterator[Row]:
+def _long_rows(goals: DataSet, comparison: Searches, label: str) -> Iterator[Row]:
     top = _mean(comparison, label, Quantity.TOP_TEST, 1_000)
     yield at_least("distinct top 1 % by test @1,000", top, "cells", goals.top_1000)
 
 
-def _opgfn_rows(comparison: Comparison, label: str) -> Iterator[Row]:
+def _opgfn_rows(comparison: Searches, label: str) -> Iterator[Row]:
     yield at_least("seeds with the optimum by 250", _share_by(comparison, label, 250), "", _MIN_SHARE)
     yield figure("test of the best @250", _PERCENT * _mean(comparison, label, Quantity.TEST, 250), "%")
 
 
-def _macro_rows(comparison: Comparison, label: str) -> Iterator[Row]:
+def _macro_rows(comparison: Searches, label: str) -> Iterator[Row]:
     yield at_least("mean best @100", _PERCENT * _mean(comparison, label, Quantity.BEST, 100), "%", 93.12)
     yield from _calibration_rows(comparison, label)
 
 
-def _recorded_rows(comparison: Comparison, label: str) -> Iterator[Row]:
+def _recorded_rows(comparison: Searches, label: str) -> Iterator[Row]:
     for at in (100, 300):
         for other in ("evolution", "local_search"):
             yield from _above(comparison, label, other, Quantity.BEST, at)
@@ -153,7 +153,7 @@ def _recorded_rows(comparison: Comparison, label: str) -> Iterator[Row]:
     yield from _calibration_rows(comparison, label)
 
 
-def _above(comparison: Comparison, label: str, other: str, quantity: Quantity, at: int) -> Iterator[Row]:
+def _above(comparison: Searches, label: str, other: str, quantity: Quantity, at: int) -> Iterator[Row]:
     """Yield the mean paired difference; it holds if its interval is above 0."""
     if other in comparison.records and other != label:
         each = comparison.difference(label, other, quantity, at, accounting=FREE)
@@ -161,7 +161,7 @@ def _above(comparison: Comparison, label: str, other: str, quantity: Quantity, a
         yield Row(name, each.mean, "", "interval > 0", each.low > 0)
 
 
-def _real_rows(comparison: Comparison, label: str) -> Iterator[Row]:
+def _real_rows(comparison: Searches, label: str) -> Iterator[Row]:
     """Yield the means of the best 10 architectures on new seeds; the interval has to be above random's."""
     scores = {
         name: summary_of(np.array([mean(record.final_scores) for record in records]))
@@ -177,12 +177,12 @@ def _real_rows(comparison: Comparison, label: str) -> Iterator[Row]:
             yield Row(f"top 10 on new seeds: above {other}", difference, "", goal, holds)
 
 
-def _share_by(comparison: Comparison, label: str, at: int) -> float:
+def _share_by(comparison: Searches, label: str, at: int) -> float:
     best = comparison.values(label, Quantity.BEST, np.array([at]), accounting=FREE)[:, 0]
     return float((best >= comparison.references.best).mean())
 
 
-def _calibration_rows(comparison: Comparison, label: str) -> Iterator[Row]:
+def _calibration_rows(comparison: Searches, label: str) -> Iterator[Row]:
     """Yield the share of scores inside the surrogate's 90 % intervals, predicted before they were known."""
     key = "surrogate_coverage_all"
     shares = [record.metrics[key] for record in comparison.records[label] if key in record.metrics]
@@ -191,7 +191,7 @@ def _calibration_rows(comparison: Comparison, label: str) -> Iterator[Row]:
         yield Row("scores inside 90 % intervals", share, "", "0.85 to 0.95", 0.85 <= share <= 0.95)
 
 
-def _figures(comparison: Comparison, searched: str) -> Iterator[Row]:
+def _figures(comparison: Searches, searched: str) -> Iterator[Row]:
     """Yield the figures of the methods without goals."""
     for label in comparison.labels:
         if label != searched or comparison.num_evaluations <= QUICK_BUDGET:
@@ -218,7 +218,7 @@ def run(section: Section, arguments: argparse.Namespace) -> list[Row] | None:
         comparison = run_plan(plan, num_processes=arguments.parallel, console=make_console(), stop=stop)
     if comparison is None:
         return None
-    write_comparison(comparison, plan.folder, command=sys.argv[1:])
+    write_searches(comparison, plan.folder, command=sys.argv[1:])
     rows = list(_figures(comparison, arguments.searched))
     if not arguments.quick and arguments.searched in comparison.records:
         rows += section.rows(comparison, arguments.searched)

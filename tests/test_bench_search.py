@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from gflownet.comparison.record import RunRecord
-from gflownet.comparison.result import Comparison
+from gflownet.report.compared.record import RunRecord
+from gflownet.report.compared.searches import Searches
 from scripts.bench_search import sections
 
 OPTIMUM = 0.84892
 
 
-def comparison_of(label: str, *, found_at: int, num_seeds: int = 50, repeats: int = 0) -> Comparison:
+def comparison_of(label: str, *, found_at: int, num_seeds: int = 50, repeats: int = 0) -> Searches:
     """Return runs of 200 evaluations with the optimum from one of them on, and top cells only."""
     scores = [OPTIMUM if place >= found_at else 0.8 for place in range(1, 201)]
     record = RunRecord(
@@ -31,7 +31,7 @@ def comparison_of(label: str, *, found_at: int, num_seeds: int = 50, repeats: in
         metrics={"surrogate_coverage_all": 0.9},
     )
     records = {label: [record] * num_seeds}
-    return Comparison(title="", num_evaluations=200, seeds=range(num_seeds), records=records)
+    return Searches(title="", num_evaluations=200, seeds=range(num_seeds), records=records)
 
 
 @pytest.mark.parametrize(

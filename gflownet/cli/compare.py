@@ -117,9 +117,9 @@ def _run_methods(plan: Plan, options: argparse.Namespace, *, command: Sequence[s
     from rich.console import Console
 
     from gflownet.comparison.plan import PAGE_NAME
-    from gflownet.comparison.report import print_comparison, write_comparison
     from gflownet.comparison.session import run_plan
     from gflownet.report.command import write_reports
+    from gflownet.report.compared.search_tables import print_searches, write_searches
     from gflownet.terminal.console import make_console, print_line
 
     console = make_console()
@@ -128,8 +128,8 @@ def _run_methods(plan: Plan, options: argparse.Namespace, *, command: Sequence[s
         comparison = run_plan(plan, num_processes=options.parallel, console=progress_console, stop=stop)
     if comparison is None:
         return EXIT_SIGNAL + (stop.signal or SIGINT)
-    print_comparison(comparison, console)
-    paths = write_comparison(comparison, plan.folder, command=command, copy=options.json)
+    print_searches(comparison, console)
+    paths = write_searches(comparison, plan.folder, command=command, copy=options.json)
     runs = [job.folder for jobs in plan.jobs().values() for job in jobs]
     paths += write_reports([*runs, *options.runs], output=plan.folder / PAGE_NAME, is_comparison=True)
     print_line(console, f"written: {', '.join(map(str, paths))}")

@@ -1,4 +1,4 @@
-"""Comparison of search methods: runs, accounting of evaluations, statistics over seeds, tables and pictures."""
+"""Plan of a comparison of search methods, and its runs; gflownet.report.compared has the figures."""
 
 import lazy_loader
 

@@ -1,10 +1,4 @@
 from .plan import Method as Method
 from .plan import Plan as Plan
 from .plan import read_methods as read_methods
-from .record import RunRecord as RunRecord
-from .record import read_record as read_record
-from .result import Accounting as Accounting
-from .result import Comparison as Comparison
-from .result import Difference as Difference
-from .result import Quantity as Quantity
 from .session import run_plan as run_plan

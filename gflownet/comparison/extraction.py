@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gflownet.comparison.record import RunRecord
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import evaluation_of
 from gflownet.evaluation.status import EvaluationStatus
@@ -17,6 +16,7 @@ from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.task import GFNTask
 from gflownet.files import parse_json
 from gflownet.report.architectures import TOP_NAME
+from gflownet.report.compared.record import RunRecord
 from gflownet.run.logging import METRICS_NAME
 from gflownet.run.progress import Progress
 from gflownet.run.trainer import GFNTrainer

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from gflownet.command_line.checks import validate
-from gflownet.comparison.record import RunRecord, read_record, write_record
 from gflownet.config import CONFIG_NAME, load_config, to_mapping
 from gflownet.errors import UserError
-from gflownet.files import parse_json
 from gflownet.options import leaves
 from gflownet.plugins import check_name
+from gflownet.report.compared.record import JSON_NAME, SVG_NAME, RunRecord, is_result, read_record, write_record
 from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS
 
 # Labels are names of folders.
@@ -201,8 +200,7 @@ def _is_output(path: Path) -> bool:
     return start in (b"", OUTPUT_HEADER.encode())
 
 
-JSON_NAME, SVG_NAME, PAGE_NAME = "comparison.json", "comparison.svg", "comparison.html"
-_KIND = "gflownet comparison"
+PAGE_NAME = "comparison.html"
 
 
 @dataclass(frozen=True)
@@ -252,17 +250,3 @@ class Plan:
                 f"--out: expected a folder of a comparison, got {self.folder} with another file {names[0]}; "
                 "choose another --out"
             )
-
-
-def is_result(path: Path) -> bool:
-    """Return whether a file is the result of a comparison."""
-    try:
-        content = parse_json(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and content.get("kind") == _KIND
-
-
-def header() -> dict[str, str]:
-    """Return the entries by which `is_result` knows a file."""
-    return {"kind": _KIND}

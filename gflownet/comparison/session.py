@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.status import Status
 
 from gflownet.comparison.plan import OUTPUT_HEADER, OUTPUT_NAME, Job, Plan, run
-from gflownet.comparison.record import RunRecord
-from gflownet.comparison.result import Comparison
 from gflownet.errors import UserError
+from gflownet.report.compared.record import RunRecord
+from gflownet.report.compared.searches import Searches
 from gflownet.terminal.console import duration, print_line
 from gflownet.terminal.interrupts import StopRequest
 
@@ -254,7 +254,7 @@ def _num_evaluated(folder: Path) -> int:
         return 0
 
 
-def run_plan(plan: Plan, *, num_processes: int, console: Console, stop: StopRequest) -> Comparison | None:
+def run_plan(plan: Plan, *, num_processes: int, console: Console, stop: StopRequest) -> Searches | None:
     """Run what is not finished, and return the comparison; None after a stop request.
 
     Raises:
@@ -266,7 +266,7 @@ def run_plan(plan: Plan, *, num_processes: int, console: Console, stop: StopRequ
         num_left = sum(job.record() is None for job in open_jobs)
         print_line(console, f"{len(jobs) - num_left} of {len(jobs)} runs are finished; repeat the command to continue")
         return None
-    return Comparison(
+    return Searches(
         title=Path(plan.config).stem if plan.config else "defaults",
         num_evaluations=plan.num_evaluations,
         seeds=plan.seeds,

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from gflownet.cli.compare import main, parse
-from gflownet.comparison.record import CURVE_NAME, RunRecord, read_record
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.files import locked_folder
+from gflownet.report.compared.record import CURVE_NAME, RunRecord, read_record
 from gflownet.run.logging import METRICS_NAME
 from tests.benchmark_tables import write_nb201
 from tests.search.searches import PLACES
@@ -58,9 +58,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_pictures(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the pictures, but for the finished comparison; test_result.py draws some."""
+    """Leave out the pictures, but for the finished comparison; test_searches.py draws some."""
     assert (finished / "comparison.svg").exists()
-    monkeypatch.setattr("gflownet.comparison.report.draw", lambda comparison: "")
+    monkeypatch.setattr("gflownet.report.compared.search_tables.draw", lambda comparison: "")
 
 
 def test_compare_records_new_evaluations_of_every_run(finished: Path) -> None:
@@ -120,14 +120,34 @@ def test_compare_writes_page_of_ordinary_runs_too(
     assert "--methods" in capsys.readouterr().err
 
 
-def test_second_compare_in_one_folder_is_refused_at_once(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = (finished / "comparison.json").stat().st_mtime_ns
-    with locked_folder(finished):
-        assert main(arguments(finished)) == 2
+# A `compare` with its lock and its output, which waits for a line of input instead of running.
+WAITING = """
+import sys
+import gflownet.comparison.session
+from gflownet.cli.compare import main
+def wait(*arguments, **options):
+    print("running", flush=True)
+    sys.stdin.readline()
+gflownet.comparison.session.run_plan = wait
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_second_compare_in_one_folder_is_refused_at_once(
+    tmp_path: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, "-c", WAITING, *arguments(tmp_path)]
+    with subprocess.Popen(command, cwd=checkout, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "running\n"
+        assert main(arguments(tmp_path)) == 2
+        first.communicate("\n")
     error = capsys.readouterr().err
     assert "expected a folder without an active comparison" in error
     assert error.count("\n") == 1
-    assert (finished / "comparison.json").stat().st_mtime_ns == before
+    assert not list(tmp_path.rglob("*.json"))
+    with locked_folder(tmp_path):
+        pass  # the first has given it back
 
 
 def test_compare_rejects_runs_of_other_options(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -197,6 +197,27 @@ def test_verdict_names_the_better_group_and_the_doubt(scores: Sequence[Sequence[
     assert verdict.endswith(end)
 
 
+def test_groups_that_share_seeds_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    """Group 1 is 0.1 better on each of 5 shared seeds, far less than the seeds differ; other seeds do not count."""
+    starts = [0.1, 0.3, 0.5, 0.5, 0.7]
+    runs = [a_run(seed, scores=[start], lr=0) for seed, start in enumerate(starts)]
+    runs += [a_run(seed, scores=[start + 0.1], lr=1) for seed, start in reversed([*enumerate(starts)])]
+    runs += [a_run(8, scores=[0.0], lr=1), a_run(9, scores=[None], lr=0), a_run(9, scores=[0.9], lr=1)]
+    runs += [a_run(7, scores=[0.6], lr=0), a_run(7, name="again", scores=[0.1], lr=0), a_run(7, scores=[0.9], lr=1)]
+    compared = comparison(*runs)
+    paired = compared.paired(1, 0, "best_score")
+    assert paired is not None
+    assert (paired.mean, paired.low, paired.high, paired.num_seeds) == pytest.approx((0.1, 0.1, 0.1, 5))
+    verdict = verdict_of(compared, *compared.problems)
+    assert verdict.endswith("lr=1 is above lr=0 on their 5 shared seeds: +0.1000 [+0.1000, +0.1000].")
+    page = comparison_page(compared, folder=tmp_path)
+    assert "lr=0 minus lr=1" in page
+    assert "-0.1000 [-0.1000, -0.1000]" in page
+    (entry,) = json.loads(compared.to_json())["paired"]
+    assert (entry["first"], entry["second"], entry["figure"], entry["num_seeds"]) == ("lr=0", "lr=1", "best_score", 5)
+    assert "Paired differences" not in comparison_page(comparison(*runs[:5]), folder=tmp_path)
+
+
 def test_no_verdict_about_one_group() -> None:
     compared = comparison(a_run(0, scores=[1.0]), a_run(1, scores=[1.0]))
     assert verdict_of(compared, *compared.problems) == ""
@@ -215,6 +236,8 @@ def test_runs_of_other_tasks_data_or_budgets_are_not_ranked_together(other: dict
     page = comparison_page(compared, folder=tmp_path)
     assert page.count("<caption>Final figures by group") == 2
     assert page.count("are not ranked together") == 1
+    assert "Paired differences" not in page
+    assert json.loads(compared.to_json())["paired"] == []
     assert "Highest" not in page
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))

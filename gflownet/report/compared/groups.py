@@ -131,6 +131,14 @@ def repeated_seeds(group: Group) -> list[Any]:
     return sorted({seed for seed in known if known.count(seed) > 1}, key=str)
 
 
+def places_by_seed(group: Group) -> dict[str, int]:
+    """Return the place of the run of each known seed that only one run of a group has."""
+    repeated = repeated_seeds(group)
+    return {
+        text_of(seed): place for place, seed in enumerate(group.seeds) if seed not in repeated and not _is_unknown(seed)
+    }
+
+
 def _is_unknown(value: Any) -> bool:
     """Return whether a value, or one in a list, comes from outside of the config."""
     if isinstance(value, list | tuple):

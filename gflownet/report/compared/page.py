@@ -7,8 +7,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from gflownet.files import json_text
 from gflownet.pictures.chart import Chart, Table, duration_text, number_text
@@ -19,10 +22,12 @@ from gflownet.report.compared.figures import (
     Estimate,
     FigureKind,
     GroupCurve,
+    PairedDifference,
     best_score,
     figures_of,
     final_score,
     group_curve,
+    paired_difference,
 )
 from gflownet.report.compared.groups import (
     SEED,
@@ -32,6 +37,7 @@ from gflownet.report.compared.groups import (
     differences,
     groups_of,
     num_unknown_seeds,
+    places_by_seed,
     problems_of,
     repeated_seeds,
     unknown_options,
@@ -43,6 +49,8 @@ from gflownet.report.page.page import render
 from gflownet.report.page.run_data import RunData, read_run
 
 COMPARISON_FORMAT = "gflownet comparison 1"
+# Figures with paired differences; the first one that two groups have is in the verdict.
+_COMPARED = ("test_score", "final_score", "best_score")
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,18 @@ class Comparison:
         """All runs with their groups, in order."""
         return [(group, run) for group in self.groups for run in group.runs]
 
+    def paired(self, first: int, second: int, key: str) -> PairedDifference | None:
+        """Return the difference of a figure between two groups, over the seeds of both; None without such a seed."""
+        known = []
+        for place in (first, second):
+            values = self.figures[place][key].values
+            known.append({seed: values[run] for seed, run in places_by_seed(self.groups[place]).items()})
+        one, other = ({seed: value for seed, value in column.items() if math.isfinite(value)} for column in known)
+        seeds = sorted(one.keys() & other.keys())
+        if not seeds:
+            return None
+        return paired_difference(np.array([one[seed] for seed in seeds]), np.array([other[seed] for seed in seeds]))
+
     def to_json(self) -> str:
         """Return the figures, curves and differences as JSON; unknown values are null."""
         content = {
@@ -71,6 +91,13 @@ class Comparison:
             "groups": [self._group_entry(index) for index in range(len(self.groups))],
             "problems": [asdict(problem) for problem in self.problems],
             "differences": [asdict(difference) for difference in self.differences],
+            "paired": [
+                {"first": self.groups[first].name, "second": self.groups[second].name, "figure": key} | asdict(paired)
+                for problem in self.problems
+                for first, second in combinations(problem.places, 2)
+                for key in _COMPARED
+                if (paired := self.paired(first, second, key)) is not None
+            ],
         }
         return json_text(content, indent=1)
 
@@ -112,6 +139,8 @@ def state_of(run: RunData) -> str:
 COMPARISON_NAME = "comparison.html"
 # Maximum number of drawings.
 MAX_CARDS = 12
+# Maximum number of pairs of groups in a table; the JSON has all.
+_MAX_PAIRS = 28
 
 
 @dataclass(frozen=True)
@@ -132,6 +161,7 @@ class ProblemSection:
 
     name: str  # empty for the only problem
     figures: Table
+    paired: Table | None  # None without two groups that share seeds
     charts: Sequence[Chart]
 
 
@@ -151,7 +181,12 @@ def comparison_page(comparison: Comparison, *, folder: Path, written: datetime |
         num_groups=len(comparison.groups),
         verdicts=[sentence for problem in comparison.problems if (sentence := verdict_of(comparison, problem))],
         problems=[
-            ProblemSection(problem.name, figure_table(comparison, problem), charts_of(comparison, number, problem))
+            ProblemSection(
+                problem.name,
+                figure_table(comparison, problem),
+                paired_table(comparison, problem),
+                charts_of(comparison, number, problem),
+            )
             for number, problem in enumerate(comparison.problems)
         ],
         differences=difference_table(comparison),
@@ -170,6 +205,17 @@ def figure_table(comparison: Comparison, problem: Problem) -> Table:
         cells = [estimate_text(figures[kind.key], unit=kind.unit) for kind in FIGURES]
         rows.append([group.name, str(len(group.runs)), *cells])
     return Table(["group", "runs", *(kind.title for kind in FIGURES)], rows)
+
+
+def paired_table(comparison: Comparison, problem: Problem) -> Table | None:
+    """Return the paired differences of a problem, a row per pair of groups that share seeds; None without one."""
+    rows, kinds = [], [kind for kind in FIGURES if kind.key in _COMPARED]
+    for first, second in combinations(problem.places, 2):
+        cells = [comparison.paired(first, second, kind.key) for kind in kinds]
+        if num_seeds := max((each.num_seeds for each in cells if each is not None), default=0):
+            pair = f"{comparison.groups[first].name} minus {comparison.groups[second].name}"
+            rows.append([pair, str(num_seeds), *("-" if each is None else each.figures for each in cells)])
+    return Table(["groups", "shared seeds", *(kind.title for kind in kinds)], rows[:_MAX_PAIRS]) if rows else None
 
 
 def difference_table(comparison: Comparison) -> Table | None:
@@ -245,10 +291,6 @@ def _warnings(comparison: Comparison) -> Iterator[str]:
             yield f"{run.folder.name}: {problem}"
 
 
-# The first of these that two groups have is compared.
-_COMPARED = ("test_score", "final_score", "best_score")
-
-
 def verdict_of(comparison: Comparison, problem: Problem) -> str:
     """Return the sentence about a problem, empty with less than two comparable groups."""
     for key in _COMPARED:
@@ -256,9 +298,11 @@ def verdict_of(comparison: Comparison, problem: Problem) -> str:
         estimates = [comparison.figures[place][key] for place in problem.places]
         order = sorted(_known(estimates), key=lambda index: -estimates[index].mean)
         if len(order) > 1:
-            names = [comparison.groups[problem.places[index]].name for index in order[:2]]
+            first, second = (problem.places[index] for index in order[:2])
+            names = [comparison.groups[place].name for place in (first, second)]
             start = f"{problem.name}: " if problem.name else ""
-            return start + _sentence(kind, names, [estimates[index] for index in order[:2]])
+            paired = comparison.paired(first, second, key)
+            return start + _sentence(kind, names, [estimates[index] for index in order[:2]], paired)
     return ""
 
 
@@ -275,13 +319,17 @@ def _known(estimates: Sequence[Estimate]) -> list[int]:
     return [index for index, estimate in enumerate(estimates) if math.isfinite(estimate.mean)]
 
 
-def _sentence(kind: FigureKind, names: Sequence[str], estimates: Sequence[Estimate]) -> str:
+def _sentence(
+    kind: FigureKind, names: Sequence[str], estimates: Sequence[Estimate], paired: PairedDifference | None
+) -> str:
     first, second = estimates
     start = (
         f"Highest {kind.title}: {estimate_text(first)} of {names[0]}; next is {estimate_text(second)} of {names[1]}."
     )
     if math.isnan(first.low) or math.isnan(second.low):
         return f"{start} Without two seeds of each, the order may be chance."
+    if paired is not None and paired.has_verdict:
+        return f"{start} {paired.verdict(*names, f'on their {paired.num_seeds} shared seeds')}."
     if first.low > second.high:
         return f"{start} Their 95 % intervals over seeds do not overlap."
     return f"{start} Their 95 % intervals over seeds overlap: the order may be chance."

@@ -1,4 +1,4 @@
-"""The result of a comparison: figures after a number of evaluations or proposals, and paired differences.
+"""Planned searches: figures after a number of evaluations or proposals, and paired differences of methods.
 
 Letters: S seeds, n new evaluations of a run, X places of a curve.
 """
@@ -6,18 +6,16 @@ Letters: S seeds, n new evaluations of a run, X places of a curve.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from itertools import combinations
 from statistics import median
 
 import numpy as np
 
-from gflownet.comparison.record import RunRecord
-from gflownet.metrics.mean_intervals import mean_intervals
-from gflownet.report.compared.figures import MAX_SCORE, bounded_intervals
+from gflownet.report.compared.figures import MAX_SCORE, PairedDifference, bounded_intervals, paired_difference
+from gflownet.report.compared.record import RunRecord
 
 # An architecture within this share of the best known score counts as one of the best.
 _NEAR = 0.01
@@ -116,8 +114,6 @@ def _is_first(record: RunRecord) -> np.ndarray:
 
 _CHECKPOINTS = (10, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 RANDOM = "random"
-# Number of seeds from which on a difference has a verdict.
-_MIN_SEEDS = 5
 
 
 @dataclass(frozen=True)
@@ -142,38 +138,6 @@ def summary_of(values: np.ndarray, *, upper: float = math.inf) -> Summary:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The mean difference of two methods over seeds, at one checkpoint."""
-
-    first: str
-    second: str
-    quantity: Quantity
-    accounting: Accounting
-    at: int
-    mean: float  # first minus second
-    low: float  # ends of the 95 % interval, NaN for one seed
-    high: float
-    num_seeds: int
-
-    @property
-    def verdict(self) -> str:
-        """Return the comparison in words."""
-        after = f"after {self.at:,} {self.accounting}"
-        interval = "" if math.isnan(self.low) else f" [{self.low:+.4f}, {self.high:+.4f}]"
-        figures = f"{self.mean:+.4f}{interval}"
-        if math.isnan(self.low):
-            return f"{self.first} against {self.second} {after}: {figures}, one seed has no interval"
-        if self.num_seeds < _MIN_SEEDS:
-            few = f"{self.num_seeds} seeds are too few for a verdict (at least {_MIN_SEEDS})"
-            return f"{self.first} against {self.second} {after}: {figures}, {few}"
-        if self.low > 0:
-            return f"{self.first} is above {self.second} {after}: {figures}"
-        if self.high < 0:
-            return f"{self.first} is below {self.second} {after}: {figures}"
-        return f"no difference seen between {self.first} and {self.second} {after}: {figures}"
-
-
-@dataclass(frozen=True)
 class Optimum:
     """The search for the best score of a space."""
 
@@ -183,8 +147,8 @@ class Optimum:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """The records of all runs: method label -> one per seed."""
+class Searches:
+    """The records of planned runs: method label -> one per seed."""
 
     title: str
     num_evaluations: int  # budget of each run
@@ -251,28 +215,22 @@ class Comparison:
         records = self.records[label]
         return sum(record.num_proposals for record in records) / max(sum(map(len, records)), 1)
 
-    def difference(self, first: str, second: str, quantity: Quantity, at: int, *, accounting: Accounting) -> Difference:
-        """Return the paired difference of two methods: seed by seed."""
+    def difference(
+        self, first: str, second: str, quantity: Quantity, at: int, *, accounting: Accounting
+    ) -> PairedDifference:
+        """Return the difference of two methods."""
         one, other = (self.values(label, quantity, np.array([at]), accounting=accounting) for label in (first, second))
-        mean, low, high = math.nan, math.nan, math.nan
-        if np.isfinite(one - other).all():
-            mean, ((low,), (high,)) = float((one - other).mean()), mean_intervals(one - other)
-        return Difference(
-            first, second, quantity, accounting, at, mean, float(low), float(high), num_seeds=len(self.seeds)
-        )
+        return paired_difference(one[:, 0], other[:, 0])
 
-    def differences(self) -> Iterator[Difference]:
-        """Yield the differences of all pairs, quantities, accountings and checkpoints."""
-        for first, second in combinations(self.labels, 2):
-            for quantity in self.quantities:
-                for accounting in Accounting:
-                    for at in self.checkpoints:
-                        yield self.difference(first, second, quantity, at, accounting=accounting)
+    def verdict(self, first: str, second: str, quantity: Quantity, at: int, *, accounting: Accounting) -> str:
+        """Return the difference of two methods in words."""
+        difference = self.difference(first, second, quantity, at, accounting=accounting)
+        return difference.verdict(first, second, f"after {at:,} {accounting}")
 
     def verdicts(self, baseline: str) -> list[str]:
         """Return every method's difference of the best score from a baseline in words, at the last checkpoint."""
         return [
-            self.difference(label, baseline, Quantity.BEST, self.num_evaluations, accounting=accounting).verdict
+            self.verdict(label, baseline, Quantity.BEST, self.num_evaluations, accounting=accounting)
             for label in self.labels
             if label != baseline
             for accounting in Accounting

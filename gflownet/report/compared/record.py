@@ -1,4 +1,4 @@
-"""search_curve.json: the new evaluations of a finished run, in order, with the number of proposals until each."""
+"""Files of planned searches: search_curve.json with the new evaluations of a run, in order, and comparison.json."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from gflownet.errors import UserError
 from gflownet.files import parse_json, write_whole
 
 CURVE_NAME = "search_curve.json"
+JSON_NAME, SVG_NAME = "comparison.json", "comparison.svg"
+RESULT_KIND = "gflownet comparison"  # in comparison.json
 _FORMAT = 1
 
 
@@ -66,3 +68,12 @@ def write_record(folder: Path, record: RunRecord) -> None:
     if path.is_symlink() or path.exists():
         raise UserError(f"{path}: expected no file before the end of the run, got one; choose another --out")
     write_whole(path, json.dumps({"format": _FORMAT, **asdict(record)}, allow_nan=False) + "\n")
+
+
+def is_result(path: Path) -> bool:
+    """Return whether a file is the comparison.json of planned searches."""
+    try:
+        content = parse_json(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and content.get("kind") == RESULT_KIND

@@ -1,4 +1,4 @@
-"""Tables and verdicts of a comparison, its picture, and comparison.json."""
+"""Tables and verdicts of planned searches, their picture, and comparison.json."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gflownet.comparison.plan import JSON_NAME, SVG_NAME, header
-from gflownet.comparison.result import Accounting, Comparison, Quantity, Summary
 from gflownet.errors import printable
 from gflownet.files import json_text, save_whole
 from gflownet.pictures.chart import Chart, svg_of
 from gflownet.pictures.line_charts import Line, line_chart
 from gflownet.report.compared.figures import bounded_intervals
+from gflownet.report.compared.record import JSON_NAME, RESULT_KIND, SVG_NAME
+from gflownet.report.compared.searches import Accounting, Quantity, Searches, Summary
 from gflownet.terminal.console import print_line
 
 _NUM_PLACES = 200  # of a curve
@@ -37,27 +38,27 @@ _TITLES = {
 _COSTS = {Accounting.EVALUATIONS: "new evaluations (repeats free)", Accounting.PROPOSALS: "proposals (each one counts)"}
 
 
-def draw(comparison: Comparison) -> str:
+def draw(searches: Searches) -> str:
     """Return an SVG document: one row for each known quantity, one column for each accounting.
 
     Lines are means over the seeds, bands their 95 % intervals.
     """
-    quantities = [quantity for quantity in _TITLES if quantity in comparison.quantities]
-    charts = [_chart(comparison, quantity, accounting) for quantity in quantities for accounting in Accounting]
+    quantities = [quantity for quantity in _TITLES if quantity in searches.quantities]
+    charts = [_chart(searches, quantity, accounting) for quantity in quantities for accounting in Accounting]
     return svg_of(*(chart for chart in charts if chart is not None), num_columns=len(Accounting))
 
 
-def _chart(comparison: Comparison, quantity: Quantity, accounting: Accounting) -> Chart | None:
-    at = np.unique(np.linspace(1, comparison.num_evaluations, _NUM_PLACES).round())
+def _chart(searches: Searches, quantity: Quantity, accounting: Accounting) -> Chart | None:
+    at = np.unique(np.linspace(1, searches.num_evaluations, _NUM_PLACES).round())
     lines = []
-    for label in comparison.labels:
-        values = comparison.values(label, quantity, at, accounting=accounting)
+    for label in searches.labels:
+        values = searches.values(label, quantity, at, accounting=accounting)
         low, high = bounded_intervals(values, upper=quantity.upper) if len(values) > 1 else (None, None)
         ends = (None, None) if low is None or high is None else (low.tolist(), high.tolist())
         lines.append(Line(label, at.tolist(), values.mean(axis=0).tolist(), *ends))
-    if quantity is Quantity.BEST and comparison.references.is_optimum:
-        lines.append(Line("best of the space", at.tolist(), [comparison.references.best] * len(at), is_faint=True))
-    start = at >= min(_START_SHARE * comparison.num_evaluations, at[-1])
+    if quantity is Quantity.BEST and searches.references.is_optimum:
+        lines.append(Line("best of the space", at.tolist(), [searches.references.best] * len(at), is_faint=True))
+    start = at >= min(_START_SHARE * searches.num_evaluations, at[-1])
     return line_chart(
         f"{quantity}-{accounting}",
         _TITLES[quantity],
@@ -73,12 +74,10 @@ _FORMAT = 1
 _PACKAGES = ("gflownet", "numpy", "torch")
 
 
-def write_comparison(
-    comparison: Comparison, folder: Path, *, command: Sequence[str], copy: Path | None = None
-) -> list[Path]:
+def write_searches(searches: Searches, folder: Path, *, command: Sequence[str], copy: Path | None = None) -> list[Path]:
     """Write comparison.json and its picture; return their paths. Raises UserError if one cannot be written."""
-    text = to_json(comparison, command=command)
-    contents = {folder / JSON_NAME: text, folder / SVG_NAME: draw(comparison)}
+    text = to_json(searches, command=command)
+    contents = {folder / JSON_NAME: text, folder / SVG_NAME: draw(searches)}
     if copy is not None:
         contents[copy] = text
     for path, content in contents.items():
@@ -87,22 +86,33 @@ def write_comparison(
     return [*contents]
 
 
-def to_json(comparison: Comparison, *, command: Sequence[str]) -> str:
+def to_json(searches: Searches, *, command: Sequence[str]) -> str:
     """Return all figures, and the curves of every seed, as JSON."""
     content = {
-        **header(),
+        "kind": RESULT_KIND,
         "format": _FORMAT,
         "command": list(command),
         "versions": versions(),
-        "title": comparison.title,
-        "num_evaluations": comparison.num_evaluations,
-        "seeds": list(comparison.seeds),
-        "checkpoints": list(comparison.checkpoints),
-        "references": asdict(comparison.references),
-        "methods": {label: _method(comparison, label) for label in comparison.labels},
-        "differences": [asdict(each) | {"verdict": each.verdict} for each in comparison.differences()],
+        "title": searches.title,
+        "num_evaluations": searches.num_evaluations,
+        "seeds": list(searches.seeds),
+        "checkpoints": list(searches.checkpoints),
+        "references": asdict(searches.references),
+        "methods": {label: _method(searches, label) for label in searches.labels},
+        "differences": _differences(searches),
     }
     return json_text(content)
+
+
+def _differences(searches: Searches) -> list[dict[str, Any]]:
+    """Return the differences of all pairs of methods, quantities, accountings and checkpoints."""
+    cases = product(combinations(searches.labels, 2), searches.quantities, Accounting, searches.checkpoints)
+    return [
+        {"first": first, "second": second, "quantity": quantity, "accounting": accounting, "at": at}
+        | asdict(searches.difference(first, second, quantity, at, accounting=accounting))
+        | {"verdict": searches.verdict(first, second, quantity, at, accounting=accounting)}
+        for (first, second), quantity, accounting, at in cases
+    ]
 
 
 def versions() -> dict[str, str]:
@@ -116,33 +126,33 @@ def versions() -> dict[str, str]:
     return result
 
 
-def _method(comparison: Comparison, label: str) -> dict[str, Any]:
-    records = comparison.records[label]
+def _method(searches: Searches, label: str) -> dict[str, Any]:
+    records = searches.records[label]
     figures = {
         accounting.value: {
             quantity.value: {
-                str(at): asdict(comparison.summary(label, quantity, at, accounting=accounting))
-                for at in comparison.checkpoints
+                str(at): asdict(searches.summary(label, quantity, at, accounting=accounting))
+                for at in searches.checkpoints
             }
-            for quantity in comparison.quantities
+            for quantity in searches.quantities
         }
         for accounting in Accounting
     }
     optimum = {
-        accounting.value: None if (each := comparison.optimum(label, accounting=accounting)) is None else asdict(each)
+        accounting.value: None if (each := searches.optimum(label, accounting=accounting)) is None else asdict(each)
         for accounting in Accounting
     }
     return {
         "config": records[0].config,
         "figures": figures,
         "optimum": optimum,
-        "own_seconds_per_evaluation": comparison.own_seconds(label),
-        "proposals_per_evaluation": comparison.proposals_per_evaluation(label),
+        "own_seconds_per_evaluation": searches.own_seconds(label),
+        "proposals_per_evaluation": searches.proposals_per_evaluation(label),
         "runs": [
             {"seed": seed, "scores": record.scores, "tests": record.tests, "proposals": record.proposals}
             | {"num_proposals": record.num_proposals, "end": record.end, "final_scores": record.final_scores}
             | {"evaluation_seconds": record.evaluation_seconds, "metrics": record.metrics}
-            for seed, record in zip(comparison.seeds, records, strict=True)
+            for seed, record in zip(searches.seeds, records, strict=True)
         ],
     }
 
@@ -150,33 +160,33 @@ def _method(comparison: Comparison, label: str) -> dict[str, Any]:
 _CAPTIONS = {Accounting.EVALUATIONS: "repeats free", Accounting.PROPOSALS: "every proposal counts"}
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
+def print_searches(searches: Searches, console: Console) -> None:
     """Print the tables and the verdicts."""
-    seeds = f"{len(comparison.seeds)} {'seed' if len(comparison.seeds) == 1 else 'seeds'}"
+    seeds = f"{len(searches.seeds)} {'seed' if len(searches.seeds) == 1 else 'seeds'}"
     for accounting in Accounting:
         title = f"best score, {_CAPTIONS[accounting]}: mean [95 % interval] of {seeds}"
-        _print_checkpoints(comparison, console, title, Quantity.BEST, accounting, show=_mean)
+        _print_checkpoints(searches, console, title, Quantity.BEST, accounting, show=_mean)
     free = Accounting.EVALUATIONS
     title = f"best score, {_CAPTIONS[free]}: median [quartiles]"
-    _print_checkpoints(comparison, console, title, Quantity.BEST, free, show=_quartiles)
-    if Quantity.TEST in comparison.quantities:
+    _print_checkpoints(searches, console, title, Quantity.BEST, free, show=_quartiles)
+    if Quantity.TEST in searches.quantities:
         title = f"test score of the best, {_CAPTIONS[free]}: mean [95 % interval]"
-        _print_checkpoints(comparison, console, title, Quantity.TEST, free, show=_mean)
-    columns = _last_columns(comparison)
+        _print_checkpoints(searches, console, title, Quantity.TEST, free, show=_mean)
+    columns = _last_columns(searches)
     _print_table(
         console,
-        f"after {comparison.num_evaluations:,} evaluations: means",
+        f"after {searches.num_evaluations:,} evaluations: means",
         ["method", *columns],
-        [[label, *(cells[row] for cells in columns.values())] for row, label in enumerate(comparison.labels)],
+        [[label, *(cells[row] for cells in columns.values())] for row, label in enumerate(searches.labels)],
     )
-    if comparison.references.is_optimum:
-        print_line(console, f"best score of the space: {comparison.references.best:.4f}")
-    for line in [*comparison.verdicts(comparison.baseline()), *_notes(comparison)]:
+    if searches.references.is_optimum:
+        print_line(console, f"best score of the space: {searches.references.best:.4f}")
+    for line in [*searches.verdicts(searches.baseline()), *_notes(searches)]:
         print_line(console, line)
 
 
 def _print_checkpoints(
-    comparison: Comparison,
+    searches: Searches,
     console: Console,
     title: str,
     quantity: Quantity,
@@ -186,48 +196,43 @@ def _print_checkpoints(
 ) -> None:
     """Print a table with one row per method and one column per checkpoint."""
     rows = [
-        [
-            label,
-            *(show(comparison.summary(label, quantity, at, accounting=accounting)) for at in comparison.checkpoints),
-        ]
-        for label in comparison.labels
+        [label, *(show(searches.summary(label, quantity, at, accounting=accounting)) for at in searches.checkpoints)]
+        for label in searches.labels
     ]
-    _print_table(console, title, ["method", *(f"{at:,}" for at in comparison.checkpoints)], rows)
+    _print_table(console, title, ["method", *(f"{at:,}" for at in searches.checkpoints)], rows)
 
 
-def _last_columns(comparison: Comparison) -> dict[str, list[str]]:
+def _last_columns(searches: Searches) -> dict[str, list[str]]:
     """Return the columns of the table at the last checkpoint: header -> one cell per method."""
-    at, accounting = comparison.num_evaluations, Accounting.EVALUATIONS
+    at, accounting = searches.num_evaluations, Accounting.EVALUATIONS
 
     def cells(quantity: Quantity) -> list[Summary]:
-        return [comparison.summary(label, quantity, at, accounting=accounting) for label in comparison.labels]
+        return [searches.summary(label, quantity, at, accounting=accounting) for label in searches.labels]
 
     columns = dict[str, list[str]]()
     columns["within 1 % of the best"] = [f"{each.mean:.1f}" for each in cells(Quantity.NEAR_BEST)]
-    if Quantity.TOP_TEST in comparison.quantities:
+    if Quantity.TOP_TEST in searches.quantities:
         columns["top 1 % by test"] = [f"{each.mean:.1f}" for each in cells(Quantity.TOP_TEST)]
-    if comparison.references.is_optimum:
-        columns["optimum"] = [_optimum(comparison, label) for label in comparison.labels]
-    columns["proposals / evaluation"] = [
-        f"{comparison.proposals_per_evaluation(label):.2f}" for label in comparison.labels
-    ]
-    columns["own s / evaluation"] = [f"{comparison.own_seconds(label):.2g}" for label in comparison.labels]
+    if searches.references.is_optimum:
+        columns["optimum"] = [_optimum(searches, label) for label in searches.labels]
+    columns["proposals / evaluation"] = [f"{searches.proposals_per_evaluation(label):.2f}" for label in searches.labels]
+    columns["own s / evaluation"] = [f"{searches.own_seconds(label):.2g}" for label in searches.labels]
     return columns
 
 
-def _optimum(comparison: Comparison, label: str) -> str:
-    optimum = comparison.optimum(label, accounting=Accounting.EVALUATIONS)
+def _optimum(searches: Searches, label: str) -> str:
+    optimum = searches.optimum(label, accounting=Accounting.EVALUATIONS)
     assert optimum is not None
-    num = f"{optimum.num_reached}/{len(comparison.seeds)}"
+    num = f"{optimum.num_reached}/{len(searches.seeds)}"
     return num if math.isinf(optimum.median_cost) else f"{num}, median {optimum.median_cost:,.0f}"
 
 
-def _notes(comparison: Comparison) -> list[str]:
+def _notes(searches: Searches) -> list[str]:
     """Return lines on runs that ended before the budget was spent."""
     return [
         f"{label}: {len(short)} of {len(records)} runs ended early, the first after {short[0]:,} evaluations"
-        for label, records in comparison.records.items()
-        if (short := [len(each) for each in records if len(each) < comparison.num_evaluations - each.num_final])
+        for label, records in searches.records.items()
+        if (short := [len(each) for each in records if len(each) < searches.num_evaluations - each.num_final])
     ]
 
 
