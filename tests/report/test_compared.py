@@ -209,7 +209,7 @@ def test_groups_that_share_seeds_are_compared_seed_by_seed(tmp_path: Path) -> No
     assert paired is not None
     assert (paired.mean, paired.low, paired.high, paired.num_seeds) == pytest.approx((0.1, 0.1, 0.1, 5))
     verdict = verdict_of(compared, *compared.problems)
-    assert verdict.endswith("lr=1 is above lr=0 on their 5 shared seeds: +0.1000 [+0.1000, +0.1000].")
+    assert verdict.endswith("Seed by seed, lr=1 is above lr=0 on their 5 shared seeds: +0.1000 [+0.1000, +0.1000].")
     page = comparison_page(compared, folder=tmp_path)
     assert "lr=0 minus lr=1" in page
     assert "-0.1000 [-0.1000, -0.1000]" in page

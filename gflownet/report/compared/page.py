@@ -214,7 +214,9 @@ def paired_table(comparison: Comparison, problem: Problem) -> Table | None:
         cells = [comparison.paired(first, second, kind.key) for kind in kinds]
         if num_seeds := max((each.num_seeds for each in cells if each is not None), default=0):
             pair = f"{comparison.groups[first].name} minus {comparison.groups[second].name}"
-            rows.append([pair, str(num_seeds), *("-" if each is None else each.figures for each in cells)])
+            rows.append(
+                [pair, str(num_seeds), *(number_text(None) if each is None else each.figures for each in cells)]
+            )
     return Table(["groups", "shared seeds", *(kind.title for kind in kinds)], rows[:_MAX_PAIRS]) if rows else None
 
 
@@ -329,7 +331,7 @@ def _sentence(
     if math.isnan(first.low) or math.isnan(second.low):
         return f"{start} Without two seeds of each, the order may be chance."
     if paired is not None and paired.has_verdict:
-        return f"{start} {paired.verdict(*names, f'on their {paired.num_seeds} shared seeds')}."
+        return f"{start} Seed by seed, {paired.verdict(*names, f'on their {paired.num_seeds} shared seeds')}."
     if first.low > second.high:
         return f"{start} Their 95 % intervals over seeds do not overlap."
     return f"{start} Their 95 % intervals over seeds overlap: the order may be chance."
