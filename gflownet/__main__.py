@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import gflownet
 from gflownet.errors import UserError
-from gflownet.terminal.arguments import did_you_mean, print_plain_messages, program, run_command
-from gflownet.terminal.commands import COMMANDS
+from gflownet.terminal.arguments import COMMANDS, did_you_mean, print_plain_messages, program, run_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:

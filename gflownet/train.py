@@ -55,8 +55,7 @@ def _build(command: Command) -> GFNTrainer | None:
         print(help_text(_chosen_schemas(command)), flush=True)
         return None
     # Imported here and below: --help waits neither for the checks nor for torch.
-    from gflownet.command_line.checks import validate
-    from gflownet.command_line.start_checks import check_start
+    from gflownet.command_line.checks import check_start, validate
     from gflownet.config import Config, command_config, to_yaml
     from gflownet.objectives.config import OBJECTIVES
     from gflownet.run.startup import StartUp

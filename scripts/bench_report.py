@@ -35,7 +35,7 @@ from gflownet.config import command_config
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.computation_graph import NodeType
 from gflownet.report.follower import FIRST_PAGE_S
-from gflownet.terminal.commands import COMMANDS
+from gflownet.terminal.arguments import COMMANDS
 from scripts.bench import Row, at_most, figure, finish, parse_arguments
 
 ROOT = Path(__file__).resolve().parent.parent

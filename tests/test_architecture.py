@@ -72,7 +72,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
 NAMED_MODULE = re.compile(r"(gflownet(\.\w+){2,})(:\w+|\.)?$")
 # Files whose strings name modules of any layer: what a command runs, what an old path became, and the classes that a
 # file of a language model may name.
-NAMING_FILES = {"gflownet/terminal/commands.py", "gflownet/moved.py", "gflownet/rhn/checkpoint.py"}
+NAMING_FILES = {"gflownet/terminal/arguments.py", "gflownet/moved.py", "gflownet/rhn/checkpoint.py"}
 # Packages that every other package may import.
 EVERYWHERE = {name for layer in LAYERS[:4] for name in layer}
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}

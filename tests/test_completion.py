@@ -16,7 +16,7 @@ import pytest
 from gflownet.cli.completion import SCRIPTS, candidates_of, main
 from gflownet.config import OPTIONS, config_names
 from gflownet.envs.config import ENVIRONMENTS
-from gflownet.terminal.commands import COMMANDS
+from gflownet.terminal.arguments import COMMANDS
 
 
 def texts(*words: str) -> list[str]:

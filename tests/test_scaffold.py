@@ -16,8 +16,7 @@ from gflownet import train
 from gflownet.config import OPTIONS, load_config
 from gflownet.errors import UserError
 from gflownet.scaffold import write_package
-from gflownet.scaffold.__main__ import main
-from gflownet.scaffold.package import KINDS
+from gflownet.scaffold.__main__ import KINDS, main
 from tests.installed_package import dist_info, install
 
 SHORT = ("num_training_steps=2", "final.top=0", "wandb.mode=disabled", "report.every=null", "certify=false")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from gflownet.command_line import start_checks  # pyright: ignore[reportAttributeAccessIssue]
+from gflownet.command_line import checks
 from gflownet.errors import UserError
 from gflownet.records.marker import LOCK_NAME, RunMarker, write_marker
 
@@ -112,13 +112,13 @@ def test_commands_refuse_before_torch(folder: Path, checkout: Path) -> None:
 def test_run_folder_refuses_folder_without_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(UserError, match=r"expected a writable folder, got .*Permission denied"):
-        start_checks.check_run_folder(tmp_path / "run", resume=False, overwrite=False)
+        checks.check_run_folder(tmp_path / "run", resume=False, overwrite=False)
 
 
 def test_run_folder_waits_for_a_short_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([True, True, False])
-    monkeypatch.setattr(start_checks, "is_locked", lambda path: next(looks))
-    start_checks.check_free(tmp_path)
+    monkeypatch.setattr(checks, "is_locked", lambda path: next(looks))
+    checks.check_free(tmp_path)
     assert next(looks, None) is None
 
 
@@ -137,18 +137,18 @@ def test_num_cuda_devices(visible: str | None, num_on_machine: int, num: int, mo
             count._obj.value = num_on_machine  # type: ignore[attr-defined]
             return 0
 
-    monkeypatch.setattr(start_checks.ctypes, "CDLL", Library)
+    monkeypatch.setattr(checks.ctypes, "CDLL", Library)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert start_checks.num_cuda_devices() == num
+    assert checks.num_cuda_devices() == num
     if num:
-        start_checks.check_device(f"cuda:{num - 1}")
+        checks.check_device(f"cuda:{num - 1}")
     with pytest.raises(UserError, match=f"device: expected cpu or one of {num} CUDA devices, got cuda:{num}"):
-        start_checks.check_device(f"cuda:{num}")
+        checks.check_device(f"cuda:{num}")
 
 
 def test_unknown_number_of_devices_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_checks, "num_cuda_devices", lambda: None)
-    start_checks.check_device("cuda:7")
-    start_checks.check_device("auto")
+    monkeypatch.setattr(checks, "num_cuda_devices", lambda: None)
+    checks.check_device("cuda:7")
+    checks.check_device("auto")

@@ -1,4 +1,6 @@
 from .certify import certify as certify
+from .estimates import certify_by_estimates as certify_by_estimates
+from .estimates import certify_exactly as certify_exactly
 from .exact import StateGraph as StateGraph
 from .exact import analytic_flows as analytic_flows
 from .exact import enumerate_states as enumerate_states
@@ -9,11 +11,6 @@ from .exact import policy_log_prob as policy_log_prob
 from .exact import target_distribution as target_distribution
 from .exact import terminating_distribution as terminating_distribution
 from .exact import total_variation as total_variation
-from .figures import certify_by_estimates as certify_by_estimates
-from .figures import certify_exactly as certify_exactly
-from .record import certificate_metrics as certificate_metrics
-from .record import print_certificate as print_certificate
-from .record import write_certificate as write_certificate
 from .result import Certified as Certified
 from .result import EstimatedCertificate as EstimatedCertificate
 from .result import ExactCertificate as ExactCertificate
@@ -22,3 +19,6 @@ from .result import RunCertificate as RunCertificate
 from .rules import check_rules as check_rules
 from .subject import CertificateStore as CertificateStore
 from .subject import Subject as Subject
+from .words import certificate_metrics as certificate_metrics
+from .words import print_certificate as print_certificate
+from .words import write_certificate as write_certificate

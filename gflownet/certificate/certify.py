@@ -10,7 +10,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from gflownet.certificate.estimates import log_ratio, terminating_log_prob, with_learned_backward
+from gflownet.certificate.estimates import (
+    CheckedStates,
+    certify_by_estimates,
+    certify_exactly,
+    log_ratio,
+    terminating_log_prob,
+    with_learned_backward,
+)
 from gflownet.certificate.exact import (
     StateGraph,
     enumerate_states,
@@ -20,7 +27,6 @@ from gflownet.certificate.exact import (
     terminating_distribution,
     total_variation,
 )
-from gflownet.certificate.figures import CheckedStates, certify_by_estimates, certify_exactly
 from gflownet.certificate.optimum import SymmetryTermError, exact_optimum, wrong_symmetry_terms
 from gflownet.certificate.result import Certified, RunCertificate
 from gflownet.certificate.rules import check_rules

@@ -24,8 +24,8 @@ from gflownet.certificate.exact import (
     total_variation,
 )
 from gflownet.certificate.result import Optimum, SymmetryTermError
-from gflownet.certificate.state_checks import shown_state
 from gflownet.certificate.subject import OPTIMUM, Subject, repeated
+from gflownet.certificate.transitions import shown_state
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.steps import StepReader

@@ -14,8 +14,14 @@ from torch import Tensor
 from gflownet.certificate.automorphisms import LabelledGraph, are_isomorphic, count_automorphisms, labelled_graphs
 from gflownet.certificate.exact import first_positions, legal_steps
 from gflownet.certificate.result import Check, RuleReport
-from gflownet.certificate.state_checks import shown_state
-from gflownet.certificate.transitions import Edges, Violations, check_backward, check_forward, check_paths_back
+from gflownet.certificate.transitions import (
+    Edges,
+    Violations,
+    check_backward,
+    check_forward,
+    check_paths_back,
+    shown_state,
+)
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 

@@ -85,7 +85,7 @@ def command_line() -> CommandLine:
 
 def compare(options: argparse.Namespace, *, command: Sequence[str]) -> int:
     """Run or read all runs, write and print the result, and return the exit status; or compare given runs."""
-    from gflownet.command_line.start_checks import check_resources
+    from gflownet.command_line.checks import check_resources
     from gflownet.config import load_config
 
     if options.runs and not (options.methods or options.method):
@@ -103,7 +103,7 @@ def compare(options: argparse.Namespace, *, command: Sequence[str]) -> int:
 
 def _compare_runs(options: argparse.Namespace) -> int:
     """Write the page of runs that were started by other commands, as `gflownet report` does."""
-    from gflownet.report.command import write_reports
+    from gflownet.report.__main__ import write_reports
 
     if options.overrides or options.out:
         raise UserError("--methods: expected at least one method for the given options, got only run folders")
@@ -118,7 +118,7 @@ def _run_methods(plan: Plan, options: argparse.Namespace, *, command: Sequence[s
 
     from gflownet.comparison.plan import PAGE_NAME
     from gflownet.comparison.session import run_plan
-    from gflownet.report.command import write_reports
+    from gflownet.report.__main__ import write_reports
     from gflownet.report.compared.search_tables import print_searches, write_searches
     from gflownet.terminal.console import make_console, print_line
 

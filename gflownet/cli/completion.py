@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from gflownet.terminal.arguments import CommandLine, print_plain_messages, program, run_command
-from gflownet.terminal.commands import COMMANDS
+from gflownet.terminal.arguments import COMMANDS, CommandLine, print_plain_messages, program, run_command
 
 if TYPE_CHECKING:
     from gflownet.options import Option

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gflownet.command_line.start_checks import check_checkpoint, check_device
+from gflownet.command_line.checks import check_checkpoint, check_device
 from gflownet.errors import UserError, counted, printable
 from gflownet.files import cannot_write
 from gflownet.records.trust import HELP, limited, trusting

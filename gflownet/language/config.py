@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from gflownet.command_line.start_checks import check_device, check_run_folder
+from gflownet.command_line.checks import check_device, check_run_folder
 from gflownet.config import MAX_SEED, WandbConfig, find_config, merged, resolved
 from gflownet.errors import UserError
 from gflownet.files import read_yaml

@@ -1,4 +1,4 @@
 from .architectures import write_top_architectures as write_top_architectures
+from .closing import ParetoFront as ParetoFront
 from .closing import report_run as report_run
-from .pareto import ParetoFront as ParetoFront
-from .pareto import write_pareto_front as write_pareto_front
+from .closing import write_pareto_front as write_pareto_front

@@ -4,12 +4,168 @@ from __future__ import annotations
 
 import argparse
 import gc
+import glob
+import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from gflownet.config import CONFIG_NAME
 from gflownet.errors import UserError, printable
+from gflownet.files import locked_folder, save_whole, write_whole
+from gflownet.records.marker import MARKER_NAME, not_a_search, read_marker, write_marker
+from gflownet.records.status import RunState, read_status
+from gflownet.report.page import PAGE_NAME, page_of, read_run
+from gflownet.report.page.file_name import is_own_page
 from gflownet.terminal.arguments import CommandLine, print_plain_messages, program, run_command
+
+_HEAD_BYTES = 1_024
+
+
+def write_reports(
+    paths: Sequence[Path],
+    *,
+    output: Path | None = None,
+    json_path: Path | None = None,
+    is_each: bool = False,
+    is_comparison: bool = False,
+) -> Iterator[Path]:
+    """Write the page of one run, of each run, or the comparison of several; yield each path written.
+
+    Args:
+        paths: run folders, folders with runs, or patterns.
+        output: page; None: the default name.
+        json_path: figures of the comparison.
+        is_each: write the page of each run.
+        is_comparison: write the comparison, of one run too.
+
+    Raises:
+        UserError: no run at a path, or a file that is not of gflownet or cannot be written.
+    """
+    folders = run_folders(paths)
+    if json_path is not None:
+        _check_own(json_path, option="--json", is_own=_is_comparison)
+    is_page = is_each or (len(folders) == 1 and not is_comparison)
+    if is_page:
+        for folder in folders:
+            yield _write_page(folder, output)
+        if json_path is None:
+            return
+    # Imported here: scipy takes half a second, which the page of one run does not need.
+    from gflownet.report.compared import COMPARISON_NAME, comparison_of, comparison_page
+
+    comparison = comparison_of(folders)
+    if not is_page:
+        output = output or Path(COMPARISON_NAME)
+        _check_own(output)
+        save_whole(output, comparison_page(comparison, folder=output.parent))
+        yield output
+    if json_path is not None:
+        save_whole(json_path, comparison.to_json())
+        yield json_path
+
+
+def _write_page(folder: Path, output: Path | None) -> Path:
+    if output is not None:
+        _check_own(output)
+        save_whole(output, page_of(read_run(folder)))
+        return output
+    page = page_of(read_run(folder))
+    with locked_folder(folder):  # the process that follows the run writes the same page
+        _claim(folder)
+        write_whole(folder / PAGE_NAME, page)
+    return folder / PAGE_NAME
+
+
+def _claim(folder: Path) -> None:
+    """Add the page to the files of the run, which a resumed run may replace.
+
+    Raises:
+        UserError: a file with its name is not a page of gflownet, or the run goes on without a page.
+    """
+    marker = read_marker(folder)
+    if marker is not None and PAGE_NAME in marker.files:
+        return
+    _check_own(folder / PAGE_NAME)
+    if marker is None:  # a run of an earlier version cannot be resumed
+        return
+    status = read_status(folder)
+    if status is not None and status.state is RunState.RUNNING:
+        raise UserError(f"{folder}: the run goes on and writes no page (report.every=null); choose --output FILE")
+    write_marker(folder, replace(marker, files=(*marker.files, PAGE_NAME)))
+
+
+def _check_own(path: Path, *, option: str = "--output", is_own: Callable[[Path], bool] = is_own_page) -> None:
+    """Raise UserError if a file, folder or link at a path is not one that gflownet has written."""
+    if path.is_symlink() or (path.exists() and not (path.is_file() and is_own(path))):
+        kind = "a page of gflownet" if is_own is is_own_page else "an earlier comparison"
+        raise UserError(f"{path}: expected no file or {kind}, got another one; choose {option} FILE")
+
+
+def _is_comparison(path: Path) -> bool:
+    from gflownet.report.compared.page import COMPARISON_FORMAT
+
+    with path.open("rb") as file:
+        return COMPARISON_FORMAT.encode() in file.read(_HEAD_BYTES)
+
+
+def run_folders(paths: Sequence[Path]) -> list[Path]:
+    """Return the run folders in the order of the paths, those inside of one path by name, each once.
+
+    Args:
+        paths: run folders, folders with runs at any depth, or patterns with `*`. Of several paths, files are left out:
+            a shell expands `logs/*` to all entries.
+
+    Raises:
+        UserError: no run at a path.
+    """
+    folders: dict[Path, Path] = {}
+    for path in [path for path in paths if not path.is_file()] or paths:
+        runs = [run for match in _matches(path) for run in _runs_below(match)]
+        if not runs:
+            raise UserError(not_a_search(path) if is_run(path) else _without_run(path))
+        for run in runs:
+            folders.setdefault(run.resolve(), run)
+    return list(folders.values())
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder holds a run, of this version or an earlier one."""
+    return (folder / MARKER_NAME).is_file() or (folder / CONFIG_NAME).is_file()
+
+
+def _matches(path: Path) -> list[Path]:
+    """Return the path, or what its pattern matches."""
+    if path.exists() or not glob.has_magic(str(path)):
+        return [path]
+    return [Path(match) for match in sorted(glob.glob(str(path)), key=_natural)]
+
+
+def _runs_below(folder: Path) -> Iterator[Path]:
+    """Yield the folder if it holds the run of a search, else those inside of it."""
+    for name, inner, _ in os.walk(folder):
+        if is_run(Path(name)):
+            inner.clear()
+            marker = read_marker(Path(name))
+            if marker is None or marker.is_search:
+                yield Path(name)
+        inner.sort(key=_natural)
+
+
+def _without_run(path: Path) -> str:
+    if not path.exists() and glob.has_magic(str(path)):
+        return f"{path}: expected run folders, got a pattern that matches none"
+    if not path.exists():
+        return f"no such folder: {path}"
+    return f"{path}: expected a run folder or a folder with runs, got neither"
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Return a key that sorts seed_10 after seed_2."""
+    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", text)]
+
 
 _DESCRIPTION = """Rebuild report.html of a run, or write a page that compares several runs.
 
@@ -60,7 +216,7 @@ def report(arguments: Sequence[str]) -> None:
         raise UserError("--each: expected no --json, which holds the figures of a comparison")
     # Imported here: --help and wrong arguments do not wait for the import of the database.
     from gflownet.records.trust import trusting
-    from gflownet.report.command import write_reports
+    from gflownet.report.__main__ import write_reports
 
     gc.disable()  # a fifth of the time of a large page: its rows live as long as the command
     try:

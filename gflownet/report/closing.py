@@ -1,27 +1,118 @@
-"""Closing report of a run: change of the mean score, best architectures, failed evaluations."""
+"""Closing report of a run: change of the mean score, best architectures, Pareto front, failed evaluations."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from gflownet.errors import UserError, counted
+from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.final import FinalStage, TopArchitecture
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.evaluation.task import GFNTask, Reference
 from gflownet.files import write_whole
+from gflownet.graphs.assignment import Assignment, values_of
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, write_top_architectures
-from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME, write_pareto_front
+from gflownet.metrics.pareto import hypervolume, non_dominated
+from gflownet.pictures.chart import svg_of
+from gflownet.pictures.line_charts import Highlight, scatter_chart
+from gflownet.report.architectures import (
+    PICTURES_NAME,
+    TOP_NAME,
+    as_json,
+    described_in_words,
+    with_translation,
+    write_top_architectures,
+)
 from gflownet.report.references import reference_rows, references_of, verdict_lines
 from gflownet.report.verdict import spent_line
 from gflownet.terminal.console import ReportRow, print_front, print_line, print_report
+
+FRONT_NAME = "pareto_front.json"
+FRONT_PICTURE_NAME = "pareto_front.svg"
+
+
+@dataclass(frozen=True)
+class ParetoFront:
+    """The evaluations that no other evaluation dominates, best in the first objective first."""
+
+    objectives: tuple[str, ...]
+    values: Sequence[Sequence[float]]  # [N, K] measured objectives
+    hypervolume: float  # of the utilities, above the origin
+    num_evaluated: int
+
+
+def write_pareto_front(
+    folder: Path,
+    records: Sequence[EvaluationRecord],
+    *,
+    task: GFNTask,
+    write: Callable[[Path, bytes | str], None] = write_whole,
+) -> ParetoFront:
+    """Write the front as data for gflownet.load and as a picture, and return it.
+
+    Args:
+        folder: run folder.
+        records: all successful evaluations, at least one.
+        task: has the objectives.
+        write: writes a file.
+    """
+    objectives = task.chosen_objectives
+    utilities = np.array([utilities_of(record, task=task) for record in records])
+    is_on_front = non_dominated(utilities)
+    # Best in the first objective first, ties by the next objective.
+    order = [i for i in np.lexsort(-utilities.T[::-1]) if is_on_front[i]]
+    graphs = [json.loads(records[i].graph) for i in order]
+    candidates = [Assignment.from_dict(graph) if values_of(graph) else None for graph in graphs]
+    entries = [
+        {
+            "rank": rank,
+            "run": records[i].run,
+            "utilities": dict(zip(objectives, utilities[i].tolist(), strict=True)),
+            "validation_score": records[i].score,
+            "num_parameters": records[i].num_parameters,
+            "metrics": dict(records[i].metrics),
+            **({} if candidate is None else described_in_words(candidate, task, settings)),
+            "graph": with_translation(graph, task),
+        }
+        for rank, (i, graph, candidate, settings) in enumerate(
+            zip(order, graphs, candidates, task.settings(candidates), strict=True)
+        )
+    ]
+    write(folder / FRONT_NAME, as_json(entries))
+    values = np.array([[record.metrics[name] for name in objectives] for record in records])
+    write(folder / FRONT_PICTURE_NAME, _drawn(objectives, values, order))
+    return ParetoFront(objectives, values[order].tolist(), hypervolume(utilities[is_on_front]), len(records))
+
+
+def _drawn(objectives: Sequence[str], values: np.ndarray, order: Sequence[int]) -> str:
+    """Return a picture of the measured values, the second objective to the right and the first upwards."""
+    highlights = []
+    for rank, i in enumerate(order):
+        measured = [f"{name} {value:.6g}" for name, value in zip(objectives, values[i], strict=True)]
+        highlights.append(Highlight(float(values[i, 1]), float(values[i, 0]), f"rank {rank}: {', '.join(measured)}"))
+    title = f"Pareto front: {len(order)} of {counted(len(values), 'architecture')}"
+    points = [(x, y) for y, x, *_ in np.delete(values, order, axis=0).tolist()]
+    chart = scatter_chart(
+        "front",
+        title,
+        points,
+        highlights,
+        x_label=objectives[1],
+        y_label=objectives[0],
+        names=("evaluated", "on the front"),
+    )
+    assert chart is not None, "there is at least one evaluation"
+    return svg_of(chart)
+
 
 NUM_WRITTEN = 3  # programs or choices printed, of the first ranks
 NUM_FAILURE_KINDS = 5  # kinds of failed evaluations printed

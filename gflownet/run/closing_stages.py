@@ -53,7 +53,7 @@ class CertificateStage(Stage):
         run.folder.claim_certificate()
         # Imported here: it takes a second, which runs without a certificate save.
         from gflownet.certificate import CertificateStore, Subject, certify
-        from gflownet.certificate.record import certificate_metrics, write_certificate
+        from gflownet.certificate.words import certificate_metrics, write_certificate
 
         seed = stream_seed(config.seed, CERTIFICATE_STREAM)
         states = parts.replay.sample(config.certify_samples, seed=seed)
@@ -122,8 +122,7 @@ class ReportStage(Stage):
             run.logger.print(self._quarantine.line())
         converged = None
         if certificate is not None:
-            from gflownet.certificate.record import print_certificate
-            from gflownet.certificate.words import has_converged
+            from gflownet.certificate.words import has_converged, print_certificate
 
             print_certificate(certificate, path=run.folder.path / CERTIFICATE_NAME, console=run.logger.console)
             converged = all(map(has_converged, certificate.parts))

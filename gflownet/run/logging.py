@@ -17,7 +17,7 @@ from rich.console import Console
 
 from gflownet.files import Closing, cannot_write, parse_json, write_whole
 from gflownet.pictures.figure import shortened
-from gflownet.report.leaders import Leader
+from gflownet.report.architectures import Leader
 from gflownet.run.executor_status import COUNTS
 from gflownet.run.run_log import RunLog, RunResults, StepSamples, first_line, read_results
 from gflownet.run.tensorboard_log import TensorBoardLog

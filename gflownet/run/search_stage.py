@@ -22,7 +22,7 @@ from gflownet.learning.learner import fit, sampled_rollouts
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.records.status import Phase
-from gflownet.report.leaders import current_leaders
+from gflownet.report.architectures import current_leaders
 from gflownet.run.executor_status import ExecutorStatus, simulated_time
 from gflownet.run.failures import Reopened
 from gflownet.run.parts import SAMPLER_STREAM, Parts

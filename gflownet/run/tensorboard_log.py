@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gflownet.report.leaders import Leader
+from gflownet.report.architectures import Leader
 from gflownet.run.run_log import RunLog, RunResults, StepSamples, first_line, grouped
 
 TENSORBOARD_NAME = "tensorboard"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gflownet.files import write_whole
-from gflownet.report.leaders import Leader
+from gflownet.report.architectures import Leader
 from gflownet.report.page.secrets import masked_options
 from gflownet.run.run_log import AXES, RunLog, RunResults, StepSamples, axes_of, first_line, grouped
 

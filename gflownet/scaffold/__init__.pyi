@@ -1,1 +1,1 @@
-from .package import write_package as write_package
+from .__main__ import write_package as write_package

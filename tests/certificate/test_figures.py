@@ -6,9 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
-from gflownet.certificate.estimates import log_ratio
+from gflownet.certificate.estimates import CheckedStates, certify_by_estimates, certify_exactly, log_ratio
 from gflownet.certificate.exact import analytic_flows, enumerate_states
-from gflownet.certificate.figures import CheckedStates, certify_by_estimates, certify_exactly
 from gflownet.certificate.result import EstimatedCertificate
 from gflownet.envs.graph_building import GraphBuildingEnv
 from tests.certificate.test_estimates import Case, make_case

@@ -9,8 +9,7 @@ from rich.console import Console
 
 from gflownet.certificate import RunCertificate
 from gflownet.certificate.exact import enumerate_states
-from gflownet.certificate.record import certificate_metrics, print_certificate, write_certificate
-from gflownet.certificate.words import table
+from gflownet.certificate.words import certificate_metrics, print_certificate, table, write_certificate
 from tests.certificate.subjects import Case
 from tests.objectives.spaces import make_space
 from tests.oracles.tabular import classes_of

@@ -7,7 +7,7 @@ import pytest
 
 from gflownet.certificate.exact import enumerate_states
 from gflownet.certificate.rules import check_rules
-from gflownet.certificate.state_checks import first_problem, shown_state
+from gflownet.certificate.transitions import first_problem, shown_state
 from tests.contracts.environments import ENVIRONMENTS
 from tests.planted_environments import (
     PLANTED,

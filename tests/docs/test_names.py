@@ -16,7 +16,7 @@ import pytest
 from sphinx_site import options
 
 from gflownet.config import OPTIONS
-from gflownet.terminal.commands import COMMANDS
+from gflownet.terminal.arguments import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 # Pages about earlier states of the project.

@@ -17,8 +17,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.records.marker import read_marker
-from gflownet.report.__main__ import main
-from gflownet.report.command import run_folders
+from gflownet.report.__main__ import main, run_folders
 from gflownet.report.compared.figures import CURVES, estimate_of, figures_of, group_curve
 from gflownet.report.compared.groups import differences, groups_of, num_unknown_seeds, problems_of, repeated_seeds
 from gflownet.report.compared.page import Comparison, comparison_page, verdict_of

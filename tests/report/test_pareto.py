@@ -14,7 +14,7 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.metrics.pareto import hypervolume
 from gflownet.pictures.chart import svg_of
 from gflownet.pictures.line_charts import Highlight, scatter_chart
-from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME, ParetoFront, write_pareto_front
+from gflownet.report.closing import FRONT_NAME, FRONT_PICTURE_NAME, ParetoFront, write_pareto_front
 from tests.evaluation.candidates import classifier_graph, config_with
 from tests.toy_tasks import RewardsNodesOrEdges
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from gflownet.config import OPTIONS
-from gflownet.report.leaders import final_leaders
+from gflownet.report.architectures import final_leaders
 from gflownet.run.run_log import GROUPS, StepSamples, axes_of, group_of, grouped
 
 

@@ -331,7 +331,8 @@ def _sentence(
     if math.isnan(first.low) or math.isnan(second.low):
         return f"{start} Without two seeds of each, the order may be chance."
     if paired is not None and paired.has_verdict:
-        return f"{start} Seed by seed, {paired.verdict(*names, f'on their {paired.num_seeds} shared seeds')}."
+        where = f"on their {paired.num_seeds} shared seeds"
+        return f"{start} Seed by seed, {paired.verdict(names[0], names[1], where)}."
     if first.low > second.high:
         return f"{start} Their 95 % intervals over seeds do not overlap."
     return f"{start} Their 95 % intervals over seeds overlap: the order may be chance."

@@ -10,7 +10,7 @@ import pytest
 
 from gflownet.certificate.words import CONVERGED, sentence
 from gflownet.report.page import read_run
-from gflownet.report.page.certificate_section import certificate_section
+from gflownet.report.page.sections import certificate_section
 from tests.report.page.folders import write_run
 
 EXACT = {"kind": "exact", "total_variation": 0.03, "has_converged": True, "num_terminal": 1200}

@@ -22,8 +22,8 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.records.marker import RunMarker, write_marker
 from gflownet.report.compared.figures import best_score
 from gflownet.report.page import page_of, read_run
-from gflownet.report.page.configuration import reproduce_command
 from gflownet.report.page.overview import progress_of, seconds_left
+from gflownet.report.page.page import reproduce_command
 from gflownet.report.page.secrets import masked_command, masked_options
 from gflownet.run.view import Clock, Limits
 from gflownet.terminal.console import duration
