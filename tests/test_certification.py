@@ -20,7 +20,7 @@ from gflownet.objectives.relative import RelativeTrajectoryBalance
 from gflownet.policy.on_device import PolicyOnDevice
 from gflownet.train import main
 from tests.certificate.subjects import Empty
-from tests.certificate.test_figures import CONNECTED_5
+from tests.certificate.test_estimates import CONNECTED_5
 from tests.toy_policies import UniformPolicy
 
 # 15 graphs of up to three nodes, several of them with symmetries.

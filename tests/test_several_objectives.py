@@ -9,7 +9,7 @@ import torch
 
 from gflownet.data.source import Rollout
 from gflownet.evaluation.conditioning import Conditioning
-from gflownet.metrics.pareto import hypervolume, non_dominated
+from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.run.trainer import GFNTrainer
 from gflownet.train import main
 from tests.tiny_run import TINY_RUN, metric_rows

@@ -5,9 +5,9 @@ from .diversity import mean_pairwise_distance as mean_pairwise_distance
 from .diversity import modes_by_evaluations as modes_by_evaluations
 from .diversity import top_k_diversity as top_k_diversity
 from .diversity import top_k_mean as top_k_mean
-from .pareto import hypervolume as hypervolume
-from .pareto import non_dominated as non_dominated
 from .statistics import Interval as Interval
 from .statistics import bootstrap as bootstrap
+from .statistics import hypervolume as hypervolume
+from .statistics import non_dominated as non_dominated
 from .statistics import pearson as pearson
 from .statistics import spearman as spearman

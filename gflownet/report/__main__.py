@@ -17,8 +17,8 @@ from gflownet.errors import UserError, printable
 from gflownet.files import locked_folder, save_whole, write_whole
 from gflownet.records.marker import MARKER_NAME, not_a_search, read_marker, write_marker
 from gflownet.records.status import RunState, read_status
-from gflownet.report.page import PAGE_NAME, page_of, read_run
-from gflownet.report.page.file_name import is_own_page
+from gflownet.report.follower import PAGE_NAME, is_own_page
+from gflownet.report.page import page_of, read_run
 from gflownet.terminal.arguments import CommandLine, print_plain_messages, program, run_command
 
 _HEAD_BYTES = 1_024

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors.torch import save
 
@@ -20,10 +20,8 @@ from gflownet.files import parse_json, write_whole
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.drawing import to_svg
 from gflownet.graphs.node_link import has_module
+from gflownet.metrics.statistics import Interval, simultaneous_intervals
 from gflownet.terminal.console import ReportRow
-
-if TYPE_CHECKING:
-    from gflownet.metrics.statistics import Interval
 
 TOP_NAME = "top_architectures.json"
 PICTURES_NAME = "architectures"
@@ -121,17 +119,8 @@ def final_intervals(top: Sequence[TopArchitecture]) -> list[Interval | None]:
     """
     complete = [bool(architecture.scores) and not architecture.errors for architecture in top]
     samples = [architecture.scores for architecture, is_complete in zip(top, complete, strict=True) if is_complete]
-    intervals = iter(intervals_of(samples))
+    intervals = iter(simultaneous_intervals(samples) if samples else [])
     return [next(intervals) if is_complete else None for is_complete in complete]
-
-
-def intervals_of(samples: Sequence[Sequence[float]]) -> list[Interval]:
-    """Return `simultaneous_intervals`, imported here because scipy.stats takes half a second."""
-    if not samples:
-        return []
-    from gflownet.metrics.statistics import simultaneous_intervals
-
-    return simultaneous_intervals(samples)
 
 
 def with_translation(data: dict[str, Any], task: GFNTask) -> dict[str, Any]:

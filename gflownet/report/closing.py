@@ -21,7 +21,7 @@ from gflownet.evaluation.task import GFNTask, Reference
 from gflownet.files import write_whole
 from gflownet.graphs.assignment import Assignment, values_of
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.metrics.pareto import hypervolume, non_dominated
+from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.pictures.chart import svg_of
 from gflownet.pictures.line_charts import Highlight, scatter_chart
 from gflownet.report.architectures import (

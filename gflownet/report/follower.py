@@ -1,4 +1,4 @@
-"""Process that rewrites report.html while a run goes on, and once more if the run is killed.
+"""Name and mark of report.html, and the process that rewrites it while a run goes on, and once more after a kill.
 
 `Follower` starts it from the process of the run; `main` is the process. It waits with the standard library alone, takes
 the lowest priority, and ends with the run: its stdin is a pipe whose other end only the run holds.
@@ -16,6 +16,18 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+PAGE_NAME = "report.html"
+# In the first bytes of every page, see templates/base.html.j2.
+GENERATOR = b'<meta name="generator" content="gflownet">'
+_HEAD_BYTES = 4_096
+
+
+def is_own_page(path: Path) -> bool:
+    """Return whether a file is a page that gflownet has written."""
+    with path.open("rb") as file:
+        return GENERATOR in file.read(_HEAD_BYTES)
+
 
 # Time until the first page, seconds: shorter runs render only at their end.
 FIRST_PAGE_S = 5.0
@@ -104,8 +116,6 @@ def _ends_within(seconds: float | None, run_process: int) -> bool:
 
 def _last_change(folder: Path) -> int:
     """Return the time of the last change of a file of the run, in nanoseconds."""
-    from gflownet.report.page import PAGE_NAME
-
     times = [0]
     for entry in os.scandir(folder):
         if entry.is_file() and not entry.name.startswith(PAGE_NAME):
@@ -121,7 +131,7 @@ def _write_page(folder: Path, run_process: int) -> None:
     """
     from gflownet.files import locked_folder, write_whole
     from gflownet.records.status import read_status
-    from gflownet.report.page import PAGE_NAME, page_of, read_run
+    from gflownet.report.page import page_of, read_run
 
     with suppress(Exception):
         page = page_of(read_run(folder))

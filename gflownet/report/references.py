@@ -6,17 +6,15 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gflownet.errors import counted
 from gflownet.evaluation.final import FinalStage
 from gflownet.evaluation.task import GFNTask, Reference
-from gflownet.report.architectures import as_json, bounds_of, entry_of, final_intervals, intervals_of, margin_of
+from gflownet.metrics.statistics import Interval, simultaneous_intervals
+from gflownet.report.architectures import as_json, bounds_of, entry_of, final_intervals, margin_of
 from gflownet.report.verdict import Side, verdict_of
 from gflownet.terminal.console import ReportRow
-
-if TYPE_CHECKING:
-    from gflownet.metrics.statistics import Interval
 
 REFERENCES_NAME = "references.json"
 RANDOM_NAME = "random_architecture.json"  # the best random architecture, as an entry of top_architectures.json
@@ -110,7 +108,7 @@ def _references_text(references: Sequence[Reference]) -> str:
 
 
 def _interval(reference: Reference) -> Interval:
-    return intervals_of([reference.validation])[0]
+    return simultaneous_intervals([reference.validation])[0]
 
 
 def _mean(scores: Sequence[float]) -> float | None:

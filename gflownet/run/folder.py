@@ -21,7 +21,7 @@ from gflownet.records.marker import LOCK_NAME, MARKER_NAME, RunMarker, check_mar
 from gflownet.records.status import STATUS_NAME
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
 from gflownet.report.closing import FRONT_NAME, FRONT_PICTURE_NAME
-from gflownet.report.page import PAGE_NAME
+from gflownet.report.follower import PAGE_NAME
 from gflownet.report.references import RANDOM_NAME, REFERENCES_NAME
 from gflownet.run.checkpoint import Checkpoint, CheckpointFolder, RunLock
 from gflownet.run.logging import METRICS_NAME

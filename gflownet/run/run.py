@@ -15,8 +15,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.files import locked_folder, write_whole
 from gflownet.records.status import Phase, RunState, StatusLog
-from gflownet.report.follower import Follower
-from gflownet.report.page import PAGE_NAME
+from gflownet.report.follower import PAGE_NAME, Follower
 from gflownet.run.folder import RunFolder
 from gflownet.run.logging import MetricLogger
 from gflownet.run.view import SEARCH_LOOK, Limits, Look

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gflownet.metrics.pareto import non_dominated
+from gflownet.metrics.statistics import non_dominated
 from gflownet.search.acquisition import log_standard_improvement
 
 # More boxes than this take the front of fewer, well spread points; three objectives have at most n^2 boxes.

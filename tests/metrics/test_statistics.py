@@ -1,12 +1,13 @@
 """Intervals of the means of several samples."""
 
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from gflownet.metrics.statistics import simultaneous_intervals
+from gflownet.metrics.statistics import hypervolume, non_dominated, simultaneous_intervals
 
 
 def test_interval_of_one_sample_is_student_t():
@@ -41,3 +42,109 @@ def test_single_observations_have_no_interval():
     intervals = simultaneous_intervals([[0.5], [0.7]])
     assert [interval.value for interval in intervals] == [0.5, 0.7]
     assert all(math.isnan(interval.low) and math.isnan(interval.high) for interval in intervals)
+
+
+def slow_front(points: np.ndarray) -> list[bool]:
+    return [not any((other >= point).all() and (other > point).any() for other in points) for point in points]
+
+
+def inclusion_exclusion(points: np.ndarray) -> float:
+    """The volume of a union of boxes at the origin: an intersection has the smallest of their sides."""
+    total = 0.0
+    for size in range(1, len(points) + 1):
+        for subset in combinations(points, size):
+            total += (-1) ** (size + 1) * float(np.min(subset, axis=0).clip(min=0).prod())
+    return total
+
+
+def points_of(seed: int, num: int, num_objectives: int, *, levels: int | None) -> np.ndarray:
+    """Random points; few levels make many ties."""
+    rng = np.random.default_rng(seed)
+    if levels is None:
+        return rng.random((num, num_objectives))
+    return rng.integers(0, levels, (num, num_objectives)) / levels
+
+
+@pytest.mark.parametrize("num_objectives", [1, 2, 3, 4])
+@pytest.mark.parametrize("levels", [None, 3])
+def test_non_dominated_matches_pairwise_comparison(num_objectives, levels):
+    for seed in range(25):
+        points = points_of(seed, 40, num_objectives, levels=levels)
+        assert non_dominated(points).tolist() == slow_front(points)
+
+
+def test_non_dominated_equal_points():
+    points = np.array([[1.0, 0.0], [0.5, 0.5], [1.0, 0.0], [0.5, 0.5], [0.5, 0.4], [1.0, -1.0]])
+    assert non_dominated(points).tolist() == [True, True, True, True, False, False]
+
+
+def test_non_dominated_distinguishes_last_bit():
+    above = np.nextafter(0.1, 1.0)
+    points = np.array([[0.1, 0.7, 0.2], [above, 0.7, 0.2], [0.1, 0.7, 0.2]])
+    assert non_dominated(points).tolist() == [False, True, False]
+
+
+def test_empty_front_and_volume():
+    assert non_dominated(np.zeros((0, 3))).tolist() == []
+    assert hypervolume(np.zeros((0, 3))) == 0.0
+
+
+@pytest.mark.parametrize("num_objectives", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("levels", [None, 4])
+def test_hypervolume_matches_inclusion_exclusion(num_objectives, levels):
+    for seed in range(12):
+        points = points_of(seed, 8, num_objectives, levels=levels) - (0.1 if seed % 2 else 0.0)
+        assert hypervolume(points) == pytest.approx(inclusion_exclusion(points), abs=1e-12)
+
+
+@pytest.mark.parametrize("num_objectives", [2, 3, 4])
+def test_hypervolume_of_large_front_matches_cell_count(num_objectives):
+    """On points of a grid the volume is the number of dominated cells: no rounding, many points."""
+    levels = 8
+    points = points_of(num_objectives, 60, num_objectives, levels=levels)
+    cells = np.stack(np.meshgrid(*[np.arange(levels)] * num_objectives, indexing="ij"), -1).reshape(-1, num_objectives)
+    dominated = ((points[:, None, :] * levels) >= cells[None] + 1).all(2).any(0)
+    assert hypervolume(points) == pytest.approx(dominated.sum() / levels**num_objectives, abs=1e-12)
+
+
+def test_hypervolume_of_large_front_matches_random_points():
+    directions = np.abs(np.random.default_rng(0).normal(size=(80, 4)))
+    points = directions / np.linalg.norm(directions, axis=1, keepdims=True)  # none dominates another
+    assert non_dominated(points).all()
+    rng, num, inside = np.random.default_rng(1), 200_000, 0
+    for _ in range(10):
+        thrown = rng.random((num // 10, 4), dtype=np.float32)
+        covered = np.zeros(len(thrown), dtype=bool)
+        for point in points.astype(np.float32):
+            covered |= (thrown <= point).all(1)
+        inside += int(covered.sum())
+    share = inside / num
+    assert hypervolume(points) == pytest.approx(share, abs=5 * (share * (1 - share) / num) ** 0.5)
+
+
+def test_hypervolume_reference_point():
+    points = np.array([[3.0, 2.0], [2.0, 3.0], [5.0, 1.0], [0.5, 9.0]])
+    assert hypervolume(points, np.array([1.0, 1.0])) == pytest.approx(2 * 1 + 1 * 2 - 1 * 1)
+    assert hypervolume(points, np.array([5.0, 9.0])) == 0.0
+
+
+def test_hypervolume_ignores_dominated_points_copies_and_order():
+    points = points_of(3, 30, 3, levels=None)
+    value = hypervolume(points)
+    assert hypervolume(points[non_dominated(points)]) == pytest.approx(value, abs=1e-14)
+    assert hypervolume(np.concatenate([points, points[::-1]])) == pytest.approx(value, abs=1e-14)
+    assert hypervolume(points[:, ::-1]) == pytest.approx(value, abs=1e-14)
+
+
+@pytest.mark.parametrize("function", [non_dominated, hypervolume])
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        (np.zeros(3), r"expected a table \[N, K\] with K >= 1, got the shape \(3,\)"),
+        (np.zeros((3, 0)), r"expected a table \[N, K\] with K >= 1, got the shape \(3, 0\)"),
+        (np.array([[1.0, np.nan]]), "expected numbers, got NaN"),
+    ],
+)
+def test_pareto_invalid_points_raise(function, points, message):
+    with pytest.raises(ValueError, match=rf"^points: {message}$"):
+        function(points)

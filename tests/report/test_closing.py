@@ -2,25 +2,34 @@
 
 import io
 import json
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
+import gflownet
 from gflownet.evaluation.final import FinalStage, TopArchitecture
+from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus
 from gflownet.evaluation.task import Reference
 from gflownet.files import write_whole
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.metrics.statistics import simultaneous_intervals
-from gflownet.report.closing import report_run
+from gflownet.metrics.statistics import hypervolume, simultaneous_intervals
+from gflownet.pictures.chart import svg_of
+from gflownet.pictures.line_charts import Highlight, scatter_chart
+from gflownet.report.closing import FRONT_NAME, FRONT_PICTURE_NAME, ParetoFront, report_run, write_pareto_front
 from gflownet.report.references import references_of
+from gflownet.report.verdict import Side, spent_line, verdict_of
 from gflownet.translation import to_pytorch_model
-from tests.evaluation.candidates import StubTask
+from tests.evaluation.candidates import StubTask, classifier_graph, config_with, record
 from tests.report.test_architectures import GRAPHS, ChoicesStub, architecture, choices_of
+from tests.toy_tasks import RewardsNodesOrEdges
 
 
 def printed(folder: Path, final: FinalStage) -> list[str]:
@@ -129,3 +138,113 @@ def test_load_line_has_weights_argument_without_weights(tmp_path):
     lines = printed(tmp_path, FinalStage((trained,), num_seeds=1, fidelity=4))
     assert lines[-2].endswith('top_architectures.json", rank=0)')
     assert not any(line.startswith("±") for line in lines)
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def write_front(folder: Path, measured: list[tuple[float, float]], choices: Sequence[Assignment] = ()) -> ParetoFront:
+    """Write the front of choices, or of chains with i hidden nodes, with (nodes, edges) as their metrics."""
+    records = []
+    for length, (nodes, edges) in enumerate(measured):
+        graph = choices[length] if choices else classifier_graph(*[(4, "relu")] * length)
+        metrics = {"nodes": nodes, "edges": edges}
+        records.append(
+            EvaluationRecord(
+                *(graph.canonical_hash(), graph.canonical_key(), json.dumps(graph.to_dict())),
+                *(0.5, EvaluationStatus.OK, 0.1, 1),
+                num_parameters=length,
+                metrics=metrics,
+            )
+        )
+    task = RewardsNodesOrEdges(config_with("evaluation.objectives=[nodes,edges]", "evaluation.projection=auto"))
+    return write_pareto_front(folder, records, task=task)
+
+
+def test_front_is_sorted_by_first_objective(tmp_path):
+    front = write_front(tmp_path, [(1.0, 2.0), (3.0, 5.0), (2.0, 5.0), (4.0, 8.0), (1.0, 2.0), (3.0, 6.0)])
+    assert front.objectives == ("nodes", "edges")
+    assert front.values == [[4.0, 8.0], [3.0, 5.0], [1.0, 2.0], [1.0, 2.0]]
+    assert front.num_evaluated == 6
+    assert front.hypervolume == pytest.approx(hypervolume([[1.0, 1 / 8], [0.75, 0.2], [0.25, 0.5]]))  # type: ignore[arg-type]
+    entries = json.loads((tmp_path / FRONT_NAME).read_text())
+    assert [entry["rank"] for entry in entries] == [0, 1, 2, 3]
+    assert [entry["utilities"] for entry in entries] == [
+        {"nodes": 1.0, "edges": 0.125},
+        {"nodes": 0.75, "edges": 0.2},
+        {"nodes": 0.25, "edges": 0.5},
+        {"nodes": 0.25, "edges": 0.5},
+    ]
+    assert [entry["num_parameters"] for entry in entries] == [3, 1, 0, 4]
+    assert entries[1]["metrics"] == {"nodes": 3.0, "edges": 5.0}
+    model: Any = gflownet.load(tmp_path / FRONT_NAME, rank=1, weights=False)
+    assert len(model.plan.nodes) == 2  # one hidden node and the output
+
+
+def test_front_of_choices_has_yaml_with_differing_places_first(tmp_path):
+    settings = [{"act": "relu", "width": 4}, {"act": "relu", "width": 8}]
+    write_front(tmp_path, [(1.0, 2.0), (3.0, 5.0)], list(map(Assignment.of, settings)))
+    entries = json.loads((tmp_path / FRONT_NAME).read_text())
+    assert [entry["choices"] for entry in entries] == ["{width: 8, act: relu}", "{width: 4, act: relu}"]
+
+
+def circles(text: str) -> list[ElementTree.Element]:
+    return list(ElementTree.fromstring(text).iter(f"{SVG}circle"))
+
+
+def test_picture_highlights_front(tmp_path):
+    write_front(tmp_path, [(1.0, 2.0), (3.0, 5.0), (2.0, 5.0), (4.0, 8.0)])
+    text = (tmp_path / FRONT_PICTURE_NAME).read_text()
+    front = circles(text)
+    (dominated,) = (each for each in ElementTree.fromstring(text).iter(f"{SVG}path") if each.get("class") == "dots s0")
+    assert (len(front), dominated.get("d", "").count("M")) == (3, 1)
+    assert [each.findtext(f"{SVG}title") for each in front] == [
+        "rank 0: nodes 4, edges 8",
+        "rank 1: nodes 3, edges 5",
+        "rank 2: nodes 1, edges 2",
+    ]
+    x = [float(each.get("cx", "nan")) for each in front]
+    y = [float(each.get("cy", "nan")) for each in front]
+    assert x == sorted(x, reverse=True)  # edges to the right
+    assert y == sorted(y)  # nodes upwards
+    assert (x[1] - x[2]) / (x[0] - x[2]) == pytest.approx(0.5, abs=1e-3)
+    words = {each.text for each in ElementTree.fromstring(text).iter(f"{SVG}text")}
+    assert {"Pareto front: 3 of 4 architectures", "nodes", "edges", "2", "8"} <= words
+
+
+def test_picture_escapes_markup_and_control_characters():
+    points, names = [(1.0, 1.0), (2.0, 2.0)], ("evaluated", "on the front")
+    highlight = Highlight(1.0, 1.0, '\u202e\x00"<&>')
+    chart = scatter_chart("key", "\x07&", points, [highlight], x_label="\x1b[31m<b>", y_label="y", names=names)
+    assert chart is not None
+    texts = [element.text for element in ElementTree.fromstring(svg_of(chart)).iter() if element.text]
+    assert {r"\x1b[31m<b>", '\\u202e\\x00"<&>', r"\x07&"} <= set(texts)
+
+
+BEST = Side("rank 0", 0.95, 0.94, 0.96)
+
+
+def test_verdict_names_better_references_first():
+    equal = Side("best of 9 random architectures", 0.945, 0.93, 0.96, "load(it)")
+    better = Side("a forest", 0.99, 0.98, 1.0)
+    worse = Side("a line", 0.5, 0.4, 0.6)
+    lines = verdict_of(BEST, [worse, equal, better])
+    assert lines == [
+        "a forest (0.9900 ± 0.0100) is better than rank 0 (0.9500 ± 0.0100), by 0.0400",
+        "no clear difference: best of 9 random architectures (0.9450 ± 0.0150) equals rank 0 (0.9500 ± 0.0100) within "
+        "the intervals; in Python: load(it)",
+        "rank 0 (0.9500 ± 0.0100) is better than a line (0.5000 ± 0.1000), by 0.4500",
+    ]
+    assert verdict_of(BEST, []) == []
+    (unknown,) = verdict_of(BEST, [Side("one training", 0.5, math.nan, math.nan)])
+    assert unknown.startswith("no clear difference: one training (0.5000) equals")
+
+
+def test_spent_line_counts_parts():
+    seconds = {0: 2.0, 1: 3.0, 1_000_001: 60.0}
+    rows = [replace(record("a", seed=seed), seconds=value) for seed, value in seconds.items()]
+    assert spent_line(rows) == (
+        "evaluations and their time, summed over processes: search 1 in 0:00:02, final stage 1 in 0:00:03, "
+        "random reference 1 in 0:01:00"
+    )
+    assert spent_line([]) is None

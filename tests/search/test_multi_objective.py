@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gflownet.metrics.pareto import hypervolume
+from gflownet.metrics.statistics import hypervolume
 from gflownet.search import multi_objective
 from gflownet.search.multi_objective import boxes_above, log_expected_improvement, pareto_front
 from tests.oracles.hypervolume import improvement, integrated_expectation, sampled_expectation

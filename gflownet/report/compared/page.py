@@ -42,7 +42,7 @@ from gflownet.report.compared.groups import (
     repeated_seeds,
     unknown_options,
 )
-from gflownet.report.page import PAGE_NAME
+from gflownet.report.follower import PAGE_NAME
 from gflownet.report.page.best import Ranked, best_section
 from gflownet.report.page.overview import minute_text
 from gflownet.report.page.page import render

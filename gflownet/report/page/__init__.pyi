@@ -1,4 +1,3 @@
-from .file_name import PAGE_NAME as PAGE_NAME
 from .page import page_of as page_of
 from .page import render as render
 from .run_data import RunData as RunData
