@@ -213,7 +213,6 @@ def _loss_at_best_log_z(objective: LearnedLogPartition, policy: Any, batch: Traj
 
 
 def _log_forward(objective: Objective, policy: Any, batch: TrajectoryBatch) -> Tensor:
-    """Return log P_F of each trajectory."""
     answer = ask(objective.context, policy, batch.states, batch.conditioning[batch.trajectory])
     log_prob = answer.log_prob(batch.actions).double()
     return torch.zeros(len(batch), dtype=torch.float64).index_add(0, batch.trajectory, log_prob)

@@ -191,7 +191,6 @@ def _half_width(part: Certified) -> float:
 
 
 def _wrong_log_z(what: str, value: float, true: float, tolerance: float) -> Finding:
-    """Return the finding of a sign error or an offset."""
     if abs(value + true) <= tolerance * (1 + abs(true)):
         return Finding("log Z", f"ERROR, sign of log Z: {what} {true:.4f}", "sign of log Z")
     return Finding("log Z", f"ERROR, offset of log Z: {what} {true:.4f}, {value - true:+.4f}", "offset of log Z")
@@ -239,7 +238,6 @@ def table(part: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _figure(part: Mapping[str, Any], name: str) -> float:
-    """Return a figure, NaN for an unknown one."""
     value = part.get(name)
     return float(value) if isinstance(value, int | float) else math.nan
 
@@ -252,7 +250,6 @@ def _shown(part: Mapping[str, Any], name: str, *, digits: int = 4) -> str:
 
 
 def _symmetries(part: Mapping[str, Any]) -> str:
-    """Return whether the symmetries hold, and why."""
     hold = part.get("symmetries_hold")
     verdict = "open" if hold is None else "hold" if hold else "IGNORED"
     if part.get("kind") != "exact":

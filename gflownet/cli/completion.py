@@ -119,7 +119,6 @@ def reply(words: Sequence[str]) -> str:
 
 
 def _short(description: str) -> str:
-    """Return the first clause of a help text."""
     return textwrap.shorten(re.split(r"[;:(]", description)[0], _MAX_DESCRIPTION, placeholder=" ...").rstrip(".")
 
 

@@ -85,7 +85,6 @@ def command_line() -> CommandLine:
 
 
 def _sampling_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the sampling options by name."""
     return {name: getattr(options, name) for name in (*OPTIONS, "stop", "logprobs")}
 
 
@@ -231,7 +230,6 @@ def _answers(
 
 
 def _record(codec: TextCodec, prompt: Prompt, sampled: Sequence[Sampled], end: FinishEvent) -> dict[str, Any]:
-    """Return the record of an answer."""
     text = codec.decode(token for token, *_ in sampled)
     record = {**prompt.record(), "text": text, "finish_reason": end.finish_reason, "num_tokens": end.num_tokens}
     if end.error:

@@ -151,7 +151,6 @@ def requeue_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
 
 
 def _open(text: str, *, creates: bool) -> StoreOverview:
-    """Open the store at a LOCATION."""
     location = _location(text)
     # Imported here: --help and errors of the command line do not wait for SQLAlchemy.
     from gflownet.evaluation.store_overview import StoreOverview
@@ -264,7 +263,6 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def _task(context: str | None) -> str:
-    """Return the name of the task of a context."""
     try:
         values = parse_json(context or "")
     except ValueError:

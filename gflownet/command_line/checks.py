@@ -77,9 +77,7 @@ def _warn_of_hidden_class(point: ExtensionPoint, name: str) -> None:
 def _check_asynchronous(config: Config) -> None:
     if not config.asynchronous.max_in_flight:
         return
-    for key, value in (("num_workers", config.num_workers), ("local_search.num", config.local_search.num)):
-        if value:
-            raise UserError(f"{key}: expected 0 with asynchronous.max_in_flight, got {value}")
+    _check_main_process_only(config, "asynchronous.max_in_flight")
     if not config.replay.resample:
         raise UserError(
             "replay.resample: expected true with asynchronous.max_in_flight, whose trajectories are sampled backwards, "
@@ -89,14 +87,15 @@ def _check_asynchronous(config: Config) -> None:
 
 def _check_search(config: Config) -> None:
     """Refuse options of the training on scores, which a search method does without."""
-    if config.search.method in (GFLOWNET, AUTO):
-        return
+    if config.search.method not in (GFLOWNET, AUTO):
+        only = f"; only search.method={GFLOWNET} uses it"
+        _check_main_process_only(config, f"search.method={config.search.method}", only)
+
+
+def _check_main_process_only(config: Config, option: str, end: str = "") -> None:
     for key, value in (("num_workers", config.num_workers), ("local_search.num", config.local_search.num)):
         if value:
-            raise UserError(
-                f"{key}: expected 0 with search.method={config.search.method}, got {value}; only "
-                f"search.method={GFLOWNET} uses it"
-            )
+            raise UserError(f"{key}: expected 0 with {option}, got {value}{end}")
 
 
 def _check_vocabulary(config: Config) -> None:

@@ -38,8 +38,6 @@ _UPDATE_EVERY_S = 0.5
 
 @dataclass(frozen=True)
 class _Result:
-    """The end of a job in a process."""
-
     is_finished: bool
     error: str | None = None  # of the user
 
@@ -243,7 +241,6 @@ class RunProgress:
 
 
 def _num_evaluated(folder: Path) -> int:
-    """Return the number of new evaluations in the last row of a run's metrics, 0 without one."""
     try:
         with (folder / _METRICS_NAME).open("rb") as file:
             file.seek(0, 2)
@@ -276,7 +273,6 @@ def run_plan(plan: Plan, *, num_processes: int, console: Console, stop: StopRequ
 
 
 def _run(jobs: Sequence[Job], num_jobs: int, *, num_processes: int, console: Console, stop: StopRequest) -> bool:
-    """Run the jobs; return whether all are finished."""
     if not jobs:
         return True
     with RunProgress(jobs, num_before=num_jobs - len(jobs), console=console) as progress:

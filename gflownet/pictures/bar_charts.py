@@ -25,6 +25,7 @@ from gflownet.pictures.chart import (
 from gflownet.pictures.figure import shortened
 
 NUM_BINS = 24
+_QUARTERS = (0, 0.25, 0.5, 0.75, 1)
 MAX_NAME = 30  # characters of a name at a bar
 _ROW, _BAR = 34.0, 12.0
 
@@ -46,9 +47,7 @@ class Bar:
     text: str
 
 
-def histogram(
-    key: str, title: str, samples: Sequence[Sample], *, x_label: str, description: str = "", note: str = ""
-) -> Chart | None:
+def histogram(key: str, title: str, samples: Sequence[Sample], *, x_label: str) -> Chart | None:
     """Return the shares of each sample in equal bins as step lines, the first one filled; None without values."""
     samples = [Sample(s.name, [v for v in s.values if math.isfinite(v)]) for s in samples]
     samples = [sample for sample in samples if sample.values]
@@ -65,17 +64,17 @@ def histogram(
             frame.add("path", class_=f"area {style}", d=_steps(frame, edges, share) + "Z", tooltip=sample.name)
         frame.add("path", class_=f"line {style}", d=_steps(frame, edges, share), tooltip=sample.name)
     rows = [
-        [sample.name, f"{len(sample.values):,}", *map(number_text, _quantiles(sample.values))] for sample in samples
+        [sample.name, f"{len(sample.values):,}", *map(number_text, np.quantile(sample.values, _QUARTERS).tolist())]
+        for sample in samples
     ]
     words = [f"{name}: {number} values, median {median}." for name, number, _, _, median, *_ in rows]
     return Chart(
         key=key,
         title=title,
-        description=description or " ".join(words),
+        description=" ".join(words),
         marks=frame.marks,
         legend=[LegendEntry(colour_class(i), s.name, "box" if i == 0 else "line") for i, s in enumerate(samples)],
         table=Table(["group", "number", "minimum", "lower quarter", "median", "upper quarter", "maximum"], rows),
-        note=note,
     )
 
 
@@ -110,10 +109,6 @@ def _steps(frame: Frame, edges: np.ndarray, share: np.ndarray) -> str:
         y = frame.at_y(float(value))
         places.append(f"L{frame.at_x(float(left)):g} {y:g}L{frame.at_x(float(right)):g} {y:g}")
     return "".join([*places, f"L{frame.at_x(edges[-1]):g} {frame.at_y(0.0):g}"])
-
-
-def _quantiles(values: Sequence[float]) -> list[float]:
-    return np.quantile(np.asarray(values), [0, 0.25, 0.5, 0.75, 1]).tolist()
 
 
 _INTERVAL_ROW = 36.0

@@ -258,7 +258,7 @@ def svg_of(*charts: Chart, num_columns: int = 1) -> str:
 
 
 def _svg(mark: Mark) -> str:
-    attributes = "".join(f" {name}={_quoted(value)}" for name, value in mark.attributes.items())
+    attributes = "".join(f' {name}="{_escaped(value)}"' for name, value in mark.attributes.items())
     tooltip = f"<title>{_escaped(mark.tooltip)}</title>" if mark.tooltip else ""
     return f"<{mark.tag}{attributes}>{tooltip}{_escaped(mark.text)}</{mark.tag}>"
 
@@ -285,10 +285,6 @@ def colour_class(index: int) -> str:
 
 def _escaped(text: str) -> str:
     return escape(printable(text))
-
-
-def _quoted(text: str) -> str:
-    return f'"{_escaped(text)}"'
 
 
 def _text(value: Any) -> str:

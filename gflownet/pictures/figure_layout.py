@@ -286,7 +286,6 @@ def _cell_height(cell: Cell) -> float:
 
 
 def _item_svg(each: _Placed, x: float, y: float) -> list[str]:
-    """Return the cells of an item and their texts."""
     if each.item.form in (Form.PORT, Form.FRAME):
         return []
     left, top = x + each.x - each.width / 2, y + each.top

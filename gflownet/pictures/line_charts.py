@@ -36,7 +36,6 @@ def line_chart(
     *,
     x_label: str,
     y_label: str,
-    description: str = "",
     note: str = "",
     is_log: bool | None = None,
     start: float | None = None,
@@ -50,7 +49,6 @@ def line_chart(
         lines: drawn in this order; the legend names all but faint ones.
         x_label: of the horizontal axis, with unit.
         y_label: of the vertical axis, with unit.
-        description: for screen readers; empty: first and last value of every line.
         note: below the chart.
         is_log: vertical axis; None: by the values.
         start: lower end of the vertical axis.
@@ -80,7 +78,7 @@ def line_chart(
     return Chart(
         key=key,
         title=title,
-        description=description or " ".join(_words(line) for line in named),
+        description=" ".join(_words(line) for line in named),
         marks=frame.marks,
         legend=legend if len(legend) > 1 or len(lines) > 1 else (),
         table=_table([line for line in everything if not line.is_faint], x_label),

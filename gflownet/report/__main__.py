@@ -17,8 +17,8 @@ from gflownet.errors import UserError, printable
 from gflownet.files import locked_folder, save_whole, write_whole
 from gflownet.records.marker import MARKER_NAME, not_a_search, read_marker, write_marker
 from gflownet.records.status import RunState, read_status
+from gflownet.records.trust import trusting
 from gflownet.report.follower import PAGE_NAME, is_own_page
-from gflownet.report.page import page_of, read_run
 from gflownet.terminal.arguments import CommandLine, print_plain_messages, program, run_command
 
 _HEAD_BYTES = 1_024
@@ -53,7 +53,7 @@ def write_reports(
             yield _write_page(folder, output)
         if json_path is None:
             return
-    # Imported here: scipy takes half a second, which the page of one run does not need.
+    # Imported here, as in the other functions: --help waits for nothing, and the page of one run not for scipy.
     from gflownet.report.compared import COMPARISON_NAME, comparison_of, comparison_page
 
     comparison = comparison_of(folders)
@@ -68,6 +68,8 @@ def write_reports(
 
 
 def _write_page(folder: Path, output: Path | None) -> Path:
+    from gflownet.report.page import page_of, read_run
+
     if output is not None:
         _check_own(output)
         save_whole(output, page_of(read_run(folder)))
@@ -137,7 +139,6 @@ def is_run(folder: Path) -> bool:
 
 
 def _matches(path: Path) -> list[Path]:
-    """Return the path, or what its pattern matches."""
     if path.exists() or not glob.has_magic(str(path)):
         return [path]
     return [Path(match) for match in sorted(glob.glob(str(path)), key=_natural)]
@@ -214,10 +215,6 @@ def report(arguments: Sequence[str]) -> None:
         raise UserError("--each: expected no --output, each page is report.html in the folder of its run")
     if options.each and options.json:
         raise UserError("--each: expected no --json, which holds the figures of a comparison")
-    # Imported here: --help and wrong arguments do not wait for the import of the database.
-    from gflownet.records.trust import trusting
-    from gflownet.report.__main__ import write_reports
-
     gc.disable()  # a fifth of the time of a large page: its rows live as long as the command
     try:
         with trusting(options.trust):

@@ -224,7 +224,6 @@ def _shortened(settings: str) -> str:
 
 
 def _draw(path: Path, graph: ComputationGraph | None, write: Callable[[Path, bytes | str], None]) -> Path | None:
-    """Write the drawing of a network and return its path, None without one."""
     if graph is None:
         return None
     write(path, to_svg(graph))

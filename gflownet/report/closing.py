@@ -189,7 +189,6 @@ def _print_ranks(
     num_successful: int,
     console: Console,
 ) -> None:
-    """Print the table and the lines that load an architecture."""
     no_rows = "no architecture could be evaluated"
     if task.limits and num_successful:
         no_rows = f"no architecture is within evaluation.constraints, {num_successful} could be evaluated"
@@ -216,7 +215,6 @@ def _print_ranks(
 
 
 def _failure_line(errors: Counter[str]) -> str:
-    """Return the number of failed evaluations by kind, the most frequent kinds first; empty without any."""
     if not errors:
         return ""
     kinds = [f"{times} x {kind}" for kind, times in errors.most_common(NUM_FAILURE_KINDS)]
@@ -277,7 +275,6 @@ def _report_front(
     console: Console,
     write: Callable[[Path, bytes | str], None],
 ) -> str:
-    """Write the front, print its table, and return its summary in one line."""
     front = write_pareto_front(folder, evaluated, task=task, write=write)
     print_front(front.objectives, front.values, console=console)
     return (

@@ -58,12 +58,8 @@ def verdict_lines(final: FinalStage, references: Sequence[Reference]) -> list[st
     if not best.scores:
         return []
     interval = final_intervals(final.top)[0]
-    return verdict_of(_side("rank 0", best.mean, interval), [_side_of(each) for each in references])
-
-
-def _side_of(reference: Reference) -> Side:
-    interval = _interval(reference)
-    return _side(reference.name, interval.value, interval, reference.code)
+    sides = [_side(each.name, (mean := _interval(each)).value, mean, each.code) for each in references]
+    return verdict_of(_side("rank 0", best.mean, interval), sides)
 
 
 def _side(name: str, mean: float, interval: Interval | None, load: str = "") -> Side:
@@ -89,7 +85,6 @@ def reference_rows(references: Sequence[Reference]) -> list[ReportRow]:
 
 
 def _references_text(references: Sequence[Reference]) -> str:
-    """Return the references as JSON."""
     entries: list[dict[str, Any]] = []
     for reference in references:
         interval = _interval(reference)

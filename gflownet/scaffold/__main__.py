@@ -85,7 +85,6 @@ def write_package(kind: str, name: str, *, parent: Path) -> list[Path]:
 
 
 def _place(template: str, name: str, kind: str) -> str:
-    """Return the path in the package of the file of a template."""
     file = template.removesuffix(".txt")
     places = {"config.yaml": f"{name}/configs/{name}.yaml", "test.py": f"tests/test_{name}.py"}
     if file in places:

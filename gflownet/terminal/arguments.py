@@ -110,7 +110,6 @@ class CommandLine(argparse.ArgumentParser):
         }
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise ArgumentError for a value that is no choice."""
         if action.choices is None or value in action.choices:
             return
         choices = [str(choice) for choice in action.choices]

@@ -82,7 +82,6 @@ def print_report(
 
 
 def _report_cells(row: ReportRow, *, has_sizes: bool) -> Iterator[str]:
-    """Yield the cells of a row of the best architectures, up to the picture."""
     yield _count(row.rank)
     yield f"{row.validation:.4f}" + ("" if row.margin is None else f" ± {row.margin:.4f}")
     yield "-" if row.test is None else f"{row.test:.4f}"

@@ -159,7 +159,6 @@ class NodeContract(Contract):
             expect_error(ValueError, f"{name}: expected", call, doing=f"{name}=object()")
 
     def _loss(self) -> Node:
-        """Return the sum of squares of the result with weights, a scalar."""
         weights = LeafNode(self.example.shape, kind=LeafKind.CONSTANT, value=_weights(self.example))
         summed, axes = range(-self.example.rank, 0), range(1, self.example.rank + 1)
         squared = LinearNode(self.example, self.example, axes, axes, axes)

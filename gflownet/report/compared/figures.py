@@ -116,9 +116,7 @@ class FigureKind:
     title: str
     unit: str
     read: Callable[[RunData], float]  # NaN where the run has none
-    is_lower_better: bool = False
     upper: float = math.inf  # largest possible value; the smallest one is 0
-    is_compared: bool = True  # whether one group can be better than another
 
 
 @dataclass(frozen=True)
@@ -171,11 +169,9 @@ FIGURES = (
     FigureKind("best_score", "best score in the search", "", best_score, upper=MAX_SCORE),
     FigureKind("final_score", "mean score of rank 0, new seeds", "", final_score, upper=MAX_SCORE),
     FigureKind("test_score", "test score of rank 0", "", test_score, upper=MAX_SCORE),
-    FigureKind("evaluations", "evaluations", "", num_evaluations, is_compared=False),
-    FigureKind(
-        "failed", "failed evaluations", "%", lambda run: 100 * failed_share(run), is_lower_better=True, upper=100.0
-    ),
-    FigureKind("seconds", "time", "s", seconds_of, is_lower_better=True),
+    FigureKind("evaluations", "evaluations", "", num_evaluations),
+    FigureKind("failed", "failed evaluations", "%", lambda run: 100 * failed_share(run), upper=100.0),
+    FigureKind("seconds", "time", "s", seconds_of),
 )
 
 
@@ -264,7 +260,6 @@ def _smoothed(values: np.ndarray) -> np.ndarray:
 
 
 def _at(places: np.ndarray, x: np.ndarray, y: np.ndarray, *, is_step: bool) -> np.ndarray:
-    """Return the values at places: of the last point before, or on the line between two points."""
     if not is_step:
         return np.interp(places, x, y)
     return y[np.searchsorted(x, places, side="right") - 1]

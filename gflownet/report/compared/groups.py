@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gflownet.options import leaves
+from gflownet.report.page.drawings import text_of
 from gflownet.report.page.run_data import RunData
 
 SEED = "seed"
@@ -120,11 +121,6 @@ def num_unknown_seeds(group: Group) -> int:
     return sum(map(_is_unknown, group.seeds))
 
 
-def text_of(value: Any) -> str:
-    """Return a value as in YAML."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
 def repeated_seeds(group: Group) -> list[Any]:
     """Return the known seeds that more than one run of a group has."""
     known = [seed for seed in group.seeds if not _is_unknown(seed)]
@@ -194,7 +190,6 @@ def _short(text: str) -> str:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Number the names that several groups have."""
     return [
         f"{name} ({names[:index].count(name) + 1})" if names.count(name) > 1 else name
         for index, name in enumerate(names)

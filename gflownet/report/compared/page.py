@@ -298,13 +298,14 @@ def verdict_of(comparison: Comparison, problem: Problem) -> str:
     for key in _COMPARED:
         kind = next(kind for kind in FIGURES if kind.key == key)
         estimates = [comparison.figures[place][key] for place in problem.places]
-        order = sorted(_known(estimates), key=lambda index: -estimates[index].mean)
+        known = [index for index, estimate in enumerate(estimates) if math.isfinite(estimate.mean)]
+        order = sorted(known, key=lambda index: -estimates[index].mean)
         if len(order) > 1:
             first, second = (problem.places[index] for index in order[:2])
             names = [comparison.groups[place].name for place in (first, second)]
             start = f"{problem.name}: " if problem.name else ""
-            paired = comparison.paired(first, second, key)
-            return start + _sentence(kind, names, [estimates[index] for index in order[:2]], paired)
+            sides = [estimates[index] for index in order[:2]]
+            return start + _sentence(kind, names, sides, comparison.paired(first, second, key))
     return ""
 
 
@@ -315,10 +316,6 @@ def estimate_text(estimate: Estimate, *, unit: str = "") -> str:
         return number_text(estimate.mean) + (suffix if math.isfinite(estimate.mean) else "")
     low, high = number_text(estimate.low, 3), number_text(estimate.high, 3)
     return f"{number_text(estimate.mean)} [{low}, {high}]{suffix}"
-
-
-def _known(estimates: Sequence[Estimate]) -> list[int]:
-    return [index for index, estimate in enumerate(estimates) if math.isfinite(estimate.mean)]
 
 
 def _sentence(

@@ -194,7 +194,6 @@ def _print_checkpoints(
     *,
     show: Callable[[Summary], str],
 ) -> None:
-    """Print a table with one row per method and one column per checkpoint."""
     rows = [
         [label, *(show(searches.summary(label, quantity, at, accounting=accounting)) for at in searches.checkpoints)]
         for label in searches.labels
@@ -228,7 +227,6 @@ def _optimum(searches: Searches, label: str) -> str:
 
 
 def _notes(searches: Searches) -> list[str]:
-    """Return lines on runs that ended before the budget was spent."""
     return [
         f"{label}: {len(short)} of {len(records)} runs ended early, the first after {short[0]:,} evaluations"
         for label, records in searches.records.items()

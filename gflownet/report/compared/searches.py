@@ -86,7 +86,6 @@ def cost_of_optimum(record: RunRecord, *, accounting: Accounting, references: Re
 
 
 def _after_each(record: RunRecord, quantity: Quantity, references: References) -> np.ndarray:
-    """Return the figure after each evaluation, [n]."""
     scores = np.array(record.scores)
     tests = np.array([math.nan if test is None else test for test in record.tests])
     match quantity:

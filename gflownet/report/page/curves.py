@@ -239,7 +239,6 @@ def _shape_and_features(run: RunData, position: int) -> set[object]:
 
 
 def _spread(group: Sequence[int]) -> list[int]:
-    """Return at most `MAX_COMPARED` entries, evenly spread."""
     if len(group) <= MAX_COMPARED:
         return list(group)
     return [group[round(i)] for i in np.linspace(0, len(group) - 1, MAX_COMPARED).tolist()]

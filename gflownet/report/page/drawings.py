@@ -193,33 +193,28 @@ def _drawn(graph: Mapping[str, Any]) -> Drawing:
     return _pictured(coloured_svg(colours, edges, directed=bool(graph.get("directed", True))))
 
 
-def _trusted(svg: str) -> Markup:
-    """Return a document of our own drawing functions, which escape the words of graphs."""
-    return Markup(svg)
-
-
 def _pictured(svg: str, words: tuple[tuple[str, str], ...] = ()) -> Drawing:
-    """Return the drawing of a document, with the width that it needs."""
+    """Return the drawing of a document of our own functions, which escape the words of graphs."""
     width = _WIDTH.search(svg)
-    return Drawing(_trusted(svg), round(_SMALLEST * float(width[1])) if width else 0, words)
+    return Drawing(Markup(svg), round(_SMALLEST * float(width[1])) if width else 0, words)
 
 
 def _assignment(values: Mapping[str, Any]) -> Drawing:
-    names = list(values)
+    names, words = list(values), tuple((name, text_of(value)) for name, value in values.items())
     if all(_EDGE.fullmatch(name) for name in names):
-        return _pictured(_cell(values), _cell_words(values))
+        return _pictured(_cell(values), words)
     if all(_LAYER.fullmatch(name) for name in names):
         return _pictured(_chain([(name, text_of(values[name])) for name in sorted(names, key=_number)]))
     if any(_LAYER_PLACE.fullmatch(name) for name in names):
         return _stack(values)
     if len(names) > 1 and all(text_of(value) in ("0", "1") for value in values.values()):
         return Drawing(words=(("bits", "".join(text_of(values[name]) for name in sorted(names, key=_number))),))
-    return Drawing(words=tuple((name, text_of(value)) for name, value in values.items()))
+    return Drawing(words=words)
 
 
 def text_of(value: Any) -> str:
-    """Return a value of a place as text: true and false as in YAML."""
-    return value if isinstance(value, str) else json.dumps(value)
+    """Return a value as it is written in YAML."""
+    return value if isinstance(value, str) else json.dumps(value, default=str, sort_keys=True)
 
 
 def _number(name: str) -> tuple[int, str]:
@@ -249,12 +244,7 @@ def _cell(values: Mapping[str, Any]) -> str:
     return figure_svg(Figure(without_gaps(items), links), title=f"Cell of {last + 1} nodes and {len(ends)} places")
 
 
-def _cell_words(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, text_of(value)) for name, value in values.items())
-
-
 def _chain(layers: Sequence[tuple[str, str]], details: Sequence[str] = ()) -> str:
-    """Return layers from the input to the output."""
     items = {0: Item(0, Form.PILL, (Cell("input", tooltip="input"),))}
     for row, (name, kind) in enumerate(layers, start=1):
         detail = shortened(details[row - 1] if details else name, MAX_LABEL + 6)

@@ -308,7 +308,6 @@ def _row(effect: Effect) -> list[str]:
 
 
 def _sentence(effect: Effect) -> str:
-    """Return an effect in words."""
     more = "higher" if effect.difference > 0 else "lower"
     return (
         f"{effect.name}: the {effect.num_with:,} architectures with it score {number_text(abs(effect.difference), 3)} "

@@ -72,7 +72,7 @@ def has_search_method(run: RunData) -> bool:
 def progress_of(run: RunData) -> Progress:
     """Return how far the run is: evaluations of a search method, then steps of its sampler; steps of other runs."""
     last = int(run.metrics[-1]["step"]) if run.metrics else 0
-    num_steps = _total(run, "num_training_steps")
+    num_steps = int(run.number("num_training_steps") or 0)  # 0: none, or an unknown one
     if not has_search_method(run):
         return Progress(last, num_steps, "step")
     num_sampler = sum(map(_is_of_sampler, run.metrics))
@@ -135,11 +135,6 @@ def _is_of_sampler(row: Mapping[str, Any]) -> bool:
     return "loss" in row and "score_mean" not in row
 
 
-def _total(run: RunData, key: str) -> int:
-    """Return a limit, 0 for none or an unknown one."""
-    return int(run.number(key) or 0)
-
-
 def _num_distinct(run: RunData) -> int:
     """Return the evaluations that count to the budget."""
     counts = [number_of(row.get("num_distinct")) for row in run.metrics[-1:]]
@@ -153,8 +148,8 @@ def summary_of(point: ExtensionPoint, name: str) -> str:
 
 def _searched(run: RunData) -> str:
     task, env = str(run.option("task")), str(run.option("env.name"))
-    space = summary_of(ENVIRONMENTS, env)
-    words = f"{_capitalised(summary_of(TASKS, task))}. Space: {space} ({env})."
+    space, about = summary_of(ENVIRONMENTS, env), summary_of(TASKS, task)
+    words = f"{about[:1].upper()}{about[1:]}. Space: {space} ({env})."
     method, objective = run.method, str(run.option("algo.method"))
     learned = f"{summary_of(OBJECTIVES, objective)} ({objective})"
     if not has_search_method(run):
@@ -224,7 +219,3 @@ def _time(text: str) -> datetime:
     except ValueError:
         return datetime.fromtimestamp(0, UTC)
     return time if time.tzinfo else time.replace(tzinfo=UTC)
-
-
-def _capitalised(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from gflownet.pictures.chart import Table
 from gflownet.records.status import RunState
 from gflownet.report.page.best import best_section
 from gflownet.report.page.curves import curves_of, distribution_section, diversity_section
+from gflownet.report.page.drawings import text_of
 from gflownet.report.page.effects import effect_section
 from gflownet.report.page.overview import Overview, Progress, minute_text, overview_of
 from gflownet.report.page.run_data import RunData
@@ -70,8 +70,8 @@ def changed_options(config: Mapping[str, Any]) -> Iterator[list[str]]:
     for key, value in _leaves(config, ""):
         option = OPTIONS.get(key)
         default = None if option is None else option.default
-        if option is None or _as_text(value) != _as_text(default):
-            yield [key, _as_text(value), "" if option is None else _as_text(default)]
+        if option is None or text_of(value) != text_of(default):
+            yield [key, text_of(value), "" if option is None else text_of(default)]
 
 
 def reproduce_command(run: RunData) -> str:
@@ -119,11 +119,6 @@ def _facts(run: RunData) -> Iterator[tuple[str, str]]:
         return
     yield "host", run.status.sessions[-1].host
     yield from run.status.sessions[-1].versions.items()
-
-
-def _as_text(value: Any) -> str:
-    """Return a value as it is written in YAML."""
-    return value if isinstance(value, str) else json.dumps(value, default=str, sort_keys=True)
 
 
 _log = logging.getLogger(__name__)
@@ -227,7 +222,6 @@ def _section(run: RunData, key: str, title: str, short: str, build: Callable[[Ru
 
 
 def _logged(key: str, error: Exception) -> str:
-    """Log the error of a section and return it in words."""
     words = f"{type(error).__name__}: {error}"
     _log.warning("section %s of the report: %s", key, words)
     return words

@@ -197,7 +197,6 @@ def _marker(folder: Path, problems: list[str]) -> RunMarker | None:
 
 
 def _options(path: Path, problems: list[str]) -> dict[str, Any]:
-    """Return the options of config.yaml, empty if it is damaged."""
     try:
         return read_yaml(path)
     except UserError:
@@ -286,7 +285,6 @@ def _evaluations(folder: Path, url: str | None, *, run: str, problems: list[str]
 
 
 def _json(path: Path, problems: list[str], *, is_needed: bool = False) -> Any:
-    """Return the content of a file, None for a missing or damaged one."""
     try:
         return parse_json(path.read_bytes())
     except OSError:
