@@ -236,8 +236,9 @@ class Frame:
 
 
 def svg_of(*charts: Chart, num_columns: int = 1) -> str:
-    """Return charts with their titles as one SVG document, row by row, with the legend of the first one on top."""
-    legend, legend_height = _legend_svg(charts[0].legend, num_columns * (charts[0].width + 2 * _MARGIN))
+    """Return charts with their titles as one SVG document, row by row, with the names of all series on top."""
+    names = [*dict.fromkeys(entry for chart in charts for entry in chart.legend)]
+    legend, legend_height = _legend_svg(names, num_columns * (charts[0].width + 2 * _MARGIN))
     y, row_height, pieces = legend_height, 0.0, [legend]
     width = num_columns * (max(chart.width for chart in charts) + 2 * _MARGIN)
     for number, chart in enumerate(charts):

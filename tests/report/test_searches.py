@@ -151,6 +151,30 @@ def test_optimum_counts_seeds_and_cost(searches: Searches) -> None:
     assert list(searches.checkpoints) == [1, 3]
 
 
+def test_methods_of_other_tasks_are_not_ranked_together(searches: Searches, capsys: pytest.CaptureFixture[str]) -> None:
+    """`better` has another task, with scores up to 90 instead of 0.9."""
+    other = [
+        replace(each, config={"task": "images"}, scores=[100 * score for score in each.scores], optimum=90.0)
+        for each in searches.records["better"]
+    ]
+    mixed = replace(searches, records={**searches.records, "better": other})
+    content = json.loads(to_json(mixed, command=[]))
+    assert [problem["methods"] for problem in content["problems"]] == [["better"], ["random", "same"]]
+    assert [problem["references"]["best"] for problem in content["problems"]] == [90.0, pytest.approx(0.9)]
+    assert {(each["first"], each["second"]) for each in content["differences"]} == {("random", "same")}
+    assert list(content["methods"]) == ["better", "random", "same"]
+    print_searches(mixed, make_console())
+    text = capsys.readouterr().out
+    assert text.startswith("the methods differ in task, data or budget: their scores are not ranked together\n")
+    assert "\ntask=images\nbest score" in text
+    assert "better is" not in text
+    assert "no difference seen between same and random" in text
+    drawn = draw(mixed)
+    assert ElementTree.fromstring(drawn).tag.endswith("svg")
+    assert "task=images: best score" in drawn
+    assert all(f">{label}</text>" in drawn for label in mixed.labels)
+
+
 def test_to_json_has_curves_of_all_seeds(searches: Searches) -> None:
     content = json.loads(to_json(searches, command=["--seeds", "4"]))
     better = content["methods"]["better"]

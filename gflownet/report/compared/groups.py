@@ -76,14 +76,18 @@ def groups_of(runs: Sequence[RunData]) -> list[Group]:
 
 def problems_of(groups: Sequence[Group]) -> list[Problem]:
     """Return the problems in the order of their first groups."""
-    options = [
-        {key: text for key, text in options_of(group.runs[0]).items() if {key, key.partition(".")[0]} & _PROBLEM}
-        for group in groups
+    return problems_of_options([options_of(group.runs[0]) for group in groups])
+
+
+def problems_of_options(options: Sequence[Mapping[str, str]]) -> list[Problem]:
+    """Return the problems of groups with these options, by full key and as text."""
+    columns = [
+        {key: text for key, text in column.items() if {key, key.partition(".")[0]} & _PROBLEM} for column in options
     ]
     places: dict[str, list[int]] = {}
-    for place, column in enumerate(options):
+    for place, column in enumerate(columns):
         places.setdefault(json.dumps(column, sort_keys=True), []).append(place)
-    firsts = [options[members[0]] for members in places.values()]
+    firsts = [columns[members[0]] for members in places.values()]
     chosen = _telling(firsts, _differing(firsts))
     names = [", ".join(f"{key}={_short(column.get(key, _ABSENT))}" for key in chosen) for column in firsts]
     return [Problem(name, tuple(members)) for name, members in zip(_unique(names), places.values(), strict=True)]

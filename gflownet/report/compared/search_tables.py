@@ -39,29 +39,34 @@ _COSTS = {Accounting.EVALUATIONS: "new evaluations (repeats free)", Accounting.P
 
 
 def draw(searches: Searches) -> str:
-    """Return an SVG document: one row for each known quantity, one column for each accounting.
+    """Return an SVG document: for each problem one row for each known quantity, one column for each accounting.
 
     Lines are means over the seeds, bands their 95 % intervals.
     """
-    quantities = [quantity for quantity in _TITLES if quantity in searches.quantities]
-    charts = [_chart(searches, quantity, accounting) for quantity in quantities for accounting in Accounting]
+    charts = [
+        _chart(problem, quantity, accounting, colours=searches.labels)
+        for problem in searches.problems
+        for quantity in _TITLES
+        if quantity in problem.quantities
+        for accounting in Accounting
+    ]
     return svg_of(*(chart for chart in charts if chart is not None), num_columns=len(Accounting))
 
 
-def _chart(searches: Searches, quantity: Quantity, accounting: Accounting) -> Chart | None:
+def _chart(searches: Searches, quantity: Quantity, accounting: Accounting, *, colours: Sequence[str]) -> Chart | None:
     at = np.unique(np.linspace(1, searches.num_evaluations, _NUM_PLACES).round())
     lines = []
     for label in searches.labels:
         values = searches.values(label, quantity, at, accounting=accounting)
         low, high = bounded_intervals(values, upper=quantity.upper) if len(values) > 1 else (None, None)
         ends = (None, None) if low is None or high is None else (low.tolist(), high.tolist())
-        lines.append(Line(label, at.tolist(), values.mean(axis=0).tolist(), *ends))
+        lines.append(Line(label, at.tolist(), values.mean(axis=0).tolist(), *ends, colour=colours.index(label)))
     if quantity is Quantity.BEST and searches.references.is_optimum:
         lines.append(Line("best of the space", at.tolist(), [searches.references.best] * len(at), is_faint=True))
     start = at >= min(_START_SHARE * searches.num_evaluations, at[-1])
     return line_chart(
         f"{quantity}-{accounting}",
-        _TITLES[quantity],
+        _TITLES[quantity] if len(searches.labels) == len(colours) else f"{searches.title}: {_TITLES[quantity]}",
         lines,
         x_label=_COSTS[accounting],
         y_label="",
@@ -97,9 +102,13 @@ def to_json(searches: Searches, *, command: Sequence[str]) -> str:
         "num_evaluations": searches.num_evaluations,
         "seeds": list(searches.seeds),
         "checkpoints": list(searches.checkpoints),
-        "references": asdict(searches.references),
-        "methods": {label: _method(searches, label) for label in searches.labels},
-        "differences": _differences(searches),
+        "references": asdict(searches.problems[0].references),
+        "methods": {label: _method(problem, label) for problem in searches.problems for label in problem.labels},
+        "problems": [
+            {"name": problem.title, "methods": problem.labels, "references": asdict(problem.references)}
+            for problem in searches.problems
+        ],
+        "differences": [each for problem in searches.problems for each in _differences(problem)],
     }
     return json_text(content)
 
@@ -161,7 +170,17 @@ _CAPTIONS = {Accounting.EVALUATIONS: "repeats free", Accounting.PROPOSALS: "ever
 
 
 def print_searches(searches: Searches, console: Console) -> None:
-    """Print the tables and the verdicts."""
+    """Print the tables and the verdicts, of each problem alone."""
+    if len(searches.problems) > 1:
+        print_line(console, "the methods differ in task, data or budget: their scores are not ranked together")
+        for problem in searches.problems:
+            print_line(console, f"\n{problem.title}")
+            _print_problem(problem, console)
+    else:
+        _print_problem(searches, console)
+
+
+def _print_problem(searches: Searches, console: Console) -> None:
     seeds = f"{len(searches.seeds)} {'seed' if len(searches.seeds) == 1 else 'seeds'}"
     for accounting in Accounting:
         title = f"best score, {_CAPTIONS[accounting]}: mean [95 % interval] of {seeds}"

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from statistics import median
 
 import numpy as np
 
+from gflownet.options import leaves
 from gflownet.report.compared.figures import MAX_SCORE, PairedDifference, bounded_intervals, paired_difference
+from gflownet.report.compared.groups import problems_of_options
 from gflownet.report.compared.record import RunRecord
+from gflownet.report.page.drawings import text_of
 
 # An architecture within this share of the best known score counts as one of the best.
 _NEAR = 0.01
@@ -165,6 +168,21 @@ class Searches:
     def references(self) -> References:
         """Return the values that all runs are measured against."""
         return references_of([record for records in self.records.values() for record in records])
+
+    @cached_property
+    def problems(self) -> list[Searches]:
+        """Return the methods by task, data and budget, each with its name: only these scores have a common scale."""
+        labels = self.labels
+        options = [dict(leaves(self.records[label][0].config)) for label in labels]
+        problems = problems_of_options([{key: text_of(value) for key, value in each.items()} for each in options])
+        if len(problems) == 1:
+            return [self]
+        return [
+            replace(
+                self, title=each.name, records={labels[place]: self.records[labels[place]] for place in each.places}
+            )
+            for each in problems
+        ]
 
     @property
     def labels(self) -> list[str]:
