@@ -19,7 +19,7 @@ from tests.certificate.subjects import Case
 from tests.oracles.brute_force_spaces import acyclic_graphs, connected_graphs_with_bonds
 from tests.oracles.slots import brute_force_settings
 from tests.oracles.tabular import classes_of
-from tests.planted_environments import CountsThreeForSix, HalvesTheLargestCount, HidesAnEdgeRemoval
+from tests.planted_environments import CountsThreeForSix, HalvesTheLargestCount
 from tests.test_exact_spaces import SPACES
 
 _QUICK = ("connected, 5 nodes",)
@@ -53,12 +53,6 @@ def test_wrong_automorphism_count_is_reported(planted):
     deviations = {c.automorphisms: c.deviation for c in certificate.parts[0].certificate.classes}
     wrong = 3 if planted is CountsThreeForSix else 12
     assert min(deviations, key=lambda count: deviations[count]) == wrong
-
-
-def test_hidden_removal_is_reported():
-    env = HidesAnEdgeRemoval()
-    certificate = Case.of(classes_of(env, enumerate_states(env))).certified()
-    assert errors(certificate)[0] == "backward mask hides a legal removal"
 
 
 PLACES = {

@@ -49,7 +49,7 @@ class Group:
 class Problem:
     """Groups with the same task, data and budget: only these are ranked in one table."""
 
-    name: str  # the options that tell it from the others; empty for the only one
+    name: str  # the options in which it differs from the others; empty for the only one
     places: tuple[int, ...]  # of its groups
 
 
@@ -69,7 +69,7 @@ def groups_of(runs: Sequence[RunData]) -> list[Group]:
         members.setdefault(json.dumps([place, options_of(run)], sort_keys=True), []).append(run)
     ordered = [sorted(group, key=_seed_of) for group in members.values()]
     differing = _differing([options_of(group[0]) for group in ordered])
-    chosen = _telling([options_of(group[0]) for group in ordered], differing)
+    chosen = _distinguishing([options_of(group[0]) for group in ordered], differing)
     names = [_name(group[0], chosen) for group in ordered]
     return [Group(name, tuple(group)) for name, group in zip(_unique(names), ordered, strict=True)]
 
@@ -88,7 +88,7 @@ def problems_of_options(options: Sequence[Mapping[str, str]]) -> list[Problem]:
     for place, column in enumerate(columns):
         places.setdefault(json.dumps(column, sort_keys=True), []).append(place)
     firsts = [columns[members[0]] for members in places.values()]
-    chosen = _telling(firsts, _differing(firsts))
+    chosen = _distinguishing(firsts, _differing(firsts))
     names = [", ".join(f"{key}={_short(column.get(key, _ABSENT))}" for key in chosen) for column in firsts]
     return [Problem(name, tuple(members)) for name, members in zip(_unique(names), places.values(), strict=True)]
 
@@ -172,8 +172,8 @@ def _num_classes(columns: Sequence[Mapping[str, str]], keys: Sequence[str]) -> i
     )
 
 
-def _telling(columns: Sequence[Mapping[str, str]], differing: Sequence[str]) -> list[str]:
-    """Return at most `_MAX_OPTIONS` options that tell the groups apart, each the one that splits them most."""
+def _distinguishing(columns: Sequence[Mapping[str, str]], differing: Sequence[str]) -> list[str]:
+    """Return at most `_MAX_OPTIONS` options that distinguish the groups, each the one that splits them most."""
     chosen: list[str] = []
     while len(chosen) < _MAX_OPTIONS and _num_classes(columns, chosen) < len(columns):
         best = max(differing, key=lambda key: _num_classes(columns, [*chosen, key]))
