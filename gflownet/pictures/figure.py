@@ -61,9 +61,11 @@ class LinkStyle:
     colour: str = "#475569"
     dashes: str = "none"  # SVG stroke-dasharray
     dot_style: str = "solid"
+    has_arrow: bool = True
 
 
 FORWARD = LinkStyle()
+UNDIRECTED = LinkStyle(has_arrow=False)
 DISABLED = LinkStyle("#9ca3af", "1.5 4.5", "dotted")
 RECURRENT = LinkStyle("#d97706", "7 5", "dashed")
 ADAPTED = LinkStyle("#64748b", "4 3", "dashed")

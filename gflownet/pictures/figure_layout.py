@@ -212,7 +212,7 @@ class FigureLayout:
             commands.append((_turn if is_turn else _curve)(at, bottom, x + lane.at, enters))
             commands.append(f"V{leaves:.1f}")
             at, bottom = x + lane.at, leaves
-        has_arrow = target.item.form not in (Form.FRAME, Form.PORT)
+        has_arrow = link.style.has_arrow and target.item.form not in (Form.FRAME, Form.PORT)
         end, tip = x + self._entering[number], y + target.top + (HEADER if target.inner is not None else 0.0)
         row_top = y + self._rows[target.item.row][0]
         arrives = row_top - (ARROW_LENGTH if has_arrow and row_top == tip else 0)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_labels import colours_of
 from gflownet.pictures.figure import (
     DISABLED,
+    FORWARD,
+    UNDIRECTED,
     Cell,
     Colours,
     Figure,
@@ -24,21 +26,10 @@ from gflownet.pictures.figure import (
     Item,
     shortened,
     without_gaps,
-    xml_text,
 )
-from gflownet.pictures.figure_layout import figure_svg, svg_head
+from gflownet.pictures.figure_layout import figure_svg
 
-# Fill and stroke of node colours by rank; known words have their own colour.
-PALETTE = (
-    Colours("#dbeafe", "#2563eb"),
-    Colours("#ffedd5", "#ea580c"),
-    Colours("#dcfce7", "#16a34a"),
-    Colours("#fce7f3", "#db2777"),
-    Colours("#f3e8ff", "#9333ea"),
-    Colours("#fef9c3", "#ca8a04"),
-    Colours("#ccfbf1", "#0d9488"),
-    Colours("#f1f5f9", "#64748b"),
-)
+# Fill and stroke of words that are colours or ends; others have the colours of an operation.
 NAMED = {
     "red": Colours("#fecaca", "#dc2626"),
     "blue": Colours("#bfdbfe", "#2563eb"),
@@ -46,19 +37,54 @@ NAMED = {
     "input": Colours("#e0f2fe", "#0284c7"),
     "output": Colours("#dcfce7", "#16a34a"),
 }
-_RADIUS, _GAP, _MARGIN = 24.0, 74.0, 14.0
-_MAX_LABEL = 14
 _PLAIN_EDGE = "edge"
 
 Edge = tuple[int, int, str]
 
 
 def coloured_svg(colours: Mapping[int, str], edges: Sequence[Edge], *, directed: bool) -> str:
-    """Return an SVG document of a graph with coloured nodes and edges (source, target, colour)."""
+    """Return an SVG document of a graph with coloured nodes and edges (source, target, colour).
+
+    Rows follow the edges; those of undirected graphs and of cycles a breadth-first walk.
+    """
     labels = {node: label_of(colour) for node, colour in colours.items()}
-    if directed and (rows := _rows(labels, edges)) is not None:
-        return _layered(labels, edges, rows)
-    return _circle(labels, edges, directed=directed)
+    loops = {source: f"loop {_edge_text(colour)}".rstrip() for source, target, colour in edges if source == target}
+    links = [edge for edge in edges if edge[0] != edge[1]]
+    rows = _rows(labels, links) if directed else None
+    if rows is None:
+        order = _breadth_first(labels, links)
+        downwards = [(s, t, colour) if order[s] < order[t] else (t, s, colour) for s, t, colour in links]
+        rows, links = _rows(labels, downwards) or {}, links if directed else downwards
+    style = FORWARD if directed else UNDIRECTED
+    cells = {
+        node: Cell(
+            shortened(label, MAX_LABEL),
+            NAMED.get(label) or colours_of(label),
+            f"node {node}: {label}",
+            loops.get(node, ""),
+        )
+        for node, label in labels.items()
+    }
+    figure = Figure(
+        {node: Item(rows[node], Form.BOX, (cell,)) for node, cell in cells.items()},
+        [FigureLink(source, target, tooltip=_edge_text(colour), style=style) for source, target, colour in links],
+    )
+    return figure_svg(figure, title=f"Graph of {len(labels)} nodes and {len(edges)} edges")
+
+
+def _breadth_first(nodes: Iterable[int], edges: Sequence[Edge]) -> dict[int, int]:
+    """Return the place of each node in a breadth-first walk along edges of any direction."""
+    order, neighbours = dict[int, int](), {node: list[int]() for node in nodes}
+    for source, target, _ in edges:
+        neighbours[source].append(target)
+        neighbours[target].append(source)
+    for start in neighbours:
+        queue = deque([start])
+        while queue:
+            if (node := queue.popleft()) not in order:
+                order[node] = len(order)
+                queue += neighbours[node]
+    return order
 
 
 def label_of(colour: str) -> str:
@@ -66,12 +92,6 @@ def label_of(colour: str) -> str:
     first, _, rest = colour.partition("|")
     others = [part for part in rest.split("|") if part not in ("", "0")]
     return " ".join([first, *others])
-
-
-def label_colours(labels: Mapping[int, str]) -> dict[str, Colours]:
-    """Return fill and stroke of each label."""
-    distinct = sorted(set(labels.values()))
-    return {label: NAMED.get(label, PALETTE[rank % len(PALETTE)]) for rank, label in enumerate(distinct)}
 
 
 def _rows(labels: Mapping[int, str], edges: Sequence[Edge]) -> dict[int, int] | None:
@@ -86,67 +106,9 @@ def _rows(labels: Mapping[int, str], edges: Sequence[Edge]) -> dict[int, int] | 
     return None
 
 
-def _layered(labels: Mapping[int, str], edges: Sequence[Edge], rows: Mapping[int, int]) -> str:
-    colours = label_colours(labels)
-    items = {
-        node: Item(rows[node], Form.BOX, (Cell(shortened(label, 24), colours[label], f"node {node}: {label}"),))
-        for node, label in labels.items()
-    }
-    links = [FigureLink(source, target, tooltip=_edge_text(colour)) for source, target, colour in edges]
-    return figure_svg(Figure(items, links), title=_title(labels, edges))
-
-
-def _circle(labels: Mapping[int, str], edges: Sequence[Edge], *, directed: bool) -> str:
-    colours, num = label_colours(labels), max(1, len(labels))
-    radius = 0.0 if num == 1 else max(_GAP, _GAP * num / (2 * math.pi))
-    middle = radius + _RADIUS + _MARGIN
-    place = {
-        node: (
-            middle + radius * math.sin(2 * math.pi * index / num),
-            middle - radius * math.cos(2 * math.pi * index / num),
-        )
-        for index, node in enumerate(labels)
-    }
-    parts = [
-        svg_head(2 * middle, 2 * middle, _title(labels, edges)),
-        *(_edge_svg(place[source], place[target], colour, directed=directed) for source, target, colour in edges),
-    ]
-    for node, label in labels.items():
-        x, y = place[node]
-        look = f'fill="{colours[label].fill}" stroke="{colours[label].stroke}" stroke-width="1.6"'
-        parts.append(
-            f'<g><title>{xml_text(f"node {node}: {label}")}</title><circle cx="{x:.1f}" cy="{y:.1f}" r="{_RADIUS:g}" '
-            f'{look}/><text x="{x:.1f}" y="{y + 4:.1f}" font-size="12" fill="#0f172a">'
-            f"{xml_text(shortened(label, _MAX_LABEL))}</text></g>"
-        )
-    return "\n".join([*parts, "</svg>\n"])
-
-
-def _edge_svg(start: tuple[float, float], end: tuple[float, float], colour: str, *, directed: bool) -> str:
-    (x, y), (to_x, to_y) = start, end
-    title = f"<title>{xml_text(_edge_text(colour))}</title>" if _edge_text(colour) else ""
-    look = 'fill="none" stroke="#475569" stroke-width="1.8"'
-    if start == end:
-        return f'<path d="M{x - 8:.1f} {y - 20:.1f}c-14 -30 30 -30 16 0" {look}>{title}</path>'
-    length = math.hypot(to_x - x, to_y - y)
-    step_x, step_y = (to_x - x) / length, (to_y - y) / length
-    tip_x, tip_y = to_x - step_x * _RADIUS, to_y - step_y * _RADIUS
-    line = f'<path d="M{x:.1f} {y:.1f}L{tip_x:.1f} {tip_y:.1f}" {look}>{title}</path>'
-    if not directed:
-        return line
-    left = (tip_x - 9 * step_x + 4.5 * step_y, tip_y - 9 * step_y - 4.5 * step_x)
-    right = (tip_x - 9 * step_x - 4.5 * step_y, tip_y - 9 * step_y + 4.5 * step_x)
-    corners = f"M{tip_x:.1f} {tip_y:.1f}L{left[0]:.1f} {left[1]:.1f}L{right[0]:.1f} {right[1]:.1f}Z"
-    return f'{line}<path d="{corners}" fill="#475569"/>'
-
-
 def _edge_text(colour: str) -> str:
     label = label_of(colour)
     return "" if label == _PLAIN_EDGE else label
-
-
-def _title(labels: Mapping[int, str], edges: Sequence[Edge]) -> str:
-    return f"Graph of {len(labels)} nodes and {len(edges)} edges"
 
 
 MAX_LABEL = 24

@@ -59,18 +59,29 @@ def test_recurrent_stack_shows_layers_and_sizes():
     assert "layer 3" not in shown
 
 
+def fills_of(word: str, svg: str) -> list[str | None]:
+    """Return the fills of the boxes with a word."""
+    groups = [group for group in ElementTree.fromstring(svg).iter() if group.tag.endswith("}g")]
+    return [group[1].get("fill") for group in groups if word in group.itertext()]
+
+
 def test_operation_has_one_colour_in_all_drawings():
     fills = []
     for names in (("avg_pool_3x3", "nor_conv_3x3"), ("nor_conv_3x3",), ("zap", "nor_conv_3x3")):
         svg = drawing_of(assignment_of(**{f"layer{place}": name for place, name in enumerate(names)})).svg
         assert svg is not None
-        groups = [group for group in ElementTree.fromstring(svg).iter() if group.tag.endswith("}g")]
-        fills += [group[1].get("fill") for group in groups if "nor_conv_3x3" in group.itertext()]
+        fills += fills_of("nor_conv_3x3", svg)
     nodes = [{"id": 0, "shape": [3, 8, 8]}, {"id": 1, "operation": {"name": "conv2d", "features": 4}}]
     network = ComputationGraph.from_dict({"nodes": nodes, "edges": [{"source": 0, "target": 1}]})
     assert len(fills) == 3
     assert len(set(fills)) == 1
     assert f'fill="{fills[0]}"' in to_svg(network)
+    for colours in (("a", "zap"), ("zap",), ("0", "b", "zap")):
+        svg = drawing_of(ColouredGraph(colours, {}, directed=False).to_dict()).svg
+        assert svg is not None
+        fills += fills_of("zap", svg)
+    assert len(set(fills[3:])) == 1
+    assert len(fills) == 6
 
 
 def test_choices_and_bits_are_words():
@@ -89,7 +100,18 @@ def test_coloured_graphs_are_drawn_with_their_colours():
     )
     assert words(drawing_of(cycle.to_dict())).count("red") >= 2
     loops = ColouredGraph(("a", "b"), {(0, 1): "e", (1, 0): "f", (0, 0): "g"})
-    assert "a" in words(drawing_of(loops.to_dict()))
+    assert {"a", "b", "e", "f", "loop g"} <= set(words(drawing_of(loops.to_dict())).split("\n"))
+
+
+@pytest.mark.parametrize("directed", [True, False])
+def test_ring_is_drawn_in_rows_with_arrows_of_directed_edges_only(directed: bool):
+    """Six nodes in a ring: one, two, two and one in rows, from both sides of the first node."""
+    edges = {(node, (node + 1) % 6) if directed or node < 5 else (0, 5): "edge" for node in range(6)}
+    svg = drawing_of(ColouredGraph(tuple("abcdef"), edges, directed=directed).to_dict()).svg
+    assert svg is not None
+    heights = [rect.get("y") for rect in ElementTree.fromstring(svg).iter() if rect.get("rx") == "7"]
+    assert sorted(heights.count(each) for each in set(heights)) == [1, 1, 2, 2]
+    assert svg.count(" h8 z") == (6 if directed else 0)
     assert "1" in words(drawing_of(ColouredGraph(("0", "1"), {(0, 1): "edge"}).to_dict()))
 
 
