@@ -83,18 +83,18 @@ class TabularPolicy:
         states, env = cast(GraphStates, batch[_STATES]), self._context.env
         index, values = self._graph.locate(env.identify(states)), self._backward if backward else self._forward
         kinds = self._context.backward_types if backward else self._context.action_types
-        found: list[Tensor] = []
+        of_steps: list[Tensor] = []
         of_kind: list[Tensor] = []
         for steps in legal_steps(env, states, backward=backward, with_stop=True):
-            here = index[steps.owner]
-            there = here.clone()  # Stop stays
-            there[steps.moves] = self._graph.locate(env.identify(steps.after[steps.moves]))
-            parent, child = (there, here) if backward else (here, there)
+            before = index[steps.owner]
+            after = before.clone()  # Stop stays
+            after[steps.moves] = self._graph.locate(env.identify(steps.after[steps.moves]))
+            parent, child = (after, before) if backward else (before, after)
             key = parent * len(self._graph) + child
             position = torch.searchsorted(self._key, key).clamp(max=len(self._key) - 1)
-            found.append(torch.where(self._key[position] == key, values[position], 0.0))  # no forward action: 0
+            of_steps.append(torch.where(self._key[position] == key, values[position], 0.0))  # no forward action: 0
             of_kind.append(steps.action.kind)
-        logits, value, kind_of = [], torch.cat(found), torch.cat(of_kind)
+        logits, value, kind_of = [], torch.cat(of_steps), torch.cat(of_kind)
         for kind in kinds:  # the masks list the actions of a kind in the same order
             mask = batch[f"{kind.field_name}_mask"]
             empty = torch.zeros(mask.shape, dtype=values.dtype)
@@ -137,8 +137,8 @@ def loss_at_flows(
     objective = _copied(subject.objective, context)
     tables = _tables(subject, reader, graph, balanced, log_reward)
     policy: Any = TabularPolicy(context, graph, tables)
-    chosen = torch.randperm(len(graph.terminal), generator=subject.generator(OPTIMUM))[:_NUM_TRAJECTORIES]
-    batch = _trajectories(subject, graph, graph.terminal[chosen], log_reward, conditioning)
+    indices = torch.randperm(len(graph.terminal), generator=subject.generator(OPTIMUM))[:_NUM_TRAJECTORIES]
+    batch = _trajectories(subject, graph, graph.terminal[indices], log_reward, conditioning)
     log_z, negative = balanced.flows.log_z, None
     if isinstance(objective, LearnedLogPartition):
         objective.log_z.base.fill_(-log_z)
@@ -213,15 +213,15 @@ def _loss_at_best_log_z(objective: LearnedLogPartition, policy: Any, batch: Traj
 
 
 def _log_forward(objective: Objective, policy: Any, batch: TrajectoryBatch) -> Tensor:
-    answer = ask(objective.context, policy, batch.states, batch.conditioning[batch.trajectory])
-    log_prob = answer.log_prob(batch.actions).double()
+    distributions = ask(objective.context, policy, batch.states, batch.conditioning[batch.trajectory])
+    log_prob = distributions.log_prob(batch.actions).double()
     return torch.zeros(len(batch), dtype=torch.float64).index_add(0, batch.trajectory, log_prob)
 
 
 def _is_known(objective: Objective) -> bool:
     """Return whether all parameters of an objective belong to its log Z."""
-    known = {id(p) for m in objective.modules() if isinstance(m, LogPartition) for p in m.parameters()}
-    return all(id(parameter) in known for parameter in objective.parameters())
+    of_log_z = {id(p) for m in objective.modules() if isinstance(m, LogPartition) for p in m.parameters()}
+    return all(id(parameter) in of_log_z for parameter in objective.parameters())
 
 
 def _copied(objective: Objective, context: GraphBuildingEnvContext) -> Objective:

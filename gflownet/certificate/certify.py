@@ -107,9 +107,9 @@ class Sampling:
             many, generator = repeated(conditioning, num_samples), subject.generator(FORWARD, index)
             sample = sample_forward(subject.context, subject.policy, conditioning=many, generator=generator)
             self._samples.append(sample)
-        others = [self._random_states(max(1, num_samples // _RANDOM_SHARE))]
-        others += [] if extra_states is None else [extra_states]
-        states = GraphStates.cat([*(sample.terminal for sample in self._samples), *others])
+        further = [self._random_states(max(1, num_samples // _RANDOM_SHARE))]
+        further += [] if extra_states is None else [extra_states]
+        states = GraphStates.cat([*(sample.terminal for sample in self._samples), *further])
         first, owner = first_positions(subject.context.env.identify(states))
         self.terminal = states[first]
         # Index of the terminal state of each sample.

@@ -119,8 +119,8 @@ def legal_steps(
         if not with_stop:
             order = order[action.kind[order] != int(GraphActionType.Stop)]
         for chunk in order.split(_CHUNK):
-            before, chosen = part[owner[chunk]], action[chunk]
-            yield Steps(env, owner[chunk] + first, before, chosen, env.apply(before, chosen))
+            before, action_part = part[owner[chunk]], action[chunk]
+            yield Steps(env, owner[chunk] + first, before, action_part, env.apply(before, action_part))
 
 
 def first_positions(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,15 +148,15 @@ def enumerate_states(env: Environment, *, max_states: int = 100_000) -> StateGra
             indices = [index_of.setdefault(code, len(index_of)) for code in env.identify(after).tolist()]
             if len(index_of) > max_states:
                 raise ValueError(f"expected at most {max_states} states, got at least {len(index_of)}")
-            found = torch.tensor(indices, dtype=torch.int64)
-            if bool((found < end).any()):
+            child = torch.tensor(indices, dtype=torch.int64)
+            if bool((child < end).any()):
                 raise ValueError("expected all paths to a state to have the same length, got several lengths")
-            first, _ = first_positions(found)
-            following.append(after[first[found[first] >= num_known]])
+            first, _ = first_positions(child)
+            following.append(after[first[child[first] >= num_known]])
             parents.append(steps.owner + start)
             actions.append(steps.action)
             children.append(parents[-1].clone())
-            children[-1][steps.moves] = found
+            children[-1][steps.moves] = child
         start, frontier = end, GraphStates.cat(following)
     sizes, states = torch.tensor([len(level) for level in levels]), GraphStates.cat(levels)
     chunks = [states[first : first + _STATE_CHUNK] for first in range(0, len(states), _STATE_CHUNK)]

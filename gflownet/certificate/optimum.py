@@ -145,9 +145,9 @@ def _backward_flows(
     _, position, num_forward = (graph.parent * len(graph) + graph.child).unique(return_inverse=True, return_counts=True)
     key = graph.parent * len(graph) + graph.child
     index = torch.searchsorted(pairs, key).clamp(max=len(pairs) - 1)
-    known = pairs[index] == key  # Stop has no backward action
-    mean = torch.where(known, (total / num_backward)[index], 1.0).log()
-    share = torch.where(known, total[index] / num_forward[position], 1.0).log()
+    has_backward = pairs[index] == key  # Stop has no backward action
+    mean = torch.where(has_backward, (total / num_backward)[index], 1.0).log()
+    share = torch.where(has_backward, total[index] / num_forward[position], 1.0).log()
     return _BackwardFlows(share if reader.counts_classes else mean, mean)
 
 

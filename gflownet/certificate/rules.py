@@ -72,8 +72,8 @@ def check_rules(env: Environment, states: GraphStates, *, is_complete: bool, see
         checked = _distinct(env, GraphStates.cat([states, children]))
     backward, parents = check_backward(env, checked, violations, reachable=reachable, is_complete=is_complete)
     if len(parents):
-        chosen = torch.randperm(len(parents), generator=generator)[:_NUM_PATHS]
-        check_paths_back(env, parents[chosen], violations, generator=generator, max_steps=_MAX_PATH)
+        sampled = torch.randperm(len(parents), generator=generator)[:_NUM_PATHS]
+        check_paths_back(env, parents[sampled], violations, generator=generator, max_steps=_MAX_PATH)
     num_compared = _check_codes(env, states, violations, generator, max_pairs=sizes.num_compared)
     num_edges, num_counted = _check_symmetries(
         env, checked, (forward, backward), violations, generator, max_counted=sizes.num_counted
@@ -111,9 +111,9 @@ def _check_codes(
 
     The pairs are states with equal neighbourhoods of their nodes, and states after actions on one state.
     """
-    chosen = torch.randperm(len(states), generator=generator)[: max_pairs // 5]
+    sampled = torch.randperm(len(states), generator=generator)[: max_pairs // 5]
     num, num_equal = 0, _check_equal_neighbourhoods(env, states, violations, max_pairs=max_pairs)
-    for steps in legal_steps(env, states[chosen]):
+    for steps in legal_steps(env, states[sampled]):
         code = env.identify(steps.after)
         order = code.argsort(stable=True)
         order = order[steps.owner[order].argsort(stable=True)]

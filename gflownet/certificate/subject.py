@@ -46,7 +46,7 @@ class CertificateStore:
     def find_many(self, identities: Sequence[Identity]) -> list[EvaluationRecord | None]:
         """Return the record of each graph, or None."""
         pairs = zip(self._run.find_many(identities), self._new.find_many(identities), strict=True)
-        return [new or known for known, new in pairs]  # a new one is another attempt
+        return [new or earlier for earlier, new in pairs]  # a new one is another attempt
 
 
 @dataclass(frozen=True)

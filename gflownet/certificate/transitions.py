@@ -152,20 +152,20 @@ class Edges:
 
 def check_forward(env: Environment, states: GraphStates, violations: Violations) -> tuple[Edges, GraphStates]:
     """Check every forward action; return the edges and one state of each class that actions lead to."""
-    code, seen = env.identify(states), torch.zeros(0, dtype=torch.int64)
+    code, codes_after = env.identify(states), torch.zeros(0, dtype=torch.int64)
     befores, afters, children = [], [], [states[:0]]
     for steps in legal_steps(env, states):
         _check_states(env, steps, violations)
-        undone = _is_undone(env, steps, env.backward_types)
-        _add(violations, Check.NO_REVERSE, env, steps, ~undone)
-        hidden = undone & ~env.backward_masks(steps.after).contains(steps.inverse)
+        is_undone = _is_undone(env, steps, env.backward_types)
+        _add(violations, Check.NO_REVERSE, env, steps, ~is_undone)
+        hidden = is_undone & ~env.backward_masks(steps.after).contains(steps.inverse)
         _add(violations, Check.HIDDEN, env, steps, hidden, shows_inverse=True)
         after = env.identify(steps.after)
         befores.append(code[steps.owner])
         afters.append(after)
         new, _ = first_positions(after)
-        new = new[~torch.isin(after[new], seen)]
-        seen = torch.cat([seen, after[new]])
+        new = new[~torch.isin(after[new], codes_after)]
+        codes_after = torch.cat([codes_after, after[new]])
         children.append(steps.after[new])
     empty = [code[:0]]
     return Edges.of(torch.cat(befores or empty), torch.cat(afters or empty)), GraphStates.cat(children)
@@ -187,12 +187,12 @@ def check_backward(
     befores, afters, parents = [], [], [states[:0]]
     for steps in legal_steps(env, states, backward=True):
         after = env.identify(steps.after)
-        undone = _is_undone(env, steps, env.forward_types)
+        is_undone = _is_undone(env, steps, env.forward_types)
         hidden = ~env.forward_masks(steps.after).contains(steps.inverse)
         is_reached = torch.isin(after, reachable)
-        disagree = undone & hidden & is_reached
+        disagree = is_undone & hidden & is_reached
         _add_disagreements(violations, env, steps, disagree)
-        wrong = ~undone | hidden | ~is_reached if is_complete else ~undone | hidden
+        wrong = ~is_undone | hidden | ~is_reached if is_complete else ~is_undone | hidden
         _add(violations, Check.ALLOWED, env, steps, wrong & ~disagree)
         _check_states(env, steps, violations)
         befores.append(code[steps.owner])
@@ -237,10 +237,10 @@ def _check_states(env: Environment, steps: Steps, violations: Violations) -> Non
 
 def _is_undone(env: Environment, steps: Steps, kinds: tuple[GraphActionType, ...]) -> Tensor:
     """Return whether the inverse leads back, and whether its own inverse is the action, up to isomorphism, [M]."""
-    undone = torch.zeros(len(steps.owner), dtype=torch.bool)
+    is_undone = torch.zeros(len(steps.owner), dtype=torch.bool)
     index = _is_action(env, steps.inverse, kinds).nonzero().squeeze(1)
     if not len(index):
-        return undone
+        return is_undone
     before, action, after, inverse = (
         steps.before[index],
         steps.action[index],
@@ -252,13 +252,13 @@ def _is_undone(env: Environment, steps: Steps, kinds: tuple[GraphActionType, ...
     for part, other in zip(twice.parts, action.parts, strict=True):
         same &= part == other
     # Nodes may come back in another order.
-    rest = (~same).nonzero().squeeze(1)
-    codes = env.identify_actions(before[rest], action[rest])
-    possible = _is_action(env, twice[rest], tuple(GraphActionType(k) for k in action.kind.unique().tolist()))
-    moved = rest[possible]
+    differing = (~same).nonzero().squeeze(1)
+    codes = env.identify_actions(before[differing], action[differing])
+    possible = _is_action(env, twice[differing], tuple(GraphActionType(k) for k in action.kind.unique().tolist()))
+    moved = differing[possible]
     same[moved] = env.identify_actions(restored[moved], twice[moved]) == codes[possible]
-    undone[index] = same
-    return undone
+    is_undone[index] = same
+    return is_undone
 
 
 def _is_action(env: Environment, actions: ActionBatch, kinds: tuple[GraphActionType, ...]) -> Tensor:

@@ -155,16 +155,17 @@ def _log_z(part: Certified) -> Iterator[Finding]:
             return
     if learned is None:
         return
-    shown = f"learned {learned:.4f}, {kind} {true:.4f}"
+    figures_text = f"learned {learned:.4f}, {kind} {true:.4f}"
     is_trained = has_converged(part) or _is_near_optimum(part)
     tolerance = _LOG_Z_TOLERANCE + _half_width(part) + (2 * CONVERGED if is_trained else 0)
     if abs(learned - true) <= tolerance:
         is_known = is_trained or figures.kind == "exact"
         yield Finding(
-            "log Z", f"right: {shown}" if is_known else f"{shown}; equal on the states that the policy samples"
+            "log Z",
+            f"right: {figures_text}" if is_known else f"{figures_text}; equal on the states that the policy samples",
         )
     elif not is_trained:
-        yield Finding("log Z", f"{shown}; not judged before the network has converged")
+        yield Finding("log Z", f"{figures_text}; not judged before the network has converged")
     else:
         yield _wrong_log_z(f"learned {learned:.4f}, {kind}", learned, true, tolerance)
 
@@ -198,20 +199,20 @@ def _wrong_log_z(what: str, value: float, true: float, tolerance: float) -> Find
 
 def table(part: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return the label of each figure, its value for a correct p, and the value found."""
-    shown = partial(_shown, part)
-    correlation = ("Spearman of log p, log R", "1", shown("spearman"))
-    learned = ("log Z, learned", "log Z", shown("learned_log_z"))
+    text_of = partial(_shown, part)
+    correlation = ("Spearman of log p, log R", "1", text_of("spearman"))
+    learned = ("log Z, learned", "log Z", text_of("learned_log_z"))
     symmetries = [
         ("symmetries", "hold", _symmetries(part)),
         ("log(p Z / R), mean by |Aut|", "0", _by_class(part.get("classes") or ())),
     ]
     if part.get("kind") == "exact":
         return [
-            ("total variation", "0", shown("total_variation")),
-            ("L1 distance", "0", shown("l1")),
-            ("Jensen-Shannon divergence, nats", "0", shown("jensen_shannon", digits=5)),
+            ("total variation", "0", text_of("total_variation")),
+            ("L1 distance", "0", text_of("l1")),
+            ("Jensen-Shannon divergence, nats", "0", text_of("jensen_shannon", digits=5)),
             correlation,
-            ("log Z", "", shown("log_z")),
+            ("log Z", "", text_of("log_z")),
             learned,
             *symmetries,
             (
@@ -220,20 +221,20 @@ def table(part: Mapping[str, Any]) -> list[tuple[str, str, str]]:
                 "{} of {}".format(*(part.get(f"num_{name}") for name in ("terminal", "states"))),
             ),
         ]
-    ways = f"{part.get('num_rollouts')} ways back each, {shown('effective_rollouts', digits=1)} effective"
+    rollouts = f"{part.get('num_rollouts')} ways back each, {text_of('effective_rollouts', digits=1)} effective"
     return [
-        (f"flow consistency in subsets of {part.get('subset_size')}", "0", shown("flow_consistency")),
+        (f"flow consistency in subsets of {part.get('subset_size')}", "0", text_of("flow_consistency")),
         correlation,
-        ("Pearson of log p, log R", "1", shown("pearson")),
-        ("mean log p", "", shown("log_prob")),
-        ("ELBO", "log Z", shown("elbo")),
-        ("log Z", "", shown("log_z")),
-        ("EUBO, reweighted", "log Z", shown("eubo")),
+        ("Pearson of log p, log R", "1", text_of("pearson")),
+        ("mean log p", "", text_of("log_prob")),
+        ("ELBO", "log Z", text_of("elbo")),
+        ("log Z", "", text_of("log_z")),
+        ("EUBO, reweighted", "log Z", text_of("eubo")),
         learned,
-        ("slope in log |Aut|", "0", shown("symmetry_slope")),
+        ("slope in log |Aut|", "0", text_of("symmetry_slope")),
         *symmetries,
         ("trajectories", "", str(part.get("num_samples"))),
-        ("terminal states compared", "", f"{part.get('num_test')}, {ways}"),
+        ("terminal states compared", "", f"{part.get('num_test')}, {rollouts}"),
     ]
 
 
@@ -264,8 +265,8 @@ def _by_class(classes: Sequence[Mapping[str, Any]]) -> str:
     """Return the mean deviation of each automorphism count, those of most states first."""
     rows = [tuple(_figure(row, name) for name in ("num_states", "automorphisms", "deviation")) for row in classes]
     largest = sorted(rows, key=lambda row: -row[0])[:_MAX_CLASSES]
-    shown = [f"{count:g}: {deviation:+.3f}" for _, count, deviation in sorted(largest, key=lambda row: row[1])]
-    return ", ".join(shown) + (", ..." if len(classes) > len(largest) else "")
+    texts = [f"{count:g}: {deviation:+.3f}" for _, count, deviation in sorted(largest, key=lambda row: row[1])]
+    return ", ".join(texts) + (", ..." if len(classes) > len(largest) else "")
 
 
 def sentence(part: Mapping[str, Any], errors: Sequence[str]) -> tuple[str, str]:

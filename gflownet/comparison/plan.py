@@ -158,13 +158,13 @@ class Job:
 
     def _check_options(self, started: Mapping[str, Any]) -> None:
         """Raise UserError for the first option that differs from those of the run in the folder."""
-        wanted = dict(leaves(to_mapping(load_config(self.config, self.options()))))
+        options = dict(leaves(to_mapping(load_config(self.config, self.options()))))
         stored = dict(leaves(started))
-        for key in sorted(wanted.keys() | stored.keys()):
-            if key not in _PLACES and wanted.get(key) != stored.get(key):
+        for key in sorted(options.keys() | stored.keys()):
+            if key not in _PLACES and options.get(key) != stored.get(key):
                 raise UserError(
                     f"{key}: expected {stored.get(key)!r}, as the run in {self.folder} was started, "
-                    f"got {wanted.get(key)!r}; choose another --out"
+                    f"got {options.get(key)!r}; choose another --out"
                 )
 
 

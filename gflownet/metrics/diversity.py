@@ -55,11 +55,11 @@ def find_modes(
 
 def modes_by_evaluations(keys: Sequence[Hashable], scores: Sequence[float], *, threshold: float) -> list[int]:
     """Return the number of distinct objects with a score of at least `threshold` among the first n, for each n."""
-    seen: set[Hashable] = set()
+    earlier: set[Hashable] = set()
     is_new = []
     for key, score in zip(keys, scores, strict=True):
-        is_new.append(score >= threshold and key not in seen)
-        seen.add(key)
+        is_new.append(score >= threshold and key not in earlier)
+        earlier.add(key)
     return list(accumulate(is_new, initial=0))[1:]
 
 

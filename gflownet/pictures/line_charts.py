@@ -104,10 +104,10 @@ def thinned(values: Sequence[float], max_points: int = MAX_POINTS) -> list[int]:
     array = np.asarray(values, dtype=float)
     is_finite = np.isfinite(array)
     lows, highs = np.where(is_finite, array, np.inf), np.where(is_finite, array, -np.inf)
-    chosen = {0, len(values) - 1}
+    places = {0, len(values) - 1}
     for start, stop in pairwise(edges):
-        chosen |= {start + int(lows[start:stop].argmin()), start + int(highs[start:stop].argmax())}
-    return sorted(chosen)
+        places |= {start + int(lows[start:stop].argmin()), start + int(highs[start:stop].argmax())}
+    return sorted(places)
 
 
 def _thinned(line: Line) -> Line:

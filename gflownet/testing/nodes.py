@@ -137,15 +137,15 @@ class NodeContract(Contract):
                 graph.to_dict(),
                 {key: self.leaves[n] for key, n in graph.ids.items() if isinstance(n, LeafNode) and n in self.leaves},
             )
-            again = Graph.from_dict(json.loads(json.dumps(data)), classes=self.classes)
-            expect(again.to_dict() == data, "expected the same JSON after reading it, got another one")
-            expect(_near(again.value(again.sink, leaves), expected), "expected the same value after JSON")
+            restored = Graph.from_dict(json.loads(json.dumps(data)), classes=self.classes)
+            expect(restored.to_dict() == data, "expected the same JSON after reading it, got another one")
+            expect(_near(restored.value(restored.sink, leaves), expected), "expected the same value after JSON")
             text = format(node)
             listing = parse(text, classes=self.classes)
             expect(str(listing) == text, f"expected the text {text!r} after reading it, got {str(listing)!r}")
-            again = listing.graph()
-            leaves = {leaf.name: value for leaf, value in self.leaves.items() if leaf.name in again.ids}
-            expect(_near(again.value(again.sink, leaves), expected), "expected the same value after text")
+            restored = listing.graph()
+            leaves = {leaf.name: value for leaf, value in self.leaves.items() if leaf.name in restored.ids}
+            expect(_near(restored.value(restored.sink, leaves), expected), "expected the same value after text")
         expect(self.subject in to_svg(self.example), "expected the class in the drawing, got none")
 
     def check_settings_are_checked(self) -> None:

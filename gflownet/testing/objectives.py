@@ -73,8 +73,8 @@ class ObjectiveContract(Contract):
         loss = objective.loss(policy, objective.annotated(policy, batch))
         expect(loss.value.ndim == 0, f"expected a loss without dimensions, got shape {list(loss.value.shape)}")
         logged, value = loss.metrics.get("loss"), float(loss.value.detach())
-        near = isinstance(logged, float) and abs(logged - value) <= 1e-5 * max(abs(value), 1e-7)
-        expect(near, f"expected the metric loss to be {value}, got {logged}: return total_loss(...)")
+        is_equal = isinstance(logged, float) and abs(logged - value) <= 1e-5 * max(abs(value), 1e-7)
+        expect(is_equal, f"expected the metric loss to be {value}, got {logged}: return total_loss(...)")
         for name, metric in loss.metrics.items():
             expect(isinstance(metric, float), f"expected a float as metric {name}, got {type(metric).__name__}")
         loss.value.backward()
@@ -110,8 +110,8 @@ class ObjectiveContract(Contract):
             whole = gradient_of(objective, policy, batch)
             in_parts = gradient_of(objective, PolicyInParts(policy, context, num_parts=5), batch)
             expect(float(whole.norm()) > 0, f"expected a gradient with algo.backward_policy={backward}, got none")
-            near = torch.allclose(whole, in_parts, rtol=1e-3, atol=1e-5 * float(whole.abs().max()))
-            expect(near, f"expected the same gradient of a batch in parts with algo.backward_policy={backward}")
+            is_equal = torch.allclose(whole, in_parts, rtol=1e-3, atol=1e-5 * float(whole.abs().max()))
+            expect(is_equal, f"expected the same gradient of a batch in parts with algo.backward_policy={backward}")
 
     def check_log_partition_has_one_value_per_conditioning(self) -> None:
         _, policy, objective = self.build()

@@ -98,22 +98,22 @@ class OperationContract(Contract):
         products = zip(gradients, directions, strict=True)
         expected = float(sum((gradient * direction).sum() for gradient, direction in products))
         difference = float(differences[0] - differences[1]) / 2e-6
-        near = abs(difference - expected) <= 1e-6 + _TOLERANCE * abs(expected)
-        expect(near, f"expected a derivative of {difference:.6g} as of finite differences, got {expected:.6g}")
+        is_equal = abs(difference - expected) <= 1e-6 + _TOLERANCE * abs(expected)
+        expect(is_equal, f"expected a derivative of {difference:.6g} as of finite differences, got {expected:.6g}")
 
     def check_every_layout_is_refused_or_computed(self) -> None:
         row, inputs, settings = self.parts()
         for layout in Layout:
-            others = {port: Shape((4,) * NUM_AXES[layout], layout) for port in inputs}
+            shapes = {port: Shape((4,) * NUM_AXES[layout], layout) for port in inputs}
             try:
-                shape = row.infer_shape(others, settings)
+                shape = row.infer_shape(shapes, settings)
             except ShapeError as error:
                 message = str(error)
                 valid = message.startswith("expected ") and "\n" not in message
                 expect(valid, f"expected a ShapeError 'expected ..., got ...' in one line, got {message!r}")
                 continue
-            values = [sample(*item) for item in others.items()]
-            got = list(_module(row, others, settings)(*values).shape)
+            values = [sample(*item) for item in shapes.items()]
+            got = list(_module(row, shapes, settings)(*values).shape)
             expected = [_BATCH, *shape.sizes]
             expect(got == expected, f"expected {expected} for the layout {layout.value}, got {got}")
 

@@ -81,8 +81,8 @@ class PolicyContract(Contract):
             expect(abs(total - 1) < _TOLERANCE, f"expected probabilities of the actions to sum to 1, got {total:.6f}")
             with torch.no_grad():
                 _, output = policy(context.to_batch(states[i : i + 1]), conditioning[i : i + 1])
-            near = abs(float(output) - float(outputs[i])) < _TOLERANCE
-            expect(near, "expected the scalar of a state alone to equal that in a batch")
+            is_equal = abs(float(output) - float(outputs[i])) < _TOLERANCE
+            expect(is_equal, "expected the scalar of a state alone to equal that in a batch")
 
     def check_every_conditioning_feature_is_used(self) -> None:
         context, policy = self.build()
@@ -140,16 +140,16 @@ class PolicyContract(Contract):
         expect(torch.equal(graphs, owner), "expected a log-probability of each legal backward action")
         totals = torch.zeros(len(states)).index_add(0, graphs, values.exp())
         num_actions = self.env.backward_masks(states).num_actions()
-        near = torch.allclose(totals, (num_actions > 0).float(), atol=_TOLERANCE)
-        expect(near, "expected probabilities of the backward actions of a state to sum to 1")
+        is_equal = torch.allclose(totals, (num_actions > 0).float(), atol=_TOLERANCE)
+        expect(is_equal, "expected probabilities of the backward actions of a state to sum to 1")
         has_choice = num_actions[owner] > 1  # a sequence has one backward action
         varies = not bool(has_choice.any()) or values[has_choice].unique().numel() > 1
         expect(varies, "expected different probabilities of backward actions")
         first = torch.searchsorted(owner.sort().values, owner.unique())
         order = owner.argsort(stable=True)[first]
         indices = context.to_indices(batch, actions[order], graphs=owner[order], backward=True)
-        near = torch.allclose(backward.repeated(owner[order]).log_prob(indices), values[order])
-        expect(near, "expected log_prob of indices to equal log_probs")
+        is_equal = torch.allclose(backward.repeated(owner[order]).log_prob(indices), values[order])
+        expect(is_equal, "expected log_prob of indices to equal log_probs")
 
     def check_parts_of_a_batch_equal_the_whole(self) -> None:
         if not issubclass(self.policy_class, TwoWayPolicy):

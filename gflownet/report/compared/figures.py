@@ -182,11 +182,11 @@ def figures_of(group: Group) -> Mapping[str, Estimate]:
 
 def estimate_of(values: Sequence[float], *, upper: float = math.inf) -> Estimate:
     """Return the mean of the finite values, with its interval between 0 and `upper`."""
-    known = np.array([value for value in values if math.isfinite(value)])
-    if not known.size:
+    finite = np.array([value for value in values if math.isfinite(value)])
+    if not finite.size:
         return Estimate(tuple(values), math.nan, math.nan, math.nan)
-    (low,), (high,) = bounded_intervals(known[:, None], upper=upper)
-    return Estimate(tuple(values), float(known.mean()), float(low), float(high))
+    (low,), (high,) = bounded_intervals(finite[:, None], upper=upper)
+    return Estimate(tuple(values), float(finite.mean()), float(low), float(high))
 
 
 NUM_PLACES = 200
@@ -247,10 +247,10 @@ def group_curve(group: Group, kind: CurveKind) -> GroupCurve | None:
 def _run_curve(run: RunData, kind: CurveKind) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the places and values of a run, ascending, None without a finite value."""
     points = [(row.get(kind.x_metric), row.get(kind.y_metric)) for row in run.metrics]
-    known = [(float(x), float(y)) for x, y in points if isinstance(x, int | float) and isinstance(y, int | float)]
-    if not known:
+    finite = [(float(x), float(y)) for x, y in points if isinstance(x, int | float) and isinstance(y, int | float)]
+    if not finite:
         return None
-    x, y = np.array(known).T
+    x, y = np.array(finite).T
     order = np.argsort(x, kind="stable")
     return x[order], _smoothed(y[order]) if kind.is_smoothed else y[order]
 

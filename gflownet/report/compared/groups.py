@@ -69,8 +69,8 @@ def groups_of(runs: Sequence[RunData]) -> list[Group]:
         members.setdefault(json.dumps([place, options_of(run)], sort_keys=True), []).append(run)
     ordered = [sorted(group, key=_seed_of) for group in members.values()]
     differing = _differing([options_of(group[0]) for group in ordered])
-    chosen = _distinguishing([options_of(group[0]) for group in ordered], differing)
-    names = [_name(group[0], chosen) for group in ordered]
+    keys = _distinguishing([options_of(group[0]) for group in ordered], differing)
+    names = [_name(group[0], keys) for group in ordered]
     return [Group(name, tuple(group)) for name, group in zip(_unique(names), ordered, strict=True)]
 
 
@@ -127,8 +127,8 @@ def num_unknown_seeds(group: Group) -> int:
 
 def repeated_seeds(group: Group) -> list[Any]:
     """Return the known seeds that more than one run of a group has."""
-    known = [seed for seed in group.seeds if not _is_unknown(seed)]
-    return sorted({seed for seed in known if known.count(seed) > 1}, key=str)
+    seeds = [seed for seed in group.seeds if not _is_unknown(seed)]
+    return sorted({seed for seed in seeds if seeds.count(seed) > 1}, key=str)
 
 
 def places_by_seed(group: Group) -> dict[str, int]:
@@ -174,18 +174,18 @@ def _num_classes(columns: Sequence[Mapping[str, str]], keys: Sequence[str]) -> i
 
 def _distinguishing(columns: Sequence[Mapping[str, str]], differing: Sequence[str]) -> list[str]:
     """Return at most `_MAX_OPTIONS` options that distinguish the groups, each the one that splits them most."""
-    chosen: list[str] = []
-    while len(chosen) < _MAX_OPTIONS and _num_classes(columns, chosen) < len(columns):
-        best = max(differing, key=lambda key: _num_classes(columns, [*chosen, key]))
-        if _num_classes(columns, [*chosen, best]) == _num_classes(columns, chosen):
+    keys: list[str] = []
+    while len(keys) < _MAX_OPTIONS and _num_classes(columns, keys) < len(columns):
+        best = max(differing, key=lambda key: _num_classes(columns, [*keys, key]))
+        if _num_classes(columns, [*keys, best]) == _num_classes(columns, keys):
             break
-        chosen.append(best)
-    return sorted(chosen, key=differing.index)
+        keys.append(best)
+    return sorted(keys, key=differing.index)
 
 
-def _name(run: RunData, chosen: Sequence[str]) -> str:
+def _name(run: RunData, keys: Sequence[str]) -> str:
     options = options_of(run)
-    named = [f"{key}={_short(options[key])}" for key in chosen if key in options]
+    named = [f"{key}={_short(options[key])}" for key in keys if key in options]
     return ", ".join(named) or str(run.option("task"))
 
 

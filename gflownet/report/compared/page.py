@@ -74,11 +74,11 @@ class Comparison:
 
     def paired(self, first: int, second: int, key: str) -> PairedDifference | None:
         """Return the difference of a figure between two groups, over the seeds of both; None without such a seed."""
-        known = []
+        columns = []
         for place in (first, second):
             values = self.figures[place][key].values
-            known.append({seed: values[run] for seed, run in places_by_seed(self.groups[place]).items()})
-        one, other = ({seed: value for seed, value in column.items() if math.isfinite(value)} for column in known)
+            columns.append({seed: values[run] for seed, run in places_by_seed(self.groups[place]).items()})
+        one, other = ({seed: value for seed, value in column.items() if math.isfinite(value)} for column in columns)
         seeds = sorted(one.keys() & other.keys())
         if not seeds:
             return None
@@ -298,8 +298,8 @@ def verdict_of(comparison: Comparison, problem: Problem) -> str:
     for key in _COMPARED:
         kind = next(kind for kind in FIGURES if kind.key == key)
         estimates = [comparison.figures[place][key] for place in problem.places]
-        known = [index for index, estimate in enumerate(estimates) if math.isfinite(estimate.mean)]
-        order = sorted(known, key=lambda index: -estimates[index].mean)
+        finite = [index for index, estimate in enumerate(estimates) if math.isfinite(estimate.mean)]
+        order = sorted(finite, key=lambda index: -estimates[index].mean)
         if len(order) > 1:
             first, second = (problem.places[index] for index in order[:2])
             names = [comparison.groups[place].name for place in (first, second)]

@@ -160,8 +160,8 @@ class Searches:
 
     def __post_init__(self) -> None:
         """Choose the checkpoints."""
-        chosen = self.checkpoints or [at for at in _CHECKPOINTS if at < self.num_evaluations]
-        at = sorted({min(place, self.num_evaluations) for place in chosen} | {self.num_evaluations})
+        checkpoints = self.checkpoints or [at for at in _CHECKPOINTS if at < self.num_evaluations]
+        at = sorted({min(place, self.num_evaluations) for place in checkpoints} | {self.num_evaluations})
         object.__setattr__(self, "checkpoints", tuple(at))
 
     @cached_property

@@ -92,8 +92,8 @@ def _source(top: Sequence[Mapping[str, Any]]) -> str:
 def _correlation_words(run: RunData) -> str:
     """Return the rank correlation of the finalists in search and final stage, where these may train differently."""
     finals = [(entry.get("validation_score"), mapping_of(entry.get("final"))) for entry in run.top]
-    known = [(figure_of(score), figure_of(final.get("mean"))) for score, final in finals if not final.get("errors")]
-    pairs = [pair for pair in known if all(map(math.isfinite, pair))]
+    scores = [(figure_of(score), figure_of(final.get("mean"))) for score, final in finals if not final.get("errors")]
+    pairs = [pair for pair in scores if all(map(math.isfinite, pair))]
     correlation = rank_correlation(pairs) if run.option("final.epochs") is not None else math.nan
     if math.isnan(correlation):
         return ""
@@ -203,8 +203,8 @@ def _load_lines(run: RunData, entry: Mapping[str, Any], *, rank: int) -> tuple[s
     lines = f"import json, pathlib\n{kind}\nentries = json.loads(pathlib.Path({path!r}).read_text())\n"
     weights = mapping_of(entry.get("weights")).get("file")
     note = f"Trained weights: {run.folder / str(weights)} (safetensors)." if weights else ""
-    chosen = f"next(entry['graph'] for entry in entries if entry['rank'] == {rank})"
-    return f"{lines}graph = Graph.from_dict({chosen})", note
+    entry_code = f"next(entry['graph'] for entry in entries if entry['rank'] == {rank})"
+    return f"{lines}graph = Graph.from_dict({entry_code})", note
 
 
 def _is_number(value: object) -> bool:

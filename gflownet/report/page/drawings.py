@@ -232,8 +232,8 @@ def _stack(values: Mapping[str, Any]) -> Drawing:
             words.append((name, text_of(value)))
     chain, details = [], []
     for number, options in sorted(layers.items()):
-        others = ", ".join(f"{name} {value}" for name, value in options.items() if name != "cell")
+        detail = ", ".join(f"{name} {value}" for name, value in options.items() if name != "cell")
         chain.append((f"layer {number}", options.get("cell", "?")))
-        details.append(others or f"layer {number}")
+        details.append(detail or f"layer {number}")
     sizes = tuple(words) or (("layers", str(len(chain))),)
     return _pictured(_chain(chain, details), sizes) if chain else Drawing(words=sizes)

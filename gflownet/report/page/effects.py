@@ -199,8 +199,8 @@ def clear_features(
         generator: chooses the permutations.
     """
     if len(scores) > MAX_SCORES:
-        chosen = generator.choice(len(scores), MAX_SCORES, replace=False)
-        is_present, scores = is_present[chosen], scores[chosen]
+        sample = generator.choice(len(scores), MAX_SCORES, replace=False)
+        is_present, scores = is_present[sample], scores[sample]
     if not is_present.size or not np.ptp(scores):
         return np.zeros(is_present.shape[1], dtype=bool)
     centred = ((scores - scores.mean()) / scores.std()).astype(np.float32)
@@ -254,12 +254,12 @@ def effect_section(run: RunData) -> EffectSection | None:
 
 def _different(effects: Sequence[Effect]) -> list[Effect]:
     """Return the certain effects without complements, such as kernel = b after kernel = a, and without repeats."""
-    chosen = dict[tuple[float, ...], Effect]()
+    distinct = dict[tuple[float, ...], Effect]()
     for effect in effects:
         if effect.is_certain:
             groups = sorted((effect.num_with, effect.num_without))
-            chosen.setdefault((*groups, round(abs(effect.difference), 9)), effect)
-    return list(chosen.values())
+            distinct.setdefault((*groups, round(abs(effect.difference), 9)), effect)
+    return list(distinct.values())
 
 
 def _chart(number: int, category: str, effects: Sequence[Effect]) -> Chart | None:

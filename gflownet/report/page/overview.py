@@ -85,8 +85,8 @@ def seconds_used(run: RunData, *, written: datetime) -> float | None:
     """Return the seconds of all sessions; of a running one up to the time of writing; None if unknown."""
     if run.status is None:
         seconds = [row.get("seconds") for row in run.metrics]
-        known = [value for value in seconds if isinstance(value, int | float)]
-        return float(known[-1]) if known else None
+        numbers = [value for value in seconds if isinstance(value, int | float)]
+        return float(numbers[-1]) if numbers else None
     total = sum(run.status.seconds.values())
     if run.status.state not in (RunState.RUNNING, RunState.KILLED) or not run.status.sessions:
         return total

@@ -95,11 +95,11 @@ def front_section(run: RunData) -> FrontSection | None:
     names = [str(name) for name in objectives] if isinstance(objectives, list | tuple) else []
     if len(names) < 2 or not run.feasible:
         return None
-    drawn = run.front[:MAX_DRAWN]
-    charts = [_chart(run, names[0], other, drawn) for other in names[1:]]
+    front = run.front[:MAX_DRAWN]
+    charts = [_chart(run, names[0], other, front) for other in names[1:]]
     return FrontSection(
         charts=[chart for chart in charts if chart is not None],
-        ranked=[_card(entry, rank, names) for rank, entry in enumerate(drawn)],
+        ranked=[_card(entry, rank, names) for rank, entry in enumerate(front)],
         num_front=len(run.front),
         objectives=" and ".join(names) if len(names) == 2 else ", ".join(names),
     )
