@@ -14,6 +14,7 @@ from typing import Any
 
 MOVED = {
     "gflownet.asking": "gflownet.run.asking",
+    "gflownet.autodiff.log_softmax": "gflownet.autodiff.factories",
     "gflownet.compare": "gflownet.cli.compare",
     "gflownet.completion": "gflownet.cli.completion",
     "gflownet.components": "gflownet.run.trainer",
@@ -21,6 +22,7 @@ MOVED = {
     "gflownet.graphs.tensor_shape": "gflownet.operations.tensor_shape",
     "gflownet.graphs.vocabulary": "gflownet.operations.vocabulary",
     "gflownet.operations.composite": "gflownet.graphs.composite",
+    "gflownet.rhn.stack_choices": "gflownet.rhn.config",
     "gflownet.sample_command": "gflownet.cli.sample",
     "gflownet.sampling": "gflownet.run.sampling",
     "gflownet.store": "gflownet.cli.store",

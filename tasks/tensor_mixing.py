@@ -10,8 +10,7 @@ from torch import Tensor
 
 from gflownet.autodiff.compilation import compile_value_and_gradient
 from gflownet.autodiff.evaluation import evaluate, topological_order
-from gflownet.autodiff.factories import Mean
-from gflownet.autodiff.log_softmax import PickNegLogSoftmax
+from gflownet.autodiff.factories import Mean, PickNegLogSoftmax
 from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, TransformNode
 from gflownet.envs.tensor_program import TensorProgram, read_inputs
 from gflownet.evaluation.config import TaskConfig

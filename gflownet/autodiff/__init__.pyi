@@ -15,10 +15,11 @@ from .drawing import to_dot as to_dot
 from .drawing import to_networkx as to_networkx
 from .drawing import to_svg as to_svg
 from .evaluation import evaluate as evaluate
+from .factories import PickNegLogSoftmax as PickNegLogSoftmax
 from .functions import Function as Function
 from .graph import Graph as Graph
-from .log_softmax import PickNegLogSoftmax as PickNegLogSoftmax
 from .module import to_module as to_module
+from .node_builder import simplify as simplify
 from .nodes import CastNode as CastNode
 from .nodes import ElementwiseNode as ElementwiseNode
 from .nodes import LeafNode as LeafNode
@@ -26,6 +27,5 @@ from .nodes import LinearNode as LinearNode
 from .nodes import Node as Node
 from .nodes import NonlinearNode as NonlinearNode
 from .nodes import TransformNode as TransformNode
-from .simplification import simplify as simplify
 from .text import format as format
 from .text import parse as parse

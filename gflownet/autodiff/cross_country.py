@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import prod
 
 from gflownet.autodiff.contraction import contraction_order
-from gflownet.autodiff.derivation import adjoints, dependents, forward_jacobian, reverse_jacobian, tangents
+from gflownet.autodiff.derivatives import adjoints, dependents, forward_jacobian, reverse_jacobian, tangents
 from gflownet.autodiff.rules import times_rows, value
 from gflownet.autodiff.term_builder import Terms
 from gflownet.autodiff.terms import Alias, Cast, Einsum, Labelled, Map, Sum, Term, View, is_zero, ordered

@@ -23,8 +23,9 @@ further ones differentiate it with torch, so both use torch operations. H are th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache, cached_property
 from typing import Any, Self, get_type_hints
 
@@ -33,11 +34,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from gflownet.autodiff.functions import named_functions
+from gflownet.autodiff.node_checks import is_continuous, shortened
 from gflownet.autodiff.nodes import LeafNode, Node
-from gflownet.autodiff.quoting import shortened
 from gflownet.autodiff.rules import Call, Form, Shape
 from gflownet.autodiff.tensor_algebra import owned
-from gflownet.autodiff.tensor_slot import is_continuous
 
 Specification = tuple[Shape, torch.dtype]
 TYPES = ("leaf", "transform", "elementwise", "linear", "nonlinear", "cast")  # of the package's nodes
@@ -368,3 +368,62 @@ def _pushed(function: Applied, values: Sequence[Tensor], place: int, tangent: Te
     vjp = _vjp(function, values, [place])
     zero = torch.zeros(function.shape, dtype=function.dtype, device=tangent.device)
     return torch.func.vjp(lambda adjoint: vjp(adjoint)[0], zero)[1](tangent)[0]
+
+
+Classes = Mapping[str, type[CustomNode]]
+
+
+@dataclass(frozen=True)
+class Description:
+    """A class of nodes and its settings, as JSON values."""
+
+    kind: type[CustomNode]
+    settings: Mapping[str, Any]
+    classes: Classes = field(default_factory=dict, compare=False)
+
+    def node(self, sources: Sequence[Node], *, name: str | None) -> Node:
+        """Return the node of operands; raise ValueError for a setting or operands that do not fit."""
+        operands = tuple((source.shape, source.dtype) for source in sources)
+        return self.kind(*sources, name=name, **_settings(self.kind, self.settings, operands, self.classes))
+
+
+def classes_by_name(classes: Iterable[type[CustomNode]]) -> Classes:
+    """Return classes and derivatives by their names in JSON and text; raise ValueError for two of one name."""
+    named: dict[str, type[CustomNode]] = {}
+    for kind in (*DERIVATIVES, *classes):
+        if named.setdefault(kind.type_name(), kind) is not kind:
+            raise ValueError(f"classes: expected one class named {kind.type_name()}, got two")
+    return named
+
+
+def described(function: Applied) -> dict[str, Any]:
+    """Return the settings of a function as JSON values."""
+    return {name: _json(value) for name, value in function.settings}
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, Applied):
+        return {"type": value.kind.type_name(), **described(value)}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _settings(
+    kind: type[CustomNode], given: Mapping[str, Any], operands: Sequence[Specification], classes: Classes
+) -> dict[str, Any]:
+    """Return settings as Python values; the function of a derivative has all operands but the first."""
+    types = kind.setting_types()
+    return {
+        name: _function(value, operands[1:], classes) if types.get(name) is Applied else value
+        for name, value in given.items()
+    }
+
+
+def _function(value: Any, operands: Sequence[Specification], classes: Classes) -> Applied:
+    name = str(value.get("type")) if isinstance(value, Mapping) else ""
+    if name not in classes:
+        nearest = get_close_matches(name, classes, n=1)
+        hint = f", perhaps {nearest[0]}" if nearest else ""
+        raise ValueError(f"of: expected the type of a custom node{hint}, got {shortened(value)}")
+    kind = classes[name]
+    settings = _settings(kind, {key: item for key, item in value.items() if key != "type"}, operands, classes)
+    return Applied(kind, tuple(kind.checked_settings(settings, name).items()), tuple(operands))

@@ -6,12 +6,128 @@ A derivative that is zero is a constant leaf with `fill=0.0`, the derivative of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, overload
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal, Protocol, TypeVar, overload
 
-from gflownet.autodiff import derivation
+import torch
+
 from gflownet.autodiff.node_builder import Nodes
+from gflownet.autodiff.node_checks import is_continuous
 from gflownet.autodiff.nodes import LeafNode, Node, TransformNode
+from gflownet.autodiff.rules import Algebra, Form, Shape, forward, reverse, total
+from gflownet.autodiff.terms import Term
+
+Item = TypeVar("Item", Node, Term)
+
+
+class Builder(Algebra[Item], Protocol[Item]):
+    """An algebra over graph items: nodes or terms."""
+
+    def form(self, item: Item) -> Form:
+        """Return the operation that computes an item from its inputs."""
+        ...
+
+    def ordered(self, outputs: Iterable[Item], sources: Collection[Item]) -> list[Item]:
+        """Return the items that outputs depend on, each after its inputs; items below all sources may be missing."""
+        ...
+
+    def full(self, value: float, shape: Shape, dtype: torch.dtype) -> Item:
+        """Return the constant tensor."""
+        ...
+
+    def identity(self, shape: Shape, dtype: torch.dtype) -> Item:
+        """Return the tensor of shape `[*shape, *shape]` that is 1 where both halves of the index agree, else 0."""
+        ...
+
+
+def dependents(builder: Builder[Item], outputs: Iterable[Item], sources: Collection[Item]) -> list[Item]:
+    """Return the items between sources and outputs, both included, each after its inputs; integers have none."""
+    reached: set[Item] = set()
+    order: list[Item] = []
+    for item in builder.ordered(outputs, sources):
+        if is_continuous(item.dtype) and (item in sources or not reached.isdisjoint(item.inputs)):
+            reached.add(item)
+            order.append(item)
+    return order
+
+
+def adjoints(
+    builder: Builder[Item], seeds: Mapping[Item, Item], sources: Collection[Item], extra: Shape = ()
+) -> dict[Item, Item]:
+    """Return the derivatives of `sum over seeds of <seed's adjoint, seed>` by all items between sources and seeds.
+
+    Args:
+        builder: builds the derivatives.
+        seeds: outputs and their adjoints, `[output..., H]`.
+        sources: the items to differentiate by.
+        extra: extents of H.
+
+    Returns:
+        Adjoints, `[item..., H]`; an item is missing where its adjoint is zero.
+    """
+    order = dependents(builder, seeds, sources)
+    between = set(order)
+    parts: dict[Item, list[Item]] = {item: [seed] for item, seed in seeds.items()}
+    adjoint_of: dict[Item, Item] = {}
+    for item in reversed(order):
+        if item not in parts:
+            continue
+        adjoint = adjoint_of[item] = total(builder, parts.pop(item))
+        if between.isdisjoint(_inputs(item)):
+            continue
+        form = builder.form(item)
+        for which, source in enumerate(_inputs(item)):
+            if source in between:
+                part = reverse(builder, form, _inputs(item), which, adjoint, extra)
+                if part is not None:
+                    parts.setdefault(source, []).append(part)
+    return adjoint_of
+
+
+def tangents(
+    builder: Builder[Item], outputs: Sequence[Item], seeds: Mapping[Item, Item], extra: Shape = ()
+) -> list[Item]:
+    """Return the tangent of each output, `[output..., H]`, zero where it does not depend on the seeds.
+
+    Args:
+        builder: builds the derivatives.
+        outputs: the items to differentiate.
+        seeds: sources and their tangents, `[source..., H]`; a source counts as independent of the others.
+        extra: extents of H.
+    """
+    tangent_of: dict[Item, Item] = dict(seeds)
+    for item in dependents(builder, outputs, seeds.keys()):
+        input_tangents = [tangent_of.get(source) for source in _inputs(item)]
+        if item in seeds or all(tangent is None for tangent in input_tangents):
+            continue
+        tangent = forward(builder, builder.form(item), _inputs(item), input_tangents, extra)
+        if tangent is not None:
+            tangent_of[item] = tangent
+    return [tangent_of.get(output) or builder.full(0.0, output.shape + extra, output.dtype) for output in outputs]
+
+
+def gradients(builder: Builder[Item], output: Item, sources: Sequence[Item]) -> list[Item]:
+    """Return the gradients of a scalar, zero where it does not depend on a source."""
+    adjoint_of = adjoints(builder, {output: builder.full(1.0, (), output.dtype)}, set(sources))
+    return [adjoint_of.get(source) or builder.full(0.0, source.shape, source.dtype) for source in sources]
+
+
+def reverse_jacobian(builder: Builder[Item], output: Item, source: Item) -> Item:
+    """Return `d output / d source`, `[source..., output...]`, in reverse mode."""
+    seeds = {output: builder.identity(output.shape, output.dtype)}
+    adjoint_of = adjoints(builder, seeds, {source}, output.shape)
+    return adjoint_of.get(source) or builder.full(0.0, source.shape + output.shape, source.dtype)
+
+
+def forward_jacobian(builder: Builder[Item], output: Item, source: Item) -> Item:
+    """Return `d output / d source`, `[output..., source...]`, in forward mode."""
+    seeds = {source: builder.identity(source.shape, source.dtype)}
+    return tangents(builder, [output], seeds, source.shape)[0]
+
+
+def _inputs(item: Item) -> tuple[Item, ...]:
+    return item.inputs  # pyright: ignore[reportReturnType]  # of the same class
+
 
 Mode = Literal["reverse", "forward"]
 
@@ -29,7 +145,7 @@ def vjp(output: Node, wrt: Sequence[Node], cotangent: Node) -> list[Node]:
     """
     _check_fits("cotangent", cotangent, output)
     nodes, free = Nodes(), cotangent.shape[output.rank :]
-    adjoint_of = derivation.adjoints(nodes, {output: cotangent}, set(wrt), free)
+    adjoint_of = adjoints(nodes, {output: cotangent}, set(wrt), free)
     return [adjoint_of.get(node) or nodes.full(0.0, (*node.shape, *free), node.dtype) for node in wrt]
 
 
@@ -43,7 +159,7 @@ def jvp(output: Node, tangents: Mapping[Node, Node]) -> Node:
     Raises:
         ValueError: there is no tangent, one lacks the axes of its node or has another dtype, or their H differ.
     """
-    return derivation.tangents(Nodes(), [output], tangents, _free_axes(tangents))[0]
+    return _pushed_forward([output], tangents)[0]
 
 
 @overload
@@ -58,8 +174,8 @@ def gradient(output: Node, wrt: Node | Sequence[Node]) -> Node | list[Node]:
     """
     if output.rank:
         raise ValueError(f"{output.label}: gradient: expected a scalar (shape []), got shape {list(output.shape)}")
-    gradients = derivation.gradient(Nodes(), output, [wrt] if isinstance(wrt, Node) else wrt)
-    return gradients[0] if isinstance(wrt, Node) else gradients
+    by_node = gradients(Nodes(), output, [wrt] if isinstance(wrt, Node) else wrt)
+    return by_node[0] if isinstance(wrt, Node) else by_node
 
 
 def check_mode(owner: str, mode: str) -> None:
@@ -75,7 +191,7 @@ def jacobian(output: Node, wrt: Node, mode: Mode = "reverse") -> Node:
         ValueError: unknown mode.
     """
     check_mode("jacobian", mode)
-    derive = derivation.reverse_jacobian if mode == "reverse" else derivation.forward_jacobian
+    derive = reverse_jacobian if mode == "reverse" else forward_jacobian
     return derive(Nodes(), output, wrt)
 
 
@@ -110,23 +226,23 @@ def hvp(output: Node, wrt: Node | Sequence[Node], vector: Node | Sequence[Node])
     vectors = [vector] if isinstance(vector, Node) else list(vector)
     if len(nodes) != len(vectors):
         raise ValueError(f"hvp: vector: expected one for each of the {len(nodes)} nodes, got {len(vectors)}")
-    tangents = dict(zip(nodes, vectors, strict=True))
-    if len(tangents) < len(nodes):
+    directions = dict(zip(nodes, vectors, strict=True))
+    if len(directions) < len(nodes):
         twice = next(node for node in nodes if nodes.count(node) > 1)
         raise ValueError(f"hvp: wrt: expected every node once, got {twice.label} twice")
-    products = derivation.tangents(Nodes(), gradient(output, nodes), tangents, _free_axes(tangents))
+    products = _pushed_forward(gradient(output, nodes), directions)
     return products[0] if isinstance(wrt, Node) else products
 
 
-def _free_axes(tangents: Mapping[Node, Node]) -> tuple[int, ...]:
-    if not tangents:
+def _pushed_forward(outputs: Sequence[Node], seeds: Mapping[Node, Node]) -> list[Node]:
+    if not seeds:
         raise ValueError("jvp: tangents: expected one of at least one node, got none")
-    for node, tangent in tangents.items():
+    for node, tangent in seeds.items():
         _check_fits("tangent", tangent, node)
-    every = {tangent.shape[node.rank :] for node, tangent in tangents.items()}
+    every = {tangent.shape[node.rank :] for node, tangent in seeds.items()}
     if len(every) > 1:
         raise ValueError(f"jvp: tangents: expected one shape after that of their nodes, got {sorted(every)}")
-    return every.pop()
+    return tangents(Nodes(), outputs, seeds, every.pop())
 
 
 def _check_fits(name: str, derivative: Node, node: Node) -> None:

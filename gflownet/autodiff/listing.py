@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import torch
 
+from gflownet.autodiff.custom_node import Description
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.graph import Graph
 from gflownet.autodiff.node_checks import Indices
-from gflownet.autodiff.node_description import Description
 from gflownet.autodiff.nodes import (
     CastNode,
     ElementwiseNode,

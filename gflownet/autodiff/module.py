@@ -9,11 +9,10 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from gflownet.autodiff.compilation import compile
+from gflownet.autodiff.compilation import Program, compile
 from gflownet.autodiff.derivatives import gradient
 from gflownet.autodiff.evaluation import topological_order
 from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node
-from gflownet.autodiff.program import Program
 
 Differentiation = Literal["program", "autograd"]
 

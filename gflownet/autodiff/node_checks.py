@@ -1,4 +1,4 @@
-"""Checks of the arguments of nodes, above all of their signed index arrays: one integer per axis.
+"""The part of a node that does not depend on its operation, and checks of signed index arrays: one integer per axis.
 
 Equal integers are the same index. A positive index of an operand is kept in the result (in a Transform both sides have
 it). A negative index of an operand is a dummy, summed over; in the result of a Transform it is new. 0 is not an index,
@@ -7,12 +7,86 @@ and no tensor has an index twice.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite
 
+import torch
 from torch import Tensor
 
-from gflownet.autodiff.tensor_slot import TensorSlot, is_continuous
+MAX_LENGTH = 60
+
+_QUOTED = reprlib.Repr()
+_QUOTED.maxstring = _QUOTED.maxother = MAX_LENGTH
+
+
+def shortened(value: object) -> str:
+    """Return the repr of a value in one line, long ones abbreviated."""
+    try:
+        text = " ".join(_QUOTED.repr(value).split())
+    except ValueError:  # an integer of more digits than Python writes out
+        return f"a long {type(value).__name__}"
+    return text if len(text) <= MAX_LENGTH + 2 else f"{text[: MAX_LENGTH - 3]}..."
+
+
+def is_continuous(dtype: torch.dtype) -> bool:
+    """Return whether tensors of a dtype have derivatives: floating and complex ones."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
+class TensorSlot:
+    """A named tensor of known shape and dtype, whose value and gradient a `Graph` fills in."""
+
+    __slots__ = ("__weakref__", "dtype", "forwarded", "gradient", "name", "requires_grad", "shape")
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, *, name: str | None, requires_grad: bool) -> None:
+        self.shape, self.dtype, self.name = tuple(shape), dtype, name
+        self.requires_grad = is_continuous(dtype) and requires_grad
+        # Of the last forward and backward pass of a Graph; nothing else ever changes.
+        self.forwarded: Tensor | None = None
+        self.gradient: Tensor | None = None
+
+    @property
+    def label(self) -> str:
+        """Return the class and the name, for messages."""
+        return f"{type(self).__name__} {self.name!r}" if self.name else type(self).__name__
+
+    @property
+    def rank(self) -> int:
+        """Return the number of axes: 0 for a scalar, 1 for shape [1]."""
+        return len(self.shape)
+
+    def value(self) -> Tensor:
+        """Return the tensor that the last forward pass computed.
+
+        Raises:
+            ValueError: there was no forward pass, or a leaf holds nothing.
+        """
+        if self.forwarded is None:
+            message = "expected a forward pass first (Graph.forward), or a leaf with a value"
+            raise ValueError(f"{self.label}: value: {message}")
+        return self.forwarded
+
+    def has_grad(self) -> bool:
+        """Return whether the node depends differentiably on a leaf with `requires_grad`."""
+        return self.requires_grad
+
+    def grad(self) -> Tensor:
+        """Return the accumulated gradient; writing to it seeds a backward pass as `Graph.backward` does.
+
+        Raises:
+            ValueError: the node has no gradient (see `has_grad`) or no value yet.
+        """
+        if not self.requires_grad:
+            raise ValueError(f"{self.label}: grad: expected a node that depends on a leaf with requires_grad=True")
+        if self.gradient is None:
+            self.gradient = torch.zeros(self.shape, dtype=self.dtype, device=self.value().device)
+        return self.gradient
+
+    def __repr__(self) -> str:
+        """Return class, name, shape and dtype."""
+        return f"<{self.label} {list(self.shape)} {str(self.dtype).removeprefix('torch.')}>"
+
 
 Indices = tuple[int, ...]
 

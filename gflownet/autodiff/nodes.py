@@ -20,6 +20,7 @@ from gflownet.autodiff import rules
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.node_checks import (
     Indices,
+    TensorSlot,
     check_leaf,
     check_operand,
     checked,
@@ -31,7 +32,6 @@ from gflownet.autodiff.node_checks import (
 )
 from gflownet.autodiff.rules import Combination, Conversion, Entrywise, Form, Labels, Product
 from gflownet.autodiff.tensor_algebra import Tensors
-from gflownet.autodiff.tensor_slot import TensorSlot
 
 Operation = Literal["+", "-", "*"]
 

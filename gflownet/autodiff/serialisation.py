@@ -19,10 +19,9 @@ import numpy as np
 import torch
 
 from gflownet.autodiff.custom_node import FIELDS as CUSTOM_FIELDS
-from gflownet.autodiff.custom_node import TYPES, CustomNode
+from gflownet.autodiff.custom_node import TYPES, Classes, CustomNode, Description, classes_by_name, described
 from gflownet.autodiff.functions import Function
-from gflownet.autodiff.node_checks import Indices
-from gflownet.autodiff.node_description import Classes, Description, classes_by_name, described
+from gflownet.autodiff.node_checks import MAX_LENGTH, Indices, shortened
 from gflownet.autodiff.nodes import (
     CastNode,
     ElementwiseNode,
@@ -34,7 +33,6 @@ from gflownet.autodiff.nodes import (
     Operation,
     TransformNode,
 )
-from gflownet.autodiff.quoting import MAX_LENGTH, shortened
 
 Identifier = int | str
 Indexing = Literal["signed", "positive"]

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import Any
 
-from gflownet.autodiff.quoting import MAX_LENGTH, shortened
+from gflownet.autodiff.node_checks import MAX_LENGTH, shortened
 
 _TOKEN = re.compile(
     r"(?P<space>\s+)|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)"

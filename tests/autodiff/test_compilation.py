@@ -11,6 +11,7 @@ from torch import Tensor
 from gflownet.autodiff import derivatives
 from gflownet.autodiff import factories as build
 from gflownet.autodiff.compilation import (
+    Program,
     clear_cache,
     compile,
     compile_gradient,
@@ -22,7 +23,6 @@ from gflownet.autodiff.compilation import (
 from gflownet.autodiff.evaluation import evaluate, topological_order
 from gflownet.autodiff.graph import Graph
 from gflownet.autodiff.nodes import LeafNode, LinearNode, Node
-from gflownet.autodiff.program import Program
 from tests.autodiff.living import Living
 from tests.autodiff.random_graphs import random_graph
 

@@ -13,10 +13,9 @@ from torch import Tensor
 from gflownet.autodiff import derivatives
 from gflownet.autodiff import factories as build
 from gflownet.autodiff.evaluation import evaluate
-from gflownet.autodiff.factories import Einsum
+from gflownet.autodiff.factories import Einsum, LogSumExp, PickNegLogSoftmax
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.graph import Graph
-from gflownet.autodiff.log_softmax import LogSumExp, PickNegLogSoftmax
 from gflownet.autodiff.nodes import LeafNode, Node, Operation
 
 DOUBLE = torch.float64

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gflownet.autodiff import factories as build
 from gflownet.autodiff.evaluation import evaluate
+from gflownet.autodiff.factories import PickNegLogSoftmax
 from gflownet.autodiff.graph import Graph
-from gflownet.autodiff.log_softmax import PickNegLogSoftmax
 from gflownet.autodiff.nodes import LeafKind, LeafNode, Node
 
 DOUBLE = torch.float64

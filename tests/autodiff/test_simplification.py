@@ -9,8 +9,8 @@ from gflownet.autodiff import derivatives
 from gflownet.autodiff import factories as build
 from gflownet.autodiff.evaluation import evaluate, topological_order
 from gflownet.autodiff.graph import Graph
+from gflownet.autodiff.node_builder import simplify
 from gflownet.autodiff.nodes import LeafNode, LinearNode, Node, TransformNode
-from gflownet.autodiff.simplification import simplify
 from tests.autodiff.random_graphs import random_graph
 
 DOUBLE = torch.float64
