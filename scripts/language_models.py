@@ -20,8 +20,7 @@ from gflownet.errors import UserError
 from gflownet.rhn.checkpoint import model_of
 from gflownet.rhn.config import RHNConfig, StackConfig, StackLayer
 from gflownet.rhn.layers import FFN, RMSNorm, Run, embedding_table
-from gflownet.rhn.network import RHN
-from gflownet.rhn.stack_model import RecurrentStack, fit_parameters
+from gflownet.rhn.network import RHN, RecurrentStack, fit_parameters
 
 HEADS = 4
 _ROTARY_BASE = 10_000.0  # Su et al. 2021, section 3.2.2

@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import psutil
 import torch
 
-from gflownet.rhn.bytes_text import decode, encode
 from gflownet.rhn.checkpoint import load_text_model, save_language_model
 from gflownet.rhn.config import CONFIGS
 from gflownet.rhn.network import RHN
 from gflownet.rhn.serving.generation import generate_batch
+from gflownet.rhn.text_codec import decode, encode
 from scripts.bench import Row, at_most, figure, finish, parse_arguments
 from scripts.soak_clients import ENDLESS, MODEL, Crowd, Outcome, Reply, request_of, run_crowd
 from tests.running_server import RunningServer, running_server

@@ -29,10 +29,8 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.formulas import formulas
 from gflownet.options import AT_LEAST_ONE, POSITIVE, Interval, option
 from gflownet.rhn.checkpoint import description_of
-from gflownet.rhn.config import StackConfig, stack_words
-from gflownet.rhn.network import RecurrentNetwork
-from gflownet.rhn.stack_choices import read_stack
-from gflownet.rhn.stack_model import RecurrentStack, fit_parameters, num_parameters
+from gflownet.rhn.config import StackConfig, read_stack, stack_words
+from gflownet.rhn.network import RecurrentNetwork, RecurrentStack, fit_parameters, num_parameters
 from gflownet.training.random_states import seeded
 from gflownet.translation.cell_network import CellConfig, CellNetwork, fit_cell_parameters, num_cell_parameters
 

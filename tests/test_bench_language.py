@@ -15,7 +15,7 @@ from gflownet.evaluation.byte_text import ByteText
 from gflownet.evaluation.language_training import LanguageTraining
 from gflownet.rhn.checkpoint import describe
 from gflownet.rhn.config import RHNConfig, StackConfig, StackLayer
-from gflownet.rhn.stack_model import RecurrentStack
+from gflownet.rhn.network import RecurrentStack
 from scripts.bench_language import Plan, sides_of
 from scripts.language_figure import draw, panels
 from scripts.language_models import Form, from_search, narrow_state, rhn, rotated, transformer

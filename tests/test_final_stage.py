@@ -14,7 +14,7 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.report.page import read_run
 from gflownet.report.verdict import spent_on
 from gflownet.rhn.checkpoint import describe
-from gflownet.rhn.stack_model import RecurrentStack
+from gflownet.rhn.network import RecurrentStack
 from gflownet.train import main
 from gflownet.training.random_states import candidate_seed
 from tasks.digits import DigitsTask

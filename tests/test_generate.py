@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from gflownet.cli.generate import main
-from gflownet.rhn.bytes_text import decode, encode
 from gflownet.rhn.checkpoint import load_text_model, save_language_model
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.serving.generation import generate_batch
 from gflownet.rhn.serving.prompt_file import AnswerFile
 from gflownet.rhn.serving.sampling import SamplingParams
+from gflownet.rhn.text_codec import decode, encode
 from tests.rhn.random_networks import random_network
 
 CONFIG = RHNConfig(hidden_size=8, intermediate_size=12, depth=2, rank=2)

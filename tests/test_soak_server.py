@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from gflownet.rhn.bytes_text import decode, encode
 from gflownet.rhn.checkpoint import load_text_model
 from gflownet.rhn.serving.generation import generate_batch
+from gflownet.rhn.text_codec import decode, encode
 from scripts.soak_clients import request_of
 from scripts.soak_server import save_random_model
 from tests.running_server import RunningServer, running_server

@@ -11,8 +11,8 @@ from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any
 
 from gflownet.errors import UserError, error_line
-from gflownet.rhn.model_folder import check_model_folder
 from gflownet.rhn.serving.prompt_file import AnswerFile, Prompt, read_prompts
+from gflownet.rhn.text_codec import check_model_folder
 from gflownet.terminal.arguments import EXIT_SIGNAL, CommandLine, print_plain_messages, program, run_command
 from gflownet.terminal.interrupts import StopRequest, stop_signals
 

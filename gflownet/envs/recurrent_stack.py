@@ -2,7 +2,7 @@
 
 Only choices that change the architecture are made, so that different terminal states are different stacks: adapters
 only in RHN layers, sizes of RHN layers only in stacks with one, units and the residual only in GRU and LSTM layers.
-`gflownet.rhn.stack_choices.read_stack` reads a finished stack.
+`gflownet.rhn.config.read_stack` reads a finished stack.
 
 Letters: B states, N places, D maximum number of layers.
 """

@@ -19,8 +19,7 @@ from gflownet.report.architectures import TOP_NAME
 from gflownet.rhn.checkpoint import DESCRIPTION_NAME, KINDS, model_of
 from gflownet.rhn.config import StackConfig, StackLayer, stack_words
 from gflownet.rhn.layers import RHNBlock
-from gflownet.rhn.network import RecurrentNetwork
-from gflownet.rhn.stack_model import RecurrentStack
+from gflownet.rhn.network import RecurrentNetwork, RecurrentStack
 from gflownet.rhn.text_codec import TextCodec, load_text_codec
 from gflownet.terminal.arguments import did_you_mean
 from gflownet.training.precision import Precision, choose_device, has_bfloat16

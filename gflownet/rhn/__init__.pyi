@@ -1,6 +1,3 @@
-from .bytes_text import StreamDecoder as StreamDecoder
-from .bytes_text import decode as decode
-from .bytes_text import encode as encode
 from .checkpoint import load_language_model as load_language_model
 from .checkpoint import load_text_model as load_text_model
 from .checkpoint import save_language_model as save_language_model
@@ -12,10 +9,13 @@ from .decoding import LanguageModel as LanguageModel
 from .decoding import RHNDecoder as RHNDecoder
 from .layers import RHNBlock as RHNBlock
 from .network import RHN as RHN
+from .network import RecurrentStack as RecurrentStack
 from .network import Stack as Stack
 from .network import backward_in_chunks as backward_in_chunks
+from .network import fit_parameters as fit_parameters
 from .network import layer_by_layer as layer_by_layer
-from .stack_model import RecurrentStack as RecurrentStack
-from .stack_model import fit_parameters as fit_parameters
-from .stack_model import num_parameters as num_parameters
+from .network import num_parameters as num_parameters
+from .text_codec import StreamDecoder as StreamDecoder
+from .text_codec import decode as decode
+from .text_codec import encode as encode
 from .wavefront import along_wavefront as along_wavefront

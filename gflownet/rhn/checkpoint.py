@@ -22,9 +22,15 @@ from torch import Tensor, nn
 from gflownet.errors import UserError
 from gflownet.files import parse_json, sync_folder, write_whole
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.model_folder import DESCRIPTION_NAME, WEIGHTS_NAME, check_model_folder
 from gflownet.rhn.network import RecurrentNetwork
-from gflownet.rhn.text_codec import BYTES, TextCodec, load_text_codec
+from gflownet.rhn.text_codec import (
+    BYTES,
+    DESCRIPTION_NAME,
+    WEIGHTS_NAME,
+    TextCodec,
+    check_model_folder,
+    load_text_codec,
+)
 
 PREPARED_NAME = "model.safetensors.new"  # new weights before they replace the old ones
 
@@ -38,7 +44,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "rhn": Kind("gflownet.rhn.network:RHN", "gflownet.rhn.config:RHNConfig"),
-    "recurrent_stack": Kind("gflownet.rhn.stack_model:RecurrentStack", "gflownet.rhn.config:StackConfig"),
+    "recurrent_stack": Kind("gflownet.rhn.network:RecurrentStack", "gflownet.rhn.config:StackConfig"),
     "recurrent_cell": Kind(
         "gflownet.translation.cell_network:CellNetwork", "gflownet.translation.cell_network:CellConfig"
     ),

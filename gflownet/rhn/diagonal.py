@@ -11,10 +11,12 @@ for gate and up, 1 for down, and M is N R P.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from gflownet.rhn.fold import BlockSizes, Fold, HeadColumns
 from gflownet.rhn.layers import MIN_SQUARED_NORM
@@ -157,3 +159,225 @@ class DiagonalStep:
         if first_token is not None:
             self.features[first_token, :, 1:] = 0
         self._first_token = first_token
+
+
+_silu_backward = torch.ops.aten.silu_backward.grad_input
+_threshold_backward = torch.ops.aten.threshold_backward.grad_input
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Buffers for one step: the factors of the weights of a fold, and the gradients of the products."""
+
+    states: Tensor  # [N, R, H + 1], factor of squeeze
+    x: Tensor  # [N, R, H], factor of entry
+    gated: Tensor  # [N, R, I], factor of exit
+    features: Tensor  # [N, R, J + 1], factor of both heads
+    squeeze: Tensor  # [N, R, J - 1], gradient of the product, as the following ones
+    entry: Tensor  # [N, R, 2 I]
+    exit: Tensor  # [N, R, H]
+    entry_heads: Tensor  # [N, R, 2 *]
+    exit_heads: Tensor  # [N, R, * + 2]
+
+
+# Factor of each weight.
+INPUTS = {"squeeze": "states", "entry": "x", "exit": "gated", "entry_heads": "features", "exit_heads": "features"}
+
+
+class WeightGradients:
+    """Sum up the gradients of a `Fold` over one backward pass."""
+
+    def __init__(self, weights: Fold, rows: int) -> None:
+        """Allocate the buffers; `rows` is R."""
+        self._sums = {name: torch.zeros_like(getattr(weights, name)) for name in INPUTS}
+        self._gain = weights.gain.new_zeros(len(weights.gain), rows, weights.gain.shape[-1])
+        widths = {INPUTS[name]: weight.shape[1] for name, weight in self._sums.items()}
+        widths |= {name: weight.shape[2] for name, weight in self._sums.items()}
+        # The slots are then about as large as the gradients, which bounds memory and memory traffic.
+        num_weights = sum(weight[0].numel() for weight in self._sums.values())
+        num_steps = max(1, num_weights // (rows * sum(widths.values())))
+        like = weights.exit
+        self._buffers = {name: like.new_zeros(len(like), num_steps, rows, width) for name, width in widths.items()}
+        self._count = 0
+        self.slots = [
+            Slot(**{name: part[:, step] for name, part in self._buffers.items()}) for step in range(num_steps)
+        ]
+
+    def next_slot(self) -> int:
+        """Return the index of a free slot."""
+        if self._count == len(self.slots):
+            self._flush()
+        self._count += 1
+        return self._count - 1
+
+    def add_gain(self, unit: Tensor, gradient: Tensor) -> None:
+        """Add the contribution of a step to the gradient of the gain: [N, R, H] both."""
+        self._gain.addcmul_(unit, gradient)
+
+    def _flush(self) -> None:
+        """Add the filled slots to the sums."""
+        rows = {name: part[:, : self._count].flatten(1, 2) for name, part in self._buffers.items()}
+        for name, total in self._sums.items():
+            total.baddbmm_(rows[INPUTS[name]].mT, rows[name])
+        self._count = 0
+
+    def total(self) -> Fold:
+        """Return the gradients, at the end of the backward pass."""
+        self._flush()
+        return Fold(gain=self._gain.sum(1), **self._sums)
+
+
+class _Outputs:
+    """Views of a slot: gradients of the heads and of the product, in the shapes of the forward pass."""
+
+    def __init__(self, projection: Projection, heads: Tensor, product: Tensor) -> None:
+        """Split heads [N, R, P *] and product [N, R, P out] of a slot."""
+        shape, columns = projection.shape, projection.columns
+        projected, self.extra = heads.split([shape[2] * sum(columns.sizes), projection.extra.shape[-1]], -1)
+        _, a, b, c, self.magnitude = projected.unflatten(-1, (shape[2], -1)).split(columns.sizes, -1)
+        self.a, self.b, self.c = (part.unflatten(-1, (columns.rank, -1)) for part in (a, b, c))  # [N, R, P, r, *]
+        self.rows, self.product = product, product.unflatten(-1, (shape[2], -1))
+
+
+class ProjectionGradient:
+    """Compute the gradients of the inputs of a `Projection` from the gradient of its scaled output."""
+
+    def __init__(self, projection: Projection, weight: Tensor, x: Tensor, outputs: Sequence[_Outputs]) -> None:
+        """Allocate the buffers.
+
+        Args:
+            projection: the forward pass.
+            weight: [N, in, P out].
+            x: [N, R, in], output for the gradient of x.
+            outputs: for the other gradients, by slot.
+        """
+        forward, shape, columns = projection, projection.shape, projection.columns
+        self.x, self._weight = x, weight.mT
+        like = forward.plain
+        self._norm, self.outputs = forward.norm, outputs
+
+        def by_shape(part: Tensor) -> Tensor:
+            return part.unflatten(0, shape)
+
+        self._low, self._changes = torch.empty_like(forward.low), torch.empty_like(forward.changes)
+        self._x_and_a = like.new_empty(forward.x_and_a.shape)
+        self._low_column = by_shape(self._low[:, 0]).unsqueeze(-1)
+        self._change, self._cross = by_shape(self._changes)[..., 0, :], by_shape(self._changes)[..., 1:, :]
+        self._each_through_x = by_shape(self._x_and_a)[..., 0, :].unbind(2)
+        self._through_a = by_shape(self._x_and_a)[..., 1:, :]
+        self._scale = like.new_empty(*shape, columns.size_out)
+        self._a, self._b = forward.a, forward.b.mT
+        self._forward_b, self._forward_x = by_shape(forward.b), forward.x.unsqueeze(-2)
+        self._forward_low = forward.low.mT
+        self._through_low = like.new_empty(forward.b.shape)
+        self._to_b = by_shape(self._through_low)
+        self._forward_scale, self._forward_product = by_shape(forward.scale), by_shape(forward.product)
+        if forward.norm == "dora":
+            self._inverse_norm, self._squared = by_shape(forward.inverse_norm), by_shape(forward.squared)
+            self._forward_c, self._scale_row = by_shape(forward.c), self._scale.unsqueeze(-2)
+
+    def backward(self, y: Tensor, slot: int) -> None:
+        """Write the gradients of product and heads into a slot, and the gradient of x.
+
+        Args:
+            y: [N, R, P, out], the gradient of the scaled output.
+            slot: index of the slot.
+        """
+        out = self.outputs[slot]
+        torch.mul(y, self._forward_scale, out=out.product)
+        torch.mul(y, self._forward_product, out=self._scale)
+        self._change.copy_(out.product)
+        if self._norm == "dora":
+            self._norm_backward(out)
+        torch.bmm(self._forward_low, self._changes, out=self._through_low)
+        torch.bmm(self._changes, self._b, out=self._low)
+        torch.bmm(self._low, self._a, out=self._x_and_a)
+        if self._norm == "dora":
+            torch.addcmul(self._to_b, self._forward_c, self._scale_row, out=out.b)
+            torch.addcmul(self._through_a, self._low_column, self._forward_x, out=out.a)
+        else:
+            out.magnitude.copy_(self._scale)
+            out.b.copy_(self._to_b)
+            torch.mul(self._low_column, self._forward_x, out=out.a)
+        torch.bmm(out.rows, self._weight, out=self.x)
+        for part in self._each_through_x:
+            self.x.add_(part)
+
+    def _norm_backward(self, out: _Outputs) -> None:
+        """Write the gradients of the magnitude, of C and of G B (half of it: equal to the gradient of C).
+
+        With q = 1 + sum_r B (2 C + G B) the scale is m / sqrt(q), and d = 2 dq = -d(scale) scale / q.
+        """
+        torch.mul(self._scale, self._inverse_norm, out=out.magnitude)
+        torch.mul(out.magnitude, self._forward_scale, out=self._scale)
+        self._scale.mul_(self._inverse_norm)
+        _threshold_backward(self._scale, self._squared, MIN_SQUARED_NORM, grad_input=self._scale)
+        self._scale.neg_()
+        torch.mul(self._forward_b, self._scale_row, out=self._cross)
+        out.c.copy_(self._cross)
+
+
+class StepGradient:
+    """Compute the gradients of the inputs of a `DiagonalStep` after its forward pass."""
+
+    def __init__(self, step: DiagonalStep, gradients: WeightGradients) -> None:
+        """Allocate the buffers; `gradients` sums up the gradients of the weights."""
+        self.step, self._gradients = step, gradients
+        slots, weights, like = gradients.slots, step.weights, step.length
+        num, rows, hidden = len(weights.exit), step.length.shape[1], step.sizes.hidden
+        # One row more than layers: the input of the group is no state, and the last state no input; both stay 0.
+        self._of_x, self._of_states, self._inputs, self._along = like.new_zeros(4, num + 1, rows, hidden).unbind()
+        self._gain, self._of_new = F.pad(weights.gain, (0, 0, 0, 1)).unsqueeze(1), self._of_states[1:]
+        entries = [_Outputs(step.entry, slot.entry_heads, slot.entry) for slot in slots]
+        exits = [_Outputs(step.exit, slot.exit_heads, slot.exit) for slot in slots]
+        self._entry = ProjectionGradient(step.entry, weights.entry, self._of_x[:-1], entries)
+        self._exit = ProjectionGradient(step.exit, weights.exit, torch.empty_like(step.up), exits)
+        self._read = [step.states, step.entry.rows, step.gated, step.features]
+        self._both = torch.empty_like(step.both)  # gate and up
+        self._gate, self._up = self._both.unbind(2)
+        self._gated = torch.empty_like(step.up)
+        self._features = torch.empty_like(step.features)
+        self._bottleneck = self._features[..., 2:]
+        self._dot = torch.empty_like(step.length)
+        self._unit = step.unit[:-1]
+        self._squeeze = weights.squeeze[:, :-1].mT
+        self._entry_heads, self._exit_heads = weights.entry_heads.mT, weights.exit_heads.mT
+
+    def backward(self, live: Frame, before: Frame, first_token: int | None) -> None:
+        """Write the gradients of the states of the previous diagonal.
+
+        Args:
+            live: gradients of the states of the diagonal.
+            before: output.
+            first_token: as in the forward pass.
+        """
+        step, entry, exit_ = self.step, self._entry, self._exit
+        slot = self._gradients.next_slot()
+        into = self._gradients.slots[slot]
+        copies = [into.states, into.x, into.gated, into.features]
+        torch._foreach_copy_(copies, self._read)  # pyright: ignore[reportPrivateImportUsage]
+        exit_.backward(live.new.unsqueeze(2), slot)
+        torch.mul(exit_.x, step.up, out=self._gated)
+        _silu_backward(self._gated, step.gate, grad_input=self._gate)
+        silu(step.gate, out=self._gated)
+        torch.mul(exit_.x, self._gated, out=self._up)
+        torch.sum(self._both, -1, out=exit_.outputs[slot].extra)
+        entry.backward(self._both, slot)
+        torch.bmm(into.entry_heads, self._entry_heads, out=self._features)
+        self._features.baddbmm_(into.exit_heads, self._exit_heads)
+        _silu_backward(self._bottleneck, step.squeezed, grad_input=into.squeeze)
+        if first_token is not None:
+            into.squeeze[first_token].zero_()
+        torch.bmm(into.squeeze, self._squeeze, out=self._of_new)
+        self._gradients.add_gain(self._unit, entry.x)
+        self._inputs_backward(live, before)
+
+    def _inputs_backward(self, live: Frame, before: Frame) -> None:
+        """Write the gradients through the division of the states by |x|, and through the residual connection."""
+        unit, inputs = self.step.unit, self._inputs
+        torch.addcmul(self._of_states, self._of_x, self._gain, out=inputs)
+        torch.mul(inputs, unit, out=self._along)
+        torch.sum(self._along, -1, keepdim=True, out=self._dot)
+        inputs.addcmul_(unit, self._dot, value=-1)
+        torch.div(inputs, self.step.length, out=before.states)
+        before.x.add_(live.new)

@@ -1,15 +1,17 @@
-"""Convert between text and the tokens of a model: one token per byte, or a tokenizer file (no torch)."""
+"""Files of a saved model, and text as its tokens: one token per byte, or a tokenizer file (no torch)."""
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
 from gflownet.errors import UserError
-from gflownet.rhn import bytes_text
 
+DESCRIPTION_NAME = "model.json"
+WEIGHTS_NAME = "model.safetensors"
 # The tokenizer of a model's folder; a folder without this file holds a model of bytes.
 TOKENIZER_NAME = "tokenizer.json"
 _FIRST_NOT_ASCII = 0x80
@@ -49,26 +51,50 @@ class TextCodec(Protocol):
         ...
 
 
+class StreamDecoder:
+    """Decode a stream of bytes, whole characters only; the joined pieces equal `decode` of all tokens."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def text(self, tokens: Iterable[int]) -> str:
+        """See TextStream."""
+        return self._decoder.decode(bytes(tokens))
+
+    def rest(self) -> str:
+        """See TextStream."""
+        incomplete = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return incomplete
+
+
 class ByteCodec:
     """One token per byte of UTF-8."""
 
-    vocabulary_size = bytes_text.NUM_TOKENS
+    vocabulary_size = 256
 
     def encode(self, text: str) -> list[int]:
         """See TextCodec."""
-        return bytes_text.encode(text)
+        try:
+            return list(text.encode("utf-8"))
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text: expected characters that UTF-8 can encode, got {text[error.start]!r}") from None
 
     def decode(self, tokens: Iterable[int]) -> str:
         """See TextCodec."""
-        return bytes_text.decode(tokens)
+        return bytes(tokens).decode("utf-8", errors="replace")
 
     def stream(self) -> TextStream:
         """See TextCodec."""
-        return bytes_text.StreamDecoder()
+        return StreamDecoder()
 
     def token_name(self, token: int) -> str:
         """Return an ASCII character, or another byte in OpenAI's notation."""
         return chr(token) if token < _FIRST_NOT_ASCII else f"bytes:\\x{token:02x}"
+
+
+BYTES = ByteCodec()
+encode, decode = BYTES.encode, BYTES.decode
 
 
 class TokenizerCodec:
@@ -98,7 +124,7 @@ class TokenizerCodec:
 
     def encode(self, text: str) -> list[int]:
         """See TextCodec."""
-        bytes_text.encode(text)  # refuses half of a surrogate pair
+        encode(text)  # refuses half of a surrogate pair
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Iterable[int]) -> str:
@@ -170,10 +196,22 @@ class _TokenizerStream:
         return self._codec.decode([*self._last, *self._next])[len(self._codec.decode(self._last)) :]
 
 
-BYTES = ByteCodec()
-
-
 def load_text_codec(folder: Path) -> TextCodec:
     """Return the codec of a model's folder: its tokenizer.json, bytes without one. Raises as `TokenizerCodec`."""
     path = folder / TOKENIZER_NAME
     return TokenizerCodec(path) if path.is_file() else BYTES
+
+
+def check_model_folder(folder: Path) -> None:
+    """Raise UserError for a folder without the files of a model."""
+    missing = [name for name in (DESCRIPTION_NAME, WEIGHTS_NAME) if not (folder / name).is_file()]
+    if missing:
+        expected = f"expected a folder with {DESCRIPTION_NAME} and {WEIGHTS_NAME}"
+        raise UserError(f"{folder}: {expected}, got {_content_of(folder, missing)}")
+
+
+def _content_of(folder: Path, missing: list[str]) -> str:
+    if folder.is_dir():
+        hint = f"; did you mean {folder / 'model'}?" if (folder / "model" / DESCRIPTION_NAME).is_file() else ""
+        return f"one without {' and '.join(missing)}{hint}"
+    return "a file" if folder.exists() else "a name that does not exist"

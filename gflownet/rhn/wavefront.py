@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gflownet.rhn.diagonal import DiagonalStep, Frame
-from gflownet.rhn.diagonal_gradient import StepGradient, WeightGradients
+from gflownet.rhn.diagonal import DiagonalStep, Frame, StepGradient, WeightGradients
 from gflownet.rhn.fold import BlockSizes, Fold, fold, folded_bytes, sizes_of
 from gflownet.rhn.layers import RHNBlock
 

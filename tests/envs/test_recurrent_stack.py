@@ -11,8 +11,7 @@ from gflownet.envs.recurrent_stack import RecurrentStackContext, RecurrentStackE
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
-from gflownet.rhn.config import StackLayer
-from gflownet.rhn.stack_choices import read_stack
+from gflownet.rhn.config import StackLayer, read_stack
 from tests.contracts.environments import recurrent_stacks
 
 

@@ -7,7 +7,7 @@ import torch
 
 from gflownet.evaluation.language_training import bits_per_byte_of, streamed_loss
 from gflownet.rhn.config import StackConfig, StackLayer
-from gflownet.rhn.stack_model import RecurrentStack
+from gflownet.rhn.network import RecurrentStack
 
 
 def oracle(model: RecurrentStack, text: list[int], starts: list[int], length: int) -> float:

@@ -17,7 +17,7 @@ from gflownet.evaluation.language_training import (
     training_steps,
 )
 from gflownet.rhn.config import StackConfig, StackLayer
-from gflownet.rhn.stack_model import RecurrentStack
+from gflownet.rhn.network import RecurrentStack
 
 CYCLE = torch.tensor([65, 66, 65, 67], dtype=torch.uint8).repeat(200)
 

@@ -20,9 +20,8 @@ from gflownet.language.__main__ import main
 from gflownet.language.text import encode, read_text
 from gflownet.rhn.checkpoint import load_language_model
 from gflownet.rhn.config import StackConfig, StackLayer
-from gflownet.rhn.network import RecurrentNetwork
+from gflownet.rhn.network import RecurrentNetwork, RecurrentStack
 from gflownet.rhn.serving import Sampled, Stream
-from gflownet.rhn.stack_model import RecurrentStack
 from gflownet.rhn.text_codec import BYTES
 from tests.finished_runs import CopiedRun, FinishedRuns
 from tests.language.tiny import assert_equal_runs, differences, last_state, metric_rows, train
@@ -61,7 +60,7 @@ def test_signal_ends_a_sample_and_resume_is_exact(
                 yield sampled
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gflownet.language.samples.Stream", Counted)
+        patch.setattr("gflownet.language.run.Stream", Counted)
         assert train(tmp_path) == 128 + signal.SIGTERM
     run = tmp_path / "run"
     assert f"stopped after step 10; to continue: gflownet language log_dir={run} resume=true" in capsys.readouterr().out

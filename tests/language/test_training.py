@@ -20,7 +20,7 @@ from gflownet.language.text import read_text
 from gflownet.records.status import RunState, read_status
 from gflownet.rhn.checkpoint import describe, load_language_model, load_text_model
 from gflownet.rhn.config import StackConfig, StackLayer
-from gflownet.rhn.stack_model import RecurrentStack
+from gflownet.rhn.network import RecurrentStack
 from tests.finished_runs import FinishedRuns
 from tests.language.tiny import OPTIONS, TEXT, metric_rows, train, write_files
 

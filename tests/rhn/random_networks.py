@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gflownet.rhn.config import CELLS, GATED_CELLS, PROJECTIONS, REPEAT, RHNConfig, StackConfig, StackLayer
-from gflownet.rhn.network import RHN, Stack
-from gflownet.rhn.stack_model import RecurrentStack
+from gflownet.rhn.network import RHN, RecurrentStack, Stack
 from tests.oracles import rhn as oracle
 
 Network = TypeVar("Network", bound=nn.Module)

@@ -10,10 +10,8 @@ import torch
 
 from gflownet.rhn import decoding
 from gflownet.rhn.config import RHNConfig
-from gflownet.rhn.decoding import RHNDecoder
-from gflownet.rhn.decoding_steps import many_rows
-from gflownet.rhn.network import RHN
-from gflownet.rhn.stack_model import RecurrentStack
+from gflownet.rhn.decoding import RHNDecoder, many_rows
+from gflownet.rhn.network import RHN, RecurrentStack
 from tests.oracles import rhn as oracle
 from tests.rhn.random_networks import Case, random_case, random_network, random_stack
 from tests.rhn.rounding import num_terms_of_token, rounding_tolerance

@@ -14,7 +14,7 @@ from torch import Tensor
 from gflownet.errors import UserError
 from gflownet.rhn.checkpoint import load_language_model, save_language_model
 from gflownet.rhn.config import StackConfig, StackLayer
-from gflownet.rhn.stack_model import RecurrentStack, fit_parameters, num_parameters
+from gflownet.rhn.network import RecurrentStack, fit_parameters, num_parameters
 from tests.oracles import recurrent_stack as oracle
 from tests.rhn.random_networks import random_stack
 

@@ -24,7 +24,7 @@ from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.rhn.checkpoint import model_of
 from gflownet.rhn.config import StackConfig, StackLayer, stack_words
-from gflownet.rhn.stack_model import RecurrentStack, fit_parameters, num_parameters
+from gflownet.rhn.network import RecurrentStack, fit_parameters, num_parameters
 from gflownet.translation.cell_network import CellNetwork
 from tasks.language import LanguageConfig, LanguageTask
 

@@ -14,7 +14,7 @@ from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any
 
 from gflownet.errors import UserError
-from gflownet.rhn.model_folder import check_model_folder
+from gflownet.rhn.text_codec import check_model_folder
 from gflownet.terminal.arguments import CommandLine, program, run_command
 
 if TYPE_CHECKING:
@@ -132,10 +132,15 @@ def serve(options: argparse.Namespace) -> int:
         import uvicorn  # noqa: F401
 
         from gflownet.rhn.server.app import create_app
-        from gflownet.rhn.server.connections import ConnectionLimits, Connections
-        from gflownet.rhn.server.limits import Limits
-        from gflownet.rhn.server.listening import allow_open_files, listen, uvicorn_server
+        from gflownet.rhn.server.connections import (
+            ConnectionLimits,
+            Connections,
+            allow_open_files,
+            listen,
+            uvicorn_server,
+        )
         from gflownet.rhn.server.service import Service
+        from gflownet.rhn.server.session import Limits
     except ModuleNotFoundError as error:
         raise UserError(f"missing package {error.name}: pip install 'gflownet[serve]'") from None
     from gflownet.rhn.checkpoint import load_text_model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -14,18 +15,25 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from gflownet.rhn.server.access import Access, HeaderCheck
-from gflownet.rhn.server.chat_request import ChatRequest, parse_chat
 from gflownet.rhn.server.chat_template import ChatTemplate
-from gflownet.rhn.server.completion_request import CompletionRequest, parse_completion
 from gflownet.rhn.server.errors import RequestError, bad_request
-from gflownet.rhn.server.formats import AnswerFormat, ChatFormat, CompletionFormat
-from gflownet.rhn.server.limits import Limits
-from gflownet.rhn.server.request_fields import SamplingFields, Submission, body_schema
-from gflownet.rhn.server.responses import stream, whole
+from gflownet.rhn.server.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Object,
+    SamplingFields,
+    Submission,
+    TokenizeRequest,
+    encoded,
+)
+from gflownet.rhn.server.responses import AnswerFormat, ChatFormat, CompletionFormat, stream, whole
 from gflownet.rhn.server.service import Service
-from gflownet.rhn.server.session import STALLED_SECONDS, Session, read_body
-from gflownet.rhn.server.tokenizer_routes import DetokenizeRequest, TokenizeRequest, add_tokenizer_routes
+from gflownet.rhn.server.session import STALLED_SECONDS, Limits, Session, read_body
 from gflownet.rhn.text_codec import BYTES
+
+# Harnesses score the first token of a text after this one: models of plain text have no token for the beginning.
+FIRST_TEXT = "\n"
 
 
 def create_app(
@@ -62,7 +70,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _http_error_response)
     _add_answer_routes(app, service, limits, template)
     _add_state_routes(app, service)
-    add_tokenizer_routes(app, service, limits, template)
+    _add_tokenizer_routes(app, service, limits, template)
     _describe_bodies(app)
     return app
 
@@ -71,35 +79,29 @@ def _add_answer_routes(app: FastAPI, service: Service, limits: Limits, template:
     """Add the routes of completions and chats."""
     codec = service.codec
 
-    async def answered(
-        request: Request, fields: SamplingFields, make: Callable[[], Submission], form: AnswerFormat
-    ) -> Response:
+    async def respond(request: Request, kind: type[SamplingFields], form: type[AnswerFormat]) -> Response:
+        service.check_open()
+        fields = kind.parse(await read_body(request, limits))
         service.check_model(fields.model)
+        make = partial(fields.submission, codec, template)
         # A tokenizer takes a while for a long text; bytes do not.
         submission = make() if codec is BYTES else await asyncio.to_thread(make)
         _check_limits(submission, limits)
         reply = service.submit(submission)
         request.state.answers.append(reply)
         deadline = asyncio.get_running_loop().time() + limits.seconds
+        messages = form(fields.model, codec, fields.has_logprobs)
         if fields.stream:
-            return stream(reply, form, submission, deadline, includes_usage=fields.includes_usage)
-        return await whole(request, reply, form, submission, deadline)
+            return stream(reply, messages, submission, deadline, includes_usage=fields.includes_usage)
+        return await whole(request, reply, messages, submission, deadline)
 
-    async def body_of(request: Request) -> bytes:
-        service.check_open()
-        return await read_body(request, max_bytes=limits.max_body, seconds=limits.body_seconds)
-
-    @app.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
+    @app.post("/v1/completions", openapi_extra=_body_schema(CompletionRequest))
     async def completions(request: Request) -> Response:
-        fields = parse_completion(await body_of(request))
-        form = CompletionFormat(fields.model, codec, fields.has_logprobs)
-        return await answered(request, fields, lambda: fields.submission(codec), form)
+        return await respond(request, CompletionRequest, CompletionFormat)
 
-    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
+    @app.post("/v1/chat/completions", openapi_extra=_body_schema(ChatRequest))
     async def chat_completions(request: Request) -> Response:
-        fields = parse_chat(await body_of(request))
-        form = ChatFormat(fields.model, codec, fields.has_logprobs)
-        return await answered(request, fields, lambda: fields.submission(codec, template), form)
+        return await respond(request, ChatRequest, ChatFormat)
 
 
 def _add_state_routes(app: FastAPI, service: Service) -> None:
@@ -123,6 +125,41 @@ def _add_state_routes(app: FastAPI, service: Service) -> None:
     async def metrics(request: Request) -> Response:
         content, content_type = service.metrics.text(request.headers.get("accept", ""))
         return Response(content, headers={"Content-Type": content_type})
+
+
+def _add_tokenizer_routes(app: FastAPI, service: Service, limits: Limits, template: ChatTemplate) -> None:
+    """Add /tokenize, /detokenize and /tokenizer_info, as in vLLM: evaluation harnesses count tokens with them."""
+    codec = service.codec
+
+    async def parsed(request: Request, kind: type[Any]) -> Any:
+        fields = kind.parse(await read_body(request, limits))
+        if fields.model is not None:
+            service.check_model(fields.model)
+        return fields
+
+    @app.post("/tokenize", openapi_extra=_body_schema(TokenizeRequest))
+    async def tokenize(request: Request) -> Any:
+        fields: TokenizeRequest = await parsed(request, TokenizeRequest)
+        tokens = encoded("prompt", fields.prompt, codec)
+        return {"count": len(tokens), "max_model_len": limits.max_prompt, "tokens": tokens}
+
+    @app.post("/detokenize", openapi_extra=_body_schema(DetokenizeRequest))
+    async def detokenize(request: Request) -> Any:
+        fields: DetokenizeRequest = await parsed(request, DetokenizeRequest)
+        largest = max(fields.tokens, default=0)
+        if largest >= codec.vocabulary_size:
+            raise bad_request("tokens", f"expected tokens of 0 .. {codec.vocabulary_size - 1}, got {largest}")
+        return {"prompt": codec.decode(fields.tokens)}
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, str | None]:
+        return {"bos_token": FIRST_TEXT, "eos_token": None, "pad_token": None, "chat_template": template.source}
+
+
+def _body_schema(kind: type[Object]) -> dict[str, Any]:
+    """Return the description of a body for a route that parses it itself."""
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
 
 
 def _describe_bodies(app: FastAPI) -> None:

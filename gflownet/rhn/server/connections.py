@@ -9,20 +9,60 @@ from __future__ import annotations
 import fcntl
 import json
 import math
+import resource
+import socket
 import sys
 import termios
 from asyncio import Transport
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import h11
+import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from gflownet.errors import UserError
 from gflownet.rhn.server.errors import RequestError
-from gflownet.rhn.server.http_parser import LimitedParser
+
+MAX_HEADER = 16 * 1024  # bytes
+
+
+class LimitedParser(h11.Connection):
+    """Parser of a server that refuses long headers and large chunks.
+
+    h11 itself limits only a header that is not complete yet, and waits for a chunk of any size.
+    """
+
+    def __init__(self, max_chunk: int) -> None:
+        """`max_chunk` is in bytes."""
+        super().__init__(h11.SERVER, MAX_HEADER)
+        self._max_chunk = max_chunk
+
+    def next_event(self) -> Any:
+        """Return the next event.
+
+        Raises:
+            h11.RemoteProtocolError: invalid HTTP, or a part over its limit; with a status as hint.
+        """
+        num_before = self._num_unread() if self.their_state is h11.IDLE else 0  # counting copies
+        event = super().next_event()
+        if isinstance(event, h11.Request) and (size := num_before - self._num_unread()) > MAX_HEADER:
+            message = f"header: expected at most {MAX_HEADER} bytes, got {size}"
+            raise h11.RemoteProtocolError(message, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        # The size of a chunk is known to the reader only; it makes no event before the first byte of the chunk.
+        if getattr(self._reader, "_bytes_in_chunk", 0) > self._max_chunk:
+            message = f"body: expected chunks of at most {self._max_chunk} bytes, got a larger one"
+            raise h11.RemoteProtocolError(message, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        return event
+
+    def _num_unread(self) -> int:
+        return len(self.trailing_data[0])
+
 
 WRITE_BUFFER = 16 * 1024  # bytes of a response in this process, before its answer is paused
 SEND_BUFFER = 16 * 1024  # bytes of a response in the system (Linux doubles it); inherited from the listening socket
@@ -259,3 +299,56 @@ def num_queued_bytes(connection: Any) -> int:
         return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
     except OSError:
         return 0
+
+
+BACKLOG = 1024  # connections waiting to be accepted
+KEEP_ALIVE_SECONDS = 30  # for an idle connection
+SEND_SECONDS = 5  # to send responses in progress at shutdown
+OTHER_FILES = 64  # open files of the process besides connections
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        UserError: the address is not available.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise UserError(f"--host, --port: cannot listen on {host}:{port} ({error})") from None
+    # A client that does not read is noticed when its buffers are full. The system would let them grow to megabytes.
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+    return listening
+
+
+def uvicorn_server(app: FastAPI, connections: Connections) -> uvicorn.Server:
+    """Return the server of an application."""
+    config = uvicorn.Config(
+        app,
+        http=cast(Any, connections.protocol),
+        ws="none",
+        log_level="error",  # not a line for each invalid request
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=SEND_SECONDS,
+    )
+    return uvicorn.Server(config)
+
+
+def allow_open_files(max_connections: int) -> None:
+    """Raise the process's limit of open files for the connections.
+
+    Raises:
+        UserError: the system's limit is lower.
+    """
+    needed = max_connections + MAX_REFUSED + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        return
+    raise UserError(f"--max-connections: expected at most {soft - MAX_REFUSED - OTHER_FILES} with ulimit -n {soft}")

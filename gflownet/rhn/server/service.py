@@ -11,12 +11,11 @@ from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
 
-from gflownet.rhn.server.answers import Answer
-from gflownet.rhn.server.choices import Choice
+from gflownet.rhn.server.answers import Answer, Choice
 from gflownet.rhn.server.connections import Connections
 from gflownet.rhn.server.errors import RequestError, from_value_error
 from gflownet.rhn.server.metrics import Metrics, ResponseTally
-from gflownet.rhn.server.request_fields import SamplingFields, Submission
+from gflownet.rhn.server.requests import SamplingFields, Submission
 from gflownet.rhn.serving.engine import Engine
 from gflownet.rhn.serving.requests import Event, FinishEvent, Request
 from gflownet.rhn.serving.scheduler import QueueFullError

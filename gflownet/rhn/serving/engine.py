@@ -19,12 +19,17 @@ from operator import attrgetter
 from torch import Tensor
 
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.serving.cache import CacheManager, PrefixCache
-from gflownet.rhn.serving.forks import release_followers, replace_reader
-from gflownet.rhn.serving.prefill import Chunk, Prefill, PrefillConfig
-from gflownet.rhn.serving.prefixes import PromptPrefixes
-from gflownet.rhn.serving.reading import PromptScores, read_chunk, read_tokens, scores_after_tokens
-from gflownet.rhn.serving.requests import ActiveRequest, EngineMetrics, Event, Request, Tally, TokenEvent
+from gflownet.rhn.serving.cache import CacheManager, PrefixCache, PromptPrefixes
+from gflownet.rhn.serving.prefill import (
+    Chunk,
+    Prefill,
+    PrefillConfig,
+    PromptScores,
+    read_chunk,
+    read_tokens,
+    scores_after_tokens,
+)
+from gflownet.rhn.serving.requests import ActiveRequest, EngineMetrics, Event, Fork, Request, Tally, TokenEvent
 from gflownet.rhn.serving.sampler import Draw, Sampler
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingError
 from gflownet.rhn.serving.scheduler import Phase, Scheduler, SchedulerConfig
@@ -315,3 +320,26 @@ class Engine:
         end = request.finish(reason, now, error=error, state=own_state)
         self._tally.finish(end, len(request.output.tokens))
         events.append(end)
+
+
+def release_followers(reader: ActiveRequest, cache: CacheManager, scheduler: Scheduler) -> None:
+    """Queue the followers of a request that has read its prompt but for the last token."""
+    if not reader.followers or reader.num_unread != 1:
+        return
+    fork = Fork(cache.export_state(reader.request_id), tuple(reader.prompt_sampled))
+    for follower in _held(reader.followers):
+        follower.fork = fork
+        scheduler.release(follower.request_id)
+    reader.followers, reader.prompt_sampled = (), []
+
+
+def replace_reader(reader: ActiveRequest, scheduler: Scheduler) -> None:
+    """Queue the first follower of a request that ended in its prompt; it reads the prompt for the others."""
+    held = _held(reader.followers)
+    if held:
+        held[0].followers = held[1:]
+        scheduler.release(held[0].request_id)
+
+
+def _held(followers: Sequence[ActiveRequest]) -> list[ActiveRequest]:
+    return [follower for follower in followers if not follower.cancelled]

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from gflownet.errors import UserError
 from gflownet.files import parse_json
-from gflownet.rhn.bytes_text import encode
+from gflownet.rhn.text_codec import encode
 
 JSONL_SUFFIX = ".jsonl"
 

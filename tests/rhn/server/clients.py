@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import lazy_loader
 import torch
 
-from gflownet.rhn.bytes_text import encode
 from gflownet.rhn.checkpoint import load_text_model, save_language_model
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.serving.generation import Generation, generate_batch
 from gflownet.rhn.serving.sampling import SamplingParams
-from gflownet.rhn.text_codec import TOKENIZER_NAME
+from gflownet.rhn.text_codec import TOKENIZER_NAME, encode
 from tests.rhn.random_networks import random_network
 from tests.rhn.test_text_codec import write_tokenizer
 

@@ -18,10 +18,9 @@ from gflownet.rhn.checkpoint import load_text_model
 from gflownet.rhn.server.__main__ import main
 from gflownet.rhn.server.access import Access
 from gflownet.rhn.server.app import create_app
-from gflownet.rhn.server.connections import ConnectionLimits, Connections
-from gflownet.rhn.server.limits import Limits
-from gflownet.rhn.server.listening import listen, uvicorn_server
+from gflownet.rhn.server.connections import ConnectionLimits, Connections, listen, uvicorn_server
 from gflownet.rhn.server.service import Service
+from gflownet.rhn.server.session import Limits
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.scheduler import SchedulerConfig
 from tests.rhn.server.clients import NEVER_ENDS, PATIENCE

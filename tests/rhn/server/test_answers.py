@@ -6,11 +6,10 @@ import random
 
 import pytest
 
-from gflownet.rhn.bytes_text import decode, encode
-from gflownet.rhn.server.choices import Choice, Piece, joined, likeliest
-from gflownet.rhn.server.formats import CompletionFormat
+from gflownet.rhn.server.answers import Choice, Piece, joined, likeliest
+from gflownet.rhn.server.responses import CompletionFormat
 from gflownet.rhn.serving.sampling import Sampled
-from gflownet.rhn.text_codec import BYTES
+from gflownet.rhn.text_codec import BYTES, decode, encode
 
 
 def sampled(token: int) -> Sampled:

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gflownet.errors import UserError
-from gflownet.rhn.server.chat_request import ChatRequest, parse_chat
 from gflownet.rhn.server.chat_template import TEMPLATE_NAME, ChatTemplate, load_chat_template
 from gflownet.rhn.server.errors import RequestError
+from gflownet.rhn.server.requests import ChatRequest
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.serving.generation import generate
 from gflownet.rhn.serving.sampling import SamplingParams
@@ -36,7 +36,7 @@ def body(**fields: object) -> bytes:
 
 
 def test_default_template_and_stop() -> None:
-    submission = parse_chat(body(stop="x", n=2)).submission(BYTES, ChatTemplate())
+    submission = ChatRequest.parse(body(stop="x", n=2)).submission(BYTES, ChatTemplate())
     assert bytes(submission.prompts[0]).decode() == PROMPT
     assert submission.params.stop == ("x", "\nuser:")
     assert (submission.num_answers, submission.params.max_tokens) == (2, 256)

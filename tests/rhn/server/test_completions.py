@@ -9,11 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gflownet.rhn.bytes_text import decode, encode
 from gflownet.rhn.server.access import ApiKeys
 from gflownet.rhn.server.app import Access
-from gflownet.rhn.server.limits import Limits
-from gflownet.rhn.text_codec import BYTES
+from gflownet.rhn.server.session import Limits
+from gflownet.rhn.text_codec import BYTES, decode, encode
 from tests.rhn.server.clients import PATIENCE, client_of, offline, openai, save_tiny, save_tokenizer_model
 from tests.rhn.server.in_process import LocalServer, serving
 

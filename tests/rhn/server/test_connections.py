@@ -14,11 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gflownet.rhn.bytes_text import decode
 from gflownet.rhn.server.answers import MAX_UNREAD
-from gflownet.rhn.server.connections import IDLE_SECONDS, ConnectionLimits
-from gflownet.rhn.server.http_parser import MAX_HEADER
-from gflownet.rhn.server.limits import Limits
+from gflownet.rhn.server.connections import IDLE_SECONDS, MAX_HEADER, ConnectionLimits
+from gflownet.rhn.server.session import Limits
+from gflownet.rhn.text_codec import decode
 from tests.rhn.server.clients import NEVER_ENDS, PATIENCE, client_of, offline, wait_until
 from tests.rhn.server.in_process import LocalServer, serving
 from tests.rhn.server.raw_connections import SMALL_BUFFER, connected, post, read_all, response_of

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from gflownet.rhn.server.access import Access, ApiKeys, Origins
 from gflownet.rhn.server.app import create_app
-from gflownet.rhn.server.completion_request import CompletionRequest
-from gflownet.rhn.server.limits import Limits
-from gflownet.rhn.server.request_fields import Submission
+from gflownet.rhn.server.requests import CompletionRequest, Submission
 from gflownet.rhn.server.service import Service
+from gflownet.rhn.server.session import Limits
 from gflownet.rhn.serving import sampler as sampler_module
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.generation import generate

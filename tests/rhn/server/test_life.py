@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from gflownet.rhn.bytes_text import decode, encode
 from gflownet.rhn.checkpoint import load_text_model, save_language_model
-from gflownet.rhn.server.limits import Limits
+from gflownet.rhn.server.session import Limits
 from gflownet.rhn.serving.generation import generate_batch
 from gflownet.rhn.serving.sampling import SamplingParams
+from gflownet.rhn.text_codec import decode, encode
 from tests.rhn.random_networks import random_network
 from tests.rhn.server.clients import CONFIG, NEVER_ENDS, PATIENCE, client_of, offline, openai, wait_until
 from tests.rhn.server.in_process import LocalServer, converse, serving

@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
     pytest.skip(f"{error.name} is not installed: pip install 'lm_eval[api]'", allow_module_level=True)
 
 from gflownet.rhn.checkpoint import load_text_model
-from gflownet.rhn.server.limits import Limits
+from gflownet.rhn.server.session import Limits
 from tests.rhn.server.clients import PATIENCE, save_tiny, save_tokenizer_model
 from tests.rhn.server.in_process import LocalServer, serving
 

@@ -8,8 +8,8 @@ from http import HTTPStatus
 import pytest
 from pydantic import ValidationError
 
-from gflownet.rhn.server.completion_request import CompletionRequest, parse_completion
 from gflownet.rhn.server.errors import RequestError
+from gflownet.rhn.server.requests import CompletionRequest
 from gflownet.rhn.serving.sampling import SamplingParams
 from gflownet.rhn.text_codec import BYTES
 
@@ -23,7 +23,7 @@ def body(**fields: object) -> bytes:
     [("é", [[195, 169]]), (["a", "bc"], [[97], [98, 99]]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
 )
 def test_prompts_accepts_texts_and_tokens(prompt: object, expected: list[list[int]]) -> None:
-    assert parse_completion(body(prompt=prompt)).prompts(BYTES) == expected
+    assert CompletionRequest.parse(body(prompt=prompt)).prompts(BYTES) == expected
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_prompts_accepts_texts_and_tokens(prompt: object, expected: list[list[in
     ],
 )
 def test_params_returns_sampling_params(asked: dict[str, object], expected: SamplingParams) -> None:
-    assert parse_completion(body(**asked)).params() == expected
+    assert CompletionRequest.parse(body(**asked)).params() == expected
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_params_returns_sampling_params(asked: dict[str, object], expected: Samp
 )
 def test_parameters_out_of_bounds_raise(asked: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_completion(body(**asked)).params()
+        CompletionRequest.parse(body(**asked)).params()
     assert str(caught.value).startswith(message)
     assert caught.value.status == HTTPStatus.BAD_REQUEST
 
@@ -99,7 +99,7 @@ def test_parameters_out_of_bounds_raise(asked: dict[str, object], message: str) 
 )
 def test_parse_completion_invalid_body_raises_one_line(data: bytes, param: str | None) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_completion(data)
+        CompletionRequest.parse(data)
     assert (caught.value.status, caught.value.param) == (HTTPStatus.BAD_REQUEST, param)
     assert caught.value.body()["error"]["type"] == "invalid_request_error"
     assert "\n" not in str(caught.value)
@@ -117,16 +117,16 @@ def test_parse_completion_stops_at_the_first_error(value: list[object], field: s
 @pytest.mark.parametrize("prompt", ["", [], [""], ["a", ""], [[]], [[1], []]])
 def test_empty_prompt_raises(prompt: object) -> None:
     with pytest.raises(RequestError, match="prompt: expected at least one token in every prompt, got "):
-        parse_completion(body(prompt=prompt)).prompts(BYTES)
+        CompletionRequest.parse(body(prompt=prompt)).prompts(BYTES)
 
 
 def test_half_surrogate_pair_raises() -> None:
     with pytest.raises(RequestError) as caught:
-        parse_completion(body(prompt="\ud83d")).prompts(BYTES)
+        CompletionRequest.parse(body(prompt="\ud83d")).prompts(BYTES)
     assert caught.value.status == HTTPStatus.BAD_REQUEST
 
 
 @pytest.mark.parametrize("stop", ["", ["a", ""], list("abcde")])
 def test_invalid_stops_raise(stop: object) -> None:
     with pytest.raises(RequestError, match="stop: expected at most 4 strings, none empty, got "):
-        parse_completion(body(stop=stop)).params()
+        CompletionRequest.parse(body(stop=stop)).params()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gflownet.rhn.decoding import LanguageModel
 from gflownet.rhn.server.errors import RequestError
-from gflownet.rhn.server.request_fields import Submission
+from gflownet.rhn.server.requests import Submission
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.server.session import Session
 from gflownet.rhn.serving.engine import Engine, EngineConfig

@@ -12,13 +12,12 @@ import torch
 
 from gflownet.rhn.config import RHNConfig, StackConfig, StackLayer
 from gflownet.rhn.decoding import LanguageModel, RHNDecoder
-from gflownet.rhn.network import RHN
+from gflownet.rhn.network import RHN, RecurrentStack
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.requests import FinishEvent, Request
 from gflownet.rhn.serving.sampler import Sampler
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
 from gflownet.rhn.serving.scheduler import QueueFullError, SchedulerConfig
-from gflownet.rhn.stack_model import RecurrentStack
 from tests.rhn.random_networks import random_network
 from tests.rhn.rounding import num_terms_of_token, rounding_tolerance
 from tests.rhn.serving.engines import CONFIG, Clock, assert_close, drain, ends_of, engine_of, sampled_of, tokens_of

@@ -11,6 +11,7 @@ import torch
 
 from gflownet.rhn.config import StackConfig, StackLayer
 from gflownet.rhn.decoding import LanguageModel, RHNDecoder
+from gflownet.rhn.network import RecurrentStack
 from gflownet.rhn.serving import prefill
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.prefill import Prefill, PrefillConfig
@@ -18,7 +19,6 @@ from gflownet.rhn.serving.requests import ActiveRequest, Event, Request
 from gflownet.rhn.serving.sampling import FinishReason, SamplingParams
 from gflownet.rhn.serving.scheduler import SchedulerConfig
 from gflownet.rhn.serving.stopping import new_answer
-from gflownet.rhn.stack_model import RecurrentStack
 from gflownet.rhn.text_codec import BYTES
 from tests.oracles.serving import slow_answer
 from tests.rhn.random_networks import random_network

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gflownet.rhn.bytes_text import StreamDecoder
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
 from gflownet.rhn.serving.stopping import Answer, ByteStops, EosTokenCriteria, NoStopStrings, TextStops, new_answer
-from gflownet.rhn.text_codec import BYTES, ByteCodec, TextStream, TokenizerCodec
+from gflownet.rhn.text_codec import BYTES, ByteCodec, StreamDecoder, TextStream, TokenizerCodec
 
 
 def answer_of(
