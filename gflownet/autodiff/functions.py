@@ -23,20 +23,25 @@ from torch import Tensor
 from gflownet.autodiff.primitives import POWERS, PRIMITIVES
 from gflownet.autodiff.tokens import read_function
 
+Number = int | float
 Result = TypeVar("Result")
+_POWER_NAMES = {exponent: name for name, exponent in POWERS.items()}
 
 
-class Expression:
-    """An expression; subclasses are frozen dataclasses whose fields are numbers, texts and expressions."""
+class Function:
+    """A function of one variable x, immutable; equal ones are the same object.
+
+    Subclasses are frozen dataclasses whose fields are numbers, texts and functions.
+    """
 
     _known: ClassVar[WeakValueDictionary[tuple[object, ...], Any]] = WeakValueDictionary()
 
     def __new__(cls, *parts: object) -> Self:
         """Return the existing expression of these parts, or a new one."""
         key = (cls, *(math.nan if part != part else part for part in parts))  # every NaN is the same constant
-        existing = Expression._known.get(key)
+        existing = Function._known.get(key)
         if existing is None:
-            existing = Expression._known[key] = super().__new__(cls)
+            existing = Function._known[key] = super().__new__(cls)
         return existing
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -44,15 +49,22 @@ class Expression:
         return type(self), tuple(getattr(self, field.name) for field in fields(self))  # pyright: ignore[reportArgumentType]
 
     @property
-    def parts(self) -> tuple[Self, ...]:
+    def parts(self) -> tuple[Function, ...]:
         """Return the expressions that this one is made of directly."""
+        match self:
+            case Sum():
+                return tuple(term for _, term in self.terms)
+            case Product():
+                return self.factors
+            case Power(inner) | Call(_, inner):
+                return (inner,)
         return ()
 
     @cached_property
-    def all_parts(self) -> tuple[Self, ...]:
+    def all_parts(self) -> tuple[Function, ...]:
         """Return all parts, direct and indirect, each after its own parts: in this order nothing recurses."""
-        order: dict[Self, None] = {}
-        stack: list[tuple[Self, bool]] = [(part, False) for part in self.parts]
+        order: dict[Function, None] = {}
+        stack: list[tuple[Function, bool]] = [(part, False) for part in self.parts]
         while stack:
             part, parts_done = stack.pop()
             if parts_done:
@@ -62,27 +74,16 @@ class Expression:
                 stack.extend((inner, False) for inner in part.parts)
         return tuple(order)
 
-    def fold(self, step: Callable[[Self, dict[Any, Result]], Result]) -> Result:
+    def fold(self, step: Callable[[Function, dict[Function, Result]], Result]) -> Result:
         """Return the result of a step at this expression, which gets the results at all parts."""
-        results: dict[Any, Result] = {}
+        results: dict[Function, Result] = {}
         for part in (*self.all_parts, self):
             results[part] = step(part, results)
         return results[self]
 
-
-Number = int | float
-_POWER_NAMES = {exponent: name for name, exponent in POWERS.items()}
-
-
-class Function(Expression):
-    """A function of one variable x, immutable; equal ones are the same object."""
-
     def __call__(self, x: Tensor) -> Tensor:
         """Return the function of every entry of a floating tensor of any shape."""
-        return self.fold(lambda part, values: part._compute(x, values))
-
-    def _compute(self, x: Tensor, values: Mapping[Function, Tensor]) -> Tensor:
-        raise NotImplementedError
+        return self.fold(lambda part, values: _value(part, x, values))
 
     def derivative(self) -> Function:
         """Return the derivative, again a function of x."""
@@ -93,27 +94,18 @@ class Function(Expression):
 
     @cached_property
     def _derivative(self) -> Function:
-        return self._differentiate()
-
-    def _differentiate(self) -> Function:
-        raise NotImplementedError
+        return _differentiated(self)
 
     def compose(self, inner: Function) -> Function:
         """Return this function after another one: `x -> self(inner(x))`."""
-        return self.fold(lambda part, replaced: part._rebuild(replaced, inner))
-
-    def _rebuild(self, replaced: Mapping[Function, Function], inner: Function) -> Function:
-        raise NotImplementedError
+        return self.fold(lambda part, replaced: _composed(part, replaced, inner))
 
     @cached_property
     def formula(self) -> str:
         """Return the expression in x, e.g. `2*x*exp(x**2)`."""
         for part in self.all_parts:
             part.formula  # noqa: B018  (cached)
-        return self._formula()
-
-    def _formula(self) -> str:
-        raise NotImplementedError
+        return _formula(self)
 
     def __str__(self) -> str:
         """Return the name if there is one (`tanh`, `power(2.5)`), else the formula; `Function.parse` reads both."""
@@ -173,36 +165,12 @@ class Function(Expression):
 class Variable(Function):
     """x itself."""
 
-    def _compute(self, x: Tensor, values: Mapping[Function, Tensor]) -> Tensor:
-        return x
-
-    def _differentiate(self) -> Function:
-        return ONE
-
-    def _rebuild(self, replaced: Mapping[Function, Function], inner: Function) -> Function:
-        return inner
-
-    def _formula(self) -> str:
-        return "x"
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Constant(Function):
     """The same number everywhere."""
 
     value: float
-
-    def _compute(self, x: Tensor, values: Mapping[Function, Tensor]) -> Tensor:
-        return torch.full_like(x, self.value)
-
-    def _differentiate(self) -> Function:
-        return ZERO
-
-    def _rebuild(self, replaced: Mapping[Function, Function], inner: Function) -> Function:
-        return self
-
-    def _formula(self) -> str:
-        return _number(self.value)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -212,30 +180,6 @@ class Sum(Function):
     constant: float
     terms: tuple[tuple[float, Function], ...]
 
-    @property
-    def parts(self) -> tuple[Function, ...]:
-        """Return the expressions of the terms."""
-        return tuple(term for _, term in self.terms)
-
-    def _compute(self, x: Tensor, values: Mapping[Function, Tensor]) -> Tensor:
-        (first, term), *further_terms = self.terms
-        total = _scaled(values[term], first)
-        for coefficient, term in further_terms:
-            total = torch.add(total, values[term], alpha=coefficient)
-        return total + self.constant if self.constant else total
-
-    def _differentiate(self) -> Function:
-        return add((coefficient, term.derivative()) for coefficient, term in self.terms)
-
-    def _rebuild(self, replaced: Mapping[Function, Function], inner: Function) -> Function:
-        return add(((c, replaced[term]) for c, term in self.terms), constant=self.constant)
-
-    def _formula(self) -> str:
-        pieces = [multiply([term], coefficient=c).formula for c, term in self.terms]
-        if self.constant:
-            pieces.insert(0 if self.constant > 0 else len(pieces), _number(self.constant))
-        return pieces[0] + "".join(f" - {p[1:]}" if p.startswith("-") else f" + {p}" for p in pieces[1:])
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Product(Function):
@@ -243,30 +187,6 @@ class Product(Function):
 
     coefficient: float
     factors: tuple[Function, ...]
-
-    @property
-    def parts(self) -> tuple[Function, ...]:
-        """Return the factors."""
-        return self.factors
-
-    def _compute(self, x: Tensor, values: Mapping[Function, Tensor]) -> Tensor:
-        product = values[self.factors[0]]
-        for factor in self.factors[1:]:
-            product = product * values[factor]
-        return _scaled(product, self.coefficient)
-
-    def _differentiate(self) -> Function:
-        def term(k: int) -> Function:
-            return multiply([*self.factors[:k], self.factors[k].derivative(), *self.factors[k + 1 :]])
-
-        return add((self.coefficient, term(k)) for k in range(len(self.factors)))
-
-    def _rebuild(self, replaced: Mapping[Function, Function], inner: Function) -> Function:
-        return multiply((replaced[factor] for factor in self.factors), coefficient=self.coefficient)
-
-    def _formula(self) -> str:
-        scale = {1.0: "", -1.0: "-"}.get(self.coefficient, f"{_number(self.coefficient)}*")
-        return scale + "*".join(f"({f.formula})" if isinstance(f, Sum) else f.formula for f in self.factors)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -276,27 +196,6 @@ class Power(Function):
     base: Function
     exponent: float
 
-    @property
-    def parts(self) -> tuple[Function, ...]:
-        """Return the base."""
-        return (self.base,)
-
-    def _compute(self, x: Tensor, values: Mapping[Function, Tensor]) -> Tensor:
-        base = values[self.base]
-        fast = {2.0: torch.square, -1.0: torch.reciprocal, 0.5: torch.sqrt, -0.5: torch.rsqrt}.get(self.exponent)
-        return fast(base) if fast else torch.pow(base, self.exponent)
-
-    def _differentiate(self) -> Function:
-        outer = power(self.base, self.exponent - 1.0)
-        return multiply([outer, self.base.derivative()], coefficient=self.exponent)
-
-    def _rebuild(self, replaced: Mapping[Function, Function], inner: Function) -> Function:
-        return power(replaced[self.base], self.exponent)
-
-    def _formula(self) -> str:
-        base = self.base.formula if isinstance(self.base, Variable | Call) else f"({self.base.formula})"
-        return f"{base}**{_number(self.exponent)}"
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Call(Function):
@@ -305,25 +204,86 @@ class Call(Function):
     primitive: str
     argument: Function
 
-    @property
-    def parts(self) -> tuple[Function, ...]:
-        """Return the argument."""
-        return (self.argument,)
-
-    def _compute(self, x: Tensor, values: Mapping[Function, Tensor]) -> Tensor:
-        return PRIMITIVES[self.primitive].value(values[self.argument])
-
-    def _differentiate(self) -> Function:
-        return multiply([_slope(self.primitive).compose(self.argument), self.argument.derivative()])
-
-    def _rebuild(self, replaced: Mapping[Function, Function], inner: Function) -> Function:
-        return call(self.primitive, replaced[self.argument])
-
-    def _formula(self) -> str:
-        return f"{self.primitive}({self.argument.formula})"
-
 
 ZERO, ONE, X = Constant(0.0), Constant(1.0), Variable()
+
+
+def _value(function: Function, x: Tensor, values: Mapping[Function, Tensor]) -> Tensor:
+    """Return a function at x, given the values of its parts."""
+    match function:
+        case Constant(value):
+            return torch.full_like(x, value)
+        case Sum(constant, terms):
+            (first, term), *further_terms = terms
+            total = _scaled(values[term], first)
+            for coefficient, term in further_terms:
+                total = torch.add(total, values[term], alpha=coefficient)
+            return total + constant if constant else total
+        case Product(coefficient, (first, *further_factors)):
+            product = values[first]
+            for factor in further_factors:
+                product = product * values[factor]
+            return _scaled(product, coefficient)
+        case Power(base, exponent):
+            fast = {2.0: torch.square, -1.0: torch.reciprocal, 0.5: torch.sqrt, -0.5: torch.rsqrt}.get(exponent)
+            return fast(values[base]) if fast else torch.pow(values[base], exponent)
+        case Call(primitive, argument):
+            return PRIMITIVES[primitive].value(values[argument])
+    return x
+
+
+def _differentiated(function: Function) -> Function:
+    """Return the derivative, given those of the parts."""
+    match function:
+        case Constant():
+            return ZERO
+        case Sum(_, terms):
+            return add((coefficient, term.derivative()) for coefficient, term in terms)
+        case Product(coefficient, factors):
+            slopes = [multiply([*factors[:k], f.derivative(), *factors[k + 1 :]]) for k, f in enumerate(factors)]
+            return add((coefficient, slope) for slope in slopes)
+        case Power(base, exponent):
+            return multiply([power(base, exponent - 1.0), base.derivative()], coefficient=exponent)
+        case Call(primitive, argument):
+            return multiply([_slope(primitive).compose(argument), argument.derivative()])
+    return ONE
+
+
+def _composed(function: Function, replaced: Mapping[Function, Function], inner: Function) -> Function:
+    """Return a function with x replaced, given the same of its parts."""
+    match function:
+        case Variable():
+            return inner
+        case Sum(constant, terms):
+            return add(((coefficient, replaced[term]) for coefficient, term in terms), constant=constant)
+        case Product(coefficient, factors):
+            return multiply((replaced[factor] for factor in factors), coefficient=coefficient)
+        case Power(base, exponent):
+            return power(replaced[base], exponent)
+        case Call(primitive, argument):
+            return call(primitive, replaced[argument])
+    return function
+
+
+def _formula(function: Function) -> str:
+    """Return the expression in x."""
+    match function:
+        case Constant(value):
+            return _number(value)
+        case Sum(constant, terms):
+            pieces = [multiply([term], coefficient=coefficient).formula for coefficient, term in terms]
+            if constant:
+                pieces.insert(0 if constant > 0 else len(pieces), _number(constant))
+            return pieces[0] + "".join(f" - {p[1:]}" if p.startswith("-") else f" + {p}" for p in pieces[1:])
+        case Product(coefficient, factors):
+            scale = {1.0: "", -1.0: "-"}.get(coefficient, f"{_number(coefficient)}*")
+            return scale + "*".join(f"({f.formula})" if isinstance(f, Sum) else f.formula for f in factors)
+        case Power(base, exponent):
+            text = base.formula if isinstance(base, Variable | Call) else f"({base.formula})"
+            return f"{text}**{_number(exponent)}"
+        case Call(primitive, argument):
+            return f"{primitive}({argument.formula})"
+    return "x"
 
 
 @cache
