@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ import torch
 from gflownet.errors import UserError
 from gflownet.rhn.checkpoint import load_language_model, save_language_model
 from gflownet.rhn.config import CONFIGS, RHNConfig
-from gflownet.rhn.network import RHN
-from tests.rhn.random_networks import random_network
+from gflownet.rhn.network import RHN, RecurrentNetwork
+from tests.rhn.random_networks import random_network, random_stack
 
 CONFIG = RHNConfig(vocabulary_size=5, hidden_size=4, intermediate_size=6, depth=2, rank=2)
 
@@ -29,21 +30,25 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_load_returns_the_saved_model(tied: bool, dtype: torch.dtype, tmp_path: Path) -> None:
-    config = RHNConfig(vocabulary_size=5, hidden_size=4, intermediate_size=6, depth=2, rank=2, tied=tied)
-    network = random_network(config, 0).to(dtype)
+NETWORKS: dict[str, RecurrentNetwork] = {
+    **{
+        f"tied {dtype}": random_network(CONFIG, 0).to(dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16)
+    },
+    "untied": random_network(replace(CONFIG, tied=False), 0),
+    **{f"stack {seed}": random_stack(seed) for seed in range(8)},
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS.keys())
+def test_load_returns_the_saved_model(network: RecurrentNetwork, tmp_path: Path) -> None:
     save_language_model(tmp_path / "new" / "model", network)
     random_state = torch.get_rng_state()
     loaded = load_language_model(tmp_path / "new" / "model")
     assert torch.equal(torch.get_rng_state(), random_state)
-    assert isinstance(loaded, RHN)
-    assert loaded.config == config
-    assert not loaded.training
+    assert (type(loaded), loaded.config, loaded.training) == (type(network), network.config, False)
     assert all(parameter.requires_grad for parameter in loaded.parameters())
     torch.testing.assert_close(dict(loaded.state_dict()), dict(network.state_dict()), rtol=0, atol=0)
-    tokens = torch.arange(5)[None]
+    tokens = torch.arange(network.config.vocabulary_size)[None]
     torch.testing.assert_close(loaded(tokens), network(tokens), rtol=0, atol=0)
 
 
@@ -133,7 +138,7 @@ import sys, torch
 from pathlib import Path
 from gflownet.rhn.checkpoint import save_language_model
 from gflownet.rhn.config import CONFIGS
-from gflownet.rhn.network import RHN
+from gflownet.rhn.network import RHN, RecurrentNetwork
 
 network = RHN(CONFIGS["small"])
 for value in range(1000000):
