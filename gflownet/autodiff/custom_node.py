@@ -23,7 +23,7 @@ further ones differentiate it with torch, so both use torch operations. H are th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache, cached_property
@@ -46,6 +46,8 @@ FIELDS = ("id", "type", "name", "shape", "src")  # of every custom node in JSON
 
 class CustomNode(Node):
     """A node of a user's class; see the module docstring."""
+
+    argument_name = "function"
 
     def __init__(self, *operands: Node, name: str | None = None, **settings: Any) -> None:
         """Describe the operation.
@@ -151,11 +153,6 @@ class CustomNode(Node):
 
     def _form(self) -> Form:
         return Call(self.function)
-
-    @property
-    def argument(self) -> Hashable:
-        """Return the operation."""
-        return self.function
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from enum import IntEnum
 from math import prod
 from numbers import Real
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ class Node(TensorSlot):
     """A tensor and the operation that computes it from other nodes."""
 
     __slots__ = ("_known_form", "inputs")
+    argument_name: ClassVar[str] = ""  # attribute with the part of the operation that is no index
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class Node(TensorSlot):
     @property
     def argument(self) -> Hashable:
         """Return the part of the operation that is no index: a coefficient, a sign, a function or a dtype."""
-        return None
+        return getattr(self, self.argument_name, None)
 
     def forward_(self, *values: Tensor) -> Tensor:
         """Return the value of the node, given the values of its inputs."""
@@ -257,6 +258,7 @@ class TransformNode(_UnaryNode):
     """`dst[D] = alpha * sum over dummies of src[S]`: transposition, reduction, broadcast, scaling and combinations."""
 
     __slots__ = ("alpha", "index_dst", "index_src")
+    argument_name = "alpha"
 
     def __init__(
         self,
@@ -298,11 +300,6 @@ class TransformNode(_UnaryNode):
         """Return both index arrays, whose negative indices, which are unrelated, differ."""
         lowest = min((0, *self.index_dst))
         return self.index_dst, tuple([index + lowest if index < 0 else index for index in self.index_src])
-
-    @property
-    def argument(self) -> Hashable:
-        """Return the coefficient."""
-        return self.alpha
 
     @property
     def new_dims(self) -> tuple[int, ...]:
@@ -382,11 +379,6 @@ class _PairNode(Node):
         """Return the index arrays of result, left and right operand."""
         return self.index_dst, self.index_src_l, self.index_src_r
 
-    @property
-    def argument(self) -> Hashable:
-        """Return the operation between entries."""
-        return self.operation
-
     def num_repeats(self, side: int) -> int:
         """Return how often an entry of an operand (0 left, 1 right) is counted: the extents of dummies it lacks."""
         side_indices, other = (self.index_src_l, self.index_src_r)[:: 1 if side == 0 else -1]
@@ -426,6 +418,7 @@ class ElementwiseNode(_PairNode):
     """
 
     __slots__ = ()
+    argument_name = "operation"
 
 
 class LinearNode(_PairNode):
@@ -446,16 +439,12 @@ class LinearNode(_PairNode):
         """Describe the contraction; arguments and errors as for `ElementwiseNode`."""
         super().__init__(left, right, index_dst, index_src_l, index_src_r, operation="*", name=name)
 
-    @property
-    def argument(self) -> Hashable:
-        """Return nothing: the operation of a contraction is fixed."""
-        return None
-
 
 class NonlinearNode(_UnaryNode):
     """A function of one variable, applied to every entry."""
 
     __slots__ = ("function",)
+    argument_name = "function"
 
     def __init__(self, source: Node, function: Function, *, name: str | None = None) -> None:
         """Describe the function applied; raise ValueError for a source of an integer dtype (see `CastNode`)."""
@@ -466,16 +455,12 @@ class NonlinearNode(_UnaryNode):
     def _form(self) -> Form:
         return Entrywise(self.function)
 
-    @property
-    def argument(self) -> Hashable:
-        """Return the function."""
-        return self.function
-
 
 class CastNode(_UnaryNode):
     """The same entries in another dtype; the only computed node with integer operands or results."""
 
     __slots__ = ()
+    argument_name = "dtype"
 
     def __init__(self, source: Node, dtype: torch.dtype, *, name: str | None = None) -> None:
         """Describe the conversion of a node to a dtype."""
@@ -483,11 +468,6 @@ class CastNode(_UnaryNode):
 
     def _form(self) -> Form:
         return Conversion(self.dtype)
-
-    @property
-    def argument(self) -> Hashable:
-        """Return the dtype."""
-        return self.dtype
 
 
 def _labels(*arrays: Indices) -> list[Labels]:

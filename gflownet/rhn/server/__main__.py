@@ -14,6 +14,7 @@ from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any
 
 from gflownet.errors import UserError
+from gflownet.rhn.server.limits import OPTIONS, Limits
 from gflownet.rhn.text_codec import check_model_folder
 from gflownet.terminal.arguments import CommandLine, program, run_command
 
@@ -25,27 +26,6 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 API_KEY_VARIABLE = "GFLOWNET_API_KEY"
 
-# name: type, default, help; numbers are at least 1, those in LOWEST at least as there
-OPTIONS: dict[str, tuple[type, Any, str]] = {
-    "host": (str, "127.0.0.1", "address to listen on; 0.0.0.0: all addresses, with --allow-host and --api-key"),
-    "port": (int, 8000, "0: a free port"),
-    "max_slots": (int, 32, "maximum number of prompts answered at once"),
-    "max_queue": (int, 256, "maximum number of waiting prompts; beyond: status 429"),
-    "max_prompt": (int, 16384, "maximum tokens of a prompt; beyond: status 400"),
-    "max_tokens_limit": (int, 16384, "maximum tokens of an answer; beyond: status 400"),
-    "max_body": (int, 1 << 20, "maximum bytes of a request; beyond: status 413"),
-    "max_connections": (
-        int,
-        2048,
-        "maximum number of connections; beyond: those without progress are closed, then status 503",
-    ),
-    "timeout": (float, 600.0, "seconds for a request; beyond: status 504"),
-    "header_timeout": (float, 10.0, "seconds for a request's header; beyond: status 408, connection closed"),
-    "body_timeout": (float, 30.0, "seconds for a request's body; beyond: status 408"),
-    "read_timeout": (float, 10.0, "seconds for a client that reads nothing of its answer; beyond: connection closed"),
-    "grace": (float, 30.0, "seconds for running requests after SIGTERM"),
-}
-LOWEST = {"port": 0, "grace": 0, "header_timeout": 0.1, "body_timeout": 0.1, "read_timeout": 0.1}
 # name: placeholder, help; each may be repeated
 LISTS = {
     "api_key": (
@@ -76,7 +56,9 @@ def command_line() -> CommandLine:
         "requests finish.",
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder with model.json and model.safetensors")
-    for name, (kind, default, text) in OPTIONS.items():
+    numbers = (("port", int, 8000, "0: a free port"), *((o.key, o.type_hint, o.default, o.help) for o in OPTIONS))
+    host = "address to listen on; 0.0.0.0: all addresses, with --allow-host and --api-key"
+    for name, kind, default, text in (("host", str, "127.0.0.1", host), *numbers):
         parser.add_argument(_flag(name), type=kind, default=default, metavar="X", help=f"{text} (default: {default})")
     parser.add_argument(
         "--chat-template",
@@ -93,20 +75,21 @@ def command_line() -> CommandLine:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the values of the command line, with the API key of the environment.
+    """Return the values of the command line, with its `limits` and the API key of the environment.
 
     Raises:
         UserError: an unknown option, a missing value, or a value out of bounds.
     """
     options = command_line().parse_args(arguments)
-    for name, (kind, _, _) in OPTIONS.items():
-        value, lowest = getattr(options, name), LOWEST.get(name, 1)
-        if kind is not str and not value >= lowest:
-            raise UserError(f"{_flag(name)}: expected at least {lowest}, got {value}")
+    lowest = {"port": 0, **{option.key: option.bounds.low for option in OPTIONS if option.bounds}}
+    for name, low in lowest.items():
+        if not getattr(options, name) >= low:
+            raise UserError(f"{_flag(name)}: expected at least {low}, got {getattr(options, name)}")
     if not all(options.chat_stop):
         raise UserError("--chat-stop: expected a text, got nothing")
     key = os.environ.get(API_KEY_VARIABLE)
     options.api_key += [key] if key else []
+    options.limits = Limits(**{option.key: getattr(options, option.key) for option in OPTIONS})
     return options
 
 
@@ -132,15 +115,8 @@ def serve(options: argparse.Namespace) -> int:
         import uvicorn  # noqa: F401
 
         from gflownet.rhn.server.app import create_app
-        from gflownet.rhn.server.connections import (
-            ConnectionLimits,
-            Connections,
-            allow_open_files,
-            listen,
-            uvicorn_server,
-        )
+        from gflownet.rhn.server.connections import Connections, allow_open_files, listen, uvicorn_server
         from gflownet.rhn.server.service import Service
-        from gflownet.rhn.server.session import Limits
     except ModuleNotFoundError as error:
         raise UserError(f"missing package {error.name}: pip install 'gflownet[serve]'") from None
     from gflownet.rhn.checkpoint import load_text_model
@@ -148,31 +124,16 @@ def serve(options: argparse.Namespace) -> int:
     from gflownet.rhn.serving.scheduler import SchedulerConfig
 
     model, codec = load_text_model(options.folder)
+    limits: Limits = options.limits
     # States have a constant size, so the limit of a request is its time, waiting included.
-    scheduler = SchedulerConfig(options.max_slots, options.max_queue, max_waiting=math.inf, token_budget=sys.maxsize)
+    scheduler = SchedulerConfig(limits.max_slots, limits.max_queue, max_waiting=math.inf, token_budget=sys.maxsize)
     engine = Engine(model, EngineConfig(scheduler, codec=codec))
-    allow_open_files(options.max_connections)
+    allow_open_files(limits.max_connections)
     listening = listen(options.host, options.port)
-    connections = Connections(
-        ConnectionLimits(
-            options.max_connections,
-            options.header_timeout,
-            options.body_timeout,
-            options.read_timeout,
-            options.max_body,
-        )
-    )
+    connections = Connections(limits)
     name = options.folder.resolve().name
     service = Service(engine, name, on_failure=lambda: _end(server), codec=codec, connections=connections)
-    limits = Limits(
-        options.max_body,
-        options.max_prompt,
-        options.max_queue,
-        options.timeout,
-        options.max_tokens_limit,
-        options.body_timeout,
-    )
-    begin = lambda: _begin(service, server, listening, options.grace)  # noqa: E731
+    begin = lambda: _begin(service, server, listening, limits.grace)  # noqa: E731
     app = create_app(service, limits, on_start=begin, access=access, template=template)
     server = uvicorn_server(app, connections)
     server.run([listening])

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from gflownet.rhn.server.access import Access, HeaderCheck
 from gflownet.rhn.server.chat_template import ChatTemplate
 from gflownet.rhn.server.errors import RequestError, bad_request
+from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.server.requests import (
     ChatRequest,
     CompletionRequest,
@@ -29,7 +30,7 @@ from gflownet.rhn.server.requests import (
 )
 from gflownet.rhn.server.responses import AnswerFormat, ChatFormat, CompletionFormat, stream, whole
 from gflownet.rhn.server.service import Service
-from gflownet.rhn.server.session import STALLED_SECONDS, Limits, Session, read_body
+from gflownet.rhn.server.session import STALLED_SECONDS, Session, read_body
 from gflownet.rhn.text_codec import BYTES
 
 # Harnesses score the first token of a text after this one: models of plain text have no token for the beginning.
@@ -63,7 +64,7 @@ def create_app(
     allowed = sorted(origins.allowed_origins)
     app.add_middleware(CORSMiddleware, allow_origins=allowed, allow_methods=["GET", "POST"], allow_headers=["*"])
     app.add_middleware(HeaderCheck, check=lambda _, headers: origins.check(headers.get("host"), headers.get("origin")))
-    seconds = limits.body_seconds + limits.seconds + STALLED_SECONDS
+    seconds = limits.body_timeout + limits.timeout + STALLED_SECONDS
     app.add_middleware(Session, service=service, seconds=seconds)
     app.add_exception_handler(RequestError, _request_error_response)
     app.add_exception_handler(Exception, _failure_response)
@@ -89,7 +90,7 @@ def _add_answer_routes(app: FastAPI, service: Service, limits: Limits, template:
         _check_limits(submission, limits)
         reply = service.submit(submission)
         request.state.answers.append(reply)
-        deadline = asyncio.get_running_loop().time() + limits.seconds
+        deadline = asyncio.get_running_loop().time() + limits.timeout
         messages = form(fields.model, codec, fields.has_logprobs)
         if fields.stream:
             return stream(reply, messages, submission, deadline, includes_usage=fields.includes_usage)
@@ -185,11 +186,11 @@ def _check_limits(submission: Submission, limits: Limits) -> None:
         message = f"prompt: expected at most {limits.max_prompt} tokens, got {longest}"
         raise RequestError(HTTPStatus.BAD_REQUEST, message, param="prompt", code="context_length_exceeded")
     num_answers = len(submission.prompts) * submission.num_answers
-    if num_answers > limits.max_answers:
-        message = f"expected at most {limits.max_answers} prompts (times n or best_of), got {num_answers}"
+    if num_answers > limits.max_queue:
+        message = f"expected at most {limits.max_queue} prompts (times n or best_of), got {num_answers}"
         raise bad_request("prompt", message)
-    if submission.params.max_tokens > limits.max_tokens:
-        message = f"expected at most {limits.max_tokens} (option --max-tokens-limit), got"
+    if submission.params.max_tokens > limits.max_tokens_limit:
+        message = f"expected at most {limits.max_tokens_limit} (option --max-tokens-limit), got"
         raise bad_request("max_tokens", f"{message} {submission.params.max_tokens}")
 
 

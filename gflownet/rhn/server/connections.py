@@ -28,6 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gflownet.errors import UserError
 from gflownet.rhn.server.errors import RequestError
+from gflownet.rhn.server.limits import Limits
 
 MAX_HEADER = 16 * 1024  # bytes
 
@@ -93,22 +94,11 @@ class _Phase(Enum):
     OTHER = auto()  # complete; the response is not
 
 
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """Limits of connections; seconds."""
-
-    max_connections: int = 2048
-    header_seconds: float = 10.0  # from the connection, or the first byte of a further request
-    body_seconds: float = 30.0
-    read_seconds: float = 10.0  # without a byte read by the client, while its response waits
-    max_chunk: int = 1 << 20  # bytes of one chunk of a body
-
-
 @dataclass
 class Connections:
     """The open connections. Used by the thread of the event loop only."""
 
-    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    limits: Limits = field(default_factory=Limits)
     open: set[GuardedProtocol] = field(default_factory=set)
     refused: set[GuardedProtocol] = field(default_factory=set)  # open until they have their response
     endings: Counter[Ending] = field(default_factory=Counter)
@@ -141,7 +131,7 @@ class Connections:
 
     def _check_later(self, connection: GuardedProtocol) -> None:
         limits = self.limits
-        shortest = min(limits.header_seconds, limits.body_seconds, limits.read_seconds, LINGER_SECONDS)
+        shortest = min(limits.header_timeout, limits.body_timeout, limits.read_timeout, LINGER_SECONDS)
         connection.loop.call_later(shortest / CHECKS_PER_LIMIT, self._check, connection)
 
     def _check(self, last: GuardedProtocol) -> None:
@@ -162,7 +152,7 @@ class GuardedProtocol(H11Protocol):
         """`options`: see uvicorn's protocol."""
         super().__init__(**options)
         self._connections, self._limits = connections, connections.limits
-        self.conn = LimitedParser(self._limits.max_chunk)
+        self.conn = LimitedParser(self._limits.max_body)
         self._phase, self._since = _Phase.HEADER, self.loop.time()  # of the request, and its start
         self._num_received, self._received = 0, 0.0  # bytes since the last progress of a body, and its time
         self._num_unread, self._progress = 0, 0.0  # bytes to write, and when they last became fewer
@@ -230,9 +220,9 @@ class GuardedProtocol(H11Protocol):
     def _phase_seconds(self) -> float:
         """Return the time limit of the present phase of the request."""
         if self._phase is _Phase.HEADER:
-            return self._limits.header_seconds
+            return self._limits.header_timeout
         if self._phase is _Phase.BODY:  # the application responds before
-            return self._limits.body_seconds + LINGER_SECONDS
+            return self._limits.body_timeout + LINGER_SECONDS
         return LINGER_SECONDS if self._phase is _Phase.REST else math.inf
 
     def end(self, reason: Ending) -> None:
@@ -242,7 +232,7 @@ class GuardedProtocol(H11Protocol):
         # A client that does not read would keep a connection that waits until its response is sent.
         is_free = not self.transport.is_closing() and not self.transport.get_write_buffer_size()
         if has_part and is_free and reason is Ending.HEADER_TIMEOUT:
-            message = f"header: expected it within {self._limits.header_seconds:g} seconds"
+            message = f"header: expected it within {self._limits.header_timeout:g} seconds"
             self._refuse(RequestError(HTTPStatus.REQUEST_TIMEOUT, message))
         elif has_part and is_free and reason is Ending.REPLACED:
             message = f"the server has {self._limits.max_connections} connections, and this one made no progress"
@@ -261,7 +251,7 @@ class GuardedProtocol(H11Protocol):
         if not num_unread or is_less or not (self.flow.write_paused or is_whole):
             self._progress = now
         self._num_unread = num_unread
-        return now - self._progress >= self._limits.read_seconds
+        return now - self._progress >= self._limits.read_timeout
 
     def _enter_phase(self) -> None:
         phase = self._present_phase()

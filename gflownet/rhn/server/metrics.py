@@ -25,25 +25,19 @@ class ResponseTally:
     num_paused: int = 0  # answers
 
 
-class Metrics:
-    """Metrics of the engine, its answers and the connections."""
+class Metrics(Collector):
+    """Metrics of the engine, its answers and the connections, with Prometheus' names and units."""
 
     def __init__(self, engine: Engine, responses: ResponseTally, connections: Connections) -> None:
         """Read them at every scrape."""
+        self._engine, self._responses, self._connections = engine, responses, connections
         self._registry = CollectorRegistry()
-        self._registry.register(_ServingCollector(engine, responses, connections))
+        self._registry.register(self)
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
         """Return the present metrics and their content type: OpenMetrics if the header Accept names it."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
-
-
-class _ServingCollector(Collector):
-    """Metrics with Prometheus' names and units."""
-
-    def __init__(self, engine: Engine, responses: ResponseTally, connections: Connections) -> None:
-        self._engine, self._responses, self._connections = engine, responses, connections
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 
 from fastapi import Request
@@ -13,20 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gflownet.rhn.server.answers import Answer
 from gflownet.rhn.server.errors import RequestError
+from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.server.service import Service
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of one request."""
-
-    max_body: int  # bytes
-    max_prompt: int  # tokens
-    max_answers: int  # in one request: prompts times answers to each
-    seconds: float  # until its last token
-    max_tokens: int = 16384  # of an answer
-    body_seconds: float = 30.0  # to receive a body
-
 
 STALLED_SECONDS = 5.0  # after the time limit, before the connection of a client that does not read is closed
 CLIENT_CLOSED = 499  # status in the metrics for a request that the client gave up, as in nginx
@@ -74,7 +61,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     if encoding.lower() != "identity":
         message = f"Content-Encoding: expected identity, got {encoding!r:.80}"
         raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
-    max_bytes, seconds = limits.max_body, limits.body_seconds
+    max_bytes, seconds = limits.max_body, limits.body_timeout
     too_large = RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body: expected at most {max_bytes} bytes, got more")
     if int(request.headers.get("content-length", 0)) > max_bytes:  # checked by the parser
         raise too_large

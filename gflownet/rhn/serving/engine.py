@@ -258,7 +258,7 @@ class Engine:
             self._tally.num_admitted += 1
             self._tally.waited_seconds += now - request.submitted
             insort(self._running, request, key=attrgetter("slot"))
-            release_followers(request, self._cache, self._scheduler)
+            self._release_followers(request)
             try:
                 self._sampler.place(request.slot, request.request.params, request.tokens)
             except Exception as error:
@@ -291,7 +291,7 @@ class Engine:
             request.show_prompt(scored, events)
         if request.num_read == request.next_kept:
             self._prefixes.add(request, self._cache.export_state(request.request_id))
-        release_followers(request, self._cache, self._scheduler)
+        self._release_followers(request)
         if isinstance(sampled, SamplingError):
             return FinishReason.ERROR, str(sampled)
         if sampled is None:
@@ -315,31 +315,20 @@ class Engine:
             self._running.remove(request)
         self._scheduler.finish(request_id)
         del self._requests[request_id]
-        replace_reader(request, self._scheduler)
+        if held := request.held_followers:  # ended in its prompt, which the first of them reads for the others
+            held[0].followers = held[1:]
+            self._scheduler.release(held[0].request_id)
         own_state = state.clone() if state is not None and options.keep_state else None
         end = request.finish(reason, now, error=error, state=own_state)
         self._tally.finish(end, len(request.output.tokens))
         events.append(end)
 
-
-def release_followers(reader: ActiveRequest, cache: CacheManager, scheduler: Scheduler) -> None:
-    """Queue the followers of a request that has read its prompt but for the last token."""
-    if not reader.followers or reader.num_unread != 1:
-        return
-    fork = Fork(cache.export_state(reader.request_id), tuple(reader.prompt_sampled))
-    for follower in _held(reader.followers):
-        follower.fork = fork
-        scheduler.release(follower.request_id)
-    reader.followers, reader.prompt_sampled = (), []
-
-
-def replace_reader(reader: ActiveRequest, scheduler: Scheduler) -> None:
-    """Queue the first follower of a request that ended in its prompt; it reads the prompt for the others."""
-    held = _held(reader.followers)
-    if held:
-        held[0].followers = held[1:]
-        scheduler.release(held[0].request_id)
-
-
-def _held(followers: Sequence[ActiveRequest]) -> list[ActiveRequest]:
-    return [follower for follower in followers if not follower.cancelled]
+    def _release_followers(self, reader: ActiveRequest) -> None:
+        """Queue the followers of a request that has read its prompt but for the last token."""
+        if not reader.followers or reader.num_unread != 1:
+            return
+        fork = Fork(self._cache.export_state(reader.request_id), tuple(reader.prompt_sampled))
+        for follower in reader.held_followers:
+            follower.fork = fork
+            self._scheduler.release(follower.request_id)
+        reader.followers, reader.prompt_sampled = (), []

@@ -109,6 +109,11 @@ class ActiveRequest:
         self.num_prompt = len(self.tokens)
 
     @property
+    def held_followers(self) -> list[ActiveRequest]:
+        """Followers that are not cancelled."""
+        return [follower for follower in self.followers if not follower.cancelled]
+
+    @property
     def starts(self) -> bool:
         """Whether the next token to read is the first of its sequence."""
         return self.num_read == 0 and self.request.state is None

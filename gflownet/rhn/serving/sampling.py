@@ -92,36 +92,34 @@ def _is_number(value: object, low: float, high: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
-def _is_penalty(value: object) -> bool:
-    return _is_number(value, -MAX_PENALTY, MAX_PENALTY)
-
-
-def _is_repetition_penalty(value: object) -> bool:
-    return _is_number(value, 1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
-
-
-def _is_bias(value: Mapping[int, float]) -> bool:
-    return all(_is_int(token, 0) and _is_number(bias, -MAX_BIAS, MAX_BIAS) for token, bias in value.items())
-
-
-def _is_num_likeliest(value: object) -> bool:
-    return value is None or _is_int(value, 0, MAX_LOGPROBS)
-
-
 # name, expected values, check of a value
 _BOUNDS: tuple[tuple[str, str, Callable[..., bool]], ...] = (
     ("temperature", "a number from 0 to 1e6", lambda value: _is_number(value, 0, MAX_TEMPERATURE)),
     ("top_k", f"a whole number from 0 to {MAX_INT}", lambda value: _is_int(value, 0)),
     ("top_p", "a number > 0 and <= 1", lambda value: _is_number(value, 0, 1) and value > 0),
     ("min_p", "a number from 0 to 1", lambda value: _is_number(value, 0, 1)),
-    ("repetition_penalty", "a number from 0.01 to 100", _is_repetition_penalty),
-    ("presence_penalty", "a number from -2 to 2", _is_penalty),
-    ("frequency_penalty", "a number from -2 to 2", _is_penalty),
-    ("logit_bias", "numbers from -100 to 100 by token", _is_bias),
+    (
+        "repetition_penalty",
+        "a number from 0.01 to 100",
+        lambda value: _is_number(value, 1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+    ),
+    ("presence_penalty", "a number from -2 to 2", lambda value: _is_number(value, -MAX_PENALTY, MAX_PENALTY)),
+    ("frequency_penalty", "a number from -2 to 2", lambda value: _is_number(value, -MAX_PENALTY, MAX_PENALTY)),
+    (
+        "logit_bias",
+        "numbers from -100 to 100 by token",
+        lambda value: all(_is_int(key, 0) and _is_number(bias, -MAX_BIAS, MAX_BIAS) for key, bias in value.items()),
+    ),
     ("seed", "a whole number of 64 bits or None", lambda value: value is None or _is_int(value, *SEEDS)),
     ("max_tokens", f"a whole number from 0 to {MAX_INT}", lambda value: _is_int(value, 0)),
     ("min_tokens", f"a whole number from 0 to {MAX_INT}", lambda value: _is_int(value, 0)),
     ("stop_token_ids", "a tuple of tokens", lambda value: all(_is_int(token, 0) for token in value)),
-    ("logprobs", f"a whole number from 0 to {MAX_LOGPROBS} or None", _is_num_likeliest),
-    ("prompt_logprobs", f"a whole number from 0 to {MAX_LOGPROBS} or None", _is_num_likeliest),
+    *(
+        (
+            name,
+            f"a whole number from 0 to {MAX_LOGPROBS} or None",
+            lambda value: value is None or _is_int(value, 0, MAX_LOGPROBS),
+        )
+        for name in ("logprobs", "prompt_logprobs")
+    ),
 )

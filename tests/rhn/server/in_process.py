@@ -18,9 +18,9 @@ from gflownet.rhn.checkpoint import load_text_model
 from gflownet.rhn.server.__main__ import main
 from gflownet.rhn.server.access import Access
 from gflownet.rhn.server.app import create_app
-from gflownet.rhn.server.connections import ConnectionLimits, Connections, listen, uvicorn_server
+from gflownet.rhn.server.connections import Connections, listen, uvicorn_server
+from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.server.service import Service
-from gflownet.rhn.server.session import Limits
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.scheduler import SchedulerConfig
 from tests.rhn.server.clients import NEVER_ENDS, PATIENCE
@@ -60,19 +60,12 @@ class _Lines(io.StringIO):
 
 
 @contextmanager
-def serving(
-    folder: Path,
-    *,
-    max_slots: int,
-    limits: Limits,
-    connection_limits: ConnectionLimits | None = None,
-    access: Access | None = None,
-) -> Iterator[LocalServer]:
+def serving(folder: Path, *, max_slots: int, limits: Limits, access: Access | None = None) -> Iterator[LocalServer]:
     """Serve a model in another thread; without the command, whose signals are for the main thread."""
     url: queue.Queue[str] = queue.Queue()
     model, codec = load_text_model(folder)
     engine = Engine(model, EngineConfig(SchedulerConfig(max_slots, token_budget=sys.maxsize), codec=codec))
-    connections = Connections(connection_limits or ConnectionLimits())
+    connections = Connections(limits)
     service = Service(engine, folder.name, on_failure=lambda: None, codec=codec, connections=connections)
     with closing(listen("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]

@@ -11,7 +11,7 @@ import pytest
 
 from gflownet.rhn.server.access import ApiKeys
 from gflownet.rhn.server.app import Access
-from gflownet.rhn.server.session import Limits
+from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.text_codec import BYTES, decode, encode
 from tests.rhn.server.clients import PATIENCE, client_of, offline, openai, save_tiny, save_tokenizer_model
 from tests.rhn.server.in_process import LocalServer, serving
@@ -22,7 +22,11 @@ MAX_SLOTS, MAX_PROMPT, MAX_BODY = 8, 64, 4096
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[LocalServer]:
-    with serving(folder, max_slots=MAX_SLOTS, limits=Limits(MAX_BODY, MAX_PROMPT, 256, PATIENCE)) as running:
+    with serving(
+        folder,
+        max_slots=MAX_SLOTS,
+        limits=Limits(max_body=MAX_BODY, max_prompt=MAX_PROMPT, max_queue=256, timeout=PATIENCE),
+    ) as running:
         yield running
 
 
@@ -172,7 +176,12 @@ def test_every_parameter_of_openais_client(
 
     folder = (save_tokenizer_model if has_tokenizer else save_tiny)(tmp_path / "tiny")
     access = Access(keys=ApiKeys(("other", "secret")))
-    with serving(folder, max_slots=8, limits=Limits(1 << 16, 512, 64, PATIENCE), access=access) as server:
+    with serving(
+        folder,
+        max_slots=8,
+        limits=Limits(max_body=1 << 16, max_prompt=512, max_queue=64, timeout=PATIENCE),
+        access=access,
+    ) as server:
         checks = run_checks(f"{server.url}/v1", "secret")
         with pytest.raises(openai.AuthenticationError):
             run_checks(f"{server.url}/v1", "wrong")

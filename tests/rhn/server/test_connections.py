@@ -15,15 +15,23 @@ import httpx
 import pytest
 
 from gflownet.rhn.server.answers import MAX_UNREAD
-from gflownet.rhn.server.connections import IDLE_SECONDS, MAX_HEADER, ConnectionLimits
-from gflownet.rhn.server.session import Limits
+from gflownet.rhn.server.connections import IDLE_SECONDS, MAX_HEADER
+from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.text_codec import decode
 from tests.rhn.server.clients import NEVER_ENDS, PATIENCE, client_of, offline, wait_until
 from tests.rhn.server.in_process import LocalServer, serving
 from tests.rhn.server.raw_connections import SMALL_BUFFER, connected, post, read_all, response_of
 
-LIMITS = Limits(1 << 16, 64, 256, PATIENCE, max_tokens=NEVER_ENDS, body_seconds=0.6)
-CONNECTION_LIMITS = ConnectionLimits(max_connections=12, header_seconds=0.6, body_seconds=0.6, read_seconds=0.6)
+LIMITS = Limits(
+    max_body=1 << 16,
+    max_prompt=64,
+    timeout=PATIENCE,
+    max_tokens_limit=NEVER_ENDS,
+    max_connections=12,
+    header_timeout=0.6,
+    body_timeout=0.6,
+    read_timeout=0.6,
+)
 ENDLESS = {"model": "tiny", "prompt": "a", "max_tokens": NEVER_ENDS, "stream": True, "logprobs": 5}
 PATH = "/v1/completions"
 
@@ -37,7 +45,7 @@ HEALTH = head("GET /health")
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[LocalServer]:
-    with serving(folder, max_slots=8, limits=LIMITS, connection_limits=CONNECTION_LIMITS) as running:
+    with serving(folder, max_slots=8, limits=LIMITS) as running:
         yield running
 
 
@@ -70,8 +78,8 @@ def test_client_that_does_not_read_is_paused_and_dropped(server: LocalServer, fo
 
 
 def test_paused_answer_takes_no_steps(folder: Path) -> None:
-    patient = ConnectionLimits(read_seconds=PATIENCE)
-    with serving(folder, max_slots=2, limits=LIMITS, connection_limits=patient) as server:
+    patient = replace(LIMITS, read_timeout=PATIENCE)
+    with serving(folder, max_slots=2, limits=patient) as server:
         with connected(server.port, receive_buffer=SMALL_BUFFER) as silent:
             silent.sendall(post(PATH, ENDLESS))
             num_steps = wait_until(server, answers_paused=1, requests_running=1)["gflownet_steps_total"]
@@ -97,7 +105,7 @@ def test_slow_reader_gets_its_whole_answer(server: LocalServer, folder: Path) ->
         while part := connection.recv(4096):
             received += part
             time.sleep(0.04)
-        assert time.monotonic() - start > 1.2 * CONNECTION_LIMITS.read_seconds
+        assert time.monotonic() - start > 1.2 * LIMITS.read_timeout
     events = [line[6:] for line in received.split(b"\n") if line.startswith(b"data: {")]
     text = "".join(json.loads(event)["choices"][0]["text"] for event in events)
     assert text == decode(offline(folder, "é", 8, seed=2, max_tokens=600).tokens)
@@ -119,7 +127,7 @@ def test_incomplete_header_closes_the_connection(sent: bytes, server: LocalServe
     with connected(server.port) as connection:
         connection.sendall(sent)
         response = response_of(connection)
-    assert CONNECTION_LIMITS.header_seconds <= time.monotonic() - start
+    assert LIMITS.header_timeout <= time.monotonic() - start
     assert response.status == (408 if sent else 0)
     if response.status:
         assert response.error["message"] == "header: expected it within 0.6 seconds"
@@ -135,7 +143,7 @@ def test_second_request_of_a_connection_has_the_time_limit(server: LocalServer) 
     with connected(server.port) as connection:
         connection.sendall(HEALTH)
         assert response_of(connection).status == 200
-        time.sleep(1.5 * CONNECTION_LIMITS.header_seconds)  # an idle connection stays open
+        time.sleep(1.5 * LIMITS.header_timeout)  # an idle connection stays open
         connection.sendall(HEALTH + HEALTH[:9])
         received = read_all(connection)
     assert received.startswith(b"HTTP/1.1 200")
@@ -159,8 +167,8 @@ def test_slowly_sent_rest_of_a_body_closes_the_connection(server: LocalServer) -
 
 
 def test_connections_over_the_limit_get_503_until_others_are_idle(folder: Path) -> None:
-    limits = ConnectionLimits(max_connections=4, header_seconds=PATIENCE)
-    with serving(folder, max_slots=2, limits=LIMITS, connection_limits=limits) as server, ExitStack() as stack:
+    limits = replace(LIMITS, max_connections=4, header_timeout=PATIENCE)
+    with serving(folder, max_slots=2, limits=limits) as server, ExitStack() as stack:
         for _ in range(4):
             stack.enter_context(connected(server.port))
         with connected(server.port) as connection:
@@ -182,9 +190,8 @@ def test_connection_without_progress_is_replaced(part: str, folder: Path) -> Non
     """Otherwise clients that stop inside of their requests lock out all others until the time limit."""
     request = post(PATH, {"model": "tiny", "prompt": "a", "max_tokens": 1})
     stopped = request[:-5] if part == "body" else request[:20]
-    limits = ConnectionLimits(max_connections=4, header_seconds=PATIENCE, body_seconds=PATIENCE)
-    long = replace(LIMITS, body_seconds=PATIENCE)
-    with serving(folder, max_slots=2, limits=long, connection_limits=limits) as server, ExitStack() as stack:
+    limits = replace(LIMITS, max_connections=4, header_timeout=PATIENCE, body_timeout=PATIENCE)
+    with serving(folder, max_slots=2, limits=limits) as server, ExitStack() as stack:
         others = [stack.enter_context(connected(server.port)) for _ in range(4)]
         for other in others:
             other.sendall(stopped)
@@ -203,9 +210,8 @@ def test_connection_without_progress_is_replaced(part: str, folder: Path) -> Non
 
 def test_connection_with_the_oldest_progress_is_replaced(folder: Path) -> None:
     request = post(PATH, b'{"model": "tiny", "prompt": "a", "max_tokens": 1}' + b" " * 9000)
-    limits = ConnectionLimits(max_connections=2, body_seconds=PATIENCE)
-    long = replace(LIMITS, body_seconds=PATIENCE)
-    with serving(folder, max_slots=2, limits=long, connection_limits=limits) as server, ExitStack() as stack:
+    limits = replace(LIMITS, max_connections=2, body_timeout=PATIENCE)
+    with serving(folder, max_slots=2, limits=limits) as server, ExitStack() as stack:
         sending, stopped = (stack.enter_context(connected(server.port)) for _ in range(2))
         sending.sendall(request[:2000])
         time.sleep(0.1)
@@ -220,7 +226,7 @@ def test_connection_with_the_oldest_progress_is_replaced(folder: Path) -> None:
 
 def test_many_half_open_connections_do_not_stop_ordinary_clients(server: LocalServer) -> None:
     with ExitStack() as stack:
-        half_open = [stack.enter_context(connected(server.port)) for _ in range(CONNECTION_LIMITS.max_connections * 3)]
+        half_open = [stack.enter_context(connected(server.port)) for _ in range(LIMITS.max_connections * 3)]
         deadline = time.monotonic() + PATIENCE
         while httpx.get(f"{server.url}/health").status_code != 200:
             assert time.monotonic() < deadline
@@ -268,9 +274,8 @@ def test_invalid_http_gets_an_error_in_openais_format(name: str, server: LocalSe
 
 @pytest.mark.parametrize("name", ["chunk too large", "chunk too large after its first bytes", "length too large"])
 def test_too_large_body_is_refused_before_it_comes(name: str, folder: Path) -> None:
-    patient = ConnectionLimits(header_seconds=PATIENCE, body_seconds=PATIENCE)
-    limits = replace(LIMITS, body_seconds=PATIENCE)
-    with serving(folder, max_slots=2, limits=limits, connection_limits=patient) as server, ExitStack() as stack:
+    patient = replace(LIMITS, header_timeout=PATIENCE, body_timeout=PATIENCE)
+    with serving(folder, max_slots=2, limits=patient) as server, ExitStack() as stack:
         connection = stack.enter_context(connected(server.port))
         start = time.monotonic()
         connection.sendall(INVALID[name][0])

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from gflownet.rhn.server.access import Access, ApiKeys, Origins
 from gflownet.rhn.server.app import create_app
+from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.server.requests import CompletionRequest, Submission
 from gflownet.rhn.server.service import Service
-from gflownet.rhn.server.session import Limits
 from gflownet.rhn.serving import sampler as sampler_module
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.generation import generate
@@ -81,7 +81,7 @@ def talk(
         scheduler = SchedulerConfig(max_slots=8, max_queue=64, token_budget=4 * NEVER_ENDS)
         engine = Engine(random_network(CONFIG, 0).decoder(), EngineConfig(scheduler))
         service = Service(engine, "m", on_failure=lambda: None)
-        limits = Limits(1 << 16, 2048, 4, PATIENCE)
+        limits = Limits(max_body=1 << 16, max_prompt=2048, max_queue=4, timeout=PATIENCE)
         app = create_app(service, limits, on_start=lambda: None, access=Access(origins or Origins(), keys or ApiKeys()))
         transport = httpx.ASGITransport(app)  # an exception in the application is raised here
         async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url=URL) as client:

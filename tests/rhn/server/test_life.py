@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gflownet.rhn.checkpoint import load_text_model, save_language_model
-from gflownet.rhn.server.session import Limits
+from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.serving.generation import generate_batch
 from gflownet.rhn.serving.sampling import SamplingParams
 from gflownet.rhn.text_codec import decode, encode
@@ -73,7 +73,7 @@ def test_client_disconnect_frees_its_slot(folder: Path) -> None:
 
 
 def test_answer_over_the_time_limit_is_ended(folder: Path) -> None:
-    limits = Limits(1 << 16, 64, 256, 0.3, max_tokens=NEVER_ENDS)
+    limits = Limits(max_body=1 << 16, max_prompt=64, max_queue=256, timeout=0.3, max_tokens_limit=NEVER_ENDS)
     with serving(folder, max_slots=2, limits=limits) as server, client_of(server) as client:
         with pytest.raises(openai.InternalServerError) as caught:
             client.completions.create(model="tiny", prompt="a", max_tokens=NEVER_ENDS)

@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
     pytest.skip(f"{error.name} is not installed: pip install 'lm_eval[api]'", allow_module_level=True)
 
 from gflownet.rhn.checkpoint import load_text_model
-from gflownet.rhn.server.session import Limits
+from gflownet.rhn.server.limits import Limits
 from tests.rhn.server.clients import PATIENCE, save_tiny, save_tokenizer_model
 from tests.rhn.server.in_process import LocalServer, serving
 
@@ -47,7 +47,9 @@ QUESTIONS = (
 @pytest.fixture(params=["bytes", "tokenizer"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[LocalServer, Path]]:
     folder = (save_tiny if request.param == "bytes" else save_tokenizer_model)(tmp_path / "tiny")
-    with serving(folder, max_slots=8, limits=Limits(1 << 16, 2048, 64, PATIENCE)) as running:
+    with serving(
+        folder, max_slots=8, limits=Limits(max_body=1 << 16, max_prompt=2048, max_queue=64, timeout=PATIENCE)
+    ) as running:
         yield running, folder
 
 
