@@ -97,10 +97,7 @@ def _compiled(source: str, instructions: Instructions) -> Callable[..., Result]:
 def code_of(outputs: Sequence[Term], arguments: Sequence[Specification], *, as_tuple: bool) -> Code:
     """Return the code that computes terms.
 
-    Args:
-        outputs: terms.
-        arguments: shape and dtype of each argument, by `Leaf.slot`.
-        as_tuple: whether one output is returned as a tuple.
+    `arguments` are by `Leaf.slot`; `as_tuple`: whether one output is returned as a tuple.
     """
     instructions, values = lowered(outputs, arguments)
     return Code(tuple(arguments), instructions, tuple(values), as_tuple)
@@ -114,12 +111,7 @@ class Program:
     """
 
     def __init__(self, code: Code, all_leaves: Sequence[LeafNode], leaves: Sequence[LeafNode]) -> None:
-        """Bind code to leaves.
-
-        Args:
-            code: takes a tensor for each of `all_leaves`.
-            all_leaves: leaves that the result depends on.
-            leaves: arguments of a call, in order; the others have values.
+        """Bind code, which takes a tensor for each of `all_leaves`, to `leaves`, the arguments of a call.
 
         Raises:
             ValueError: a leaf that is not in `leaves` has no value.
@@ -211,15 +203,10 @@ def compile(outputs: Nodes, *, leaves: Sequence[LeafNode] | None = None) -> Prog
 
 
 def compile_gradient(loss: Node, wrt: Nodes, *, leaves: Sequence[LeafNode] | None = None) -> Program:
-    """Return the program that computes the gradient of a scalar.
-
-    Args:
-        loss: a scalar.
-        wrt: one node, for a program that returns a tensor, or several, for a tuple.
-        leaves: as in `compile`.
+    """Return the program that computes the gradient of a scalar by one node, or for a tuple by several.
 
     Raises:
-        ValueError: the loss is not a scalar; or as in `compile`.
+        ValueError: the loss is not a scalar; or as in `compile`, as are the `leaves`.
     """
     _check_scalar("compile_gradient", loss)
 
@@ -244,14 +231,8 @@ def compile_jacobian(
 ) -> Program:
     """Return the program that computes a Jacobian: `[wrt..., output...]`, in forward mode `[output..., wrt...]`.
 
-    Args:
-        output: node to differentiate.
-        wrt: node to differentiate by.
-        mode: reverse or forward.
-        leaves: as in `compile`.
-
     Raises:
-        ValueError: unknown mode; or as in `compile`.
+        ValueError: unknown mode; or as in `compile`, as are the `leaves`.
     """
     check_mode("compile_jacobian", mode)
     jacobian = derivatives.reverse_jacobian if mode == "reverse" else derivatives.forward_jacobian
@@ -265,16 +246,9 @@ def compile_jacobian(
 def compile_hessian(
     output: Node, first: Node, second: Node | None = None, *, leaves: Sequence[LeafNode] | None = None
 ) -> Program:
-    """Return the program that computes a Hessian, `[output..., first..., second...]`.
+    """Return the program that computes a Hessian, `[output..., first..., second...]`, by default by one node twice.
 
-    Args:
-        output: node to differentiate.
-        first: node of the first derivative.
-        second: node of the second derivative, by default the same.
-        leaves: as in `compile`.
-
-    Raises:
-        ValueError: as in `compile`.
+    `leaves` and errors are as in `compile`.
     """
 
     def derive(terms: Terms, requested: list[Term]) -> list[Term]:
@@ -286,15 +260,12 @@ def compile_hessian(
 def compile_hvp(loss: Node, wrt: Nodes, vector: Nodes, *, leaves: Sequence[LeafNode] | None = None) -> Program:
     """Return the program that computes the product of a scalar's Hessian and a vector, without the Hessian.
 
-    Args:
-        loss: a scalar.
-        wrt: one node, or several, for a tuple of products with the joint Hessian.
-        vector: a node of the shape of `wrt`, usually a leaf, or one for each.
-        leaves: as in `compile`.
+    With several nodes, each with a vector of its shape (usually a leaf), it is a tuple of products with the joint
+    Hessian.
 
     Raises:
         ValueError: the loss is not a scalar, shape or dtype of a vector differs, or a node occurs twice; or as in
-            `compile`.
+            `compile`, as are the `leaves`.
     """
     _check_scalar("compile_hvp", loss)
     nodes, vectors = _listed(wrt), _listed(vector)

@@ -183,10 +183,7 @@ def contraction_order(
 ) -> list[tuple[int, ...]]:
     """Return the pairs of positions to multiply in turn; each product is appended to the remaining factors.
 
-    Args:
-        inputs: labels of at least two factors.
-        out: labels of the result.
-        extents: by label.
+    `inputs` are the labels of at least two factors, `out` of the result; `extents` are by label.
     """
     if len(inputs) == 2:
         return [(0, 1)]

@@ -56,14 +56,8 @@ def adjoints(
 ) -> dict[Item, Item]:
     """Return the derivatives of `sum over seeds of <seed's adjoint, seed>` by all items between sources and seeds.
 
-    Args:
-        builder: builds the derivatives.
-        seeds: outputs and their adjoints, `[output..., H]`.
-        sources: the items to differentiate by.
-        extra: extents of H.
-
-    Returns:
-        Adjoints, `[item..., H]`; an item is missing where its adjoint is zero.
+    `seeds` are outputs and their adjoints, `[output..., H]`, `extra` the extents of H. An item, `[item..., H]`, is
+    missing where its adjoint is zero.
     """
     order = dependents(builder, seeds, sources)
     between = set(order)
@@ -89,11 +83,8 @@ def tangents(
 ) -> list[Item]:
     """Return the tangent of each output, `[output..., H]`, zero where it does not depend on the seeds.
 
-    Args:
-        builder: builds the derivatives.
-        outputs: the items to differentiate.
-        seeds: sources and their tangents, `[source..., H]`; a source counts as independent of the others.
-        extra: extents of H.
+    `seeds` are sources and their tangents, `[source..., H]`, `extra` the extents of H; a source counts as independent
+    of the others.
     """
     tangent_of: dict[Item, Item] = dict(seeds)
     for item in dependents(builder, outputs, seeds.keys()):

@@ -69,11 +69,7 @@ def device_of(nodes: Iterable[Node], values: Mapping[Any, Tensor]) -> torch.devi
 
 
 def bound(leaf: LeafNode, value: Any) -> Tensor:
-    """Return a value for a leaf as a tensor of the leaf's dtype.
-
-    Args:
-        leaf: the leaf.
-        value: a tensor, array, nested list or number of its shape and of a dtype that converts without loss.
+    """Return a value for a leaf as a tensor of the leaf's dtype: a tensor, array, nested list or number.
 
     Raises:
         ValueError: not numeric, another shape, or a dtype that would lose precision.

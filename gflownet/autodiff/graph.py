@@ -48,11 +48,7 @@ class Graph:
 
     @classmethod
     def from_dict(cls, data: Any, *, classes: Iterable[type[CustomNode]] = ()) -> Self:
-        """Return the graph of JSON values, see gflownet/autodiff/serialisation.py.
-
-        Args:
-            data: as from `to_dict`.
-            classes: of custom nodes.
+        """Return the graph of JSON values, see gflownet/autodiff/serialisation.py; `classes` are of custom nodes.
 
         Raises:
             ValueError: the values describe no graph; the message names node, field and rule.
@@ -105,11 +101,7 @@ class Graph:
     ) -> Tensor:
         """Return the value of a Jacobian: `[wrt..., output...]`, in forward mode `[output..., wrt...]`.
 
-        Args:
-            output: node to differentiate, or its id.
-            wrt: node to differentiate by, or its id.
-            leaves: values of leaves, by node or id; other leaves keep their own.
-            mode: reverse or forward.
+        Nodes may be given by id; `leaves` are values by node or id, other leaves keep their own.
 
         Raises:
             ValueError: see `value`; or unknown mode.

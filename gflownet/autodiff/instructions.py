@@ -81,8 +81,8 @@ class Instructions:
         Args:
             template: Python expression, operands as {0}, {1}, ...
             operands: values.
-            shape: of the result.
-            dtype: of the result, by default the dtype of the first operand.
+            shape: of the result; its dtype is by default that of the first operand.
+            dtype: see `shape`.
             in_place: positions of operands that may be overwritten, and the statements that do so.
         """
         return self._emit(template, operands, tuple(shape), dtype, in_place, False, False)
@@ -126,9 +126,7 @@ class Instructions:
     def body(self, outputs: Sequence[Value], *, reuses_memory: bool) -> tuple[list[str], int]:
         """Return the lines of the function body, and the number of calls that compute something.
 
-        Args:
-            outputs: values to return.
-            reuses_memory: whether to overwrite dead operands, which torch.autograd does not support.
+        `reuses_memory`: whether to overwrite dead operands, which torch.autograd does not support.
         """
         return _Writer(self._values, outputs, reuses_memory).written()
 

@@ -20,9 +20,7 @@ def lowered(
 ) -> tuple[Instructions, list[Value]]:
     """Return the instructions that compute terms, and the output values, which share no memory with arguments.
 
-    Args:
-        outputs: terms.
-        arguments: shape and dtype of every argument, by `Leaf.slot`.
+    `arguments` are shape and dtype by `Leaf.slot`.
     """
     lowering = _Lowering(outputs, Instructions(arguments))
     lowering.lower(outputs)

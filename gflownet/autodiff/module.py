@@ -67,14 +67,7 @@ class GraphModule(nn.Module):
         as_tuple: bool,
         differentiation: Differentiation,
     ) -> None:
-        """Copy the values of the leaves.
-
-        Args:
-            function: of the inputs and then the stored leaves.
-            values: of the stored leaves, in order.
-            as_tuple: whether one output is returned as a tuple.
-            differentiation: see `to_module`.
-        """
+        """Copy the values of the stored leaves; `function` takes the inputs, then these; see `to_module`."""
         super().__init__()
         self._function, self._differentiation = function, differentiation
         self._as_tuple = as_tuple

@@ -246,10 +246,7 @@ def terms_of(
 ) -> tuple[dict[Node, Term], list[LeafNode]]:
     """Return the term of every node, and the leaves that are arguments, in the order of `Leaf.slot`.
 
-    Args:
-        terms: builds the terms.
-        order: nodes, each after its inputs.
-        opaque: nodes to differentiate by, which become an `Alias`.
+    `order` has each node after its inputs; `opaque` nodes, to differentiate by, become an `Alias`.
     """
     term_of: dict[Node, Term] = {}
     leaves: list[LeafNode] = []

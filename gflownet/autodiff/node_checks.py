@@ -92,12 +92,7 @@ Indices = tuple[int, ...]
 
 
 def checked(owner: str, name: str, indices: Sequence[int]) -> Indices:
-    """Return an index array as a tuple.
-
-    Args:
-        owner: node, for messages.
-        name: of the array, for messages.
-        indices: one per axis.
+    """Return an index array as a tuple; owner and name are for messages.
 
     Raises:
         ValueError: an index is 0 or occurs twice.
@@ -120,14 +115,7 @@ def extents_of(owner: str, name: str, indices: Indices, shape: Sequence[int]) ->
 
 
 def transform_shape(owner: str, dst: Indices, src: Indices, shape: Sequence[int], new_dims: Sequence[int]) -> list[int]:
-    """Return the shape of a Transform's result.
-
-    Args:
-        owner: node, for messages.
-        dst: indices of the result.
-        src: indices of the source.
-        shape: of the source.
-        new_dims: extents of the negative indices of `dst`.
+    """Return the shape of a Transform's result; `new_dims` are the extents of the negative indices of `dst`.
 
     Raises:
         ValueError: a positive index is missing on one side, or an extent is missing or below 1.
@@ -147,12 +135,7 @@ def transform_shape(owner: str, dst: Indices, src: Indices, shape: Sequence[int]
 
 
 def pair_extents(owner: str, dst: Indices, sides: Mapping[str, tuple[Indices, Sequence[int]]]) -> dict[int, int]:
-    """Return the extent of every index of a node with two operands.
-
-    Args:
-        owner: node, for messages.
-        dst: indices of the result.
-        sides: indices and shape of the operands by the name of their array, left operand first.
+    """Return the extent of every index of two operands, given by the name of their array, the left one first.
 
     Raises:
         ValueError: an index has two extents, only the result has it, or a positive one is missing in the result.

@@ -99,12 +99,8 @@ class Node(TensorSlot):
     def backward_(self, gradient: Tensor, value: Tensor, *values: Tensor) -> Sequence[Tensor | None]:
         """Return the contribution to the gradient of each input, None for an input without a gradient.
 
-        The derivative is algebraic: complex entries are not conjugated.
-
-        Args:
-            gradient: of the node, of its shape.
-            value: of the node.
-            values: of its inputs, in order.
+        The derivative is algebraic: complex entries are not conjugated. `gradient` has the shape of the node, `value`
+        is its value, `values` are those of its inputs.
         """
         return [
             rules.reverse(Tensors(), self.form, values, which, gradient) if source.has_grad() else None

@@ -162,18 +162,9 @@ def value(algebra: Algebra[Item], form: Form, inputs: Sequence[Item], dtype: tor
 def reverse(
     algebra: Algebra[Item], form: Form, inputs: Sequence[Item], which: int, adjoint: Item, extra: Shape = ()
 ) -> Item | None:
-    """Return the contribution of a form's adjoint to the adjoint of one input.
+    """Return the contribution of the adjoint `[result..., H]` to that of input `which`, `[input..., H]`.
 
-    Args:
-        algebra: carries out the operations.
-        form: the operation.
-        inputs: its operands.
-        which: position of the input.
-        adjoint: derivative by the result, `[result..., H]`.
-        extra: extents of H.
-
-    Returns:
-        The derivative by the input, `[input..., H]`, or None where it is zero everywhere.
+    None where it is zero everywhere; `extra` are the extents of H.
     """
     dtype = adjoint.dtype
     match form:
@@ -197,17 +188,10 @@ def reverse(
 def forward(
     algebra: Algebra[Item], form: Form, inputs: Sequence[Item], tangents: Sequence[Item | None], extra: Shape = ()
 ) -> Item | None:
-    """Return the tangent of a form's result.
+    """Return the tangent of a form's result, `[result..., H]`, or None where it is zero everywhere.
 
-    Args:
-        algebra: carries out the operations.
-        form: the operation.
-        inputs: its operands.
-        tangents: derivative of each input, `[input..., H]`, or None; not all None.
-        extra: extents of H.
-
-    Returns:
-        The derivative of the result, `[result..., H]`, or None where it is zero everywhere.
+    `tangents` are the derivatives of the inputs, `[input..., H]`, or None, but not all None; `extra` are the extents of
+    H.
     """
     (first, dtype), *_ = [(tangent, tangent.dtype) for tangent in tangents if tangent is not None]
     match form:

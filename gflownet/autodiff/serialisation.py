@@ -70,11 +70,7 @@ _COUNTS = {"dummyIndex": "dummy_index", "newIndex": "new_index", "repeatedIndex"
 
 
 def read(data: Any, classes: Iterable[type[CustomNode]] = ()) -> tuple[dict[Identifier, Node], list[Node]]:
-    """Return the nodes by id, in the order in which they are listed, and the outputs.
-
-    Args:
-        data: JSON values.
-        classes: of custom nodes.
+    """Return the nodes by id, in their order, and the outputs; `classes` are of custom nodes.
 
     Raises:
         ValueError: the data describe no graph; the message names node, field and rule.
@@ -287,13 +283,7 @@ class _Reader:
 
 
 def write(ids: Mapping[Identifier, Node], outputs: Sequence[Node], *, indexing: Indexing = "signed") -> dict[str, Any]:
-    """Return the graph as plain JSON values, which `read` reads.
-
-    Args:
-        ids: nodes by id, each after its sources.
-        outputs: results of the graph.
-        indexing: notation of index arrays.
-    """
+    """Return the graph of nodes by id, each after its sources, as plain JSON values, which `read` reads."""
     if indexing not in ("signed", "positive"):
         raise ValueError(f"graph: indexing: expected 'signed' or 'positive', got {shortened(indexing)}")
     id_of = {node: identifier for identifier, node in ids.items()}

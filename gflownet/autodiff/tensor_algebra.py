@@ -51,12 +51,9 @@ class Tensors:
 
 
 def contract(operands: Sequence[tuple[Tensor, Labels]], indices: Labels, extents: Extents) -> Tensor:
-    """Return the product of one or two tensors, summed over the indices that the result lacks.
+    """Return the product of one or two tensors with their indices, summed over the indices that the result lacks.
 
-    Args:
-        operands: the tensors and their indices.
-        indices: of the result, which repeats along indices that no operand has.
-        extents: of at least the indices of the result.
+    The result repeats along indices that no operand has; `extents` has at least the indices of the result.
     """
     if len({index for _, array in operands for index in array}) > MAX_LETTERS:
         operands = [_squeezed(*operand) for operand in operands]

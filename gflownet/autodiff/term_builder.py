@@ -202,15 +202,9 @@ class Terms:
         extents: Extents,
         dtype: torch.dtype,
     ) -> Term:
-        """Return `alpha * source` with axes permuted, repeated or added.
+        """Return `alpha * source` with axes permuted, repeated or added; without a source, of ones.
 
-        Args:
-            alpha: coefficient; the view of 0 has no source.
-            source: None for ones.
-            labels: of the axes of the source.
-            out: labels of the result, with all of `labels`.
-            extents: by label.
-            dtype: of the entries.
+        `labels` are of the axes of the source, `out` of the result, with all of `labels`. The view of 0 has no source.
         """
         if alpha == 0.0:
             source, labels, out = None, (), range(len(shape := [extents[label] for label in out]))
@@ -241,14 +235,8 @@ class Terms:
         """Return `alpha * product of factors`, summed over the labels that the output lacks.
 
         Coefficients are hoisted, views are resolved, a delta renames a label, a summed label without factors becomes
-        its extent, and a factor that is a sum of sparse terms is multiplied out.
-
-        Args:
-            factors: terms with a label per axis; a label twice in one factor is its diagonal.
-            out: labels of the result; a label may occur twice (a delta) or in no factor (a broadcast).
-            extents: by label.
-            dtype: of the entries.
-            alpha: coefficient.
+        its extent, and a factor that is a sum of sparse terms is multiplied out. A label twice in one factor is its
+        diagonal; a label may occur twice in the output (a delta) or in no factor (a broadcast).
         """
         alpha, flat, same = looked_through(alpha, factors)
         if same:

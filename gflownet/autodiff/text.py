@@ -227,11 +227,7 @@ LETTERS = "ijklmnpqrstuvwxyzabcdefgh" + ascii_letters[26:]
 
 
 def parse(text: str, *, classes: Iterable[type[CustomNode]] = ()) -> Listing:
-    """Return the listing of a text; its `graph` or `node` builds it.
-
-    Args:
-        text: lines as in the module docstring.
-        classes: of custom nodes.
+    """Return the listing of a text; its `graph` or `node` builds it. `classes` are of custom nodes.
 
     Raises:
         ValueError: the text is empty or a line is not valid; the message has the position and the expectation.

@@ -97,10 +97,7 @@ class Tokens:
 def read_function(text: str, names: Mapping[str, Any], constant: type[Any]) -> Any:
     """Return the function that a text names or writes out, see `Function.parse`.
 
-    Args:
-        text: the name or formula.
-        names: functions by name, `x` among them.
-        constant: class of constant functions, with their `value`.
+    `names` has functions by name, `x` among them; `constant` is the class of constant functions, with their `value`.
 
     Raises:
         ValueError: the text is no function.

@@ -145,12 +145,7 @@ def _check_memory(config: LanguageConfig, description: Mapping[str, Any], where:
     """Raise UserError for a model or a batch that needs more than all memory of the device.
 
     Only what a step holds at least is counted: weights, gradients and one moment, the tokens of a batch, its logits.
-
-    Args:
-        config: of the run.
-        description: of the model, see `gflownet.rhn.checkpoint.describe`.
-        where: option of the model, the start of an error message.
-        device: of the training.
+    `where` names the option of the model in messages.
     """
     memory = _memory_of(device)
     try:

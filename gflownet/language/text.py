@@ -221,11 +221,7 @@ def _size(num_bytes: int) -> str:
 
 
 def choose_codec(config: LanguageConfig, pieces: Iterable[str]) -> tuple[TextCodec, bytes | None]:
-    """Return the tokens of a new run, and the content of its tokenizer.json; bytes have none.
-
-    Args:
-        config: of the run.
-        pieces: training part of the text.
+    """Return the tokens of a new run for its training part, and the content of its tokenizer.json; bytes have none.
 
     Raises:
         UserError: the package is missing, or the file is no tokenizer.

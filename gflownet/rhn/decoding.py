@@ -118,17 +118,10 @@ def _features(state: Tensor, has_previous: Tensor | None, weights: StepWeights) 
 
 
 def _scales(forms: Tensor, scales: Tensor, entry_b: Tensor, exit_b: Tensor, sizes: BlockSizes) -> tuple[Tensor, ...]:
-    """Return the scales of the outputs, and beta, for S pairs of layer and row.
+    """Return the scales of the outputs and beta for S pairs of layer and row.
 
-    Args:
-        forms: [S, 2 I + H + 3 r r].
-        scales: [S, 2 I + H + 2].
-        entry_b: [S, 2 r, I].
-        exit_b: [S, r, H].
-        sizes: of the blocks.
-
-    Returns:
-        magnitudes over norms, in units of ||W_o||, [S, 2, I] and [S, H]; beta and 0, [S, 2, 1].
+    `forms` [S, 2 I + H + 3 r r], `scales` [S, 2 I + H + 2], `entry_b` [S, 2 r, I], `exit_b` [S, r, H]. The scales are
+    magnitudes over norms in units of ||W_o||, [S, 2, I] and [S, H]; beta and 0 are [S, 2, 1].
     """
     hidden, intermediate, rank = sizes.hidden, sizes.intermediate, sizes.rank
     crosses, grams = forms.split([2 * intermediate + hidden, 3 * rank * rank], -1)
@@ -156,16 +149,10 @@ def _leave(x: Tensor, gated: Tensor, low: Tensor, b: Tensor, scale: Tensor, weig
 def few_rows(
     x: Tensor, state: Tensor, has_previous: Tensor | None, sizes: BlockSizes, weights: StepWeights
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs [R, H] of the last layer and the new states [N, R, H].
+    """Return the outputs [R, H] of the last layer and the new states [N, R, H]; all adapters are computed in one call.
 
-    The adapters of all layers are computed in one call.
-
-    Args:
-        x: [R, H], X_{k:0}.
-        state: [N, R, H], X_{k-1:n}.
-        has_previous: [1, R, 1], 0 for rows whose token is the first, else 1; None if all rows have a state.
-        sizes: of the blocks.
-        weights: of all layers.
+    `x` is X_{k:0}, [R, H], `state` X_{k-1:n}, [N, R, H]. `has_previous` [1, R, 1] is 0 for rows whose token is the
+    first, else 1; None if all rows have a state.
     """
     hidden, intermediate, rank = sizes.hidden, sizes.intermediate, sizes.rank
     features, forms = _features(state, has_previous, weights)
@@ -203,13 +190,7 @@ def many_rows(
 def _run_layer(x: Tensor, u: Tensor, forms: Tensor, scales: Tensor, sizes: BlockSizes, weights: LayerWeights) -> Tensor:
     """Return the states [R, H] of one layer of many rows; rows are multiplied by every A_j, so A is not computed.
 
-    Args:
-        x: [R, H], the input of the layer.
-        u: [R, J].
-        forms: [R, *].
-        scales: [R, *].
-        sizes: of the blocks.
-        weights: of the layer.
+    `x` [R, H] is the input of the layer; `u` [R, J], `forms` [R, *], `scales` [R, *].
     """
     rows, width = u.shape
     b = torch.mm(u, weights.entry_b).view(rows, 2 * sizes.rank, -1)

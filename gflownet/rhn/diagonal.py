@@ -45,13 +45,9 @@ class Projection:
     """Apply projections adapted row by row: y = scale (W x + B A x)."""
 
     def __init__(self, columns: HeadColumns, shape: tuple[int, int, int], *, extra: int, like: Tensor) -> None:
-        """Allocate the buffers.
+        """Allocate the buffers, with the dtype and device of `like`.
 
-        Args:
-            columns: of the heads.
-            shape: N, R and P.
-            extra: number of additional columns of the heads.
-            like: tensor with the dtype and device of the buffers.
+        `shape` is N, R and P, `extra` the number of additional columns of the heads.
         """
         rank, size_in, size_out = columns.rank, columns.size_in, columns.size_out
         num = math.prod(shape)
@@ -97,13 +93,7 @@ class DiagonalStep:
     """Compute the states of one diagonal from the states of the previous one."""
 
     def __init__(self, sizes: BlockSizes, weights: Fold, rows: int) -> None:
-        """Allocate the buffers.
-
-        Args:
-            sizes: of the blocks.
-            weights: of the layers of the diagonal.
-            rows: R.
-        """
+        """Allocate the buffers for the layers of `weights`; `rows` is R."""
         num, width = len(weights.exit), weights.squeeze.shape[-1]
         hidden, intermediate = sizes.hidden, sizes.intermediate
         like = weights.exit
@@ -129,12 +119,9 @@ class DiagonalStep:
         self._first_token: int | None = None
 
     def forward(self, before: Frame, out: Tensor, first_token: int | None) -> None:
-        """Write the states [N, R, H] of the next diagonal to `out`.
+        """Write the states [N, R, H] of the diagonal after `before` to `out`.
 
-        Args:
-            before: states of the previous diagonal.
-            out: [N, R, H].
-            first_token: layer, counted from 0, that reads its first token and is not adapted; None: no such layer.
+        The layer `first_token`, counted from 0, reads its first token and is not adapted; None: no such layer.
         """
         entry, exit_, weights = self.entry, self.exit, self.weights
         torch.linalg.vector_norm(before.states, dim=-1, keepdim=True, out=self.length)
@@ -243,13 +230,9 @@ class ProjectionGradient:
     """Compute the gradients of the inputs of a `Projection` from the gradient of its scaled output."""
 
     def __init__(self, projection: Projection, weight: Tensor, x: Tensor, outputs: Sequence[_Outputs]) -> None:
-        """Allocate the buffers.
+        """Allocate the buffers for a forward pass with weight [N, in, P out].
 
-        Args:
-            projection: the forward pass.
-            weight: [N, in, P out].
-            x: [N, R, in], output for the gradient of x.
-            outputs: for the other gradients, by slot.
+        The gradient of x is written to `x` [N, R, in], the other ones to `outputs`, by slot.
         """
         forward, shape, columns = projection, projection.shape, projection.columns
         self.x, self._weight = x, weight.mT
@@ -277,11 +260,9 @@ class ProjectionGradient:
             self._forward_c, self._scale_row = by_shape(forward.c), self._scale.unsqueeze(-2)
 
     def backward(self, y: Tensor, slot: int) -> None:
-        """Write the gradients of product and heads into a slot, and the gradient of x.
+        """Write the gradients of product and heads into a slot, and the gradient of x, from the scaled output's.
 
-        Args:
-            y: [N, R, P, out], the gradient of the scaled output.
-            slot: index of the slot.
+        `y` is [N, R, P, out].
         """
         out = self.outputs[slot]
         torch.mul(y, self._forward_scale, out=out.product)
@@ -344,12 +325,9 @@ class StepGradient:
         self._entry_heads, self._exit_heads = weights.entry_heads.mT, weights.exit_heads.mT
 
     def backward(self, live: Frame, before: Frame, first_token: int | None) -> None:
-        """Write the gradients of the states of the previous diagonal.
+        """Write the gradients of the states of the previous diagonal, `before`, from those of the diagonal, `live`.
 
-        Args:
-            live: gradients of the states of the diagonal.
-            before: output.
-            first_token: as in the forward pass.
+        `first_token` as in the forward pass.
         """
         step, entry, exit_ = self.step, self._entry, self._exit
         slot = self._gradients.next_slot()

@@ -66,16 +66,9 @@ class FoldedProjections(torch.autograd.Function):
     def forward(
         ctx: Any, columns: HeadColumns, weight: Tensor, a: Tensor, b: Tensor, delta: Tensor, extra: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Fold.
+        """Fold weight [N, P, out, in], a [N, P, J, r, in], b [N, P, J, out, r] and delta [N, P, J, out].
 
-        Args:
-            ctx: autograd context.
-            columns: of the heads.
-            weight: [N, P, out, in].
-            a: [N, P, J, r, in].
-            b: [N, P, J, out, r].
-            delta: [N, P, J, out].
-            extra: [N, J, extra], more columns of the heads.
+        `extra` [N, J, extra] are more columns of the heads.
         """
         num, count, size_out, size_in = weight.shape
         is_dora = columns.norm == "dora"

@@ -125,18 +125,10 @@ def lora(x: Tensor, weight: Tensor, adapter: Adapter) -> Tensor:
 
 
 def dora(x: Tensor, weight: Tensor, adapter: Adapter) -> Tensor:
-    """Apply a projection under weight-decomposed low-rank adaptation (Liu et al. 2024, equation 5).
+    """Return y [R, out] of x [R, in] through a projection (Liu et al. 2024, equation 5: weight-decomposed adaptation).
 
     y_o = m_o ((W + B A) x)_o / ||W_o + B_o A|| with m_o = ||W_o|| (1 + delta_o). The norm is expanded, so that no
     tensor of (R, out, in) is made: ||W_o + B_o A||^2 = ||W_o||^2 + sum_r B_or (2 (W A^T)_or + (B A A^T)_or).
-
-    Args:
-        x: [R, in].
-        weight: [out, in].
-        adapter: one for each of the R rows.
-
-    Returns:
-        y [R, out].
     """
     a, b = adapter.a, adapter.b
     squared = weight.square().sum(-1)
@@ -193,11 +185,9 @@ class RHNBlock(nn.Module):
         return x + (self.ffn.plain(normed) if state is None else self.ffn(normed, self.bhn(state, has_previous)))
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the states of all tokens [R, T, H] and of the last one [R, H].
+        """Return the states of all tokens [R, T, H] and of the last one [R, H] for x [R, T, H].
 
-        Args:
-            x: [R, T, H].
-            state: [R, H] of the token before the first; None at the beginning of the sequences.
+        `state` [R, H] is that of the token before the first; None at the beginning of the sequences.
         """
         states = []
         for token in x.unbind(1):
@@ -213,11 +203,9 @@ class SequenceLayer(nn.Module):
     state_width: int  # S
 
     def forward(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the outputs [R, T, H] and the last state [R, S].
+        """Return the outputs [R, T, H] and the last state [R, S] for x [R, T, H].
 
-        Args:
-            x: [R, T, H].
-            state: [R, S] of the token before the first; None, equal to zeros, at the beginning of the sequences.
+        `state` [R, S] is that of the token before the first; None, equal to zeros, at the beginning of the sequences.
         """
         raise NotImplementedError
 

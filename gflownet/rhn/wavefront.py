@@ -56,14 +56,10 @@ class GroupStates:
 def run_diagonals(
     weights: Fold, sizes: BlockSizes, x: Tensor, state: Tensor | None, *, keep: bool = False
 ) -> GroupStates:
-    """Compute the states of a group of layers, without a gradient.
+    """Compute the states of a group of N layers for inputs x [T, R, H], without a gradient.
 
-    Args:
-        weights: of the N layers.
-        sizes: of the blocks.
-        x: [T, R, H], input of the first layer.
-        state: [N, R, H] of the token before the first; None at the beginning of the sequences.
-        keep: whether to return all diagonals, for the backward pass, and not only the last two.
+    `state` [N, R, H] is that of the token before the first; None at the beginning of the sequences. `keep`: return all
+    diagonals, for the backward pass, and not only the last two.
     """
     num_layers, (num_tokens, rows, hidden) = len(weights.exit), x.shape
     states = x.new_zeros(num_tokens + num_layers if keep else 2, num_layers + 1, rows, hidden)
@@ -104,15 +100,10 @@ class GroupGradients:
 def differentiate(
     weights: Fold, sizes: BlockSizes, states: Tensor, grad_outputs: Tensor, grad_last: Tensor, *, has_state: bool
 ) -> GroupGradients:
-    """Compute the gradients of the inputs and weights of a group of layers.
+    """Compute the gradients of the inputs and weights of a group of N layers.
 
-    Args:
-        weights: of the N layers.
-        sizes: of the blocks.
-        states: [T + N, N + 1, R, H], all diagonals of `run_diagonals`.
-        grad_outputs: [T, R, H].
-        grad_last: [N, R, H].
-        has_state: whether there is a state before the first token.
+    `states` [T + N, N + 1, R, H] are all diagonals of `run_diagonals`; `grad_outputs` [T, R, H], `grad_last` [N, R, H].
+    `has_state`: whether there is a state before the first token.
     """
     rows = grad_last.shape[1]
     gradients, grad_x, grad_state = WeightGradients(weights, rows), torch.empty_like(grad_outputs), grad_last.clone()
@@ -192,15 +183,10 @@ def layers_per_group(blocks: Sequence[RHNBlock]) -> int:
 
 
 def along_wavefront(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Run layers along the wavefront; a `Stack` with the same results and gradients as `layer_by_layer`.
+    """Run layers of equal sizes along the wavefront; a `Stack` with the results and gradients of `layer_by_layer`.
 
-    Args:
-        blocks: of equal sizes.
-        x: [R, T, H].
-        state: [depth, R, H] of the token before the first; None at the beginning of the sequences.
-
-    Returns:
-        the outputs [R, T, H] of the last block, and the states [depth, R, H] of the last token.
+    Return the outputs [R, T, H] of the last block and the states [depth, R, H] of the last token, for x [R, T, H] and
+    the state [depth, R, H] of the token before the first, None at the beginning of the sequences.
     """
     return in_groups(blocks, x, state, layers=layers_per_group(blocks))
 

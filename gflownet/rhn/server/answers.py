@@ -48,12 +48,8 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
 def likeliest(pieces: Sequence[Piece], *, num_answers: int, num_choices: int) -> list[Piece]:
     """Return the whole answers to each prompt with the largest mean log-probabilities per token, likeliest first.
 
-    The tokens of an echoed prompt do not count.
-
-    Args:
-        pieces: `num_answers` for each prompt, in the order of the prompts.
-        num_answers: best_of.
-        num_choices: n, to return for each prompt.
+    Of each `num_answers` pieces, in the order of the prompts, `num_choices` are returned. The tokens of an echoed
+    prompt do not count.
     """
     best: list[Piece] = []
     for start in range(0, len(pieces), num_answers):
@@ -72,14 +68,7 @@ class Choice:
     """Text of one choice from its tokens."""
 
     def __init__(self, index: int, prefix: str = "", *, codec: TextCodec = BYTES, num_prompt: int = 0) -> None:
-        """Start a choice.
-
-        Args:
-            index: of the choice.
-            prefix: the text before the first token.
-            codec: decodes the tokens.
-            num_prompt: the number of first tokens that are the prompt's, not the answer's.
-        """
+        """Start a choice after the text `prefix`; the first `num_prompt` tokens are the prompt's, not the answer's."""
         self.index, self.num_tokens, self._codec = index, 0, codec
         self._decoder, self._length, self._unsent = codec.stream(), len(prefix), prefix
         self._num_prompt = num_prompt  # still to come

@@ -102,10 +102,7 @@ PromptScores = Mapping[int, Sequence[Sampled]]
 def read_tokens(requests: Sequence[ActiveRequest], cache: CacheManager, model: LanguageModel) -> Tensor:
     """Read the next token of each request and return the logits [R, V] of the token after it.
 
-    Args:
-        requests: at least one, each with a slot in the cache; `num_read` is advanced by one.
-        cache: holds their states, which are replaced.
-        model: the language model.
+    Each of the requests, at least one, has a slot in the cache; their states are replaced, `num_read` is advanced.
     """
     device = model.device
     tokens = [request.tokens[request.num_read] for request in requests]
@@ -137,10 +134,7 @@ def scores_after_tokens(requests: Sequence[ActiveRequest], logits: Tensor) -> Pr
 def read_chunk(chunk: Chunk, cache: CacheManager, model: LanguageModel) -> PromptScores:
     """Read a chunk and return the tokens after each of its tokens, if they are scored.
 
-    Args:
-        chunk: of requests with slots in the cache; `num_read` is advanced.
-        cache: holds their states, which are replaced.
-        model: the language model.
+    The states of its requests in the cache are replaced, `num_read` is advanced.
     """
     requests = chunk.requests
     request_ids = [request.request_id for request in requests]

@@ -32,12 +32,9 @@ from gflownet.rhn.serving.sampling import Sampled, SamplingError, SamplingParams
 
 
 def with_log_probabilities(tokens: Sequence[int], logits: Tensor, counts: Sequence[int | None]) -> list[Sampled]:
-    """Return tokens with their log-probabilities.
+    """Return N tokens with their log-probabilities under logits [N, V], each row of the token before.
 
-    Args:
-        tokens: N.
-        logits: [N, V], each row of the token before.
-        counts: N numbers of likeliest tokens to report; None: the token without log-probabilities.
+    `counts` are N numbers of likeliest tokens to report; None: the token without log-probabilities.
     """
     log_probabilities = logits.double().log_softmax(-1)
     largest = min(max((count for count in counts if count is not None), default=0), logits.shape[-1])
