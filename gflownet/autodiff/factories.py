@@ -11,16 +11,7 @@ from torch import Tensor
 from gflownet.autodiff import nodes
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.node_builder import Nodes
-from gflownet.autodiff.nodes import (
-    CastNode,
-    ElementwiseNode,
-    LeafKind,
-    LeafNode,
-    LinearNode,
-    Node,
-    NonlinearNode,
-    TransformNode,
-)
+from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
 
 # ruff: noqa: N802  (a factory is named after its node)
 
@@ -30,7 +21,7 @@ Content = Tensor | Sequence[int]
 Transform = TransformNode
 Elementwise = ElementwiseNode
 Linear = LinearNode
-Cast = CastNode
+Cast = nodes.CastNode
 Multiply = nodes.multiply
 Divide = nodes.divide
 MatMul = nodes.matrix_product

@@ -13,20 +13,12 @@ from typing import Any, Literal
 
 import torch
 
+from gflownet.autodiff import nodes as node_classes
 from gflownet.autodiff.custom_node import Description
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.graph import Graph
 from gflownet.autodiff.node_checks import Indices
-from gflownet.autodiff.nodes import (
-    CastNode,
-    ElementwiseNode,
-    LeafKind,
-    LeafNode,
-    LinearNode,
-    Node,
-    NonlinearNode,
-    TransformNode,
-)
+from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
 from gflownet.autodiff.serialisation import DEFAULT_DTYPE, tensor_of
 
 Form = Literal["transform", "+", "-", "*", "contraction", "function", "cast", "custom"]
@@ -174,7 +166,7 @@ class Statement:
         if isinstance(self.function, Description):
             return self.function.node(sources, name=name)
         if isinstance(self.function, torch.dtype):
-            return CastNode(sources[0], self.function, name=name)
+            return node_classes.CastNode(sources[0], self.function, name=name)
         assert self.form in ("+", "-", "*"), self.form
         return ElementwiseNode(sources[0], sources[1], dst, src[0], src[1], operation=self.form, name=name)
 

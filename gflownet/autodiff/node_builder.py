@@ -8,19 +8,11 @@ from typing import NamedTuple
 
 import torch
 
+from gflownet.autodiff import nodes as node_classes
 from gflownet.autodiff.contraction import contraction_order
 from gflownet.autodiff.evaluation import topological_order
 from gflownet.autodiff.functions import Function
-from gflownet.autodiff.nodes import (
-    CastNode,
-    ElementwiseNode,
-    LeafKind,
-    LeafNode,
-    LinearNode,
-    Node,
-    NonlinearNode,
-    TransformNode,
-)
+from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
 from gflownet.autodiff.rules import Form, Labels, Shape, TensorFunction, value
 from gflownet.autodiff.term_builder import Terms
 from gflownet.autodiff.terms import Extents, Leaf, Sum, Term, View, extents_of, ordered
@@ -69,7 +61,7 @@ class Nodes:
 
     def cast(self, source: Node, dtype: torch.dtype) -> Node:
         """Return the entries in another dtype."""
-        return CastNode(source, dtype)
+        return node_classes.CastNode(source, dtype)
 
     def call(self, function: TensorFunction, inputs: Sequence[Node]) -> Node:
         """Return a function of whole tensors."""

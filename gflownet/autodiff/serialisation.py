@@ -18,21 +18,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from gflownet.autodiff import nodes as node_classes
 from gflownet.autodiff.custom_node import FIELDS as CUSTOM_FIELDS
 from gflownet.autodiff.custom_node import TYPES, Classes, CustomNode, Description, classes_by_name, described
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.node_checks import MAX_LENGTH, Indices, shortened
-from gflownet.autodiff.nodes import (
-    CastNode,
-    ElementwiseNode,
-    LeafKind,
-    LeafNode,
-    LinearNode,
-    Node,
-    NonlinearNode,
-    Operation,
-    TransformNode,
-)
+from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
 
 Identifier = int | str
 Indexing = Literal["signed", "positive"]
@@ -42,7 +33,7 @@ KINDS = {
     **dict.fromkeys(("1", "para", "param", "parameter"), LeafKind.PARAMETER),
     **dict.fromkeys(("2", "const", "constant"), LeafKind.CONSTANT),
 }
-OPERATIONS: dict[str, Operation] = {
+OPERATIONS: dict[str, node_classes.Operation] = {
     **{"+": "+", "add": "+", "-": "-", "sub": "-", "\N{MINUS SIGN}": "-"},
     **{"*": "*", "mul": "*", "x": "*", "X": "*", "\N{MULTIPLICATION SIGN}": "*"},
 }
@@ -203,7 +194,7 @@ class _Reader:
 
     def _cast(self) -> Node:
         self._required("dtype")
-        return CastNode(self._source("src"), self._dtype(DEFAULT_DTYPE), name=self.name)
+        return node_classes.CastNode(self._source("src"), self._dtype(DEFAULT_DTYPE), name=self.name)
 
     def _custom(self, kind: type[CustomNode]) -> Node:
         sources = self._required("src")

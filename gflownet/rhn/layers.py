@@ -187,7 +187,7 @@ class RHNBlock(nn.Module):
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the states of all tokens [R, T, H] and of the last one [R, H] for x [R, T, H].
 
-        `state` [R, H] is that of the token before the first; None at the beginning of the sequences.
+        `state` [R, H] belongs to the token before the first; None at the beginning of the sequences.
         """
         states = []
         for token in x.unbind(1):
@@ -205,7 +205,7 @@ class SequenceLayer(nn.Module):
     def forward(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the outputs [R, T, H] and the last state [R, S] for x [R, T, H].
 
-        `state` [R, S] is that of the token before the first; None, equal to zeros, at the beginning of the sequences.
+        `state` [R, S] belongs to the token before the first; None, equal to zeros, at the beginning of the sequences.
         """
         raise NotImplementedError
 

@@ -58,7 +58,7 @@ def run_diagonals(
 ) -> GroupStates:
     """Compute the states of a group of N layers for inputs x [T, R, H], without a gradient.
 
-    `state` [N, R, H] is that of the token before the first; None at the beginning of the sequences. `keep`: return all
+    `state` [N, R, H] belongs to the token before the first; None at the beginning of the sequences. `keep`: return all
     diagonals, for the backward pass, and not only the last two.
     """
     num_layers, (num_tokens, rows, hidden) = len(weights.exit), x.shape

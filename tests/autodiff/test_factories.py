@@ -16,7 +16,7 @@ from gflownet.autodiff.evaluation import evaluate
 from gflownet.autodiff.factories import Einsum, LogSumExp, PickNegLogSoftmax
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.graph import Graph
-from gflownet.autodiff.nodes import LeafNode, Node, Operation
+from gflownet.autodiff.nodes import LeafNode, Node
 
 DOUBLE = torch.float64
 FUNCTIONS: dict[Callable[[Node], Node], Callable[[Tensor], Tensor]] = {
@@ -124,21 +124,6 @@ def test_sums_means_transpositions_broadcasts() -> None:
     check(
         build.Transform(x, [-1, 2], [-1, 2, -2], alpha=0.5, new_dims=[7]), lambda x: 0.5 * x.sum((0, 2)).expand(7, 3), x
     )
-
-
-def test_sum_over_index_of_one_operand() -> None:
-    """The sum covers the whole expression: the operand without the dummy counts once for each of its values."""
-    a, b = leaf(4, 3), leaf(4, seed=1)
-    signs: dict[Operation, int] = {"+": 1, "-": -1}
-    for operation, sign in signs.items():
-        node = build.Elementwise(a, b, [1], [1, -2], [1], operation=operation)
-        check(node, lambda a, b, sign=sign: (a + sign * b[:, None]).sum(1), a, b)
-        mirrored = build.Elementwise(b, a, [1], [1], [1, -2], operation=operation)
-        check(mirrored, lambda b, a, sign=sign: (b[:, None] + sign * a).sum(1), b, a)
-    both = build.Elementwise(a, b, [], [-1, -2], [-3], operation="-")
-    check(both, lambda a, b: 4 * a.sum() - 12 * b.sum(), a, b)
-    product = build.Linear(a, b, [], [-1, -2], [-3])
-    check(product, lambda a, b: a.sum() * b.sum(), a, b)
 
 
 EQUATIONS = {

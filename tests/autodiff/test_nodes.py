@@ -8,19 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from gflownet.autodiff import nodes as node_classes
 from gflownet.autodiff.evaluation import evaluate
 from gflownet.autodiff.functions import Function
-from gflownet.autodiff.node_builder import Nodes
-from gflownet.autodiff.nodes import (
-    CastNode,
-    ElementwiseNode,
-    LeafKind,
-    LeafNode,
-    LinearNode,
-    Node,
-    NonlinearNode,
-    TransformNode,
-)
+from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
 
 DOUBLE = torch.float64
 A = LeafNode([2, 3, 4, 5], dtype=DOUBLE, name="a")
@@ -97,7 +88,7 @@ def test_integer_operands_raise(dtype: torch.dtype) -> None:
         with pytest.raises(ValueError, match=message):
             make()
     entries = torch.tensor([0, 1, 1]).to(dtype)
-    assert evaluate([CastNode(whole, DOUBLE)], {whole: entries})[0].tolist() == [0.0, 1.0, 1.0]
+    assert evaluate([node_classes.CastNode(whole, DOUBLE)], {whole: entries})[0].tolist() == [0.0, 1.0, 1.0]
 
 
 PAIRS = [
@@ -158,7 +149,7 @@ def test_shape_one_is_not_a_scalar() -> None:
 
 def test_node_label() -> None:
     assert repr(A) == "<LeafNode 'a' [2, 3, 4, 5] float64>"
-    assert repr(CastNode(V, torch.float32)) == "<CastNode [3] float32>"
+    assert repr(node_classes.CastNode(V, torch.float32)) == "<CastNode [3] float32>"
     assert NonlinearNode(V, Function.parse("exp"), name="e").label == "NonlinearNode 'e'"
 
 
@@ -197,13 +188,3 @@ def test_results_keep_dtype(dtype: torch.dtype) -> None:
     for node, value, expected_counts in zip(nodes, result, expected, strict=True):
         assert (value.dtype, value.shape) == (node.dtype, node.shape)
         assert torch.equal(value, expected_counts.to(dtype))
-
-
-def test_product_of_four_factors_equals_einsum() -> None:
-    extents = {0: 2, 1: 3, 2: 4, 3: 5, 4: 2}
-    labels = [(0, 1), (1, 2), (2, 3), (3, 4)]
-    leaves = [LeafNode([extents[label] for label in each], dtype=DOUBLE) for each in labels]
-    values = [torch.randn(leaf.shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(1)) for leaf in leaves]
-    product = Nodes().multiply(list(zip(leaves, labels, strict=True)), (4, 0), extents, DOUBLE)
-    (result,) = evaluate([product], dict(zip(leaves, values, strict=True)))
-    torch.testing.assert_close(result, torch.einsum("ab,bc,cd,de->ea", *values))

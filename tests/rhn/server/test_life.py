@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from gflownet.rhn.checkpoint import load_text_model, save_language_model
+from gflownet.rhn.checkpoint import load_text_model
 from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.serving.generation import generate_batch
 from gflownet.rhn.serving.sampling import SamplingParams
 from gflownet.rhn.text_codec import decode, encode
-from tests.rhn.random_networks import random_network
-from tests.rhn.server.clients import CONFIG, NEVER_ENDS, PATIENCE, client_of, offline, openai, wait_until
+from tests.rhn.server.clients import NEVER_ENDS, PATIENCE, client_of, offline, openai, wait_until
 from tests.rhn.server.in_process import LocalServer, converse, serving
 
 
@@ -146,21 +144,3 @@ def test_concurrent_answers_equal_offline_generation(folder: Path) -> None:
     assert converse(folder, talk, max_slots=3) == 0
     expected = generate_batch(load_text_model(folder).model, list(map(encode, prompts)), params, max_slots=3)
     assert said == [decode(answer.tokens) for answer in expected]
-
-
-def test_infinite_logits_end_one_request_only(tmp_path: Path) -> None:
-    network = random_network(CONFIG, 0)
-    with torch.no_grad():
-        network.embedding.weight[ord("x")] = torch.nan
-    save_language_model(tmp_path / "tiny", network)
-
-    def talk(server: LocalServer) -> None:
-        with client_of(server) as client:
-            asked = {"model": "tiny", "seed": 1, "max_tokens": 5, "logit_bias": {str(ord("x")): -100}}
-            with pytest.raises(openai.InternalServerError, match="the model's logits are not finite"):
-                client.completions.create(prompt="x", **asked)
-            with pytest.raises(openai.APIError, match="the model's logits are not finite"):
-                list(client.completions.create(prompt="x", stream=True, **asked))
-            wait_until(server, requests_running=0)
-
-    assert converse(tmp_path / "tiny", talk) == 0

@@ -50,14 +50,10 @@ def test_params_returns_sampling_params(asked: dict[str, object], expected: Samp
     ("asked", "message"),
     [
         ({"top_p": 1.5}, "top_p: expected a number > 0 and <= 1, got 1.5"),
-        ({"temperature": -1}, "temperature: expected a number from 0 to 1e6, got -1"),
-        ({"repetition_penalty": 1e-308}, "repetition_penalty: expected a number from 0.01 to 100, got 1e-308"),
-        ({"seed": 2**64}, "seed: expected a whole number of 64 bits or None"),
         ({"max_tokens": 10**100}, "max_tokens: expected a whole number from 0 to 2147483647"),
         ({"logit_bias": {"1" * 5000: 1}}, "logit_bias: expected numbers by token, got the key '111"),
         ({"stop": "é" * 65}, "stop: expected at most 128 bytes in each string, got 130"),
         ({"logit_bias": {"a": 1}}, "logit_bias: expected numbers by token, got the key 'a'"),
-        ({"logit_bias": {"1": 101}}, "logit_bias: expected numbers from -100 to 100"),
         ({"stop": "\ud83d"}, ""),
     ],
 )

@@ -86,15 +86,6 @@ def test_generate_continues_from_a_state() -> None:
     assert rest.tokens == whole[4:]
 
 
-def test_invalid_prompt_raises_one_line() -> None:
-    decoder = RHNDecoder(random_network(RHNConfig(vocabulary_size=7, hidden_size=4, intermediate_size=4, depth=1), 0))
-    for prompt, message in (([], "at least one token, got none"), ([3, 7], "tokens of 0 .. 6, got 7")):
-        with pytest.raises(ValueError, match=message):
-            generate(decoder, prompt)
-        with pytest.raises(ValueError, match=message):
-            generate_batch(decoder, [prompt], [GREEDY])
-
-
 def test_infinite_logits_end_one_answer_only() -> None:
     network = random_network(RHNConfig(vocabulary_size=7, hidden_size=4, intermediate_size=4, depth=1, tied=False), 0)
     with torch.no_grad():
