@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from gflownet.rhn.server.answers import Answer, Piece, joined, likeliest
+from gflownet.rhn.server.choices import Piece, joined, likeliest
 from gflownet.rhn.server.errors import RequestError
 from gflownet.rhn.server.requests import Submission
+from gflownet.rhn.server.service import Answer
 from gflownet.rhn.server.session import fail_on_disconnect
 from gflownet.rhn.serving.sampling import Sampled
 from gflownet.rhn.text_codec import TextCodec

@@ -10,10 +10,9 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gflownet.rhn.server.answers import Answer
 from gflownet.rhn.server.errors import RequestError
 from gflownet.rhn.server.limits import Limits
-from gflownet.rhn.server.service import Service
+from gflownet.rhn.server.service import Answer, Service
 
 STALLED_SECONDS = 5.0  # after the time limit, before the connection of a client that does not read is closed
 CLIENT_CLOSED = 499  # status in the metrics for a request that the client gave up, as in nginx

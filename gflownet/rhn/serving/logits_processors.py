@@ -7,8 +7,8 @@ to the bit. R is the number of rows, V of the vocabulary; scores are float64.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,12 +31,8 @@ def descending(x: Tensor) -> Tensor:
     return x.sort(-1, descending=True).values
 
 
-class LogitsProcessor(Protocol):
-    """One step from the logits to the scores that a token is sampled from."""
-
-    def __call__(self, history: History, scores: Tensor) -> Tensor:
-        """Return new scores [R, V] from scores [R, V]."""
-        ...
+# One step from the logits to the scores that a token is sampled from, [R, V] both.
+LogitsProcessor = Callable[[History, Tensor], Tensor]
 
 
 @dataclass(frozen=True)

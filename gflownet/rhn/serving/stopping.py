@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
 from gflownet.rhn.text_codec import ByteCodec, TextCodec, TextStream
@@ -29,29 +29,6 @@ class AnswerEnd(NamedTuple):
     cut: int = 0  # last characters of these tokens that are not part of the answer
 
 
-class StopStringCriteria(Protocol):
-    """End the answer before one of some texts; the earliest start counts."""
-
-    def end(self, tokens: Sequence[int]) -> AnswerEnd | None:
-        """Return the end of the answer if a stop string ends in the last token. Called once for every token."""
-        ...
-
-    def num_shown(self, tokens: Sequence[int]) -> int:
-        """Return the number of first tokens that no stop string can contain."""
-        ...
-
-
-class NoStopStrings:
-    """No stop string."""
-
-    def end(self, tokens: Sequence[int]) -> None:
-        """See StopStringCriteria."""
-
-    def num_shown(self, tokens: Sequence[int]) -> int:
-        """See StopStringCriteria."""
-        return len(tokens)
-
-
 @dataclass(frozen=True)
 class ByteStops:
     """Stop strings as sequences of tokens, one token per byte."""
@@ -59,12 +36,12 @@ class ByteStops:
     sequences: tuple[tuple[int, ...], ...]  # none empty
 
     def end(self, tokens: Sequence[int]) -> AnswerEnd | None:
-        """See StopStringCriteria."""
+        """Return the end of the answer if a stop string ends in the last token; the earliest start counts."""
         lengths = [len(s) for s in self.sequences if tuple(tokens[-len(s) :]) == s]
         return AnswerEnd(len(tokens) - max(lengths)) if lengths else None
 
     def num_shown(self, tokens: Sequence[int]) -> int:
-        """See StopStringCriteria."""
+        """Return the number of first tokens that no stop string can contain."""
         longest = max(map(len, self.sequences), default=0) - 1
         for count in range(min(longest, len(tokens)), 0, -1):
             tail = tuple(tokens[-count:])
@@ -84,7 +61,7 @@ class TextStops:
         self._tail = ""  # last characters of the text, fewer than the longest stop string has
 
     def end(self, tokens: Sequence[int]) -> AnswerEnd | None:
-        """See StopStringCriteria."""
+        """Return the end as `ByteStops.end`; called once for every token."""
         before = self._ends[-1] if self._ends else 0
         piece = self._stream.text(tokens[-1:])
         first, text = before - len(self._tail), self._tail + piece
@@ -99,7 +76,7 @@ class TextStops:
         return AnswerEnd(num_tokens, self._ends[num_tokens - 1] - min(starts) if num_tokens else 0)
 
     def num_shown(self, tokens: Sequence[int]) -> int:
-        """See StopStringCriteria; tokens without text since the last one with text may begin a character."""
+        """Return the number as `ByteStops.num_shown`; tokens without text at the end may begin a character."""
         limit = self._ends[-1] - self._num_open()
         num_tokens = self._num_covering(limit)
         if num_tokens and self._ends[num_tokens - 1] > limit:
@@ -124,7 +101,7 @@ class Answer:
     """The tokens of one answer; `num_shown` excludes tokens that may be the beginning of a stop string."""
 
     eos: EosTokenCriteria
-    stop_strings: StopStringCriteria
+    stop_strings: ByteStops | TextStops | None
     max_tokens: int
     min_tokens: int = 0
     sampled: list[Sampled] = field(default_factory=list)
@@ -133,7 +110,7 @@ class Answer:
     cut: int = 0  # characters of the last shown token that are not part of the answer
 
     def __post_init__(self) -> None:
-        self._may_stop = bool(self.eos.token_ids) or not isinstance(self.stop_strings, NoStopStrings)
+        self._may_stop = bool(self.eos.token_ids) or self.stop_strings is not None
 
     def add(self, sampled: Sampled) -> FinishReason | None:
         """Add the next token, update `num_shown`, and return the reason if the answer ends."""
@@ -142,7 +119,8 @@ class Answer:
         if not self._may_stop:  # most answers
             self.num_shown = len(self.tokens)
             return FinishReason.LENGTH if self.num_shown >= self.max_tokens else None
-        end = self.stop_strings.end(self.tokens)
+        stops = self.stop_strings
+        end = stops.end(self.tokens) if stops else None
         if len(self.tokens) > self.min_tokens:
             if self.eos(self.tokens):
                 end = AnswerEnd(len(self.tokens) - 1)
@@ -152,7 +130,8 @@ class Answer:
         if len(self.tokens) >= self.max_tokens:
             self.num_shown = len(self.tokens)
             return FinishReason.LENGTH
-        self.num_shown = max(self.num_shown, self.stop_strings.num_shown(self.tokens))
+        num_shown = stops.num_shown(self.tokens) if stops else len(self.tokens)
+        self.num_shown = max(self.num_shown, num_shown)
         return None
 
     def _end(self, end: AnswerEnd) -> None:
@@ -163,7 +142,7 @@ class Answer:
 
 def new_answer(params: SamplingParams, codec: TextCodec) -> Answer:
     """Return an empty answer with the stopping criteria of a request; `codec` decodes its tokens."""
-    stops: StopStringCriteria = NoStopStrings()
+    stops: ByteStops | TextStops | None = None
     if params.stop and isinstance(codec, ByteCodec):
         stops = ByteStops(tuple(tuple(text.encode()) for text in params.stop))
     elif params.stop:

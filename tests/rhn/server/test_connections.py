@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gflownet.rhn.server.answers import MAX_UNREAD
 from gflownet.rhn.server.connections import IDLE_SECONDS, MAX_HEADER
 from gflownet.rhn.server.limits import Limits
+from gflownet.rhn.server.service import MAX_UNREAD
 from gflownet.rhn.text_codec import decode
 from tests.rhn.server.clients import NEVER_ENDS, PATIENCE, client_of, offline, wait_until
 from tests.rhn.server.in_process import LocalServer, serving

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
-from gflownet.rhn.serving.stopping import Answer, ByteStops, EosTokenCriteria, NoStopStrings, TextStops, new_answer
+from gflownet.rhn.serving.stopping import Answer, ByteStops, EosTokenCriteria, TextStops, new_answer
 from gflownet.rhn.text_codec import BYTES, ByteCodec, StreamDecoder, TextStream, TokenizerCodec
 
 
@@ -104,7 +104,7 @@ def texts_after(tokens: list[int]) -> list[str]:
 
 
 def text_answer(stops: list[str], most: int, least: int) -> Answer:
-    stop_strings = TextStops(stops, Pieces().stream()) if stops else NoStopStrings()
+    stop_strings = TextStops(stops, Pieces().stream()) if stops else None
     return Answer(EosTokenCriteria(frozenset()), stop_strings, most, least)
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gflownet.rhn.server.answers import Choice, Piece, joined, likeliest
+from gflownet.rhn.server.choices import Choice, Piece, joined, likeliest
 from gflownet.rhn.server.responses import CompletionFormat
 from gflownet.rhn.serving.sampling import Sampled
 from gflownet.rhn.text_codec import BYTES, decode, encode
