@@ -25,6 +25,7 @@ from gflownet.autodiff.tokens import read_function
 
 Number = int | float
 Result = TypeVar("Result")
+_FAST_POWERS = {2.0: torch.square, -1.0: torch.reciprocal, 0.5: torch.sqrt, -0.5: torch.rsqrt}
 _POWER_NAMES = {exponent: name for name, exponent in POWERS.items()}
 
 
@@ -210,25 +211,25 @@ ZERO, ONE, X = Constant(0.0), Constant(1.0), Variable()
 
 def _value(function: Function, x: Tensor, values: Mapping[Function, Tensor]) -> Tensor:
     """Return a function at x, given the values of its parts."""
-    match function:
-        case Constant(value):
-            return torch.full_like(x, value)
-        case Sum(constant, terms):
-            (first, term), *further_terms = terms
+    match function:  # by class alone: patterns with fields take longer than a small tensor's operation
+        case Call():
+            return PRIMITIVES[function.primitive].value(values[function.argument])
+        case Product():
+            product = values[function.factors[0]]
+            for factor in function.factors[1:]:
+                product = product * values[factor]
+            return _scaled(product, function.coefficient)
+        case Sum():
+            (first, term), *further_terms = function.terms
             total = _scaled(values[term], first)
             for coefficient, term in further_terms:
                 total = torch.add(total, values[term], alpha=coefficient)
-            return total + constant if constant else total
-        case Product(coefficient, (first, *further_factors)):
-            product = values[first]
-            for factor in further_factors:
-                product = product * values[factor]
-            return _scaled(product, coefficient)
-        case Power(base, exponent):
-            fast = {2.0: torch.square, -1.0: torch.reciprocal, 0.5: torch.sqrt, -0.5: torch.rsqrt}.get(exponent)
-            return fast(values[base]) if fast else torch.pow(values[base], exponent)
-        case Call(primitive, argument):
-            return PRIMITIVES[primitive].value(values[argument])
+            return total + function.constant if function.constant else total
+        case Power():
+            fast = _FAST_POWERS.get(function.exponent)
+            return fast(values[function.base]) if fast else torch.pow(values[function.base], function.exponent)
+        case Constant():
+            return torch.full_like(x, function.value)
     return x
 
 
