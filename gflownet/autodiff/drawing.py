@@ -8,7 +8,8 @@ from typing import Any
 import networkx as nx
 
 from gflownet.autodiff.graph import Graph
-from gflownet.autodiff.listing import Declaration, dtype_name
+from gflownet.autodiff.listing import Declaration
+from gflownet.autodiff.node_checks import dtype_name
 from gflownet.autodiff.nodes import LeafNode, Node
 from gflownet.autodiff.serialisation import write
 from gflownet.autodiff.text import lines
@@ -59,7 +60,7 @@ def to_networkx(graph: Graph | Node) -> nx.MultiDiGraph:
     for entry in write(graph.ids, graph.outputs)["nodes"]:
         node = graph.node(entry["id"])
         fields = {field: value for field, value in entry.items() if field not in ("id", "src", "srcL", "srcR")}
-        exported.add_node(entry["id"], **{**fields, "dtype": str(node.dtype).removeprefix("torch.")})
+        exported.add_node(entry["id"], **{**fields, "dtype": dtype_name(node.dtype)})
         exported.nodes[entry["id"]]["is_output"] = node in graph.outputs
         for position, source in enumerate(node.inputs):
             exported.add_edge(id_of[source], entry["id"], position=position, indices=_indices(entry, position))

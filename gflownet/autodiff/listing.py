@@ -17,11 +17,11 @@ from gflownet.autodiff import nodes as node_classes
 from gflownet.autodiff.custom_node import Description
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.graph import Graph
-from gflownet.autodiff.node_checks import Indices
+from gflownet.autodiff.node_checks import Indices, dtype_name
 from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
 from gflownet.autodiff.serialisation import DEFAULT_DTYPE, tensor_of
 
-Form = Literal["transform", "+", "-", "*", "contraction", "function", "cast", "custom"]
+Form = Literal["transform", "+", "-", "*", "linear", "nonlinear", "cast", "custom"]
 IDENTITY = "identity"
 
 
@@ -138,7 +138,7 @@ class Statement:
         new = [index for index in self.target.indices if index not in operand_indices]
         if new and self.form != "transform":
             raise self.target.place.error(f"{self.target}: expected indices of the operands, got {new[0]}")
-        if self.form in ("function", "cast") and self.target.indices != self.operands[0].indices:
+        if self.form in ("nonlinear", "cast") and self.target.indices != self.operands[0].indices:
             raise self.target.place.error(f"{self.target}: expected the indices of {self.operands[0]}, in their order")
 
     def arrays(self) -> list[Indices]:
@@ -159,7 +159,7 @@ class Statement:
         name, (dst, *src) = self.target.name, self.arrays()
         if self.form == "transform":
             return TransformNode(sources[0], dst, src[0], alpha=self.alpha, new_dims=self._new_dims(), name=name)
-        if self.form == "contraction":
+        if self.form == "linear":
             return LinearNode(sources[0], sources[1], dst, src[0], src[1], name=name)
         if isinstance(self.function, Function):
             return NonlinearNode(sources[0], self.function, name=name)
@@ -188,7 +188,7 @@ class Statement:
         if self.form == "transform":
             factor = {1.0: "", -1.0: "-"}.get(self.alpha, f"{self.alpha!r} * ")
             return f"{factor}{first}"
-        if self.form == "contraction":
+        if self.form == "linear":
             return f"{first} {last}"
         if isinstance(self.function, torch.dtype):
             return f"{dtype_name(self.function)}({first})"
@@ -252,11 +252,6 @@ def applied(function: Function, argument: str) -> str:
     head, call, tail = function.formula.partition("(x)")
     is_nested = bool(call) and head.replace("(", "").isalnum() and tail == ")" * head.count("(")
     return f"{head}({argument}){tail}" if is_nested else f"{{{function.formula}}}({argument})"
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype without `torch.`"""
-    return str(dtype).removeprefix("torch.")
 
 
 def _built(statement: Statement, nodes: dict[str, Node]) -> Node:

@@ -29,6 +29,11 @@ def shortened(value: object) -> str:
     return text if len(text) <= MAX_LENGTH + 2 else f"{text[: MAX_LENGTH - 3]}..."
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without `torch.`"""
+    return str(dtype).removeprefix("torch.")
+
+
 def is_continuous(dtype: torch.dtype) -> bool:
     """Return whether tensors of a dtype have derivatives: floating and complex ones."""
     return dtype.is_floating_point or dtype.is_complex
@@ -85,7 +90,7 @@ class TensorSlot:
 
     def __repr__(self) -> str:
         """Return class, name, shape and dtype."""
-        return f"<{self.label} {list(self.shape)} {str(self.dtype).removeprefix('torch.')}>"
+        return f"<{self.label} {list(self.shape)} {dtype_name(self.dtype)}>"
 
 
 Indices = tuple[int, ...]

@@ -22,7 +22,7 @@ from gflownet.autodiff import nodes as node_classes
 from gflownet.autodiff.custom_node import FIELDS as CUSTOM_FIELDS
 from gflownet.autodiff.custom_node import TYPES, Classes, CustomNode, Description, classes_by_name, described
 from gflownet.autodiff.functions import Function
-from gflownet.autodiff.node_checks import MAX_LENGTH, Indices, shortened
+from gflownet.autodiff.node_checks import MAX_LENGTH, Indices, dtype_name, shortened
 from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
 
 Identifier = int | str
@@ -305,13 +305,13 @@ def _fields(node: Node, ids: Mapping[Node, Identifier], indexing: Indexing) -> d
         return entry | ({"op": node.operation} if isinstance(node, ElementwiseNode) else {})
     if isinstance(node, NonlinearNode):
         return entry | {"src": sources[0], "function": str(node.function)}
-    return entry | {"src": sources[0], "dtype": _dtype_name(node)}
+    return entry | {"src": sources[0], "dtype": dtype_name(node.dtype)}
 
 
 def _leaf_fields(leaf: LeafNode) -> dict[str, Any]:
     entry: dict[str, Any] = {"kind": int(leaf.kind)}
     if leaf.dtype != DEFAULT_DTYPE:
-        entry["dtype"] = _dtype_name(leaf)
+        entry["dtype"] = dtype_name(leaf.dtype)
     if leaf.requires_grad != (leaf.kind != LeafKind.CONSTANT):
         entry["requiresGrad"] = leaf.requires_grad
     if leaf.given is not None:
@@ -371,7 +371,3 @@ def _is_nothing(value: object) -> bool:
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _dtype_name(node: Node) -> str:
-    return str(node.dtype).removeprefix("torch.")

@@ -33,7 +33,7 @@ from gflownet.autodiff.custom_node import Classes, CustomNode, Description, clas
 from gflownet.autodiff.evaluation import topological_order
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.listing import IDENTITY, Declaration, Form, Listing, Place, Reference, Statement
-from gflownet.autodiff.nodes import LeafKind, LeafNode, Node
+from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, Node
 from gflownet.autodiff.serialisation import DEFAULT_DTYPE, numbers_of
 from gflownet.autodiff.tokens import Tokens
 
@@ -146,7 +146,7 @@ class Line(Tokens):
         if operation := self.takes("+", "-", "*"):
             return cast(Form, operation), (first, self.reference())
         if self.token.kind == "name":
-            return "contraction", (first, self.reference())
+            return "linear", (first, self.reference())
         return "transform", (first,)
 
     def _custom(self, target: Reference) -> Statement:
@@ -192,7 +192,7 @@ class Line(Tokens):
             function = Function.parse(formula if formula is not None else f"{'('.join(names)}(x{')' * len(names)}")
         except ValueError as error:
             raise place.error(str(error)) from error
-        return Statement(target, "function", (operand,), function=function)
+        return Statement(target, "nonlinear", (operand,), function=function)
 
     def _summed(self) -> tuple[str, ...]:
         match = SUM.fullmatch(self.text)
@@ -307,7 +307,8 @@ def _statement(node: Node, names: dict[Node, str]) -> Statement:
     every = list(dict.fromkeys(index for array in arrays for index in array))
     letters = {index: _letter(place) for place, index in enumerate(every)}
     extents = [(*node.shape,), *(source.shape for source in node.inputs)]
-    references, form = [], _form(node)
+    form = cast(Form, node.operation if isinstance(node, ElementwiseNode) else node.type_name())
+    references = []
     for owner, array, shape in zip((node, *node.inputs), arrays, extents, strict=True):
         new = [
             n if form == "transform" and owner is node and i < 0 else None for i, n in zip(array, shape, strict=True)
@@ -317,20 +318,6 @@ def _statement(node: Node, names: dict[Node, str]) -> Statement:
     alpha = node.argument if isinstance(node.argument, float) else 1.0
     function = node.argument if isinstance(node.argument, Function | torch.dtype) else None
     return Statement(references[0], form, tuple(references[1:]), tuple(summed), alpha, function)
-
-
-def _form(node: Node) -> Form:
-    match node.argument:
-        case float():
-            return "transform"
-        case str() as operation:
-            return cast(Form, operation)
-        case Function():
-            return "function"
-        case torch.dtype():
-            return "cast"
-        case _:
-            return "contraction"
 
 
 def _letter(place: int) -> str:
