@@ -36,6 +36,9 @@ _AUTOGRAD_KEYS = (
 )
 Result = Tensor | tuple[Tensor, ...]
 Specification = tuple[tuple[int, ...], torch.dtype]  # of an argument
+Nodes = Node | Sequence[Node]
+Derive = Callable[[Terms, list[Term]], list[Term]]  # maps the terms of the requested nodes to the outputs
+_MAX_CACHED = 1024  # codes; beyond, the oldest is dropped
 
 
 @dataclass(frozen=True)
@@ -182,9 +185,6 @@ def _held(leaf: LeafNode) -> Tensor:
     return leaf.given
 
 
-Nodes = Node | Sequence[Node]
-Derive = Callable[[Terms, list[Term]], list[Term]]  # maps the terms of the requested nodes to the outputs
-_MAX_CACHED = 1024  # codes; beyond, the oldest is dropped
 _cache: dict[Hashable, Code] = {}
 
 

@@ -1,5 +1,8 @@
 """Derivatives of nodes, which are nodes again: reverse and forward mode, to any order.
 
+Both modes run over whole graphs, of nodes and of terms alike; rules.py has the rule of each operation. Only items
+between the outputs and the sources are differentiated, in time linear in their number and at any depth.
+
 A derivative that is zero is a constant leaf with `fill=0.0`, the derivative of a tensor by itself a leaf with
 `is_identity`: neither is stored.
 """
@@ -18,6 +21,7 @@ from gflownet.autodiff.rules import Algebra, Form, Shape, forward, reverse, tota
 from gflownet.autodiff.terms import Term
 
 Item = TypeVar("Item", Node, Term)
+Mode = Literal["reverse", "forward"]
 
 
 class Builder(Algebra[Item], Protocol[Item]):
@@ -118,9 +122,6 @@ def forward_jacobian(builder: Builder[Item], output: Item, source: Item) -> Item
 
 def _inputs(item: Item) -> tuple[Item, ...]:
     return item.inputs  # pyright: ignore[reportReturnType]  # of the same class
-
-
-Mode = Literal["reverse", "forward"]
 
 
 def vjp(output: Node, wrt: Sequence[Node], cotangent: Node) -> list[Node]:

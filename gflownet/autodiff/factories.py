@@ -218,7 +218,12 @@ def _extents(equation: str, inputs: Sequence[str], operands: Sequence[Node]) -> 
 
 
 def LogSumExp(source: Node) -> Node:
-    """Return `log sum exp` over the last axis; raise ValueError for a scalar."""
+    """Return `log sum exp` over the last axis, without overflow; raise ValueError for a scalar.
+
+    No node takes a maximum to shift by. Instead pairs of entries are reduced in ceil(log2 n) rounds of
+    `log(exp a + exp b) = a + softplus(b - a)`. No intermediate result exceeds the entries, and derivatives of any order
+    are sums of products of sigmoids.
+    """
     if not source.rank:
         raise ValueError(f"{source.label}: LogSumExp: expected at least one axis, got a scalar")
     while source.shape[-1] > 1:

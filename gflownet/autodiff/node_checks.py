@@ -18,6 +18,7 @@ MAX_LENGTH = 60
 
 _QUOTED = reprlib.Repr()
 _QUOTED.maxstring = _QUOTED.maxother = MAX_LENGTH
+Indices = tuple[int, ...]
 
 
 def shortened(value: object) -> str:
@@ -91,9 +92,6 @@ class TensorSlot:
     def __repr__(self) -> str:
         """Return class, name, shape and dtype."""
         return f"<{self.label} {list(self.shape)} {dtype_name(self.dtype)}>"
-
-
-Indices = tuple[int, ...]
 
 
 def checked(owner: str, name: str, indices: Sequence[int]) -> Indices:

@@ -42,6 +42,8 @@ KEYWORDS = (*KINDS, "fixed", "output", IDENTITY)
 INDEX = re.compile(r"[A-Za-z]\d*")
 MAX_DIGITS = 18  # of an extent: torch has 64-bit sizes
 SUM = re.compile(r"sum_(?P<indices>(?:[A-Za-z]\d*)+)")
+# Letters from the middle of the alphabet first, as indices are called; without o, which looks like 0.
+LETTERS = "ijklmnpqrstuvwxyzabcdefgh" + ascii_letters[26:]
 
 
 class Line(Tokens):
@@ -220,10 +222,6 @@ class Line(Tokens):
 def _dtype(name: str) -> torch.dtype | None:
     attribute = getattr(torch, name, None) if name else None
     return attribute if isinstance(attribute, torch.dtype) else None
-
-
-# Letters from the middle of the alphabet first, as indices are called; without o, which looks like 0.
-LETTERS = "ijklmnpqrstuvwxyzabcdefgh" + ascii_letters[26:]
 
 
 def parse(text: str, *, classes: Iterable[type[CustomNode]] = ()) -> Listing:

@@ -41,6 +41,31 @@ from gflownet.terminal.arguments import program
 from gflownet.terminal.console import duration
 
 SAMPLES_NAME = "samples.jsonl"
+MODEL_NAME = "model"
+# Options of the training itself, by their names in its configuration.
+_TRAINING_OPTIONS = (
+    *("rows", "sequence_length", "schedule", "warm_up", "last_rate", "optimiser", "weight_decay", "max_gradient_norm"),
+    *("accumulation", "batches"),
+)
+STOP_MESSAGE = "\nstopping after this step; repeat to stop immediately\n"
+# Seed of sample n: seed + n times this, distinct from the seeds of the weights and batches.
+_SAMPLE_SEED_STEP = 1_000_003
+# A run that is continued takes this many times its steps or seconds in all.
+_LONGER = 2
+_EVALUATED = "validation_bits_per_byte"  # of steps with an evaluation
+LOOK = Look(
+    "language model",
+    (
+        Figure("bits_per_byte", "bits per byte, batch", "bits per byte", "{:.3f}".format),
+        Figure(_EVALUATED, "", "validation", "{:.3f}".format, is_optional=True),
+        Figure("validation", "validation", None, "{:.3f}".format),
+        Figure("best", "best validation", None, "{:.3f}".format),
+        Figure("learning_rate", "learning rate", "rate", "{:.2g}".format),
+        Figure("tokens_per_second", "speed", "", "{:,.0f} tokens/s".format),
+    ),
+    ("bits_per_byte", "bits per byte so far", -1),
+    marker=_EVALUATED,
+)
 
 
 def sample_text(
@@ -88,28 +113,6 @@ def _step_of(line: bytes) -> float:
         return parse_json(line)["step"]
     except (ValueError, KeyError, TypeError):
         return float("inf")
-
-
-MODEL_NAME = "model"
-STOP_MESSAGE = "\nstopping after this step; repeat to stop immediately\n"
-# Seed of sample n: seed + n times this, distinct from the seeds of the weights and batches.
-_SAMPLE_SEED_STEP = 1_000_003
-# A run that is continued takes this many times its steps or seconds in all.
-_LONGER = 2
-_EVALUATED = "validation_bits_per_byte"  # of steps with an evaluation
-LOOK = Look(
-    "language model",
-    (
-        Figure("bits_per_byte", "bits per byte, batch", "bits per byte", "{:.3f}".format),
-        Figure(_EVALUATED, "", "validation", "{:.3f}".format, is_optional=True),
-        Figure("validation", "validation", None, "{:.3f}".format),
-        Figure("best", "best validation", None, "{:.3f}".format),
-        Figure("learning_rate", "learning rate", "rate", "{:.2g}".format),
-        Figure("tokens_per_second", "speed", "", "{:,.0f} tokens/s".format),
-    ),
-    ("bits_per_byte", "bits per byte so far", -1),
-    marker=_EVALUATED,
-)
 
 
 def train_on_text(config: LanguageConfig) -> int | None:
@@ -404,17 +407,5 @@ def _copy_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _training(config: LanguageConfig, setup: Setup) -> LanguageTraining:
-    return LanguageTraining(
-        rows=config.rows,
-        sequence_length=config.sequence_length,
-        learning_rate=setup.learning_rate,
-        schedule=config.schedule,
-        warm_up=config.warm_up,
-        last_rate=config.last_rate,
-        optimiser=config.optimiser,
-        weight_decay=config.weight_decay,
-        max_gradient_norm=config.max_gradient_norm,
-        accumulation=config.accumulation,
-        precision=setup.precision,
-        batches=config.batches,
-    )
+    options = {name: getattr(config, name) for name in _TRAINING_OPTIONS}
+    return LanguageTraining(**options, learning_rate=setup.learning_rate, precision=setup.precision)

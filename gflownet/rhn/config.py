@@ -1,4 +1,4 @@
-"""Sizes of Recurrent Hyper Networks and of stacks of recurrent layers (no torch)."""
+"""Sizes of Recurrent Hyper Networks and of stacks of recurrent layers, and stacks from choices by place (no torch)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 # Scale of an adapted row W_o + B_o A: "dora" gives it the length ||W_o|| (1 + delta_o) (Liu et al. 2024), "none"
 # multiplies it by 1 + delta_o.
 Norm = Literal["dora", "none"]
+NOTHING = "none"  # value of a place that a stack does not have: `read_stack` reads the candidates of a search
 
 
 @dataclass(frozen=True)
@@ -226,8 +227,6 @@ CONFIGS = {
     "large": RHNConfig(hidden_size=256, intermediate_size=512, depth=12, rank=8),
     "100m": RHNConfig(vocabulary_size=32000, hidden_size=768, intermediate_size=2048, depth=14),
 }
-
-NOTHING = "none"  # value of a place that the stack does not have
 
 
 def read_stack(choices: Mapping[str, Any], *, width: int = 1, bottleneck: int = 16) -> StackConfig:

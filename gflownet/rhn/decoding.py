@@ -1,7 +1,15 @@
 """Interface of recurrent language models for generation and serving, and its implementation for RHNs and stacks.
 
-R is the number of rows (sequences), T of tokens, V of the vocabulary, H the hidden size. The state of a sequence is one
-tensor (layers, rows, width).
+The adapters of a token depend only on the states after the previous token. `few_rows` computes the adapters of all
+layers in one call, `many_rows` layer by layer, so that they fit the cache: two schedules of the same formulas.
+`RHNBlock.step` defines the result.
+
+In ||W_o + B_o A||^2 = 1 + sum_r B_or (2 C_or + (B G)_or) both sum_r 2 B_or C_or and G are quadratic in the features:
+one product with the Q = J (J + 1) / 2 products of two features gives them, so that C, a third of all adapters, is not
+computed.
+
+R is the number of rows (sequences), T of tokens, V of the vocabulary, N of layers, H the hidden size, I the
+intermediate size, r the rank and J = bottleneck + 1. The state of a sequence is one tensor (layers, rows, width).
 """
 
 from __future__ import annotations
@@ -19,6 +27,10 @@ from gflownet.rhn.diagonal import silu
 from gflownet.rhn.fold import BlockSizes, Fold, fold, normalised, sizes_of
 from gflownet.rhn.layers import MIN_SQUARED_NORM, RMSNorm, Run, SequenceLayer, check_tokens
 from gflownet.rhn.wavefront import layers_per_group, run_diagonals
+
+TILE_ROWS = 64  # rows at once: their adapters of one layer nearly fit the second-level cache
+# Maximum size of the adapters of all layers computed in one call; a larger result does not fit the cache.
+ADAPTER_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -201,11 +213,6 @@ def _run_layer(x: Tensor, u: Tensor, forms: Tensor, scales: Tensor, sizes: Block
     gated = _enter(normed, low * weights.gate_or_up, b, scale, beta, weights.entry_w)
     low = torch.bmm(u, torch.mm(gated, weights.exit_a).view(rows, width, -1))
     return _leave(x, gated, low, exit_b, exit_scale, weights.exit_w)
-
-
-TILE_ROWS = 64  # rows at once: their adapters of one layer nearly fit the second-level cache
-# Maximum size of the adapters of all layers computed in one call; a larger result does not fit the cache.
-ADAPTER_BYTES = 8 * 2**20
 
 
 class LanguageModel(Protocol):

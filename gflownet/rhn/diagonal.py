@@ -4,6 +4,9 @@ The tensors of a diagonal are small and diagonals are many, so the overhead of c
 writes into a buffer, the views of the buffers are made once, and products with the same factor are one product: gate
 and up are one matrix, and x is a row above A. `RHNBlock.step` defines the result. No adapted matrix is made.
 
+`grad` of a tensor is the gradient of the loss with respect to it. A step has few rows: gradients of weights are
+gathered over many steps and added up in one product, because a product per step would read and write all of them.
+
 N is the number of layers, R of rows, H the hidden size, I the intermediate size, r the rank, J = bottleneck + 1; P is 2
 for gate and up, 1 for down, and M is N R P.
 """
@@ -23,6 +26,8 @@ from gflownet.rhn.layers import MIN_SQUARED_NORM
 
 # Takes half the time of torch.ops.aten.silu.out.
 silu = torch._C._nn.silu  # pyright: ignore[reportAttributeAccessIssue]
+_silu_backward = torch.ops.aten.silu_backward.grad_input
+_threshold_backward = torch.ops.aten.threshold_backward.grad_input
 
 
 @dataclass(frozen=True)
@@ -146,10 +151,6 @@ class DiagonalStep:
         if first_token is not None:
             self.features[first_token, :, 1:] = 0
         self._first_token = first_token
-
-
-_silu_backward = torch.ops.aten.silu_backward.grad_input
-_threshold_backward = torch.ops.aten.threshold_backward.grad_input
 
 
 @dataclass(frozen=True)

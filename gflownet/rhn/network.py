@@ -1,6 +1,6 @@
 """Language models of recurrent layers, the Recurrent Hyper Network, and training on long sequences.
 
-R is the number of rows (sequences of a batch), T of tokens, H the hidden size, V of the vocabulary.
+R is the number of rows (sequences of a batch), T of tokens, V of the vocabulary; H or W is the width of a layer.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from gflownet.rhn.wavefront import along_wavefront
 # Runs blocks over embedded tokens [R, T, H] from the states [depth, R, H] of the token before, None at the beginning of
 # the sequences; returns the outputs [R, T, H] of the last block, and the last token's states [depth, R, H].
 Stack = Callable[[Sequence[RHNBlock], Tensor, Tensor | None], tuple[Tensor, Tensor]]
+# Upper bound of the search for the width that gives a number of parameters.
+_MAX_WIDTH = 2**14
+# Units by which feed-forward networks may differ from their ratio to meet a number of parameters, smallest first: of
+# two equally near stacks the less adjusted one is returned.
+_ADJUSTMENTS = sorted(range(-8, 9), key=abs)
 
 
 def layer_by_layer(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -157,15 +162,8 @@ def backward_in_chunks(
     return total, state
 
 
-# Upper bound of the search for the width that gives a number of parameters.
-_MAX_WIDTH = 2**14
-# Units by which feed-forward networks may differ from their ratio to meet a number of parameters, smallest first: of
-# two equally near stacks the less adjusted one is returned.
-_ADJUSTMENTS = sorted(range(-8, 9), key=abs)
-
-
 class RecurrentStack(RecurrentNetwork):
-    """A stack of recurrent layers as a language model."""
+    """RHN, GRU and LSTM layers in any order as a language model; consecutive RHN layers run along the wavefront."""
 
     def __init__(self, config: StackConfig) -> None:
         """Initialise from torch's global random state."""

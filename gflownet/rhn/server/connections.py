@@ -31,6 +31,17 @@ from gflownet.rhn.server.errors import RequestError
 from gflownet.rhn.server.limits import Limits
 
 MAX_HEADER = 16 * 1024  # bytes
+WRITE_BUFFER = 16 * 1024  # bytes of a response in this process, before its answer is paused
+SEND_BUFFER = 16 * 1024  # bytes of a response in the system (Linux doubles it); inherited from the listening socket
+LINGER_SECONDS = 2.0  # to read the rest of a refused request; a connection closed before loses its response
+IDLE_SECONDS = 1.0  # after which a connection without a whole request may be closed for a new one
+PROGRESS = 1024  # bytes of a body that count as progress: a byte now and then must not hold a connection
+MAX_REFUSED = 64  # connections over the limit that get status 503; beyond, they are closed without
+CHECKS_PER_LIMIT = 8  # of the shortest time limit
+BACKLOG = 1024  # connections waiting to be accepted
+KEEP_ALIVE_SECONDS = 30  # for an idle connection
+SEND_SECONDS = 5  # to send responses in progress at shutdown
+OTHER_FILES = 64  # open files of the process besides connections
 
 
 class LimitedParser(h11.Connection):
@@ -63,15 +74,6 @@ class LimitedParser(h11.Connection):
 
     def _num_unread(self) -> int:
         return len(self.trailing_data[0])
-
-
-WRITE_BUFFER = 16 * 1024  # bytes of a response in this process, before its answer is paused
-SEND_BUFFER = 16 * 1024  # bytes of a response in the system (Linux doubles it); inherited from the listening socket
-LINGER_SECONDS = 2.0  # to read the rest of a refused request; a connection closed before loses its response
-IDLE_SECONDS = 1.0  # after which a connection without a whole request may be closed for a new one
-PROGRESS = 1024  # bytes of a body that count as progress: a byte now and then must not hold a connection
-MAX_REFUSED = 64  # connections over the limit that get status 503; beyond, they are closed without
-CHECKS_PER_LIMIT = 8  # of the shortest time limit
 
 
 class Ending(Enum):
@@ -289,12 +291,6 @@ def num_queued_bytes(connection: Any) -> int:
         return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
     except OSError:
         return 0
-
-
-BACKLOG = 1024  # connections waiting to be accepted
-KEEP_ALIVE_SECONDS = 30  # for an idle connection
-SEND_SECONDS = 5  # to send responses in progress at shutdown
-OTHER_FILES = 64  # open files of the process besides connections
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Responses with answers: whole, or as server-sent events."""
+"""Responses with answers in OpenAI's formats: whole, or as server-sent events."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Schedule of long prompts: chunks between the steps of the other requests, for a bounded share of the time.
+"""Read prompts and answers: chunks of long prompts between the steps of all requests, for a bounded share of the time.
 
 A chunk takes tokens of several prompts at once, because the model reads many rows for little more than the price of
 one. A short prompt, and the end of a long one, takes one token per step with the other requests: such a row adds less
 than a chunk of a few tokens.
+
+R is the number of requests, V of the vocabulary.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from gflownet.rhn.serving.sampling import Sampled
 
 SHORT_PROMPT = 32  # tokens that are read one per step, while other requests answer
 MIN_CHUNK = 8  # tokens of the shortest chunk worth a call, while no request answers
+# Next tokens of prompts whose log-probabilities are requested, by request id.
+PromptScores = Mapping[int, Sequence[Sampled]]
 
 
 @dataclass(frozen=True)
@@ -93,10 +97,6 @@ class Prefill:
         share = self._config.share
         paid = step_seconds * share / (1 - share)
         self._debt = max(0.0, self._debt + chunk_seconds - paid) if had_rows else 0.0
-
-
-# Next tokens of prompts whose log-probabilities are requested, by request id.
-PromptScores = Mapping[int, Sequence[Sampled]]
 
 
 def read_tokens(requests: Sequence[ActiveRequest], cache: CacheManager, model: LanguageModel) -> Tensor:

@@ -30,6 +30,17 @@ from gflownet.rhn.serving.logits_processors import (
 )
 from gflownet.rhn.serving.sampling import Sampled, SamplingError, SamplingParams
 
+_log = logging.getLogger(__name__)
+# Options of a request as bits; reading an `enum.Flag` takes longer than sampling a row.
+_REPETITION, _FREQUENCY, _BIAS, _MIN_TOKENS, _DRAW, _TOP_K, _TOP_P, _MIN_P, _LOGPROBS = (1 << bit for bit in range(9))
+_HISTORY = _REPETITION | _FREQUENCY | _MIN_TOKENS
+_PER_TOKEN = _HISTORY | _BIAS
+_PROCESSED = _PER_TOKEN | _DRAW
+# Its product with a sum of probabilities is below the sum, so that a sampled token has a probability above 0.
+_BELOW_ONE = 1 - 2.0**-52
+MAX_BATCHES = 256  # combinations of slots whose constants are kept
+_NO_HISTORY = History(torch.zeros(()), torch.zeros(()), torch.zeros(()))
+
 
 def with_log_probabilities(tokens: Sequence[int], logits: Tensor, counts: Sequence[int | None]) -> list[Sampled]:
     """Return N tokens with their log-probabilities under logits [N, V], each row of the token before.
@@ -46,19 +57,6 @@ def with_log_probabilities(tokens: Sequence[int], logits: Tensor, counts: Sequen
         else Sampled(token, own[row], tuple(zip(indices[row][:count], values[row][:count], strict=True)))
         for row, (token, count) in enumerate(zip(tokens, counts, strict=True))
     ]
-
-
-_log = logging.getLogger(__name__)
-
-# Options of a request as bits; reading an `enum.Flag` takes longer than sampling a row.
-_REPETITION, _FREQUENCY, _BIAS, _MIN_TOKENS, _DRAW, _TOP_K, _TOP_P, _MIN_P, _LOGPROBS = (1 << bit for bit in range(9))
-_HISTORY = _REPETITION | _FREQUENCY | _MIN_TOKENS
-_PER_TOKEN = _HISTORY | _BIAS
-_PROCESSED = _PER_TOKEN | _DRAW
-# Its product with a sum of probabilities is below the sum, so that a sampled token has a probability above 0.
-_BELOW_ONE = 1 - 2.0**-52
-MAX_BATCHES = 256  # combinations of slots whose constants are kept
-_NO_HISTORY = History(torch.zeros(()), torch.zeros(()), torch.zeros(()))
 
 
 def _uses(params: SamplingParams) -> int:
