@@ -8,6 +8,7 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ from gflownet.evaluation.language_training import (
     streamed_loss,
 )
 from gflownet.files import cannot_write, parse_json, write_whole
-from gflownet.language.config import MAY_CHANGE, LanguageConfig, SampleConfig
+from gflownet.language.config import MAY_CHANGE, OPTIONS, LanguageConfig, SampleConfig
 from gflownet.language.setup import Setup, set_up
 from gflownet.records.marker import read_marker
 from gflownet.records.status import Phase, RunState
@@ -42,11 +43,6 @@ from gflownet.terminal.console import duration
 
 SAMPLES_NAME = "samples.jsonl"
 MODEL_NAME = "model"
-# Options of the training itself, by their names in its configuration.
-_TRAINING_OPTIONS = (
-    *("rows", "sequence_length", "schedule", "warm_up", "last_rate", "optimiser", "weight_decay", "max_gradient_norm"),
-    *("accumulation", "batches"),
-)
 STOP_MESSAGE = "\nstopping after this step; repeat to stop immediately\n"
 # Seed of sample n: seed + n times this, distinct from the seeds of the weights and batches.
 _SAMPLE_SEED_STEP = 1_000_003
@@ -407,5 +403,6 @@ def _copy_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _training(config: LanguageConfig, setup: Setup) -> LanguageTraining:
-    options = {name: getattr(config, name) for name in _TRAINING_OPTIONS}
+    names = {item.name for item in fields(LanguageTraining)} & OPTIONS.keys()
+    options = {name: getattr(config, name) for name in names - {"seconds", "learning_rate", "precision"}}
     return LanguageTraining(**options, learning_rate=setup.learning_rate, precision=setup.precision)

@@ -10,11 +10,12 @@ import re
 import shutil
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from gflownet.evaluation.language_training import LanguageDivergedError, LanguageSteps
+from gflownet.evaluation.language_training import LanguageDivergedError, LanguageSteps, LanguageTraining
 from gflownet.language.__main__ import main
 from gflownet.language.text import read_text
 from gflownet.records.status import RunState, read_status
@@ -332,6 +333,21 @@ def test_out_of_memory_in_a_step_is_one_line(tmp_path: Path, monkeypatch: pytest
     )
     monkeypatch.undo()
     assert train(tmp_path, "steps=1", "overwrite_existing_exp=true") == 0
+
+
+def test_training_gets_the_options_of_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainings: list[LanguageTraining] = []
+
+    class Recorded(LanguageSteps):
+        def __init__(self, *parts: Any, options: LanguageTraining, **more: Any) -> None:
+            trainings.append(options)
+            super().__init__(*parts, options=options, **more)
+
+    monkeypatch.setattr("gflownet.language.run.LanguageSteps", Recorded)
+    assert train(tmp_path, "steps=1", "accumulation=2", "batches=contiguous", "warm_up=0.2", "learning_rate=0.1") == 0
+    (options,) = trainings
+    assert (options.accumulation, options.batches, options.warm_up) == (2, "contiguous", 0.2)
+    assert (options.learning_rate, options.seconds, options.rows) == (0.1, None, 2)
 
 
 def test_training_from_python(tmp_path: Path) -> None:
