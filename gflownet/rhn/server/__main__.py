@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,7 @@ def command_line() -> CommandLine:
         help="Jinja2 template of chats, as in Hugging Face (default: chat_template.jinja in FOLDER; without it, lines "
         "'user: TEXT')",
     )
+    parser.add_argument("--insecure", action="store_true", help="allow a --host that other machines reach without --api-key")
     for name, (placeholder, text) in LISTS.items():
         parser.add_argument(
             _flag(name), action="append", default=[], metavar=placeholder, help=f"{text}; may be repeated"
@@ -89,8 +91,21 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise UserError("--chat-stop: expected a text, got nothing")
     key = os.environ.get(API_KEY_VARIABLE)
     options.api_key += [key] if key else []
+    if not (options.api_key or options.insecure or _is_loopback(options.host)):
+        raise UserError(
+            f"--host: expected a key for {options.host!r}, which other machines may reach, got none; "
+            f"set {API_KEY_VARIABLE}, or give --insecure"
+        )
     options.limits = Limits(**{option.key: getattr(options, option.key) for option in OPTIONS})
     return options
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address; names other than localhost may be of any."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _flag(name: str) -> str:

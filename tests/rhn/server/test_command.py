@@ -37,6 +37,10 @@ def refusal(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
         (["m", "--allow-origin", "a"], "error: --host, --allow-host, --allow-origin: expected an origin like https"),
         (["m", "--read-timeout", "0"], "error: --read-timeout: expected at least 0.1, got 0.0"),
         (["m", "--api-key", "a b"], "error: --api-key, GFLOWNET_API_KEY: expected a key of printable ASCII"),
+        *(
+            (["m", "--host", host], f"error: --host: expected a key for '{host}', which other machines may reach, got")
+            for host in ("0.0.0.0", "::", "192.168.1.4", "example.com", "")
+        ),
         (["m", "--chat-stop", ""], "error: --chat-stop: expected a text, got nothing"),
         (["none"], "error: none: expected a folder with model.json and model.safetensors, got a name that does not"),
     ],
@@ -57,7 +61,7 @@ def test_unavailable_address_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     folder, elsewhere = save_tiny(tmp_path / "tiny"), "192.0.2.1"  # of no machine (RFC 5737)
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         for host, port in (taken.getsockname(), (elsewhere, 8000)):
-            said = refusal([folder, "--host", host, "--port", port], capsys)
+            said = refusal([folder, "--host", host, "--port", port, "--insecure"], capsys)
             assert said.startswith(f"error: --host, --port: cannot listen on {host}:{port} ([Errno")
 
 
@@ -73,7 +77,26 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
     names = ("host", "port", "max-slots", "timeout", "grace", "allow-host", "allow-origin", "api-key", "chat-template")
+    assert "--insecure" in said
     assert all(f"--{name}" in said for name in names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable"),
+    [
+        (["--host", "127.0.0.2"], ""),
+        (["--host", "::1"], ""),
+        (["--host", "localhost"], ""),
+        (["--host", "0.0.0.0", "--insecure"], ""),
+        (["--host", "0.0.0.0", "--api-key", "key"], ""),
+        (["--host", "0.0.0.0"], "key"),
+    ],
+)
+def test_loopback_address_or_key_is_accepted(
+    arguments: list[str], variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GFLOWNET_API_KEY", variable)
+    assert parse(["m", *arguments]).host == arguments[1]
 
 
 def test_api_key_of_the_environment_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
