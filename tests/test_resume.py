@@ -106,3 +106,21 @@ def test_resume_after_an_edited_task_forgets_its_scores(tmp_path, monkeypatch):
     before, after = metric_rows(tmp_path / "run")[3:]
     assert (before["score_best"], after["score_best"]) == (0.9, 0.2)
     assert after["replay_size"] <= 4 < before["replay_size"]
+
+
+def test_resume_after_damaged_checkpoints(finished, copied_run, tmp_path, capsys):
+    """The last checkpoint is empty, then both: the previous one, and the evaluations in a new run."""
+    folder = copied_run("toy")
+    earlier, last = sorted((folder / "checkpoints").iterdir())
+    last.write_bytes(b"")
+    assert run(folder, *FINISHED, "resume=true") == 0
+    assert metric_rows(folder) == metric_rows(finished)
+    assert last.stat().st_size
+    for path in (earlier, last):
+        path.write_bytes(path.read_bytes()[:20])
+    capsys.readouterr()
+    assert run(folder, *FINISHED, "resume=true") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    store = line.partition("evaluation.store_url=")[2].partition(",")[0]
+    assert run(tmp_path / "new", *FINISHED, f"evaluation.store_url={store}") == 0
+    assert {row["cached_share"] for row in metric_rows(tmp_path / "new")} == {1.0}

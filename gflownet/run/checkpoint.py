@@ -9,6 +9,7 @@ import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,15 +17,17 @@ import torch
 from filelock import FileLock, Timeout
 
 from gflownet.errors import UserError
-from gflownet.files import TEMPORARY_SUFFIX, write_whole
+from gflownet.files import TEMPORARY_SUFFIX, cannot_write, write_whole
 from gflownet.records.marker import LOCK_NAME
 
 FORMAT_VERSION = 3  # of the trainer's state; tests/checkpoints/ holds one file of each version
 NUM_CHECKPOINTS = 2
+DAMAGED_SUFFIX = ".damaged"
 
 # First line of a file, followed by torch's payload. The sha256 covers run id and payload.
 _HEADER = re.compile(rb"gflownet checkpoint, format (\d+), (?:run ([0-9a-f]{32}), )?sha256 ([0-9a-f]{64})\n")
 _MAX_HEADER_BYTES = 256
+_MAGIC = b"gflownet checkpoint"
 # Maximum wait in seconds for the lock: `gflownet.records.status` tests it for a moment.
 _LOCK_WAIT_S = 0.5
 _FILE_NAME = re.compile(r"step_(\d{1,18})\.pt")
@@ -113,21 +116,40 @@ class CheckpointFolder:
             old.unlink()
         return path
 
-    def latest(self) -> Checkpoint | None:
-        """Return the newest intact checkpoint, with a warning for each damaged one; None if there is no file.
+    def latest(self, *, sets_aside: bool = False) -> Checkpoint | None:
+        """Return the newest checkpoint that can be read, with a warning for each newer one; None without any.
+
+        Args:
+            sets_aside: rename the newer ones; only the process that holds the lock of the run may do so.
 
         Raises:
-            UserError: every checkpoint is damaged, or the newest intact one has another format.
+            UserError: all are of another format, or hold more than tensors and plain containers; nothing is renamed.
         """
-        paths = [path for path in self.files() if self._run_of(path) in (self.run, None)]
-        for path in paths:
+        errors: dict[Path, UserError] = {}
+        checkpoint = None
+        for path in (path for path in self.files() if self._run_of(path) in (self.run, None)):
             try:
-                return Checkpoint(step=_step_of(path), state=load(path), path=path)
-            except DamagedCheckpointError as error:
-                _log.warning("%s; using the previous checkpoint", error)
-        if paths:
-            raise UserError(f"{self.folder}: expected an intact checkpoint, got {len(paths)} damaged ones")
-        return None
+                checkpoint = Checkpoint(step=_step_of(path), state=load(path), path=path)
+                break
+            except UserError as error:
+                errors[path] = error
+        others = [error for error in errors.values() if not isinstance(error, DamagedCheckpointError)]
+        if checkpoint is None and others:
+            raise others[0]
+        for path, error in errors.items():
+            name = f"; it is now {self.set_aside(path).name}" if sets_aside else ""
+            _log.warning("%s%s%s", error, name, "" if checkpoint is None else "; using the previous checkpoint")
+        return checkpoint
+
+    def set_aside(self, path: Path, *, suffix: str = DAMAGED_SUFFIX) -> Path:
+        """Rename a file so that it is no checkpoint any more, and return its path. Raises UserError if that fails."""
+        names = (path.with_name(f"{path.name}{suffix}{number}") for number in chain([""], count(2)))
+        target = next(name for name in names if not (name.is_symlink() or name.exists()))
+        try:
+            path.rename(target)
+        except OSError as error:
+            raise cannot_write(target, error) from error
+        return target
 
     def own(self) -> list[Path]:
         """Return the checkpoints of this run, newest first."""
@@ -136,6 +158,10 @@ class CheckpointFolder:
     def damaged(self) -> list[Path]:
         """Return the files without a valid header, whose run is unknown."""
         return [path for path in self.files() if self._run_of(path) is None]
+
+    def cut(self) -> list[Path]:
+        """Return the files with only a part of the header."""
+        return [path for path in self.damaged() if _MAGIC.startswith(path.read_bytes()[: len(_MAGIC)])]
 
     def files(self) -> list[Path]:
         """Return all files with the name of a checkpoint, newest first."""

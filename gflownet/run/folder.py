@@ -112,11 +112,12 @@ class RunFolder:
         Raises:
             UserError: all checkpoints of the run are missing or damaged.
         """
-        checkpoint = self.checkpoints.latest()
+        checkpoint = self.checkpoints.latest(sets_aside=True)
         if checkpoint is None and (self.path / METRICS_NAME).exists():  # created after the first checkpoint
+            store = f" and evaluation.store_url={self.store.resolve()}, which has its scores" * self.store.exists()
             raise UserError(
                 f"resume: expected a checkpoint in {self.checkpoints.folder}, got none; restore one, or start a new "
-                "run with another log_dir"
+                f"run with another log_dir{store}"
             )
         return checkpoint
 
@@ -217,8 +218,9 @@ class RunFolder:
         path = self.path
         marker = check_marker(path, resume=resume, overwrite=overwrite)
         checkpoints = CheckpointFolder(path / CHECKPOINTS_NAME, run="" if marker is None else marker.run)
-        # A resumed run may have damaged checkpoints, whose run is unknown.
-        allowed = {*checkpoints.own(), *(checkpoints.damaged() if resume else ())} if marker is not None else set()
+        # The run of a damaged checkpoint is unknown: a resumed run renames it, a new one only if it is cut.
+        damaged = checkpoints.damaged() if resume else checkpoints.cut()
+        allowed = {*checkpoints.own(), *damaged} if marker is not None else set()
         foreign = (file for file in checkpoints.files() if file not in allowed)
         for file in chain(_foreign_files(path, () if marker is None else marker.files), foreign):
             raise _foreign_file(file)
@@ -231,6 +233,8 @@ class RunFolder:
             checkpoints.remove_temporaries()
             for checkpoint in checkpoints.own():
                 checkpoint.unlink()
+            for checkpoint in checkpoints.cut():
+                checkpoints.set_aside(checkpoint)
             for name in marker.files:
                 if name in _LOG_FOLDERS:
                     for path in _LOG_FOLDERS[name](self.path / name):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import random
 import signal
@@ -158,33 +157,54 @@ def test_checkpoint_folder_keeps_last_two(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.folder.iterdir()) == ["step_00000100.pt", "step_1000000000.pt"]
 
 
-def test_latest_skips_damaged_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "cut header": lambda data: data[:30],
+    "cut": lambda data: data[:-1],
+    "other format": lambda data: data.replace(b"format 3,", b"format 9,", 1),
+    "other file": lambda data: b"PK\x03\x04" + data,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_latest_skips_damaged_checkpoint(damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = CheckpointFolder(tmp_path, run=RUN)
     folder.save(1, {"step": 1})
     newest = folder.save(2, {"step": 2})
-    newest.write_bytes(newest.read_bytes()[:-1])
-    with caplog.at_level(logging.WARNING):
-        found = folder.latest()
-    assert found is not None
-    assert found.step == 1
-    assert [message.partition("; ")[2] for message in caplog.messages] == ["using the previous checkpoint"]
-    assert str(newest) in caplog.text
+    data = DAMAGES[damage](newest.read_bytes())
+    newest.write_bytes(data)
+    newest.with_name(f"{newest.name}.damaged").write_bytes(b"earlier")
+    for sets_aside, words in ((False, []), (True, ["it is now step_00000002.pt.damaged2"])):
+        caplog.clear()
+        found = folder.latest(sets_aside=sets_aside)
+        assert found is not None
+        assert found.step == 1
+        (message,) = caplog.messages
+        assert message.startswith(f"{newest}: expected ")
+        assert message.split("; ")[-1 - len(words) :] == [*words, "using the previous checkpoint"]
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.damaged*")} == {
+        f"{newest.name}.damaged": b"earlier",
+        f"{newest.name}.damaged2": data,
+    }
+    assert folder.save(2, {"step": 2}) == newest, "its name is free again"
 
 
-def test_latest_with_only_damaged_checkpoints_raises(tmp_path: Path) -> None:
+def test_latest_with_only_damaged_checkpoints_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = CheckpointFolder(tmp_path, run=RUN)
-    folder.save(1, {"step": 1}).write_bytes(b"")
-    with pytest.raises(UserError, match="expected an intact checkpoint, got 1 damaged"):
-        folder.latest()
+    path = folder.save(1, {"step": 1})
+    path.write_bytes(b"")
+    assert folder.latest(sets_aside=True) is None
+    assert [message.partition("; ")[2] for message in caplog.messages] == ["it is now step_00000001.pt.damaged"]
+    assert path.with_name(f"{path.name}.damaged").read_bytes() == b""
 
 
-def test_latest_of_other_format_raises(tmp_path: Path) -> None:
+def test_latest_with_only_another_format_raises(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, run=RUN)
-    folder.save(1, {"step": 1})
-    newest = folder.save(2, {"step": 2})
-    newest.write_bytes(newest.read_bytes().replace(b"format 3,", b"format 9,", 1))
+    path = folder.save(1, {"step": 1})
+    path.write_bytes(path.read_bytes().replace(b"format 3,", b"format 9,", 1))
     with pytest.raises(UserError, match="got format 9"):
-        folder.latest()
+        folder.latest(sets_aside=True)
+    assert path.exists()
 
 
 def test_checkpoint_folder_ignores_other_runs(tmp_path: Path) -> None:

@@ -176,6 +176,25 @@ def test_resume_without_checkpoints_raises(path):
         folder.last_checkpoint()
 
 
+@pytest.mark.parametrize("content", [b"", b"gflownet check"])
+def test_resume_with_only_damaged_checkpoints_names_the_store(path, content):
+    start(path)
+    (path / "checkpoints" / "step_00000003.pt").write_bytes(content)
+    (path / "evaluations.sqlite").touch()
+    with RunFolder(path, resume=True, overwrite=False) as folder:
+        for _ in range(2):  # the second time the file has another name
+            with pytest.raises(UserError, match=f"got none; .* evaluation.store_url={path}/evaluations.sqlite"):
+                folder.last_checkpoint()
+    assert [file.read_bytes() for file in (path / "checkpoints").iterdir()] == [content]
+
+
+def test_overwrite_sets_cut_checkpoints_aside(path):
+    start(path)
+    (path / "checkpoints" / "step_00000004.pt").write_bytes(b"")
+    with RunFolder(path, resume=False, overwrite=True):
+        assert [file.name for file in (path / "checkpoints").iterdir()] == ["step_00000004.pt.damaged"]
+
+
 def test_run_folder_of_earlier_version_raises(path):
     start(path)
     (path / "run.json").unlink()
