@@ -72,7 +72,7 @@ def test_resume_restores_random_states_and_moving_average(tmp_path):
 
 def test_resume_reads_options_and_refuses_changes(finished, copied_run, capsys):
     folder = copied_run("toy")
-    for change in ("seed=7", "opt.learning_rate=0.1", "env.max_hidden_nodes=2", "task=digits"):
+    for change in ("seed=7", "opt.momentum=0.5", "env.max_hidden_nodes=2", "task=digits"):
         before = (folder / "config.yaml").read_text()
         assert main([f"log_dir={folder}", "resume=true", change]) == 2
         assert capsys.readouterr().err.startswith(f"error: {change.partition('=')[0]}: expected ")

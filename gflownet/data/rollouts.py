@@ -206,6 +206,8 @@ def _failures_as_user_errors(num_workers: int, config: WorkersConfig) -> Iterato
             raise UserError(str(error.__cause__)) from error
         if isinstance(error.__cause__, EvaluationStoppedError):
             raise EvaluationStoppedError(str(error.__cause__)) from None
+        if isinstance(error.__cause__, FloatingPointError):  # of a policy that cannot be sampled
+            raise FloatingPointError(str(error.__cause__)) from error
         if error.__cause__ is not None:
             raise
         raise UserError(f"num_workers={num_workers}: {error} ({options})") from None

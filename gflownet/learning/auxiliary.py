@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gflownet.learning.optimisation import differentiate, make_optimizer, make_schedule
+from gflownet.learning.optimisation import advance, differentiate, make_optimizer, make_schedule, restore_schedule
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy, PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
@@ -72,13 +72,14 @@ class AuxiliaryNetwork:
         """Take one optimiser step on a loss, and return its metrics.
 
         Raises:
-            FloatingPointError: the loss is not finite.
+            FloatingPointError: the loss or its gradient is not finite; the weights are unchanged.
         """
         try:
-            metrics = self._steps.take(lambda: differentiate(loss))
+            metrics = self._steps.take(lambda: differentiate(loss, self._optimizer))
         except FloatingPointError as error:
             raise FloatingPointError(f"{self.name}: {error}") from error
-        self._schedule.step()
+        finally:
+            advance(self._schedule)
         return {f"{self.name}_{metric}": value for metric, value in metrics.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -93,7 +94,7 @@ class AuxiliaryNetwork:
         """Restore the result of `state_dict`."""
         self.network.load_state_dict(state["network"])
         self._optimizer.load_state_dict(state["optimizer"])
-        self._schedule.load_state_dict(state["schedule"])
+        restore_schedule(self._schedule, state["schedule"])
 
 
 class Teacher:

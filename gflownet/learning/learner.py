@@ -15,7 +15,7 @@ from gflownet.data.sampler import Exploration, sample_forward
 from gflownet.data.source import Rollout
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.learning.memory import FormedBatch, TrajectoryMemory, formed, merge_isomorphic
-from gflownet.learning.optimisation import differentiate, make_optimizer, make_schedule
+from gflownet.learning.optimisation import advance, differentiate, make_optimizer, make_schedule, restore_schedule
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.isomorphism import CanonicalForms
 from gflownet.mdp.policy import Policy, PolicyFunction
@@ -27,6 +27,9 @@ from gflownet.policy.in_parts import PolicyInParts
 from gflownet.policy.on_device import PolicyOnDevice
 from gflownet.training.steps import Clipping, Steps, update_average
 from gflownet.workers.process import stream_seed
+
+# Called with the error of a loss or gradient, and the batch.
+OnSkip = Callable[[FloatingPointError, TrajectoryBatch], None]
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,12 @@ class LearnerOptions:
 
 
 class Learner:
-    """Policy and objective with their optimiser, schedule, and memory of earlier batches."""
+    """Policy and objective with their optimiser, schedule, and memory of earlier batches.
+
+    Attributes:
+        on_skip: called for an optimiser step without finite loss or gradient, which is skipped if it returns; default:
+            it raises the error.
+    """
 
     def __init__(
         self,
@@ -68,6 +76,8 @@ class Learner:
         clipping = Clipping(config.clip_grad_param, config.clip_grad_type)
         self._steps = Steps([self.optimizer], list(policy.parameters()), clipping=clipping)
         self.schedule = make_schedule(self.optimizer, config, num_steps=options.num_steps)
+        self._num_updates = 0
+        self.on_skip: OnSkip = _raise
         self.memory = TrajectoryMemory(context.env, capacity=options.memory_capacity, merges=options.merge_isomorphic)
 
     @property
@@ -88,9 +98,12 @@ class Learner:
     def learn(self, rollout: Rollout) -> dict[str, float]:
         """Take the optimiser steps of one training step, and return the metrics of the last one on the rollout.
 
+        If all are skipped, weights, optimiser, moving average and memory stay as they are.
+
         Raises:
-            FloatingPointError: a loss is not finite.
+            FloatingPointError: a loss or gradient is not finite, see `on_skip`.
         """
+        num_updates = self._num_updates
         trajectories = self.objective.annotated(self.trained, rollout.trajectories)
         batch = formed(self._env, trajectories, merges=self.options.merge_isomorphic)
         metrics: dict[str, float] = {}
@@ -98,9 +111,11 @@ class Learner:
             metrics = self._update(self._with_remembered(batch, update))
         for replayed in rollout.replays:
             self._update(self.objective.annotated(self.trained, replayed))
+        advance(self.schedule)
+        if self._num_updates == num_updates:
+            return metrics
         if self.options.num_remembered:
             self.memory.add(batch.first(rollout.num_fresh))
-        self.schedule.step()
         if self.options.sampling_tau:  # the sampling policy is a moving average of the trained one
             averages, current = (list(each.parameters()) for each in (self.sampling_policy, self.policy))
             update_average(averages, current, decay=self.options.sampling_tau)
@@ -110,9 +125,10 @@ class Learner:
         """Compute the gradients of the loss of the trajectories, clip them, and return its metrics.
 
         Raises:
-            FloatingPointError: the loss is not finite.
+            FloatingPointError: the loss or its gradient is not finite.
         """
-        return self._steps.compute_gradients(lambda: differentiate(self.objective.loss(self.trained, batch)))[0]
+        loss = lambda: self.objective.loss(self.trained, batch)  # noqa: E731
+        return self._steps.compute_gradients(lambda: differentiate(loss(), self.optimizer))[0]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
@@ -121,7 +137,9 @@ class Learner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`."""
         for name, component in self._components().items():
-            component.load_state_dict(state[name])
+            if component is not self.schedule:
+                component.load_state_dict(state[name])
+        restore_schedule(self.schedule, state["schedule"])
 
     def _components(self) -> dict[str, Any]:
         names = ("policy", "sampling_policy", "objective", "optimizer", "schedule", "memory")
@@ -144,12 +162,21 @@ class Learner:
 
     def _update(self, batch: TrajectoryBatch) -> dict[str, float]:
         """Take one optimiser step, and return the metrics of the loss before it."""
-        metrics = self.accumulate_gradients(batch)
+        try:
+            metrics = self.accumulate_gradients(batch)
+        except FloatingPointError as error:
+            self.on_skip(error, batch)
+            return {"skipped": 1.0}
         self._steps.update()
+        self._num_updates += 1
         return metrics
 
     def _computed(self, policy: Policy) -> PolicyOnDevice:
         return PolicyOnDevice(policy, device=self.device, precision=self.config.precision)
+
+
+def _raise(error: FloatingPointError, _: TrajectoryBatch) -> None:
+    raise error
 
 
 @dataclass(frozen=True)
@@ -184,7 +211,7 @@ def fit(
     The next rollout is requested after the step was consumed, so that a caller may stop between two steps.
 
     Raises:
-        FloatingPointError: a loss is not finite; the message names the step.
+        FloatingPointError: a loss or gradient is not finite, see `Learner.on_skip`; the message names the step.
     """
     for number, rollout in zip(range(first_step, num_steps + 1), rollouts):  # noqa: B905 (rollouts never end)
         batch, is_first = rollout.trajectories, number == 1
@@ -193,7 +220,10 @@ def fit(
         try:
             auxiliary_metrics: dict[str, float] = {}
             if auxiliary is not None:
-                auxiliary_metrics = auxiliary.learn(learner.trained, learner.objective, batch, is_first=is_first)
+                try:
+                    auxiliary_metrics = auxiliary.learn(learner.trained, learner.objective, batch, is_first=is_first)
+                except FloatingPointError as error:
+                    learner.on_skip(error, batch)
             metrics = learner.learn(rollout)
         except FloatingPointError as error:
             raise FloatingPointError(f"step {number}: {error}") from error

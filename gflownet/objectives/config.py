@@ -197,6 +197,11 @@ class OptimizerConfig:
         "norm", "clip the gradient's global norm, clip its values, or do not clip"
     )
     clip_grad_param: float = option(10.0, "maximum norm or value", POSITIVE)
+    max_skipped: int = option(
+        5,
+        "end the run after this many training steps in a row without finite loss and gradient; they change no weights",
+        AT_LEAST_ONE,
+    )
     precision: Literal["float32", "bfloat16"] = option(
         "float32", "precision of the policy's matrix products: float32, or bfloat16 (mixed precision)"
     )

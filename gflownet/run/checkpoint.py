@@ -151,6 +151,14 @@ class CheckpointFolder:
             raise cannot_write(target, error) from error
         return target
 
+    def set_aside_from(self, step: int, *, suffix: str) -> int | None:
+        """Rename the checkpoints from a step on, unless these are all; return the step of the newest, None without."""
+        own = self.own()
+        later = [path for path in own if _step_of(path) >= step]
+        for path in later if len(later) < len(own) else ():
+            self.set_aside(path, suffix=suffix)
+        return next(map(_step_of, self.own()), None)
+
     def own(self) -> list[Path]:
         """Return the checkpoints of this run, newest first."""
         return [path for path in self.files() if self._run_of(path) == self.run]

@@ -1,19 +1,23 @@
-"""Failed candidates of a run: lines and kinds, equal for failures with one cause, and quarantine.jsonl.
+"""Failures of a run: lines and kinds of failed candidates, equal for one cause, quarantine.jsonl, skipped steps.
 
 The quarantine lists candidates that ended their process, exceeded the deadline or the memory, one JSON object each.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gflownet.errors import counted
+import torch
+
+from gflownet.errors import UserError, counted
 from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.executors.machine import memory_per_process, num_cores
@@ -21,12 +25,17 @@ from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
 from gflownet.files import cannot_write
-from gflownet.run.folder import QUARANTINE_NAME, RunFolder
+from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.objectives.config import OptimizerConfig
+from gflownet.run.folder import QUARANTINE_NAME, SKIPPED_NAME, RunFolder
+from gflownet.run.run import Run
 
 _TYPED = re.compile(r"(?:\w+\.cost: )?(?P<type>\w+): .*\((?P<place>[^()\s]+:\d+)\)")  # as written by `describe`
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 _MAX_LENGTH = 100
 _HASH_LENGTH = 12
+MAX_BATCHES = 10  # of skipped steps, per run
+DIVERGED_SUFFIX = ".diverged"  # of checkpoints whose policy gives no finite loss
 _VERBS = {
     EvaluationStatus.FAILED: "failed",
     EvaluationStatus.TIMEOUT: "exceeded its deadline",
@@ -149,6 +158,53 @@ class Quarantine:
             f"{self.num} {candidates} quarantined: {self.path}; to try again: "
             f"python -m gflownet.store requeue {self._folder.path} HASH"
         )
+
+
+class SkippedSteps:
+    """Training steps without finite loss or gradient: their batches are written, and too many in a row end the run.
+
+    Attributes:
+        batch: the last trajectories that the policy learned from.
+    """
+
+    def __init__(self, options: OptimizerConfig) -> None:
+        self._options = options
+        self._first = self.last = -1  # numbers of the last steps in a row
+        self.batch: TrajectoryBatch | None = None
+
+    def add(self, run: Run, step: int, error: FloatingPointError, batch: TrajectoryBatch) -> None:
+        """Write the batch of a skipped step. Raises the error if no further one in a row may be skipped."""
+        if step != self.last:
+            self._first = self._first if step == self.last + 1 else step
+            self.last, self.batch = step, batch
+            self._write(run.folder, step)
+            run.logger.warn(f"step {step}: {error}; the step is skipped")
+        if step - self._first + 1 >= self._options.max_skipped:
+            raise error
+
+    def end(self, run: Run, error: FloatingPointError, *, step: int) -> UserError:
+        """Return the error that ends the run after `step`; no later checkpoint has the state that led to it."""
+        is_skipped = step <= self.last
+        if not is_skipped:  # for example, sampling has failed
+            self._write(run.folder, step)
+        start = run.folder.checkpoints.set_aside_from(self._first - 1 if is_skipped else step, suffix=DIVERGED_SUFFIX)
+        place = "" if str(error).startswith("step ") else f"after step {step}: "
+        options, folder = self._options, run.folder.path / SKIPPED_NAME
+        batches = f"; batches: {folder}" if folder.exists() else ""
+        return UserError(
+            f"{place}{error}; resume=true continues from step {start}: lower "
+            f"opt.learning_rate (now {options.learning_rate:g}) or opt.clip_grad_param (now "
+            f"{options.clip_grad_param:g}){batches}"
+        )
+
+    def _write(self, folder: RunFolder, step: int) -> None:
+        """Write the batch, unless the folder has enough of them. Raises UserError like `RunFolder.write`."""
+        path = folder.path / SKIPPED_NAME / f"step_{step:08d}.pt"
+        num = len(list(path.parent.glob("*"))) - path.exists()
+        if self.batch is not None and num < MAX_BATCHES:
+            content = io.BytesIO()
+            torch.save(asdict(self.batch), content)
+            folder.write(path, content.getvalue())
 
 
 def _entry(record: EvaluationRecord) -> dict[str, object]:

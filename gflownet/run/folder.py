@@ -32,6 +32,7 @@ CHECKPOINTS_NAME = "checkpoints"
 CERTIFICATE_NAME = "certificate.json"
 CERTIFICATE_STORE_NAME = "certificate.sqlite"
 QUARANTINE_NAME = "quarantine.jsonl"
+SKIPPED_NAME = "skipped"  # folder with the batches of skipped steps
 
 # All files that a run may write, except its checkpoints, whose header names their run.
 _SQLITE_ENDS = ("", "-wal", "-shm", "-journal")
@@ -43,17 +44,20 @@ _REPORT = (TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, FRONT_PICTURE_NAM
 _MODEL_FILES = ("model.json", "model.safetensors", "model.safetensors.new", "tokenizer.json")
 LANGUAGE_FILES = ("samples.jsonl", *(f"model/{name}" for name in _MODEL_FILES))
 _FILES = (CONFIG_NAME, METRICS_NAME, STATUS_NAME, QUARANTINE_NAME, *_REPORT, *_STORES)
-_ARCHITECTURE_FILE = re.compile(rf"{PICTURES_NAME}/(rank_\d+\.(svg|safetensors)|random\.safetensors)")
+_NUMBERED_FILE = re.compile(
+    rf"{PICTURES_NAME}/(rank_\d+\.(svg|safetensors)|random\.safetensors)|{SKIPPED_NAME}/step_\d{{8,18}}\.pt"
+)
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+")
 _WANDB_FOLDER = f"{WANDB_NAME}/"
 _EVENT_FILE = re.compile(r"events\.out\.tfevents\.\d+\..+")
 _TENSORBOARD_FOLDER = f"{TENSORBOARD_NAME}/"
-_FOLDERS = (CHECKPOINTS_NAME, PICTURES_NAME, WANDB_NAME, TENSORBOARD_NAME, "model")
+_FOLDERS = (CHECKPOINTS_NAME, PICTURES_NAME, WANDB_NAME, TENSORBOARD_NAME, "model", SKIPPED_NAME)
 _log = logging.getLogger(__name__)
 
-# Options that a resumed run may change: they do not change its results.
+# Options that a resumed run may change: they do not change its results, but for those that a diverged run needs.
 _MAY_CHANGE = {
     *("log_dir", "resume", "overwrite_existing_exp", "num_training_steps", "budget", "asynchronous", "final"),
+    *("opt.learning_rate", "opt.clip_grad_param", "opt.max_skipped"),
     *("num_workers", "mp_buffer_size", "pickle_mp_messages", "num_threads", "workers", "device"),
     *("print_every", "console", "validate_every", "checkpoint_every", "wandb", "tensorboard", "report"),
     *("certify", "certify_max_states", "certify_samples"),
@@ -276,7 +280,7 @@ def policy_weights(path: Path, *, option: str) -> Mapping[str, Any]:
 
 
 def _may_be_listed(name: str) -> bool:
-    return name in (*_FILES, *LANGUAGE_FILES, *_LOG_FOLDERS) or _ARCHITECTURE_FILE.fullmatch(name) is not None
+    return name in (*_FILES, *LANGUAGE_FILES, *_LOG_FOLDERS) or _NUMBERED_FILE.fullmatch(name) is not None
 
 
 def _is_taken(path: Path) -> bool:

@@ -18,13 +18,13 @@ from gflownet.data.source import Rollout
 from gflownet.errors import counted
 from gflownet.evaluation.constraints import best_within
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
-from gflownet.learning.learner import fit, sampled_rollouts
+from gflownet.learning.learner import OnSkip, fit, sampled_rollouts
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.records.status import Phase
 from gflownet.report.architectures import current_leaders
 from gflownet.run.executor_status import ExecutorStatus, simulated_time
-from gflownet.run.failures import Reopened
+from gflownet.run.failures import Reopened, SkippedSteps
 from gflownet.run.parts import SAMPLER_STREAM, Parts
 from gflownet.run.progress import mean
 from gflownet.run.run import Run
@@ -46,6 +46,7 @@ class SearchStage(StepStage):
         """Take the evaluator of the search, and earlier failures that are evaluated again."""
         self._parts, self._evaluator, self._reopened = parts, evaluator, reopened
         self._executors = ExecutorStatus(evaluator)
+        self.skipped = SkippedSteps(parts.config.opt)
         self._before = parts.progress.num_distinct, parts.progress.seconds
         self._best_score, self._has_time_line = -math.inf, not parts.task.is_noisy
         self.checkpoint_every = parts.config.checkpoint_every
@@ -80,6 +81,7 @@ class SearchStage(StepStage):
             run.refresh()
 
         evaluator.watch = watch
+        parts.learner.on_skip = self._on_skip(run)
         if self._reopened is not None:
             self._evaluate_again(self._reopened, run.logger.print)
         if parts.search is None:
@@ -97,7 +99,7 @@ class SearchStage(StepStage):
     def write(self, run: Run, metrics: dict[str, float]) -> None:
         """Write the metrics of a step, with its failures and the status of the executor."""
         parts, evaluator, logger, progress = self._parts, self._evaluator, run.logger, self._parts.progress
-        config = parts.config
+        config, self.is_sound = parts.config, self.step != self.skipped.last
         for line in progress.new_failures:
             logger.warn(f"step {self.step}: {line}")
         if parts.search is None and config.validate_every and self.step % config.validate_every == 0:
@@ -123,6 +125,9 @@ class SearchStage(StepStage):
         """Note the used time, and cancel rollouts that workers have prepared ahead."""
         self._parts.progress.seconds = self._evaluator.budget.seconds
         self._evaluator.cancel()
+
+    def _on_skip(self, run: Run) -> OnSkip:
+        return lambda error, batch: self.skipped.add(run, self.step + 1, error, batch)
 
     def _name_best(self, run: Run) -> None:
         """Show the best architecture so far in the words of the task."""
@@ -161,6 +166,7 @@ class SearchStage(StepStage):
                 if not run.is_stopped:
                     run.logger.print(f"{error} after step {self.step}")
                 return
+            self.skipped.batch = rollout.trajectories
             yield rollout
 
     def _rollouts(self) -> Generator[Rollout]:
@@ -229,6 +235,7 @@ class SearchStage(StepStage):
         parts = self._parts
         if search.num_trained_on not in (0, len(search.history)):  # the search has continued with a larger budget
             parts.learner = parts.build_learner()  # the same weights, a new schedule
+            parts.learner.on_skip = self._on_skip(run)
         search.num_trained_on = len(search.history)
         first_step = parts.learner.num_steps_done + 1
         if first_step <= parts.config.num_training_steps:

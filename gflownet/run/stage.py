@@ -23,9 +23,11 @@ class StepStage(Stage):
 
     Attributes:
         checkpoint_every: steps between two checkpoints.
+        is_sound: whether the state of the last step is worth a checkpoint.
     """
 
     checkpoint_every: int
+    is_sound: bool = True
 
     @property
     @abstractmethod
@@ -62,7 +64,7 @@ class StepStage(Stage):
                 break
             self.write(run, metrics)
             run.refresh()
-            if self.step % self.checkpoint_every == 0:
+            if self.step % self.checkpoint_every == 0 and self.is_sound:
                 run.save(self.step, self.state_dict())
         self.finish(run, is_abandoned=is_abandoned)
         if is_abandoned:

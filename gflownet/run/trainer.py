@@ -345,7 +345,7 @@ class GFNTrainer:
                 with suppress(UserError, OSError):  # raise the first error only
                     report.write(run)
             if isinstance(error, FloatingPointError):
-                raise UserError(f"{error}; a smaller opt.learning_rate may help") from error
+                raise search.skipped.end(run, error, step=self.step) from error
             raise
         report.run(run)
 

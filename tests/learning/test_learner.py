@@ -1,11 +1,13 @@
 """Learner: optimiser steps, clipping, memory, state dict."""
 
+import copy
 import io
 import itertools
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from gflownet.data.source import Rollout
 from gflownet.envs.graph_building import GraphBuildingEnv
@@ -187,6 +189,50 @@ def test_fit_infinite_loss_raises_with_step():
     assert [next(steps).number, next(steps).number] == [1, 2]
     with pytest.raises(FloatingPointError, match="step 3: expected a finite loss, got nan"):
         next(steps)
+
+
+class WideGradient(TrajectoryBalance):
+    """A finite loss with an infinite gradient."""
+
+    def loss(self, policy, trajectories):
+        found = super().loss(policy, trajectories)
+        return Loss((found.value * 0).sqrt(), found.metrics)
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"), [(Broken, "a finite loss, got nan"), (WideGradient, "a finite norm")]
+)
+def test_learner_skipped_step_changes_nothing(objective, message):
+    context, policy = opinionated(ENV)
+    options = LearnerOptions(num_steps=5, sampling_tau=0.5, num_remembered=1, num_updates=2)
+    config = OptimizerConfig(clip_grad_type="value")
+    learner = Learner(policy, objective(context, AlgoConfig()), context, config=config, options=options)
+    learner.objective.num_losses, errors = 2, []
+    for average in learner.sampling_policy.parameters():
+        average.data += 1
+    rollout = next(rollouts_of(learner))
+    learner.on_skip = lambda error, batch: errors.append((str(error), len(batch)))
+    before = copy.deepcopy(learner.state_dict())
+    assert learner.learn(rollout) == {"skipped": 1.0}
+    assert [number for _, number in errors] == [len(rollout.trajectories)] * 2
+    assert all(message in text for text, _ in errors)
+    after = learner.state_dict()
+    assert (before.pop("schedule")["last_epoch"], after.pop("schedule")["last_epoch"]) == (0, 1)
+    rates = [[group.pop("lr") for group in state["optimizer"]["param_groups"]] for state in (before, after)]
+    assert rates[0] != rates[1]
+    assert_close(after, before, rtol=0, atol=0)
+
+
+def test_fit_skipped_auxiliary_step_goes_on():
+    class Auxiliary:
+        def learn(self, policy, objective, trajectories, *, is_first):
+            raise FloatingPointError("teacher: nan")
+
+    learner, errors = make_learner(), []
+    learner.on_skip = lambda error, batch: errors.append(str(error))
+    (step,) = fit(learner, rollouts_of(learner), num_steps=1, auxiliary=Auxiliary())
+    assert errors == ["teacher: nan"]
+    assert "loss" in step.metrics
 
 
 def test_fit_requests_rollouts_lazily():

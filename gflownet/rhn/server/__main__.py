@@ -68,9 +68,7 @@ def command_line() -> CommandLine:
         help="Jinja2 template of chats, as in Hugging Face (default: chat_template.jinja in FOLDER; without it, lines "
         "'user: TEXT')",
     )
-    parser.add_argument(
-        "--insecure", action="store_true", help="allow other addresses than loopback ones without a key"
-    )
+    parser.add_argument("--insecure", action="store_true", help="allow other than loopback addresses without a key")
     for name, (placeholder, text) in LISTS.items():
         parser.add_argument(
             _flag(name), action="append", default=[], metavar=placeholder, help=f"{text}; may be repeated"
