@@ -160,6 +160,17 @@ def test_global_state_is_restored(executors, executor):
         assert score_of(outcome).metrics["item_size"] == score_of(clean).metrics["item_size"] == 4
 
 
+@pytest.mark.parametrize("poison", ["patch_class", "patch_function"])
+def test_changed_names_of_the_package_end_the_process(isolated, poison):
+    handle = isolated.submit(stub_job("a", poison, "b"), deadline=60)
+    wait_for_all(isolated, [handle])
+    outcomes = outcomes_of(handle)
+    assert (handle.process_ended, handle.num_finished) == (True, 2), "b is evaluated alone"
+    assert "another candidate of its job has changed " in (outcomes[2].error or "")
+    for outcome in (outcomes[0], *finished(isolated, [stub_job("b")])[0]):
+        assert (outcome.status, score_of(outcome).value) == (OK, 0.5)
+
+
 def test_base_exception_crashes_only_its_candidate(executor):
     handle = executor.submit(stub_job("a", "exit", "b"), deadline=60)
     wait_for_all(executor, [handle])

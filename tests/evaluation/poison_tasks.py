@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 
+from gflownet.evaluation.job import EvaluationStatus, Outcome
 from gflownet.evaluation.task import GFNTask, Score
 from tests.evaluation.candidates import StubCandidate, config_with
 
@@ -106,6 +107,18 @@ def change_everything() -> None:
     sys.stdout = sys.stderr = cast(Any, None)
 
 
+def patch_class() -> None:
+    """Give every score of this process another value."""
+    setattr(Score, "__post_init__", lambda self: object.__setattr__(self, "value", 1.0))  # noqa: B010
+
+
+def patch_function() -> None:
+    """Give every outcome of this process an error."""
+    import gflownet.evaluation.execution as execution
+
+    setattr(execution, "outcome_of", lambda *_: Outcome(EvaluationStatus.FAILED, 0.0, error="patched"))  # noqa: B010
+
+
 def leak_files() -> None:
     for _ in range(100):
         os.open(os.devnull, os.O_RDONLY)
@@ -151,6 +164,8 @@ POISONS = {
         print_much,
         set_default_dtype,
         change_everything,
+        patch_class,
+        patch_function,
         leak_files,
         leak_thread,
         close_all_files,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
 import os
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, ValuesView
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,6 +20,9 @@ import torch
 # More additional open files than this after a job: they leak.
 _MAX_LEAKED_FILES = 16
 _OPEN_FILES = Path("/proc/self/fd")
+_OWN = f"{__name__.partition('.')[0]}."
+_MISSING = object()
+_ADDED_TO_CLASSES = ("__annotations__", "__slotnames__")
 
 
 class TorchState:
@@ -33,6 +38,60 @@ class TorchState:
                 write(value)
         if sys.float_info.min / 2 == 0.0:
             torch.set_flush_denormal(False)
+
+
+class OwnNames:
+    """Names in this package's loaded modules and classes, and the objects that they are bound to.
+
+    A check takes 0.3 ms with 120 modules: identical objects are found equal without a call of Python code.
+    """
+
+    def __init__(self) -> None:
+        self.first_changed = ""
+        self._owners: dict[ModuleType | type, tuple[ValuesView[Any], list[Any], list[str]]] = {}  # now, before, names
+        self._num_modules = 0
+        self._add_modules()
+
+    def changed(self) -> str:
+        """Return the first name that was bound again, deleted, or added to a class; empty without one.
+
+        Modules import further names on first use, and further modules are imported: these are checked from then on.
+        """
+        for owner, (now, before, _) in () if self.first_changed else self._owners.items():
+            if before != list(now) and (name := self._changed_name(owner)):
+                self.first_changed = f"{owner.__name__}.{name}"
+                break
+        if len(sys.modules) != self._num_modules:
+            self._add_modules()
+        return self.first_changed
+
+    def _changed_name(self, owner: ModuleType | type) -> str | None:
+        _, values, names = self._owners[owner]
+        before, now = dict(zip(names, values, strict=True)), vars(owner)
+        for name in {**before, **now}:
+            if not _is_usual(owner, name, before.get(name, _MISSING), now.get(name, _MISSING)):
+                return name
+        self._add(owner)
+        return None
+
+    def _add_modules(self) -> None:
+        modules = [module for name, module in list(sys.modules.items()) if f"{name}.".startswith(_OWN)]
+        classes = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
+        for owner in (*modules, *(each for each in classes if each.__module__.startswith(_OWN))):
+            if owner not in self._owners:
+                self._add(owner)
+        self._num_modules = len(sys.modules)
+
+    def _add(self, owner: ModuleType | type) -> None:
+        self._owners[owner] = vars(owner).values(), list(vars(owner).values()), list(vars(owner))
+
+
+def _is_usual(owner: ModuleType | type, name: str, before: Any, now: Any) -> bool:
+    """Return whether Python, torch or an import bind a name like this on first use."""
+    if before is _MISSING:
+        return name in _ADDED_TO_CLASSES if isinstance(owner, type) else not hasattr(builtins, name)
+    is_hooked = getattr(now, "hooked", False) is True and getattr(now, "__wrapped__", None) is before  # by torch.optim
+    return now is before or is_hooked
 
 
 class ProcessState(TorchState):

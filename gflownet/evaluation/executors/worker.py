@@ -23,7 +23,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.execution import Report, attempt, crash, describe, lost_job
 from gflownet.evaluation.executors.descendants import adopt_orphans, end_descendants, end_with_parent, has_descendants
 from gflownet.evaluation.executors.forkserver import THREAD_LIMITS
-from gflownet.evaluation.executors.process_state import ProcessState
+from gflownet.evaluation.executors.process_state import OwnNames, ProcessState
 from gflownet.evaluation.executors.server import loaded_sources
 from gflownet.evaluation.executors.sources import TaskSources
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
@@ -32,6 +32,10 @@ from gflownet.evaluation.task import GFNTask
 _FILES = "/proc/self/fd"
 # The state of a process after these is unknown.
 _LEAVES_AFTER = (EvaluationStatus.CRASHED, EvaluationStatus.OUT_OF_MEMORY)
+
+
+class ChangedNameError(BaseException):
+    """A candidate has changed a name of this package: the others of its job need another process."""
 
 
 @dataclass(frozen=True)
@@ -150,12 +154,14 @@ def _load(settings: WorkerSettings, connection: Connection) -> GFNTask | None:
 
 
 def _serve(task: GFNTask, connection: Connection) -> None:
-    state = ProcessState()
+    state, names = ProcessState(), OwnNames()
     is_leaving = False
 
     def report(outcome: Outcome) -> None:
         state.restore()
         connection.send_bytes(reply(ReplyKind.ONE_DONE, pickle.dumps(outcome)))
+        if name := names.changed():
+            raise ChangedNameError(f"another candidate of its job has changed {name}")
 
     while not is_leaving:
         message = connection.recv_bytes()
@@ -168,6 +174,7 @@ def _serve(task: GFNTask, connection: Connection) -> None:
         if has_descendants():
             end_descendants()
         is_leaving = any(outcome.status in _LEAVES_AFTER for outcome in outcomes) or not state.is_clean()
+        is_leaving |= num_finished < len(outcomes) or bool(names.first_changed)
         kind = ReplyKind.DONE_AND_LEAVING if is_leaving else ReplyKind.DONE
         connection.send_bytes(reply(kind, pickle.dumps((outcomes, num_finished))))
 
