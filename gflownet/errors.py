@@ -1,13 +1,22 @@
 """User errors, printed as one line, and escaping of text for terminals."""
 
 import unicodedata
+from typing import ClassVar
 
 # Control characters (escape sequences among them), invisible ones that reorder text, lone surrogates, line separators.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 class UserError(ValueError):
-    """An error of the user's input: shown as one line without a traceback, exit status 2."""
+    """An error of the user's input: shown as one line without a traceback, with the exit status."""
+
+    status: ClassVar[int] = 2
+
+
+class LostFolderError(UserError):
+    """The folder of a run was deleted or moved during the run: nothing more is written."""
+
+    status = 1
 
 
 def printable(text: str) -> str:

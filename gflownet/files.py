@@ -23,6 +23,7 @@ TEMPORARY_SUFFIX = ".tmp"
 MAX_DEPTH = 100
 MAX_YAML_BYTES = 2**24
 MAX_BYTES = 2**30
+CHECKSUM = "checksum"  # last field of the objects in run.json, status.json, metrics.jsonl, top_architectures.json
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
@@ -182,6 +183,65 @@ def parse_json(text: str | bytes) -> Any:
     text = text if isinstance(text, str) else text.decode()
     check_json(text)
     return json.loads(text)
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with a checksum of its other fields as the last one."""
+    fields = {name: value for name, value in content.items() if name != CHECKSUM}
+    return {**fields, CHECKSUM: _checksum(json.loads(json.dumps(fields)))}
+
+
+def is_intact(value: Any) -> bool:
+    """Return whether a parsed JSON value is no object with another checksum; those of earlier versions have none."""
+    if not isinstance(value, dict) or CHECKSUM not in value:
+        return True
+    return value[CHECKSUM] == _checksum({name: each for name, each in value.items() if name != CHECKSUM})
+
+
+def parse_sealed(text: str | bytes) -> Any:
+    """Return the value of a JSON text like `parse_json`. Raises ValueError also for an object with another checksum."""
+    value = parse_json(text)
+    if not is_intact(value):
+        raise ValueError(f"expected the object of its {CHECKSUM}, got a changed one")
+    return value
+
+
+def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """Return the rows of a file of metrics, and the numbers of damaged lines but for a half-written last one.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    rows, damaged = list[dict[str, Any]](), list[int]()
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        try:
+            row = parse_sealed(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.append(row)
+        elif number < len(lines) or line.endswith(b"\n"):
+            damaged.append(number)
+    return rows, damaged
+
+
+def read_entries(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the intact entries of a file such as top_architectures.json, and the number of damaged ones.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or is no list in JSON.
+    """
+    entries = parse_json(path.read_bytes())
+    if not isinstance(entries, list):
+        raise ValueError(f"{path}: expected a list of entries")
+    intact = [entry for entry in entries if isinstance(entry, dict) and is_intact(entry)]
+    return intact, len(entries) - len(intact)
+
+
+def _checksum(fields: Mapping[str, Any]) -> str:
+    """Return a CRC-32 of parsed JSON, whatever its layout; it finds accidental changes."""
+    return f"{zlib.crc32(json.dumps(fields, sort_keys=True).encode()):08x}"
 
 
 def check_json(text: str) -> None:

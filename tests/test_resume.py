@@ -2,7 +2,10 @@
 
 import importlib
 import itertools
+import shutil
 import sys
+
+import pytest
 
 from gflownet.evaluation.task import GFNTask
 from gflownet.run.checkpoint import save
@@ -124,3 +127,22 @@ def test_resume_after_damaged_checkpoints(finished, copied_run, tmp_path, capsys
     store = line.partition("evaluation.store_url=")[2].partition(",")[0]
     assert run(tmp_path / "new", *FINISHED, f"evaluation.store_url={store}") == 0
     assert {row["cached_share"] for row in metric_rows(tmp_path / "new")} == {1.0}
+
+
+@pytest.mark.parametrize("options", [(), ("final.top=1", "final.num_seeds=1")])
+def test_deleted_run_folder_ends_the_run(options, tmp_path, monkeypatch, capsys):
+    """A candidate of the search, or of the final stage, deletes the folder: one line, and no file appears."""
+    calls, evaluate = itertools.count(1), RewardsHiddenNodes.evaluate
+
+    def deletes(self, graph, *, seed):
+        if seed if options else next(calls) == 7:  # only the final stage has other seeds
+            shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        return evaluate(self, graph, seed=seed)
+
+    monkeypatch.setattr(RewardsHiddenNodes, "evaluate", deletes)
+    assert run(tmp_path / "run", "num_training_steps=3", "report.every=0", *options) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        f"error: {tmp_path}/run: expected the folder of this run, which was deleted or moved meanwhile"
+    )
+    assert list(tmp_path.iterdir()) == []

@@ -18,6 +18,7 @@ import yaml
 
 import gflownet
 from gflownet.__main__ import main
+from gflownet.files import sealed
 from gflownet.plugins import foreign_names, load_class, load_function
 from gflownet.records import trust
 from gflownet.records.marker import read_marker, write_marker
@@ -96,7 +97,7 @@ def foreign(copied_run: CopiedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             for each in groups:
                 group = group[each]
             group[name] = value
-        (folder / "run.json").write_text(json.dumps(marker))
+        (folder / "run.json").write_text(json.dumps(sealed(marker)))
         (folder / "config.yaml").write_text(yaml.safe_dump(marker["config"]))
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another_user"))
         return folder
@@ -130,7 +131,7 @@ def database_url(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> str:
 def write_entry(folder: Path, **fields: Any) -> Path:
     """Write top_architectures.json with one entry of fields in addition to a graph; return its path."""
     entries = json.loads((folder / "top_architectures.json").read_bytes())
-    (folder / "top_architectures.json").write_text(json.dumps([{**entries[0], **fields}]))
+    (folder / "top_architectures.json").write_text(json.dumps([sealed({**entries[0], **fields})]))
     return folder / "top_architectures.json"
 
 
@@ -223,7 +224,7 @@ def test_foreign_language_run_resolves_nothing(copied_run: CopiedRun, monkeypatc
     folder = copied_run("language")
     marker = json.loads((folder / "run.json").read_bytes())
     marker["config"]["wandb"]["project"] = "${oc.env:FOREIGN_SECRET}"
-    (folder / "run.json").write_text(json.dumps(marker))
+    (folder / "run.json").write_text(json.dumps(sealed(marker)))
     monkeypatch.setenv("FOREIGN_SECRET", SECRET)
     line = refusal("language", f"log_dir={folder}", "resume=true")
     assert "resolve ${oc.env:FOREIGN_SECRET}" in line
@@ -298,7 +299,7 @@ def test_report_does_not_adopt_a_foreign_run(foreign: Callable[..., Path]) -> No
     (folder / "report.html").unlink()
     marker = json.loads((folder / "run.json").read_bytes())
     marker["files"].remove("report.html")
-    (folder / "run.json").write_text(json.dumps(marker))
+    (folder / "run.json").write_text(json.dumps(sealed(marker)))
     assert call("report", str(folder))[0] == 0
     assert "report.html" in json.loads((folder / "run.json").read_bytes())["files"]
     assert not is_trusted(folder)

@@ -14,7 +14,7 @@ from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.task import GFNTask
-from gflownet.files import parse_json
+from gflownet.files import parse_json, read_entries, read_rows
 from gflownet.report.architectures import TOP_NAME
 from gflownet.report.compared.record import RunRecord
 from gflownet.run.logging import METRICS_NAME
@@ -118,8 +118,7 @@ def own_seconds(path: Path, rows: Iterable[EvaluationRecord], *, num: int) -> li
         evaluation_seconds[row.step] += row.seconds  # type: ignore[assignment]
     result: list[float] = []
     total, pending = 0.0, 0.0
-    for line in path.read_text(encoding="utf-8").splitlines():
-        metrics = parse_json(line)
+    for metrics in read_rows(path)[0]:
         num_new = metrics.get("num_distinct", len(result)) - len(result)
         if "method_seconds_per_evaluation" in metrics:
             seconds = metrics["method_seconds_per_evaluation"] * max(metrics["num_distinct"], 1)
@@ -137,12 +136,11 @@ def own_seconds(path: Path, rows: Iterable[EvaluationRecord], *, num: int) -> li
 def last_metrics(path: Path) -> dict[str, float]:
     """Return the last number of every metric in metrics.jsonl."""
     result: dict[str, float] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        result |= {key: value for key, value in parse_json(line).items() if isinstance(value, int | float)}
+    for row in read_rows(path)[0]:
+        result |= {key: value for key, value in row.items() if isinstance(value, int | float)}
     return result
 
 
 def final_scores(path: Path) -> tuple[float, ...]:
     """Return the mean scores on new seeds of the best architectures, best first."""
-    entries = parse_json(path.read_text(encoding="utf-8"))
-    return tuple(entry["final"]["mean"] for entry in entries if "final" in entry)
+    return tuple(entry["final"]["mean"] for entry in read_entries(path)[0] if "final" in entry)

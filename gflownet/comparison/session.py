@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import multiprocessing
 import os
@@ -26,6 +25,7 @@ from rich.status import Status
 
 from gflownet.comparison.plan import OUTPUT_HEADER, OUTPUT_NAME, Job, Plan, run
 from gflownet.errors import UserError
+from gflownet.files import parse_sealed
 from gflownet.report.compared.record import RunRecord
 from gflownet.report.compared.searches import Searches
 from gflownet.terminal.console import duration, print_line
@@ -246,7 +246,7 @@ def _num_evaluated(folder: Path) -> int:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - _TAIL_BYTES))
             lines = [line for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")]
-        return int(json.loads(lines[-1])["num_distinct"]) if lines else 0
+        return int(parse_sealed(lines[-1])["num_distinct"]) if lines else 0
     except (OSError, ValueError, KeyError):
         return 0
 

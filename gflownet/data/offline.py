@@ -16,7 +16,7 @@ from gflownet.data.sampler import sample_backward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.files import parse_json
+from gflownet.files import is_intact, parse_json
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.states import GraphStates
 from gflownet.records.trust import checked_names
@@ -42,6 +42,8 @@ def load_offline(config: OfflineConfig, context: GraphBuildingEnvContext, task: 
         try:
             if not isinstance(entry, Mapping):
                 raise ValueError(f"expected an object, got {entry!r}")
+            if not is_intact(entry):
+                raise ValueError("expected an entry as it was written, got another checksum")
             with checked_names(path, entry["graph"], folder=path.parent):
                 graphs.append(context.env.terminal_type.from_dict(entry["graph"]))
             scores.append(_score(entry, task))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gflownet.errors import UserError
-from gflownet.files import parse_json, read_yaml
+from gflownet.files import is_intact, parse_json, read_yaml
 from gflownet.language.config import LanguageConfig
 from gflownet.language.text import Tokens, choose_codec, encode, name_of, read_text, reproduces
 from gflownet.report.architectures import TOP_NAME
@@ -240,6 +240,8 @@ def _found(run: Path, rank: int) -> dict[str, Any]:
         raise UserError(f"--from: {path}: expected a list of architectures, got {entries!s:.80}")
     if rank >= len(entries):
         raise UserError(f"rank: expected one of 0..{len(entries) - 1}, the architectures of {path}, got {rank}")
+    if not is_intact(entries[rank]):
+        raise UserError(f"--from: {path}: expected rank {rank} as the run wrote it, got another checksum")
     match entries[rank]:
         case {"language_model": {"kind": str(kind), "config": {**values}}}:
             return {"kind": kind, "config": values}

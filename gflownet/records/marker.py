@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gflownet.errors import UserError
-from gflownet.files import parse_json, write_whole
+from gflownet.files import parse_sealed, sealed, write_whole
 from gflownet.records.trust import CONFIG_NAME, MARKER_NAME, mark_of, may_mark
 
 MARKER_FORMAT = 1
@@ -47,7 +47,7 @@ def read_marker(folder: Path) -> RunMarker | None:
     if path.is_symlink():
         raise UserError(f"{path}: expected a file, got a link, which is not followed")
     try:
-        content = parse_json(path.read_bytes())
+        content = parse_sealed(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -94,4 +94,4 @@ def write_marker(folder: Path, marker: RunMarker) -> None:
     """Write the marker, with this user's mark unless the run is another user's. Raises UserError if it fails."""
     content = {"format": MARKER_FORMAT, **asdict(marker)}
     content["mark"] = mark_of(content) if may_mark(folder) else ""
-    write_whole(folder / MARKER_NAME, json.dumps(content, indent=1) + "\n")
+    write_whole(folder / MARKER_NAME, json.dumps(sealed(content), indent=1) + "\n")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import platform
 import sys
@@ -23,8 +24,10 @@ from typing import Any
 import psutil
 
 from gflownet.errors import UserError
-from gflownet.files import parse_json
+from gflownet.files import parse_sealed, sealed
 from gflownet.records.marker import LOCK_NAME
+
+_log = logging.getLogger(__name__)
 
 STATUS_NAME = "status.json"
 STATUS_FORMAT = 1
@@ -109,7 +112,7 @@ class RunStatus:
 def read_status(folder: Path) -> RunStatus | None:
     """Return the status of the run in a folder; None for a run of an earlier version, or a damaged file."""
     try:
-        content = parse_json((folder / STATUS_NAME).read_bytes())
+        content = parse_sealed((folder / STATUS_NAME).read_bytes())
         sessions = tuple(Session(**session) for session in content["sessions"])
         state, message = RunState(content["state"]), str(content["message"])
         plan = content.get("plan", {})  # missing in earlier files
@@ -178,6 +181,8 @@ class StatusLog:
         self._plan = dict(plan or {})
         self.path, self._write = folder / STATUS_NAME, write
         before = read_status(folder) if resumed else None
+        if resumed and before is None and self.path.exists():
+            _log.warning("%s: expected the status of the run, got a damaged file; its times are lost", self.path)
         self._session = _new_session()
         self._sessions = (*(() if before is None else before.sessions), self._session)
         self._began = time.monotonic() - start_seconds
@@ -239,7 +244,7 @@ class StatusLog:
             "plan": self._plan,
             "sessions": [asdict(session) for session in self._sessions],
         }
-        self._write(self.path, json.dumps(content, indent=1) + "\n")
+        self._write(self.path, json.dumps(sealed(content), indent=1) + "\n")
         self._saved = time.monotonic()
 
 

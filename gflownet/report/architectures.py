@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +16,7 @@ from gflownet.errors import counted
 from gflownet.evaluation.final import TopArchitecture
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
-from gflownet.files import parse_json, write_whole
+from gflownet.files import parse_json, read_entries, sealed, write_whole
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.drawing import to_svg
 from gflownet.graphs.node_link import has_module
@@ -130,9 +130,9 @@ def with_translation(data: dict[str, Any], task: GFNTask) -> dict[str, Any]:
     return data | {"graph": {**data.get("graph", {}), "translation": dict(task.translation_settings)}}
 
 
-def as_json(entries: Sequence[Any]) -> str:
-    """Return the JSON text of the entries."""
-    return json.dumps(entries, indent=1) + "\n"
+def as_json(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Return the JSON text of the entries, each with a checksum."""
+    return json.dumps([sealed(entry) for entry in entries], indent=1) + "\n"
 
 
 def bounds_of(interval: Interval | None) -> list[float] | None:
@@ -285,7 +285,7 @@ def final_leaders(folder: Path) -> list[Leader]:
     path = folder / TOP_NAME
     if not path.exists():
         return []
-    return [_leader(entry, path) for entry in parse_json(path.read_bytes())]
+    return [_leader(entry, path) for entry in read_entries(path)[0]]
 
 
 def _leader(entry: dict[str, Any], path: Path) -> Leader:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from gflownet.config import CONFIG_NAME, Config, config_of_run, to_mapping, to_yaml
-from gflownet.errors import UserError
+from gflownet.errors import LostFolderError, UserError
 from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.store_recovery import DAMAGED_SUFFIX, damage_of, recover
 from gflownet.files import cannot_write, temporary_of, write_whole
@@ -96,6 +96,7 @@ class RunFolder:
             raise
         self.resumed = marker is not None
         self._marker = marker or RunMarker(uuid.uuid4().hex, (), {})
+        self._is_marked = self.resumed
         self.checkpoints = CheckpointFolder(path / CHECKPOINTS_NAME, run=self.run_id)
         if self.resumed:
             self.checkpoints.remove_temporaries()
@@ -181,12 +182,27 @@ class RunFolder:
                 _DAMAGED_STORE_NAME,
             )
 
+    @property
+    def is_lost(self) -> bool:
+        """Return whether the folder was deleted or moved since the run has written its marker."""
+        return self._is_marked and not (self.path / MARKER_NAME).exists()
+
+    def check(self) -> None:
+        """Raise LostFolderError if the folder is lost: writing would make another one with a part of the files."""
+        if self.is_lost:
+            raise LostFolderError(
+                f"{self.path}: expected the folder of this run, which was deleted or moved meanwhile (perhaps by a "
+                "candidate); the run ends, and nothing more is written"
+            )
+
     def claim(self, *names: str) -> None:
         """Add files to the list of this run, before they are written.
 
         Raises:
             UserError: another file has one of these names; the list is unchanged.
+            LostFolderError: see `check`.
         """
+        self.check()
         new = self._check_free(names)
         self._write_marker(RunMarker(self.run_id, (*self._marker.files, *new), self._marker.config))
 
@@ -206,7 +222,7 @@ class RunFolder:
     def _write_marker(self, marker: RunMarker) -> None:
         if marker != self._marker:
             write_marker(self.path, marker)
-            self._marker = marker
+            self._marker, self._is_marked = marker, True
 
     def write(self, path: Path, content: bytes | str) -> None:
         """Add a file to the list of this run and write it.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from rich.console import Console
 
-from gflownet.files import Closing, cannot_write, parse_json, write_whole
+from gflownet.files import CHECKSUM, Closing, cannot_write, parse_sealed, sealed, write_whole
 from gflownet.pictures.figure import shortened
 from gflownet.report.architectures import Leader
 from gflownet.run.executor_status import COUNTS
@@ -32,7 +32,7 @@ METRICS_NAME = "metrics.jsonl"
 # Keys that differ between the rows of two runs with one seed.
 TIME_KEYS = frozenset(
     {
-        *("evaluations_per_second", "seconds", "run", "in_flight", "busy_share"),
+        *("evaluations_per_second", "seconds", "run", CHECKSUM, "in_flight", "busy_share"),
         *("method_seconds_per_evaluation", "method_share", "evaluation_seconds"),
         *COUNTS,
     }
@@ -240,7 +240,7 @@ class MetricsFile:
         row = {"step": step, **{key: _number(value) for key, value in values.items()}}
         if self._run:
             row["run"] = self._run
-        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        line = json.dumps(sealed(row), allow_nan=False).encode() + b"\n"
         size = self._file.seek(0, os.SEEK_END)
         try:
             if self._file.write(line) != len(line):
@@ -278,7 +278,7 @@ def _rows_until(path: Path, step: int, *, lines: Sequence[bytes], steps: Sequenc
 def _step_of(line: bytes, *, run: str) -> int | None:
     """Return the step of a row; None if the line is damaged or belongs to another run."""
     try:
-        row = parse_json(line)
+        row = parse_sealed(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(row, dict) or row.get("run", "") != run or not isinstance(row.get("step"), int):

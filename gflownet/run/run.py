@@ -102,12 +102,18 @@ class Run:
         self.logger.detail(f"{phase} took {duration(self._status.seconds[phase])}")
 
     def refresh(self) -> None:
-        """Save the times so far now and then, and print the path of the page once it exists; cheap."""
+        """Save the times so far now and then, and print the path of the page once it exists; cheap.
+
+        Raises:
+            LostFolderError: the run folder was deleted.
+        """
+        self.folder.check()
         self._status.refresh()
         self._page.announce(self.logger.print)
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint, which the end of the process waits for."""
+        """Write a checkpoint, which the end of the process waits for. Raises LostFolderError like `refresh`."""
+        self.folder.check()
         with self.stop.completed():
             path = self.folder.checkpoints.save(step, state)
         self.logger.write_checkpoint(path)
@@ -166,7 +172,9 @@ class Run:
         *,
         writes_page: bool = True,
     ) -> None:
-        """Write the final state and the final page; their errors never end the run."""
+        """Write the final state and the final page; their errors never end the run. Nothing for a lost folder."""
+        if self.folder.is_lost:
+            return
         with self._status.phase(Phase.REPORT):
             self._status.end(state, " ".join(message.split()))
             is_written = writes_page and self._page.write()

@@ -341,7 +341,7 @@ class GFNTrainer:
                 for stage in (search, final, certificate):
                     stage.run(run)
         except Exception as error:
-            if self.progress.score_means:  # report the results so far
+            if self.progress.score_means and not run.folder.is_lost:  # report the results so far
                 with suppress(UserError, OSError):  # raise the first error only
                     report.write(run)
             if isinstance(error, FloatingPointError):

@@ -46,8 +46,6 @@ COMMANDS = {
     "completion": Command("gflownet.cli.completion", "print the completion script of a shell"),
 }
 
-
-EXIT_USER_ERROR = 2
 # Exit status 128 + N for signal N, as in shells.
 EXIT_SIGNAL = 128
 MAX_WIDTH = 100
@@ -153,8 +151,8 @@ def program(command: str) -> str:
 def run_command(command: Callable[[], int | None]) -> int:
     """Run a command; return its exit status.
 
-    0, 2 for an error of the user (one line on stderr; also a path that the system refuses), 128 + N after signal N, as
-    in shells.
+    0, 2 for an error of the user (one line on stderr; also a path that the system refuses), 1 for a run folder that was
+    deleted, 128 + N after signal N, as in shells.
     """
     try:
         status = command()
@@ -207,7 +205,7 @@ def positive_integer(text: str) -> int:
 
 def _failed(error: UserError) -> int:
     print(error_line(error), file=sys.stderr)
-    return EXIT_USER_ERROR
+    return error.status
 
 
 def _unknown(word: str, names: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from gflownet.errors import UserError
-from gflownet.files import parse_json
+from gflownet.files import is_intact, parse_json
 from gflownet.graphs.assignment import values_of
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations.values import shown
@@ -160,7 +160,13 @@ def _entry(path: Path, rank: int) -> dict[str, Any]:
     ranks = [entry.get("rank", position) for position, entry in enumerate(entries)]
     if rank not in ranks:
         raise ValueError(f"{path}: expected a rank out of {shown(ranks)}, got {rank!r}")
-    return entries[ranks.index(rank)]
+    entry = entries[ranks.index(rank)]
+    if not is_intact(entry):
+        raise ValueError(
+            f"{path}: expected rank {rank!r} as the run wrote it, got another checksum; "
+            "remove this field of an entry that you have edited"
+        )
+    return entry
 
 
 def _graph(entry: Mapping[str, Any]) -> ComputationGraph:

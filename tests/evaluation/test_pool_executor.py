@@ -229,8 +229,6 @@ def test_worker_warms_its_task_up_before_it_is_ready():
         ("print_much", OK, None),
         ("change_everything", OK, None),
         ("leak_files", OK, None),
-        ("patch_class", OK, None),
-        ("patch_function", FAILED, "patched"),
         pytest.param("leak_thread", OK, None, marks=SLOW),
         ("close_all_files", CRASHED, "its process "),
         ("raise_broken_text", FAILED, "BrokenTextError: its text raised RuntimeError"),

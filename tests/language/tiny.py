@@ -49,7 +49,7 @@ def train(folder: Path, *options: str, model: str = "model.yaml") -> int:
 def metric_rows(run: Path) -> list[dict[str, Any]]:
     """Return the rows of metrics.jsonl without times and the id of the run."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in ("seconds", "run")} for row in rows]
+    return [{key: value for key, value in row.items() if key not in ("seconds", "run", "checksum")} for row in rows]
 
 
 def last_state(run: Path) -> dict[str, Any]:

@@ -206,8 +206,9 @@ def test_learner_skipped_step_changes_nothing(objective, message):
     context, policy = opinionated(ENV)
     options = LearnerOptions(num_steps=5, sampling_tau=0.5, num_remembered=1, num_updates=2)
     config = OptimizerConfig(clip_grad_type="value")
-    learner = Learner(policy, objective(context, AlgoConfig()), context, config=config, options=options)
-    learner.objective.num_losses, errors = 2, []
+    broken, errors = objective(context, AlgoConfig()), []
+    broken.num_losses = 2
+    learner = Learner(policy, broken, context, config=config, options=options)
     for average in learner.sampling_policy.parameters():
         average.data += 1
     rollout = next(rollouts_of(learner))

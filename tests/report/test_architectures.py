@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import gflownet
 from gflownet.evaluation.final import TopArchitecture
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus
+from gflownet.files import sealed
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.metrics.statistics import simultaneous_intervals
@@ -165,10 +166,10 @@ def test_load_builds_the_module_of_a_description(tmp_path):
     write_choices(tmp_path, [{"depth": 1}])
     (entry,) = json.loads((tmp_path / TOP_NAME).read_text())
     entry |= {"sizes": {"width": 4}, "module": {"build": f"{__name__}:build", "of": "sizes"}}
-    (tmp_path / TOP_NAME).write_text(json.dumps([entry]))
+    (tmp_path / TOP_NAME).write_text(json.dumps([sealed(entry)]))
     assert str(gflownet.load(tmp_path, weights=False, trust=True)) == str(build({"width": 4}))
     entry["module"]["of"] = "no_such_name"
-    (tmp_path / TOP_NAME).write_text(json.dumps([entry]))
+    (tmp_path / TOP_NAME).write_text(json.dumps([sealed(entry)]))
     with pytest.raises(ValueError, match=r"module: expected .*, got .*no_such_name"):
         gflownet.load(tmp_path, weights=False, trust=True)
 
@@ -189,7 +190,7 @@ def test_load_of_choices_without_a_function_raises(tmp_path, module, message):
     (entry,) = json.loads((tmp_path / TOP_NAME).read_text())
     if module is None:
         del entry["module"]
-    (tmp_path / TOP_NAME).write_text(json.dumps([entry | ({"module": module} if module else {})]))
+    (tmp_path / TOP_NAME).write_text(json.dumps([sealed(entry | ({"module": module} if module else {}))]))
     with pytest.raises(ValueError, match=message):
         gflownet.load(tmp_path, weights=False, trust=True)
 

@@ -74,6 +74,7 @@ def test_report_of_complete_final_stage(tmp_path):
     random, own = json.loads((tmp_path / "references.json").read_text())
     assert "random_architecture.json" in random["load"]
     assert random["scores"] == [0.6, 0.6]
+    assert len(own.pop("checksum")) == 8
     assert own == {
         "name": "a standard method",
         "mean": 0.9,

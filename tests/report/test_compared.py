@@ -16,6 +16,7 @@ from scipy import stats
 from gflownet.errors import UserError
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store_rows import EvaluationRecord
+from gflownet.files import sealed
 from gflownet.records.marker import read_marker
 from gflownet.report.__main__ import main, run_folders
 from gflownet.report.compared.figures import CURVES, estimate_of, figures_of, group_curve
@@ -269,7 +270,7 @@ def folders(finished: Path, tmp_path: Path) -> Path:
         path = tmp_path / "runs" / name / "run.json"
         marker = json.loads(path.read_text())
         marker["config"]["seed"] = seed
-        path.write_text(json.dumps(marker))
+        path.write_text(json.dumps(sealed(marker)))
     return tmp_path / "runs"
 
 

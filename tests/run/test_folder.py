@@ -13,6 +13,7 @@ import pytest
 from gflownet.config import command_config, load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStore
+from gflownet.files import sealed
 from gflownet.records.marker import read_marker
 from gflownet.run.folder import RunFolder, last_checkpoint
 from tests.evaluation.candidates import record
@@ -147,7 +148,7 @@ def test_overwrite_with_manipulated_file_list_raises(path, tmp_path):
     (tmp_path / "precious").write_text(MINE)
     for name in ("../precious", str(tmp_path / "precious"), "notes.txt", "wandb/../../precious"):
         marker = json.loads((path / "run.json").read_text())
-        (path / "run.json").write_text(json.dumps({**marker, "files": [*marker["files"], name]}))
+        (path / "run.json").write_text(json.dumps(sealed({**marker, "files": [*marker["files"], name]})))
         refused(path, overwrite=True)
         assert (tmp_path / "precious").read_text() == MINE
         (path / "run.json").write_text(json.dumps(marker))
@@ -244,7 +245,7 @@ def test_resume_older_run_uses_default_of_new_option(path):
     start(path)
     marker = json.loads((path / "run.json").read_text())
     del marker["config"]["opt"]["momentum"]
-    (path / "run.json").write_text(json.dumps(marker))
+    (path / "run.json").write_text(json.dumps(sealed(marker)))
     with RunFolder(path, resume=True, overwrite=False) as folder:
         folder.check_unchanged(config_with())
         with pytest.raises(UserError, match=r"^opt.momentum: expected 0\.\d+, as the run in .* was started, got 0\.5"):

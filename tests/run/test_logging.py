@@ -14,13 +14,16 @@ import pytest
 from rich.console import Console
 
 from gflownet.config import TensorBoardConfig, WandbConfig
+from gflownet.files import CHECKSUM
 from gflownet.run.executor_status import COUNTS
 from gflownet.run.logging import METRICS_NAME, TIME_KEYS, MetricLogger, MetricsFile
 from tests.run.test_wandb_log import FakeWandb
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """Return the rows of a file without their checksums."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name != CHECKSUM} for row in rows]
 
 
 def write_steps(path: Path, steps: range, *, resume_step: int | None = None) -> None:
@@ -34,7 +37,8 @@ def test_metrics_file_one_json_object_per_step(tmp_path: Path) -> None:
     path = tmp_path / METRICS_NAME
     file = MetricsFile(path)
     file.write(1, {"loss": 0.1, "num_distinct": 3, "log_Z": math.nan, "score_best": -math.inf})
-    assert path.read_text() == '{"step": 1, "loss": 0.1, "num_distinct": 3, "log_Z": null, "score_best": null}\n'
+    row = '{"step": 1, "loss": 0.1, "num_distinct": 3, "log_Z": null, "score_best": null, "checksum": "4655d000"}\n'
+    assert path.read_text() == row
     file.close()
 
 
@@ -132,7 +136,7 @@ def test_offline_run_ends_with_the_line_that_uploads_it(tmp_path: Path, monkeypa
 
 
 def test_time_keys() -> None:
-    search = {"method_seconds_per_evaluation", "method_share", "evaluation_seconds"}
+    search = {"method_seconds_per_evaluation", "method_share", "evaluation_seconds", CHECKSUM}
     assert {"evaluations_per_second", "seconds", "run", "in_flight", "busy_share", *search, *COUNTS} == TIME_KEYS
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.task import Score
+from gflownet.files import CHECKSUM
 from gflownet.records.status import Phase, RunState, read_status
 from gflownet.run.folder import last_checkpoint
 from gflownet.run.logging import MetricLogger
@@ -152,7 +153,7 @@ def entries_of(folder: Path) -> list[dict[str, Any]]:
     for name in ("top_architectures.json", "references.json", "random_architecture.json"):
         path = folder / name
         entries += json.loads(path.read_text()) if path.exists() else []
-    return [{key: value for key, value in entry.items() if key not in ("run", "load")} for entry in entries]
+    return [{key: value for key, value in entry.items() if key not in ("run", "load", CHECKSUM)} for entry in entries]
 
 
 def state_of(folder: Path) -> Any:

@@ -15,12 +15,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gflownet.config import CONFIG_NAME, OPTIONS
-from gflownet.errors import UserError
+from gflownet.errors import UserError, counted
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.store_overview import StoreOverview
 from gflownet.evaluation.store_rows import EvaluationRecord, record_of
-from gflownet.files import parse_json, read_yaml
+from gflownet.files import parse_json, read_entries, read_rows, read_yaml
 from gflownet.records.marker import RunMarker, read_marker
 from gflownet.records.status import STATUS_NAME, RunState, RunStatus, read_status
 from gflownet.records.trust import is_trusted
@@ -164,11 +164,18 @@ def read_run(folder: Path) -> RunData:
     if status is None and (folder / STATUS_NAME).exists():
         problems.append(f"{STATUS_NAME} is damaged: state and times are unknown.")
 
-    def listed(name: str, *, is_needed: bool) -> list[Mapping[str, Any]]:
-        content = _json(folder / name, problems, is_needed=is_needed)
-        if content is not None and not isinstance(content, list):
+    def listed(name: str, *, is_needed: bool) -> Sequence[Mapping[str, Any]]:
+        try:
+            entries, num_damaged = read_entries(folder / name)
+        except OSError:
+            problems.extend([f"{name} is missing."] * is_needed)
+        except (ValueError, RecursionError):
             problems.append(f"{name} is damaged.")
-        return [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
+        else:
+            if num_damaged:
+                problems.append(f"{name}: {num_damaged} damaged {'entry' if num_damaged == 1 else 'entries'} left out.")
+            return entries
+        return []
 
     problems += _unknown_limits(tree)
     certificate = _json(folder / "certificate.json", problems)
@@ -248,23 +255,13 @@ def _store_url(folder: Path, tree: Mapping[str, Any], problems: list[str]) -> st
 
 def _metric_rows(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     """Return the complete rows; a killed process may leave half a line."""
-    rows, num_damaged = list[dict[str, Any]](), 0
     try:
-        lines = path.read_bytes().splitlines()
+        rows, damaged = read_rows(path)
     except OSError:
         problems.append(f"{path.name} is missing: there are no curves.")
         return []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = parse_json(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            rows.append(row)
-        elif number < len(lines):
-            num_damaged += 1
-    if num_damaged:
-        problems.append(f"{path.name}: {num_damaged} damaged {'line' if num_damaged == 1 else 'lines'} left out.")
+    if damaged:
+        problems.append(f"{path.name}: {counted(len(damaged), 'damaged line')} left out (line {damaged[0]}).")
     return sorted(rows, key=lambda row: row["step"])
 
 
@@ -284,12 +281,11 @@ def _evaluations(folder: Path, url: str | None, *, run: str, problems: list[str]
         return []
 
 
-def _json(path: Path, problems: list[str], *, is_needed: bool = False) -> Any:
+def _json(path: Path, problems: list[str]) -> Any:
     try:
         return parse_json(path.read_bytes())
     except OSError:
-        if is_needed:
-            problems.append(f"{path.name} is missing.")
+        pass
     except (ValueError, RecursionError):
         problems.append(f"{path.name} is damaged.")
     return None
