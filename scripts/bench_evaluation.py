@@ -155,7 +155,7 @@ def store_rows(*, quick: bool) -> list[Row]:
         skip("store on PostgreSQL", reason)
         return rows
     with running_server() as server:
-        return rows + _store_rows("PostgreSQL", new_database(server), num_rows=num_rows)
+        return rows + _store_rows("PostgreSQL", new_database(server.folder), num_rows=num_rows)
 
 
 def _store_rows(name: str, location: str | Path, *, num_rows: int) -> list[Row]:

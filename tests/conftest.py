@@ -64,8 +64,8 @@ def postgres_server() -> Iterator[Path]:
     reason = missing_server()
     if reason is not None:
         pytest.skip(reason)
-    with running_server() as folder:
-        yield folder
+    with running_server() as server:
+        yield server.folder
 
 
 @pytest.fixture

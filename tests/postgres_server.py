@@ -12,7 +12,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 START_DEADLINE_S = 120.0
 _USER = "tester"
@@ -30,9 +34,41 @@ def missing_server() -> str | None:
     return None
 
 
+@dataclass
+class PostgresServer:
+    """A server that can be killed and started again on its data."""
+
+    folder: Path  # of the socket
+    _programs: Path
+    _as_user: dict[str, Any]
+    _process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        command = [self._programs / "postgres", "-D", self.folder / "data", "-k", self.folder]
+        command += ["-c", "listen_addresses="]
+        with (self.folder / "log").open("a") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, text=True, **self._as_user)
+        _wait_until_ready(self.folder, self._process)
+
+    def kill(self) -> None:
+        """Kill the server, and wait until the processes of its connections have noticed."""
+        assert self._process is not None
+        connections = psutil.Process(self._process.pid).children()
+        self._process.kill()
+        self._process.wait(timeout=START_DEADLINE_S)
+        psutil.wait_procs(connections, timeout=START_DEADLINE_S)
+
+    def stop(self) -> None:
+        """Stop the server at once: the data are thrown away."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(timeout=START_DEADLINE_S)
+
+
 @contextmanager
-def running_server() -> Iterator[Path]:
-    """Start a server and yield the folder of its socket."""
+def running_server() -> Iterator[PostgresServer]:
+    """Start a server on new data."""
     programs = _programs()
     assert programs is not None
     # A short path: that of a socket has at most 107 characters.
@@ -46,15 +82,12 @@ def running_server() -> Iterator[Path]:
         initdb = [programs / "initdb", "-D", folder / "data", "-U", _USER, "-A", "trust", "-E", "UTF8"]
         initdb += ["--locale=C", "--no-sync", "--no-instructions"]
         subprocess.run(initdb, check=True, capture_output=True, cwd=folder, **as_user)
-        command = [programs / "postgres", "-D", folder / "data", "-k", folder, "-c", "listen_addresses="]
-        with (folder / "log").open("w") as log:
-            server = subprocess.Popen(command, stdout=log, stderr=log, text=True, cwd=folder, **as_user)
+        server = PostgresServer(folder, programs, {"cwd": folder, **as_user})
         try:
-            _wait_until_ready(folder, server)
-            yield folder
+            server.start()
+            yield server
         finally:
-            server.send_signal(signal.SIGQUIT)  # at once: the data are thrown away
-            server.wait(timeout=START_DEADLINE_S)
+            server.stop()
 
 
 def new_database(folder: Path) -> str:
