@@ -4,11 +4,11 @@
 # make docs  builds the documentation in docs/_build/html and checks its links; warnings are errors
 PYTHON ?= python3
 VENV := .venv
-# Older versions of pip read the first for what builds the package too, newer ones the second.
-PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
-	$(VENV)/bin/python -m pip install --quiet
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)/bin/python -m pip --quiet
+# Wheels that have a hash of hashes.txt, whatever the packages themselves ask for; `pip check` compares the two.
+HASHED := $(PIP) install --require-hashes --no-deps --only-binary :all:
 
-.PHONY: run test test-all docs install install-test clean
+.PHONY: run test test-all docs install install-test hashes clean
 
 run: install
 	$(VENV)/bin/python -m gflownet.train $(ARGS)
@@ -32,13 +32,39 @@ install: $(VENV)/installed
 install-test: $(VENV)/installed-test
 
 # The stamps are older than what they were made from exactly when something has to be installed again.
-$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP_INSTALL) -e .
+$(VENV)/installed: pyproject.toml constraints.txt hashes.txt | $(VENV)/bin/python
+	sed '/^# Extras/,$$d; /^#/d; s/$$/ /' constraints.txt > $(VENV)/pins
+	grep -F -f $(VENV)/pins hashes.txt > $(VENV)/requirements.txt
+	$(install)
 	touch $@
 
-$(VENV)/installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP_INSTALL) -e ".[test]"
+$(VENV)/installed-test: pyproject.toml constraints.txt hashes.txt | $(VENV)/bin/python
+	cp hashes.txt $(VENV)/requirements.txt
+	$(install)
 	touch $@ $(VENV)/installed
+
+# Torch is downloaded first: given its hashes, pip would prefer the build of the index to one at hand. What a build for GPUs
+# needs in addition comes last, by the versions that torch names and without hashes.
+define install
+	$(PIP) download --no-deps --only-binary :all: --dest $(VENV)/torch -c constraints.txt torch
+	grep '^torch==' hashes.txt > $(VENV)/torch/requirements.txt
+	$(HASHED) --no-index --find-links $(VENV)/torch -r $(VENV)/torch/requirements.txt
+	rm -r $(VENV)/torch
+	$(HASHED) -r $(VENV)/requirements.txt
+	$(PIP) install -c constraints.txt torch
+	$(PIP) install --no-deps --no-build-isolation -e .
+	$(PIP) check
+endef
+
+# After a change of constraints.txt. The file has a line per package, with the hashes of all its files in the index.
+hashes:
+	$(PYTHON) -m venv $(VENV)/hashes
+	$(VENV)/hashes/bin/python -m pip install --quiet uv
+	$(VENV)/hashes/bin/uv pip compile --quiet --no-deps --no-header --no-annotate --generate-hashes constraints.txt \
+		| sed -e ':a' -e '/\\$$/{N; s/ *\\\n */ /; ba' -e '}' \
+		-e "s/^torch==[^ ]*/& $$(sed -n 's/^# torch.* //p' constraints.txt | tail -n 1)/" > $(VENV)/hashes.txt
+	mv $(VENV)/hashes.txt hashes.txt
+	rm -r $(VENV)/hashes
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gflownet needs Python 3.11 or later, $(PYTHON) is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12")'
