@@ -316,7 +316,7 @@ class Nodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        size = {"num_cpus": 1, "object_store_memory": 80_000_000}
+        size: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80_000_000}
         self._size = size
         self._cluster = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
         self._second = self._cluster.add_node(**size)

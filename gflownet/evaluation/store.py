@@ -23,8 +23,8 @@ from gflownet.evaluation.store_rows import (
     EVALUATIONS,
     IS_RUNNING,
     IS_SEARCH_SUCCESS,
-    checksum_of,
     context_digest,
+    is_intact,
     record_of,
     row_of,
 )
@@ -289,7 +289,7 @@ class EvaluationStore(Closing):
         while True:
             with self._database.read() as connection:
                 rows = list(connection.execute(query).mappings())
-            damaged = [row["id"] for row in rows if row["checksum"] != checksum_of(row)]
+            damaged = [row["id"] for row in rows if not is_intact(row)]
             if not damaged:
                 return rows
             self._set_aside(damaged)

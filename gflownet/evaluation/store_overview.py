@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sql
 
 from gflownet.errors import UserError
+from gflownet.evaluation import store_rows
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store_claims import REQUEUED, is_expired
 from gflownet.evaluation.store_database import Database, damage_after_kill
@@ -210,10 +211,10 @@ def batches(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
 
 
 def is_intact(row: Row) -> bool:
-    """Return whether a row with its context matches its checksum; a claim has none."""
+    """Return whether a row has its context and, except for a claim, sound values that match its checksum."""
     if row["context_text"] is None or context_digest(row["context_text"]) != row["context"]:
         return False
-    return row["status"] == EvaluationStatus.RUNNING or row["checksum"] == checksum_of(row)
+    return row["status"] == EvaluationStatus.RUNNING or store_rows.is_intact(row)
 
 
 def check_exported(row: Any) -> None:
@@ -231,6 +232,7 @@ def check_exported(row: Any) -> None:
     identity = Identity(row["hash"], row["key"], row["fidelity"], row["seed"]).digest(digested["context"])
     if row["checksum"] != checksum_of(digested) or row["identity_digest"] != identity:
         raise ValueError("expected values that match the checksum, got others")
+    store_rows.check_values(digested)
 
 
 def _digested(row: Row) -> dict[str, Any]:

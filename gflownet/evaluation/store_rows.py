@@ -144,7 +144,10 @@ EVALUATIONS = sql.Table(
     ),
 )
 # Columns of a result, in the order of the checksum.
-_RESULT = [c.name for c in EVALUATIONS.columns if c.name not in ("id", "owner", "lease_until", "started", "checksum")]
+_OTHERS = ("id", "owner", "lease_until", "started", "checksum")
+_RESULT_COLUMNS = [column for column in EVALUATIONS.columns if column.name not in _OTHERS]
+_RESULT = [column.name for column in _RESULT_COLUMNS]
+_TYPES: dict[type, type] = {sql.Text: str, sql.Double: float, sql.Boolean: bool}
 
 
 def context_digest(context: str) -> str:
@@ -180,10 +183,37 @@ def record_of(row: Mapping[Any, Any]) -> EvaluationRecord:
     """Return the record of an intact row."""
     check_json(row["graph"])
     values = {name: row[name] for name in EvaluationRecord.__dataclass_fields__}
-    values["metrics"] = {name: _number(value) for name, value in parse_json(row["metrics"]).items()}
+    values["metrics"] = {name: _number(value) for name, value in dict(parse_json(row["metrics"])).items()}
     values["curve"] = tuple(_number(value) for value in parse_json(row["curve"]))
     values["status"] = EvaluationStatus(row["status"])
     return EvaluationRecord(**values)
+
+
+def check_values(row: Mapping[Any, Any]) -> None:
+    """Raise ValueError for a value of a result that is not of its column's type, or cannot be stored."""
+    for column in _RESULT_COLUMNS:
+        value, expected = row[column.name], _TYPES.get(type(column.type), int)
+        if value is None and column.nullable:
+            continue
+        if type(value) is not expected or (expected is float and not math.isfinite(value)):
+            raise ValueError(f"{column.name}: expected {expected.__name__}, got {value!r:.80}")
+        if expected is int and not -(2**63) <= value < 2**63:
+            raise ValueError(f"{column.name}: expected an integer of 64 bits, got {value!r:.80}")
+        if expected is str:
+            value.encode()  # lone surrogates raise
+    record = record_of(row)
+    values = (*record.metrics.values(), *record.curve)
+    if record.status is EvaluationStatus.RUNNING or not all(type(value) in (int, float) for value in values):
+        raise ValueError("expected a result with numbers as metrics and curve")
+
+
+def is_intact(row: Mapping[Any, Any]) -> bool:
+    """Return whether a result has values of its columns' types that match its checksum."""
+    try:
+        check_values(row)
+    except (ValueError, TypeError):
+        return False
+    return row["checksum"] == checksum_of(row)
 
 
 def with_checksum(row: dict[str, Any]) -> dict[str, Any]:

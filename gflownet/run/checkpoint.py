@@ -88,7 +88,7 @@ def load(path: Path) -> dict[str, Any]:
         raise DamagedCheckpointError(f"{path}: expected an unchanged file, got a different sha256")
     try:
         return _read_payload(payload)
-    except (pickle.UnpicklingError, RuntimeError) as error:
+    except Exception as error:  # torch has no list of what damaged bytes raise
         raise UserError(f"{path}: expected tensors and plain containers, got {_refused_type(error)}") from None
 
 

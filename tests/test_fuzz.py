@@ -1,0 +1,335 @@
+"""Damaged and hostile inputs of every reader: a value, or an error of ours in one line; no other exception and no hang.
+
+The cases are changes of valid inputs, the same in every session: 100 per reader, 2,000 in `make test-all`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+import io
+import json
+import signal
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import gflownet
+from gflownet.config import load_config
+from gflownet.errors import UserError
+from gflownet.evaluation.store import EvaluationStore, Identity
+from gflownet.evaluation.store_files import read_rows
+from gflownet.evaluation.store_overview import StoreOverview
+from gflownet.evaluation.store_rows import checksum_of, context_digest
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.listed_graphs import read_listed_graphs
+from gflownet.rhn.server.service import Service
+from gflownet.run import checkpoint
+from tests.evaluation.candidates import StubCandidate, record
+from tests.known_networks.references import FOLDER as NETWORKS
+from tests.rhn.server.test_hostile import GREEDY, PATH, check_answer, talk
+from tests.translation.graphs import chain, mixed, recurrent
+
+NUM_CASES = pytest.mark.parametrize("num", [100, pytest.param(2_000, marks=pytest.mark.slow)])
+CASE_S = 20.0  # no case takes a second
+EXTREMES: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 3, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63) - 1, 10**400),
+    *(0.5, -0.0, 5e-324, 1e308, float("inf"), float("-inf"), float("nan")),
+    *(
+        "",
+        "a",
+        "relu",
+        "ok",
+        "running",
+        "a" * 3000,
+        "\x00",
+        "\ud83d",
+        "\ufeff",
+        "é🙂",
+        "\x1b[31m",
+        "1e5",
+        "../..",
+        "os:system",
+    ),
+    *("${oc.env:HOME}", "${a", "[[[", "{", "__class__", "2026-11-24"),
+    *([], [[]], [None], [1, 2], {}, {"a": 1}, {"": {"": []}}, [[[[[[]]]]]]),
+)
+values = st.sampled_from(EXTREMES).map(copy.deepcopy)
+WORDS = (
+    b"",
+    b"\n",
+    b"\x00",
+    b"\xff",
+    b"[",
+    b"]",
+    b"{",
+    b"}",
+    b":",
+    b",",
+    b'"',
+    b"- ",
+    b"\t",
+    b"&a ",
+    b"*a",
+    b"!!python/object:os.system ",
+    b"${",
+    b"}",
+    b"1e999",
+    b"-1",
+    b"null",
+    b"\xe2\x80\xa8",
+    b"'",
+    b"#",
+    b"|",
+    b"<<: ",
+    b"%",
+    b"\\ud83d",
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn, originals: tuple[bytes, ...]) -> bytes:
+    """Return bytes with some of them changed, cut out, repeated or inserted."""
+    data = draw(st.sampled_from(originals))
+    for _ in range(draw(st.integers(1, 4))):
+        first, length = draw(st.integers(0, len(data))), draw(st.sampled_from((0, 1, 1, 8, 100, 10**6)))
+        word = draw(st.one_of(st.sampled_from(WORDS), st.binary(max_size=4)))
+        middle = draw(st.sampled_from((b"", data[first : first + length] * 2)))
+        data = data[:first] + middle + word + data[first + length :]
+    return data
+
+
+@st.composite
+def changed(draw: st.DrawFn, originals: tuple[Any, ...]) -> Any:
+    """Return a tree of JSON with some of its values replaced, removed or added."""
+    tree = copy.deepcopy(draw(st.sampled_from(originals)))
+    for _ in range(draw(st.integers(1, 4))):
+        places = list(_places(tree))
+        if not places:
+            return draw(values)
+        container, key = draw(st.sampled_from(places))
+        match draw(st.sampled_from(("replace", "replace", "remove", "add"))):
+            case "replace":
+                container[key] = draw(values)
+            case "remove":
+                del container[key]
+            case _ if isinstance(container, dict):
+                container[draw(st.sampled_from(("", "a", "id", "\ud83d", "a" * 300)))] = draw(values)
+            case _:
+                container.append(copy.deepcopy(container[key]))
+    return tree
+
+
+def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    for key in list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ():
+        yield tree, key
+        yield from _places(tree[key])
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """Raise TimeoutError in a block that hangs."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"a case takes {CASE_S:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, CASE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def fuzz(cases: st.SearchStrategy[Any], check: Callable[[Any], object], num: int) -> None:
+    """Check some cases."""
+
+    @settings(max_examples=num, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(cases)
+    def run(case: Any) -> None:
+        check(case)
+
+    run()
+
+
+def read(reader: Callable[[], object], error: type[ValueError] = UserError) -> bool:
+    """Return whether a reader accepts its input; any error but one of ours in one line is raised."""
+    refusal: Exception | None = None
+    try:
+        with limited():
+            reader()
+    except error as caught:
+        refusal = caught
+    assert refusal is None or len(str(refusal).splitlines()) == 1, repr(refusal)
+    return refusal is None
+
+
+@NUM_CASES
+def test_config(num: int, checkout: Path, tmp_path: Path) -> None:
+    files = tuple(path.read_bytes() for path in sorted((checkout / "configs").glob("*.yaml")))
+    trees = tuple(map(yaml.safe_load, files))
+    path = tmp_path / "config.yaml"
+    kinds = set()
+
+    def check(text: bytes) -> None:
+        path.write_bytes(text)
+        kinds.add(read(lambda: load_config(str(path))))
+
+    texts = changed(trees).map(lambda tree: json.dumps(tree).encode())
+    fuzz(st.one_of(damaged(files), texts), check, num)
+    assert kinds == {True, False}
+
+
+@NUM_CASES
+def test_graph(num: int, tmp_path: Path) -> None:
+    names = ("transformer_encoder_layer", "resnet18")
+    graphs = (
+        chain(4, 5, 3),
+        recurrent(),
+        mixed(),
+        *(json.loads((NETWORKS / f"{name}.json").read_text()) for name in names),
+    )
+    path, top = tmp_path / "graphs.jsonl", tmp_path / "top_architectures.json"
+    kinds = set()
+
+    def check(text: bytes) -> None:
+        line = text.replace(b"\n", b" ")
+        path.write_bytes(b'{"graph": ' + line + b"}")
+        top.write_bytes(b'[{"rank": 0, "graph": ' + line + b"}]")
+        kinds.add(read(lambda: used(ComputationGraph.from_json(text.decode(errors="replace"))), ValueError))
+        read(lambda: read_listed_graphs(str(path), key="graphs"))
+        read(lambda: used(gflownet.load_graph(top)), ValueError)
+
+    texts = changed(graphs).map(lambda tree: json.dumps(tree).encode())
+    fuzz(st.one_of(damaged(tuple(json.dumps(graph).encode() for graph in graphs)), texts, texts), check, num)
+    assert kinds == {True, False}
+
+
+def used(graph: ComputationGraph) -> None:
+    """Validate a graph, and identify and write it if it is valid."""
+    graph.validate()
+    graph.canonical_key()
+    graph.to_json()
+
+
+@NUM_CASES
+def test_rows_of_a_store(num: int, tmp_path: Path) -> None:
+    """Rows of a file, with matching checksums or without, are imported, listed and found."""
+    location, path = tmp_path / "evaluations.sqlite", tmp_path / "rows.jsonl"
+    with EvaluationStore(location, context="context") as store:
+        store.add([record(str(i), metrics={"accuracy": 0.5}, curve=(0.1, 0.5)) for i in range(3)])
+    with closing(StoreOverview(str(location))) as overview:
+        rows = tuple(overview.results())
+    kinds = set()
+
+    def check(case: tuple[Any, bool]) -> None:
+        row, is_signed = case
+        path.write_text(json.dumps(signed(row) if is_signed else row) + "\n")
+        with closing(sqlite3.connect(location)) as connection, connection:
+            connection.execute("DELETE FROM evaluations")
+        kinds.add(read(lambda: import_and_list(location, path)))
+
+    fuzz(st.tuples(changed(rows), st.booleans()), check, num)
+    texts = damaged(tuple(json.dumps(row).encode() for row in rows))
+    fuzz(texts, lambda text: (path.write_bytes(text), read(lambda: import_and_list(location, path))), num // 4)
+    assert kinds == {True, False}
+
+
+def signed(row: Any) -> Any:
+    """Return an exported row with the checksum and identity of its values, where they can be computed."""
+    try:
+        digested = {**row, "context": context_digest(row["context"])}
+        identity = Identity(row["hash"], row["key"], row["fidelity"], row["seed"])
+        return {**row, "checksum": checksum_of(digested), "identity_digest": identity.digest(digested["context"])}
+    except (TypeError, KeyError, AttributeError, ValueError):
+        return row
+
+
+def import_and_list(location: Path, path: Path) -> None:
+    """Import rows of a file into a store, and read the store as commands and runs do."""
+    with closing(StoreOverview(str(location))) as overview:
+        overview.add(read_rows(path))
+        overview.runs(), overview.matching("a"), overview.best(3), list(overview.results())
+    with EvaluationStore(location, context="context") as store:
+        store.find_many([Identity.of(StubCandidate(str(i))) for i in range(3)])
+        store.top(3), store.num_by_context()
+
+
+@NUM_CASES
+def test_checkpoint(num: int, tmp_path: Path) -> None:
+    """Bytes of a file, and of one whose digest is that of its damaged payload."""
+    state = {
+        "model": {"weight": torch.arange(6.0).reshape(2, 3)},
+        "step": 3,
+        "names": ["a", None],
+        "rng": torch.get_rng_state()[:8],
+    }
+    path = tmp_path / "step_00000003.pt"
+    run = "0" * 32
+    checkpoint.save(path, state, run=run)
+    whole = path.read_bytes()
+    payload = whole.partition(b"\n")[2]
+    kinds = set()
+
+    def check(case: tuple[bytes, bool]) -> None:
+        data, is_payload = case
+        if is_payload:
+            digest = hashlib.sha256(run.encode() + data).hexdigest()
+            data = (
+                f"gflownet checkpoint, format {checkpoint.FORMAT_VERSION}, run {run}, sha256 {digest}\n".encode() + data
+            )
+        path.write_bytes(data)
+        kinds.add(read(lambda: checkpoint.load(path)))
+
+    pickled = io.BytesIO()
+    torch.save(state, pickled, _use_new_zipfile_serialization=False)
+    payloads = damaged((payload, payload, pickled.getvalue()))
+    fuzz(
+        st.one_of(damaged((whole,)).map(lambda data: (data, False)), payloads.map(lambda data: (data, True))),
+        check,
+        num,
+    )
+    assert kinds == {True, False}
+
+
+@NUM_CASES
+def test_http_body(num: int) -> None:
+    """Each gets an answer or a 4xx in OpenAI's form from one server, which goes on."""
+    whole = {
+        "model": "m",
+        "prompt": "a",
+        "max_tokens": 2,
+        "n": 1,
+        "stop": ["a"],
+        "logit_bias": {"1": 1.0},
+        "seed": 1,
+        **GREEDY,
+    }
+    whole |= {"stream": False, "logprobs": 1, "top_p": 0.5, "echo": True, "best_of": 1, "suffix": None, "user": "a"}
+    statuses = set()
+
+    async def conversation(client: httpx.AsyncClient, service: Service) -> None:
+        loop = asyncio.get_running_loop()
+
+        def check(body: bytes) -> None:
+            response = asyncio.run_coroutine_threadsafe(client.post(PATH, content=body), loop).result(CASE_S)
+            check_answer(response, body)
+            statuses.add(response.status_code)
+
+        bodies = changed((whole,)).map(lambda tree: json.dumps(tree).encode())
+        await asyncio.to_thread(fuzz, st.one_of(bodies, damaged((json.dumps(whole).encode(),))), check, num)
+        assert (await client.post(PATH, json={"model": "m", "prompt": "a", "max_tokens": 1})).status_code == 200
+
+    assert not talk(conversation).failed
+    assert {200, 400} <= statuses
