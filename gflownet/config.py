@@ -240,7 +240,8 @@ def resolved(config: Config, option: Option) -> Any:
         UserError: an interpolation without a value or with a wrong type; the message shows its text, not the value.
     """
     try:
-        return _omegaconf().select(cast(Any, config), option.key, throw_on_missing=True)
+        value = _omegaconf().select(cast(Any, config), option.key, throw_on_missing=True)
+        return _omegaconf().to_container(value, resolve=True) if _omegaconf().is_list(value) else value
     except _errors().OmegaConfBaseException as error:
         text: Any = _omegaconf().to_container(cast(Any, config), resolve=False)
         for part in option.key.split("."):
@@ -423,7 +424,10 @@ def _likeness(key: str, candidate: str) -> float:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python limits the digits of an integer
+        text = "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -101,7 +102,13 @@ class Option:
         return _expectation(self.type_hint)
 
     def may_hold(self, value: Any) -> bool:
-        """Return False for values that OmegaConf would convert silently: a number for a bool, a scalar for a group."""
+        """Return False for values that OmegaConf would convert silently: a number for a bool, a scalar for a group.
+
+        Also for integers beyond the range of floats, which Python neither converts nor always prints.
+        """
+        entries = value if isinstance(value, list) else [value]
+        if any(isinstance(entry, int) and entry.bit_length() >= sys.float_info.max_exp for entry in entries):
+            return False
         if self.type_hint is bool:
             return isinstance(value, bool | str)
         return (self.type_hint is Any) == isinstance(value, dict)

@@ -247,6 +247,8 @@ def copied_checkout(folder: Path, tests: Path) -> Path:
     for name in (
         *COPIED,
         "constraints.txt",
+        "hashes.txt",
+        "Makefile",
         "CONTRIBUTING.md",
         "SECURITY.md",
         "CITATION.cff",

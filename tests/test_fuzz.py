@@ -12,7 +12,7 @@ import io
 import json
 import signal
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gflownet
+from gflownet.command_line.checks import validate
 from gflownet.config import load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStore, Identity
 from gflownet.evaluation.store_files import read_rows
 from gflownet.evaluation.store_overview import StoreOverview
 from gflownet.evaluation.store_rows import checksum_of, context_digest
+from gflownet.files import read_yaml
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.listed_graphs import read_listed_graphs
 from gflownet.rhn.server.service import Service
@@ -152,8 +154,10 @@ def limited() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def fuzz(cases: st.SearchStrategy[Any], check: Callable[[Any], object], num: int) -> None:
-    """Check some cases."""
+def fuzz(cases: st.SearchStrategy[Any], check: Callable[[Any], object], num: int, *, known: Sequence[Any] = ()) -> None:
+    """Check cases that once failed, and some others."""
+    for case in known:
+        check(case)
 
     @settings(max_examples=num, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
     @given(cases)
@@ -182,13 +186,26 @@ def test_config(num: int, checkout: Path, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     kinds = set()
 
-    def check(text: bytes) -> None:
+    def check(case: tuple[bytes, Callable[[Path], object]]) -> None:
+        text, reader = case
         path.write_bytes(text)
-        kinds.add(read(lambda: load_config(str(path))))
+        kinds.add(read(lambda: reader(path), ValueError))
 
     texts = changed(trees).map(lambda tree: json.dumps(tree).encode())
-    fuzz(st.one_of(damaged(files), texts), check, num)
+    known = (
+        f"opt: {{lr_decay: {10**400}}}",
+        "seed: 0x" + "f" * 5_000,
+        "cond: {temperature: {dist_params: ['${oc.env:HOME}']}}",
+    )
+    fuzz(damaged(files).map(lambda text: (text, read_yaml)), check, num)
+    trees = texts.map(lambda text: (text, validated))
+    fuzz(trees, check, num // 2, known=[(text.encode(), validated) for text in known])
     assert kinds == {True, False}
+
+
+def validated(path: Path) -> None:
+    """Read a config and check its values, as the command does before a run."""
+    validate(load_config(str(path)))
 
 
 @NUM_CASES
@@ -240,7 +257,8 @@ def test_rows_of_a_store(num: int, tmp_path: Path) -> None:
             connection.execute("DELETE FROM evaluations")
         kinds.add(read(lambda: import_and_list(location, path)))
 
-    fuzz(st.tuples(changed(rows), st.booleans()), check, num)
+    known = [({**rows[0], "hash": None}, True), ({**rows[0], "status": "?"}, True)]
+    fuzz(st.tuples(changed(rows), st.booleans()), check, num, known=known)
     texts = damaged(tuple(json.dumps(row).encode() for row in rows))
     fuzz(texts, lambda text: (path.write_bytes(text), read(lambda: import_and_list(location, path))), num // 4)
     assert kinds == {True, False}
@@ -294,12 +312,9 @@ def test_checkpoint(num: int, tmp_path: Path) -> None:
 
     pickled = io.BytesIO()
     torch.save(state, pickled, _use_new_zipfile_serialization=False)
-    payloads = damaged((payload, payload, pickled.getvalue()))
-    fuzz(
-        st.one_of(damaged((whole,)).map(lambda data: (data, False)), payloads.map(lambda data: (data, True))),
-        check,
-        num,
-    )
+    payloads = damaged((payload, payload, pickled.getvalue())).map(lambda data: (data, True))
+    files = damaged((whole,)).map(lambda data: (data, False))
+    fuzz(st.one_of(files, payloads), check, num, known=[(b"", True)])
     assert kinds == {True, False}
 
 
