@@ -1,4 +1,4 @@
-"""Measure the report page: its time and size with 10,000 evaluations, its cost during a default run, and --help.
+"""Measure the report page: its time and size with 10,000 evaluations, and its cost during a default run.
 
     python scripts/bench_report.py [--quick] [--json FILE]
 
@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -35,13 +33,21 @@ from gflownet.config import command_config
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.computation_graph import NodeType
 from gflownet.report.follower import FIRST_PAGE_S
-from gflownet.terminal.arguments import COMMANDS
-from scripts.bench import Row, at_most, figure, finish, parse_arguments
+from scripts.bench import (
+    ONE_THREAD,
+    ROOT,
+    Cost,
+    Row,
+    at_most,
+    children_seconds,
+    cost_of,
+    figure,
+    finish,
+    parse_arguments,
+)
 
-ROOT = Path(__file__).resolve().parent.parent
 NUM_EVALUATIONS = 10_000
 GOAL_PAGE_S, GOAL_PAGE_MB = 3.0, 3.0
-GOAL_HELP_S = 0.3
 GOAL_SHARE = 1.0  # per cent
 EVERY_S = 60.0  # report.every
 # Seconds of a default run on 2 cores, README.md.
@@ -74,11 +80,9 @@ class SizeAndActivations(GFNTask):
 def main() -> int:
     """Run the benchmark and return the exit status."""
     arguments = parse_arguments(__doc__)
-    rounds = 3 if arguments.quick else 7
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rows = [*page_rows(folder / "large", rounds=min(rounds, 3)), *help_rows(rounds=rounds)]
-        rows += rewriting_rows(folder / "default", is_short=arguments.quick)
+        rows = [*page_rows(folder / "large", rounds=3), *rewriting_rows(folder / "default", is_short=arguments.quick)]
     return finish(rows, json_path=arguments.json)
 
 
@@ -152,21 +156,6 @@ def _batches(trainer, num: int) -> Iterator[list]:
         yield records
 
 
-def help_rows(*, rounds: int) -> list[Row]:
-    """Return the time of --help of every command, as it is installed."""
-    script = Path(sys.executable).with_name("gflownet")
-    start = [str(script)] if script.exists() else [sys.executable, "-m", "gflownet"]
-    costs: dict[str, list[Cost]] = {}
-    for _ in range(rounds):
-        for name in COMMANDS:
-            costs.setdefault(name, []).append(cost_of([*start, name, "--help"]))
-    rows = []
-    for name, values in costs.items():
-        rows.append(at_most(f"gflownet {name} --help", statistics.median(c.cpu for c in values), "CPU s", GOAL_HELP_S))
-        rows.append(figure(f"gflownet {name} --help", statistics.median(c.wall for c in values), "s"))
-    return rows
-
-
 def rewriting_rows(folder: Path, *, is_short: bool) -> list[Row]:
     """Return the share of rewriting the page in the CPU time of a default run."""
     watched = watch_run(folder, is_short=is_short)
@@ -182,14 +171,6 @@ def rewriting_rows(folder: Path, *, is_short: bool) -> list[Row]:
     cost = watched.first + num_later * watched.last
     share = cost / ((watched.run.cpu - watched.start) / SHORT_STEPS * command_config(None, []).num_training_steps)
     return [*rows, at_most("rewriting in a default run, extrapolated", 100 * share, "%", GOAL_SHARE)]
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Time of a process and its children."""
-
-    cpu: float  # seconds
-    wall: float  # seconds
 
 
 @dataclass(frozen=True)
@@ -222,9 +203,9 @@ def watch_run(folder: Path, *, is_short: bool) -> WatchedRun:
     options = [f"log_dir={folder}", "wandb.mode=disabled", "print_every=1000000000"]
     if is_short:
         options += [f"num_training_steps={SHORT_STEPS}", f"report.every={SHORT_EVERY_S:g}", "final.top=0"]
-    before, start = _children(), time.monotonic()
+    before, start = children_seconds(), time.monotonic()
     run = subprocess.Popen(
-        [sys.executable, "-m", "gflownet.train", *options], cwd=ROOT, env=_environment(), stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "gflownet.train", *options], cwd=ROOT, env=ONE_THREAD, stdout=subprocess.DEVNULL
     )
     pages, version, follower, seconds, started = [], None, None, 0.0, 0.0
     while run.poll() is None:
@@ -243,7 +224,7 @@ def watch_run(folder: Path, *, is_short: bool) -> WatchedRun:
             version = now
             pages.append(seconds)
     assert run.returncode == 0, run.returncode
-    return WatchedRun(Cost(_children() - before, time.monotonic() - start), started, pages, seconds)
+    return WatchedRun(Cost(children_seconds() - before, time.monotonic() - start), started, pages, seconds)
 
 
 def _follower(pid: int) -> psutil.Process | None:
@@ -251,23 +232,6 @@ def _follower(pid: int) -> psutil.Process | None:
         if "gflownet.report.follower" in child.cmdline():
             return child
     return None
-
-
-def cost_of(command: Sequence[str]) -> Cost:
-    """Return the time of a command."""
-    before, start = _children(), time.monotonic()
-    subprocess.run(command, check=True, cwd=ROOT, env=_environment(), stdout=subprocess.DEVNULL)
-    return Cost(_children() - before, time.monotonic() - start)
-
-
-def _children() -> float:
-    """Return the CPU seconds of all ended child processes."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 if __name__ == "__main__":

@@ -14,20 +14,18 @@ not the trainings of the final stage.
 from __future__ import annotations
 
 import os
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.bench import at_most, finish, parse_arguments
+from gflownet.terminal.arguments import COMMANDS
+from scripts.bench import at_most, cost_of, finish, parse_arguments
 
-ROOT = Path(__file__).resolve().parent.parent
 GOAL_FIRST_STEP = 4.0  # CPU seconds
-GOAL_HELP = 0.5
+GOAL_HELP = 0.3
 
 # Run the command line and write the CPU seconds after the first step to the file descriptor `sys.argv[1]`.
 _RUN = """
@@ -46,11 +44,11 @@ def first_step(self, rollout):
 Learner.learn = first_step
 sys.exit(main(sys.argv[2:]))
 """
-COMMANDS = {
+PROGRAMS = {
     "import torch": ["-c", "import torch"],
     "import gflownet": ["-c", "import gflownet"],
     "import gflownet.run.trainer": ["-c", "import gflownet.run.trainer"],
-    "python -m gflownet.train --help": ["-m", "gflownet.train", "--help"],
+    **{f"python -m gflownet {name} --help": ["-m", "gflownet", name, "--help"] for name in COMMANDS},
 }
 
 
@@ -59,8 +57,8 @@ def main() -> int:
     arguments = parse_arguments(__doc__)
     seconds: dict[str, list[float]] = {}
     for _ in range(1 if arguments.quick else 7):
-        for name, command in COMMANDS.items():
-            seconds.setdefault(name, []).append(cpu_seconds(command))
+        for name, command in PROGRAMS.items():
+            seconds.setdefault(name, []).append(cost_of([sys.executable, *command]).cpu)
         for mode in ("offline", "disabled"):
             first, whole = run_seconds(mode)
             seconds.setdefault(f"default run to the end of its first step, wandb {mode}", []).append(first)
@@ -74,34 +72,13 @@ def main() -> int:
     return finish(rows, json_path=arguments.json)
 
 
-def cpu_seconds(arguments: list[str], *, pass_fds: tuple[int, ...] = ()) -> float:
-    """Return the CPU seconds of a Python process and its children."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(
-        [sys.executable, *arguments],
-        check=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=pass_fds,
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
 def run_seconds(wandb_mode: str) -> tuple[float, float]:
     """Return the CPU seconds of a default run of one step: to the end of the step, and of the whole run."""
     reader, writer = os.pipe()
     try:
         with tempfile.TemporaryDirectory() as folder:
-            options = [
-                f"log_dir={Path(folder) / 'run'}",
-                "num_training_steps=1",
-                "final.top=0",
-                f"wandb.mode={wandb_mode}",
-            ]
-            whole = cpu_seconds(["-c", _RUN, str(writer), *options], pass_fds=(writer,))
+            options = [f"log_dir={folder}/run", "num_training_steps=1", "final.top=0", f"wandb.mode={wandb_mode}"]
+            whole = cost_of([sys.executable, "-c", _RUN, str(writer), *options], pass_fds=(writer,)).cpu
         return float(os.read(reader, 100)), whole
     finally:
         os.close(reader)
