@@ -22,8 +22,8 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -46,24 +46,13 @@ START_S, END_S = 120.0, 5.0  # until a search evaluates; until the processes of 
 STORED_S = 1.0  # from a result to its row
 LONG_MINUTES = 5.0  # growth is smaller than its noise in shorter runs
 MAX_GROWTH = 0.05
+STORE_BYTES = 80_000_000  # of shared memory per Ray node
 DATABASE_ENDED, STOPPED = 2, 128 + signal.SIGTERM  # exit statuses
 OPTIONS = (
-    "task=scripts.soak_run:ScoresTheKey",
-    "search.method=gflownet",
-    "wandb.mode=disabled",
-    "report.every=null",
-    "resume=auto",
-    "algo.num_from_policy=8",
-    "replay.num_from_replay=4",
-    "replay.capacity=100",
-    "replay.warmup=8",
-    "model.num_emb=16",
-    "model.num_layers=1",
-    "env.max_hidden_nodes=8",
-    "env.max_edges=16",
-    "checkpoint_every=5",
-    "final.top=0",
-    "evaluation.capacity=2",
+    *("task=scripts.soak_run:ScoresTheKey", "search.method=gflownet", "resume=auto", "wandb.mode=disabled"),
+    *("report.every=null", "final.top=0", "checkpoint_every=5", "evaluation.capacity=2", "algo.num_from_policy=8"),
+    *("replay.num_from_replay=4", "replay.capacity=100", "replay.warmup=8", "model.num_emb=16", "model.num_layers=1"),
+    *("env.max_hidden_nodes=8", "env.max_edges=16"),
 )
 
 
@@ -316,30 +305,22 @@ class Nodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        size: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80_000_000}
-        self._size = size
+        size = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
         self._cluster = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
-        self._second = self._cluster.add_node(**size)
         self.address = self._cluster.address
+        self._second = self._add()
 
     def replace(self) -> None:
         """Kill the second node and add another one."""
         self._cluster.remove_node(self._second, allow_graceful=False)
-        self._second = self._cluster.add_node(**self._size)
+        self._second = self._add()
+
+    def _add(self) -> Any:
+        return self._cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
 
     def close(self) -> None:
         """End both nodes."""
         self._cluster.shutdown()
-
-
-@contextmanager
-def two_nodes() -> Iterator[Nodes]:
-    """Start two Ray nodes for the length of a block."""
-    nodes = Nodes()
-    try:
-        yield nodes
-    finally:
-        nodes.close()
 
 
 def soak(executor: str, *, minutes: float, kill_every: float) -> list[Row]:
@@ -348,13 +329,11 @@ def soak(executor: str, *, minutes: float, kill_every: float) -> list[Row]:
         os.environ[LOG_VARIABLE] = str(Path(name) / "evaluations")
         soaked = Soak(Path(name), (f"evaluation.executor={executor}",), server, new_database(server.folder))
         try:
-            if executor == "pool":
-                soaked.run(seconds=60 * minutes, kill_every=kill_every)
-            else:
-                with two_nodes() as nodes:
+            with closing(Nodes()) if executor == "ray" else nullcontext() as nodes:
+                if nodes is not None:
                     soaked.nodes = nodes
                     soaked.options = (*soaked.options, f"evaluation.ray.address={nodes.address}")
-                    soaked.run(seconds=60 * minutes, kill_every=kill_every)
+                soaked.run(seconds=60 * minutes, kill_every=kill_every)
             return soaked.report(executor, is_long=minutes >= LONG_MINUTES)
         finally:
             if soaked.main is not None:
