@@ -39,7 +39,7 @@ from gflownet.rhn.server.service import Service
 from gflownet.run import checkpoint
 from tests.evaluation.candidates import StubCandidate, record
 from tests.known_networks.references import FOLDER as NETWORKS
-from tests.rhn.server.test_hostile import GREEDY, PATH, check_answer, talk
+from tests.rhn.server.test_hostile import FIELDS, GREEDY, PATH, check_answer, talk
 from tests.translation.graphs import chain, mixed, recurrent
 
 NUM_CASES = pytest.mark.parametrize("num", [100, pytest.param(2_000, marks=pytest.mark.slow)])
@@ -113,8 +113,10 @@ def damaged(draw: st.DrawFn, originals: tuple[bytes, ...]) -> bytes:
 
 
 @st.composite
-def changed(draw: st.DrawFn, originals: tuple[Any, ...]) -> Any:
-    """Return a tree of JSON with some of its values replaced, removed or added."""
+def changed(draw: st.DrawFn, originals: tuple[Any, ...], names: Sequence[str] = ()) -> Any:
+    """Return a tree of JSON with some of its values replaced, removed or added, also under further names."""
+    if draw(st.integers(0, 19)) == 0:
+        return draw(values)
     tree = copy.deepcopy(draw(st.sampled_from(originals)))
     for _ in range(draw(st.integers(1, 4))):
         places = list(_places(tree))
@@ -127,7 +129,7 @@ def changed(draw: st.DrawFn, originals: tuple[Any, ...]) -> Any:
             case "remove":
                 del container[key]
             case _ if isinstance(container, dict):
-                container[draw(st.sampled_from(("", "a", "id", "\ud83d", "a" * 300)))] = draw(values)
+                container[draw(st.sampled_from(("", "a", "id", "\ud83d", "a" * 300, *names)))] = draw(values)
             case _:
                 container.append(copy.deepcopy(container[key]))
     return tree
@@ -344,7 +346,7 @@ def test_http_body(num: int) -> None:
             check_answer(response, body)
             statuses.add(response.status_code)
 
-        bodies = changed((whole,)).map(lambda tree: json.dumps(tree).encode())
+        bodies = changed((whole,), FIELDS).map(lambda tree: json.dumps(tree).encode())
         await asyncio.to_thread(fuzz, st.one_of(bodies, damaged((json.dumps(whole).encode(),))), check, num)
         assert (await client.post(PATH, json={"model": "m", "prompt": "a", "max_tokens": 1})).status_code == 200
 
