@@ -5,7 +5,7 @@
 PYTHON ?= python3
 VENV := .venv
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)/bin/python -m pip --quiet
-# Wheels that have a hash of hashes.txt, whatever the packages themselves ask for; `pip check` compares the two.
+# Wheels with a hash of hashes.txt and no further dependencies; `pip check` finds a missing one.
 HASHED := $(PIP) install --require-hashes --no-deps --only-binary :all:
 
 .PHONY: run test test-all docs install install-test hashes clean

@@ -206,8 +206,8 @@ class Soak:
 
         query = "SELECT key, score, created FROM evaluations WHERE status = 'ok' AND fidelity = 0 AND seed = 0"
         with psycopg.connect(self.url) as connection:
-            found = connection.execute(query).fetchall()
-        return [(name_of(key), score, datetime.fromisoformat(created).timestamp()) for key, score, created in found]
+            records = connection.execute(query).fetchall()
+        return [(name_of(key), score, datetime.fromisoformat(created).timestamp()) for key, score, created in records]
 
     def _lines(self) -> list[str]:
         return self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []

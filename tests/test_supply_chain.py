@@ -1,4 +1,4 @@
-"""What is installed is fixed: every package by version and hash, every action of a workflow by commit."""
+"""Pins of packages by version and hash, and of the actions of workflows by commit."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_line_without_hash_is_found(line: str) -> None:
     assert unhashed_lines(f"{good}\n{line}\n{good}\n") == [line]
 
 
-def test_first_section_is_what_a_run_needs(checkout: Path) -> None:
+def test_first_section_contains_dependencies_of_a_run(checkout: Path) -> None:
     """`make install` installs this section only, without asking packages what they need."""
     section = (checkout / "constraints.txt").read_text(encoding="utf-8").partition(_EXTRAS)[0]
     names = {line.partition("==")[0] for line in pins_of(section)}
