@@ -94,11 +94,6 @@ def test_workflows_hold_no_secrets(checkout: Path) -> None:
         assert workflow["permissions"] == {"contents": "read"}
         for job in workflow["jobs"].values():
             assert int(job["timeout-minutes"]) <= 360
-            assert all(
-                re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v1)", step["uses"])
-                for step in job["steps"]
-                if "uses" in step
-            )
     publish = load(checkout / ".github" / "workflows" / "release.yml")["jobs"]["publish"]
     assert (publish["permissions"], publish["needs"]) == ({"id-token": "write"}, "build")
     assert not [step for step in publish["steps"] if "run" in step], "no code of the repository with that permission"
