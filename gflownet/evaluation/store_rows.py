@@ -192,9 +192,10 @@ def record_of(row: Mapping[Any, Any]) -> EvaluationRecord:
 def check_values(row: Mapping[Any, Any]) -> None:
     """Raise ValueError for a value of a result that is not of its column's type, or cannot be stored."""
     for column in _RESULT_COLUMNS:
-        value, expected = row[column.name], _TYPES.get(type(column.type), int)
+        value: Any = row[column.name]
         if value is None and column.nullable:
             continue
+        expected: type = _TYPES.get(type(column.type), int)
         if type(value) is not expected or (expected is float and not math.isfinite(value)):
             raise ValueError(f"{column.name}: expected {expected.__name__}, got {value!r:.80}")
         if expected is int and not -(2**63) <= value < 2**63:
