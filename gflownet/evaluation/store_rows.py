@@ -196,11 +196,11 @@ def check_values(row: Mapping[Any, Any]) -> None:
         if value is None and column.nullable:
             continue
         expected: type = _TYPES.get(type(column.type), int)
-        if type(value) is not expected or (expected is float and not math.isfinite(value)):
+        if type(value) is not expected or (isinstance(value, float) and not math.isfinite(value)):
             raise ValueError(f"{column.name}: expected {expected.__name__}, got {value!r:.80}")
-        if expected is int and not -(2**63) <= value < 2**63:
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ValueError(f"{column.name}: expected an integer of 64 bits, got {value!r:.80}")
-        if expected is str:
+        if isinstance(value, str):
             value.encode()  # lone surrogates raise
     record = record_of(row)
     values = (*record.metrics.values(), *record.curve)
