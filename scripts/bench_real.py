@@ -37,13 +37,13 @@ from scipy.stats import t as student
 from gflownet.config import load_config
 from gflownet.evaluation.final import NoStore
 from gflownet.evaluation.fingerprint import context_of
+from gflownet.evaluation.job import TEST_METRIC, Request
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.store_database import STORE_NAME
-from gflownet.evaluation.ticket import TEST_METRIC, Request
 from gflownet.files import write_whole
 from gflownet.report.architectures import TOP_NAME
 from gflownet.run.trainer import GFNTrainer
-from gflownet.search.decisions import construct
+from gflownet.search.tpe import construct
 from gflownet.train import main as train
 from scripts.bench import Row, figure, finish
 from scripts.real_problems import PLACES

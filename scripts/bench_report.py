@@ -125,7 +125,7 @@ def _batches(trainer, num: int) -> Iterator[list]:
     """Yield the evaluations of `num` graphs of the environment, sampled by uniform actions, no two isomorphic."""
     import torch
 
-    from gflownet.data.uniform import uniform_states
+    from gflownet.data.sampler import uniform_states
     from gflownet.evaluation.job import EvaluationStatus
     from gflownet.evaluation.store import EvaluationRecord
 

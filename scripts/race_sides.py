@@ -27,8 +27,7 @@ from gflownet.certificate.exact import (
 from gflownet.data.replay import draw
 from gflownet.data.sampler import Exploration, sample_backward
 from gflownet.data.source import Rollout
-from gflownet.envs.bit_sequence import BitSequenceEnv
-from gflownet.envs.hypergrid import HypergridEnv
+from gflownet.envs.slots import BitSequenceEnv, HypergridEnv
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.learning import learner as learning
 from gflownet.learning.learner import fit, sampled_rollouts

@@ -29,10 +29,10 @@ from gflownet.config import Config, load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.fingerprint import context_of
+from gflownet.evaluation.job import TEST_METRIC, Request
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore
 from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.task import Cost
-from gflownet.evaluation.ticket import TEST_METRIC, Request
 from gflownet.files import write_whole
 from gflownet.graphs.canonical import Candidate
 from gflownet.run.trainer import GFNTrainer

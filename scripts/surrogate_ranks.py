@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from gflownet.config import load_config
-from gflownet.data.uniform import uniform_states
+from gflownet.data.sampler import uniform_states
 from gflownet.mdp.states import GraphStates
 from gflownet.run.trainer import GFNTrainer
-from gflownet.search.calibration import rank_correlation
 from gflownet.search.config import SURROGATES, SurrogateConfig
-from gflownet.search.mutations import distinct
-from gflownet.search.surrogate import Surrogate
+from gflownet.search.proposals import distinct
+from gflownet.search.surrogate import Surrogate, rank_correlation
 from scripts.bench import Row, at_least, figure, skip
 
 _ROOT = Path(__file__).resolve().parent.parent

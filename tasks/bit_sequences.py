@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gflownet.envs.bit_sequence import bits_of
+from gflownet.envs.slots import bits_of
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.assignment import Assignment

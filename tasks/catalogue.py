@@ -18,9 +18,8 @@ from torch import nn
 from gflownet.envs.catalogue import KEY
 from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
-from gflownet.evaluation.digest import data_digest
-from gflownet.evaluation.recorded_curves import CurveFields, RecordedCurve
-from gflownet.evaluation.tables import limits_of
+from gflownet.evaluation.fingerprint import data_digest
+from gflownet.evaluation.tables import CurveFields, RecordedCurve, limits_of
 from gflownet.evaluation.task import CandidateTraining, GFNTask, Score
 from gflownet.graphs.listed_graphs import Graph, read_listed_graphs
 from gflownet.options import POSITIVE, option

@@ -21,7 +21,7 @@ from gflownet.envs.cell_design import CELLS, CIFAR_CLASSES, CIFAR_SHAPE, NB101_O
 from gflownet.envs.cell_networks import Cell
 from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
-from gflownet.evaluation.digest import data_digest
+from gflownet.evaluation.fingerprint import data_digest
 from gflownet.evaluation.tables import Table, limits_of, listed, means
 from gflownet.evaluation.task import Cost, GFNTask, Score
 from gflownet.graphs.assignment import Assignment

@@ -12,9 +12,8 @@ from torch import nn
 from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.datasets import splits_of, standardised, with_standard_targets
-from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.examples import Splits
-from gflownet.evaluation.fingerprint import function_digest
+from gflownet.evaluation.fingerprint import data_digest, function_digest
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.evaluation.tensor_task import TensorTask
 from gflownet.graphs.assignment import Assignment

@@ -13,7 +13,7 @@ import torch
 
 from gflownet.evaluation.byte_text import read_bytes
 from gflownet.evaluation.config import TaskConfig
-from gflownet.evaluation.digest import data_digest
+from gflownet.evaluation.fingerprint import data_digest
 from gflownet.evaluation.language_training import (
     UNIFORM_BITS,
     LanguageDivergedError,

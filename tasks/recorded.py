@@ -16,7 +16,7 @@ import torch
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
-from gflownet.evaluation.digest import data_digest
+from gflownet.evaluation.fingerprint import data_digest
 from gflownet.evaluation.tables import Table
 from gflownet.evaluation.task import Cost, GFNTask, Score
 from gflownet.graphs.canonical import Candidate

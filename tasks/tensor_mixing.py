@@ -14,7 +14,7 @@ from gflownet.autodiff.factories import Mean, PickNegLogSoftmax
 from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, TransformNode
 from gflownet.envs.tensor_program import TensorProgram, read_inputs
 from gflownet.evaluation.config import TaskConfig
-from gflownet.evaluation.digest import data_digest
+from gflownet.evaluation.fingerprint import data_digest
 from gflownet.evaluation.task import GFNTask, Reference, Score
 from gflownet.evaluation.training import Split
 from gflownet.options import AT_LEAST_ONE, POSITIVE, option

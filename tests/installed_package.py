@@ -69,7 +69,7 @@ class SmallNetwork(DenseTransformerPolicy):
 LINE = '''
 """Points of a line."""
 
-from gflownet.envs.hypergrid import HypergridEnv
+from gflownet.envs.slots import HypergridEnv
 from gflownet.mdp import GraphBuildingEnvContext
 
 

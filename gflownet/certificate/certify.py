@@ -31,8 +31,7 @@ from gflownet.certificate.optimum import SymmetryTermError, exact_optimum, wrong
 from gflownet.certificate.result import Certified, RunCertificate
 from gflownet.certificate.rules import check_rules
 from gflownet.certificate.subject import BACKWARD, FORWARD, INTERVALS, RULES, WALKS, Subject, repeated
-from gflownet.data.sampler import sample_backward, sample_forward
-from gflownet.data.uniform import uniform_states
+from gflownet.data.sampler import sample_backward, sample_forward, uniform_states
 from gflownet.errors import counted
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.store import EvaluationStatus, Identity

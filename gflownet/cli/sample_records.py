@@ -22,9 +22,9 @@ from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
 from gflownet.evaluation.fingerprint import context_of
-from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store import EvaluationStore, Identity
 from gflownet.evaluation.store_database import STORE_NAME
+from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.run.sampling import RestoredPolicy
 

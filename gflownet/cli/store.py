@@ -111,7 +111,7 @@ def print_best(overview: StoreOverview, options: argparse.Namespace) -> None:
 
 def export_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
     """Write all results to a file."""
-    from gflownet.evaluation.store_files import write_rows
+    from gflownet.evaluation.store_overview import write_rows
 
     num_rows = write_rows(options.file, overview.results())
     num_others = overview.count() - num_rows
@@ -121,7 +121,7 @@ def export_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
 
 def import_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
     """Add the results of a file, all of which are checked before the first is added."""
-    from gflownet.evaluation.store_files import read_rows
+    from gflownet.evaluation.store_overview import read_rows
 
     num_rows = sum(1 for _ in read_rows(options.file))
     num_new = overview.add(read_rows(options.file))
@@ -130,7 +130,7 @@ def import_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
 
 def requeue_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
     """Requeue rows by id, by status or both."""
-    from gflownet.evaluation.status import EvaluationStatus
+    from gflownet.evaluation.store_rows import EvaluationStatus
 
     status = EvaluationStatus(options.status) if options.status else None
     ids = None

@@ -10,9 +10,9 @@ from typing import Any
 
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import evaluation_of
-from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.store_database import STORE_NAME
+from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.evaluation.task import GFNTask
 from gflownet.files import parse_json, read_entries, read_rows
 from gflownet.report.architectures import TOP_NAME

@@ -1,8 +1,8 @@
-from .action_sequences import ActionSequences as ActionSequences
 from .local_search import LocalSearch as LocalSearch
-from .offline import load_offline as load_offline
+from .replay import ActionSequences as ActionSequences
 from .replay import ReplayBuffer as ReplayBuffer
 from .replay import SeenStates as SeenStates
+from .replay import load_offline as load_offline
 from .rollouts import local_rollouts as local_rollouts
 from .rollouts import worker_rollouts as worker_rollouts
 from .sampler import Exploration as Exploration

@@ -19,8 +19,8 @@ from gflownet.data.replay import ReplayBuffer, SeenStates
 from gflownet.data.source import Rollout, TrajectorySource
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
+from gflownet.evaluation.job import Request, Ticket
 from gflownet.evaluation.store import Identity
-from gflownet.evaluation.ticket import Request, Ticket
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch

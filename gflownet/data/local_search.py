@@ -14,8 +14,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from gflownet.data.action_sequences import action_sequences
 from gflownet.data.config import LocalSearchConfig
+from gflownet.data.replay import action_sequences
 from gflownet.data.sampler import Exploration, Step, assembled, chosen_by, roll_out, sample_backward
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.answer import AnswersBothWays, ask, ask_both

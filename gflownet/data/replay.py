@@ -1,19 +1,110 @@
-"""Replay buffer of scored terminal states."""
+"""Replay buffer of scored terminal states, graphs with known scores from a file, and trajectories as action sequences.
+
+Letters: B trajectories, S steps of all of them, N maximum number of nodes.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gflownet.data.action_sequences import ActionSequences
-from gflownet.data.config import ReplayConfig
-from gflownet.mdp.action import ActionBatch
+from gflownet.data.config import OfflineConfig, ReplayConfig
+from gflownet.data.sampler import assembled, roll_out, sample_backward
+from gflownet.errors import UserError
+from gflownet.evaluation.conditioning import Conditioning
+from gflownet.evaluation.task import GFNTask, Score
+from gflownet.files import is_intact, parse_json
+from gflownet.mdp.action import ActionBatch, GraphActionType
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
+from gflownet.mdp.trajectory import Origin, TrajectoryBatch
+from gflownet.records.trust import checked_names
+
+_DTYPE = torch.int32  # of kind, row and column of an action
+
+
+@dataclass(frozen=True)
+class ActionSequences:
+    """The forward actions of B trajectories, one trajectory after another, each ending with Stop.
+
+    A node index is the node's position in the state built by the preceding actions.
+    """
+
+    num_actions: Tensor  # [B] int64
+    actions: ActionBatch  # S, int32
+
+    def __len__(self) -> int:
+        """Return the number of trajectories."""
+        return len(self.num_actions)
+
+    def __getitem__(self, index: Tensor | slice) -> ActionSequences:
+        """Return the trajectories selected by an index."""
+        length, start = self.num_actions[index], self._starts[index]
+        within = torch.arange(int(length.sum())) - (length.cumsum(0) - length).repeat_interleave(length)
+        return ActionSequences(length, self.actions[start.repeat_interleave(length) + within])
+
+    @property
+    def _starts(self) -> Tensor:
+        return self.num_actions.cumsum(0) - self.num_actions
+
+    @staticmethod
+    def cat(batches: Sequence[ActionSequences]) -> ActionSequences:
+        """Concatenate trajectories."""
+        actions = ActionBatch.cat([batch.actions for batch in batches])
+        return ActionSequences(torch.cat([batch.num_actions for batch in batches]), actions)
+
+    def walk(self, env: Environment, *, conditioning: Conditioning, origin: Origin) -> TrajectoryBatch:
+        """Replay the actions from the initial state; return the trajectories without rewards."""
+        starts, num_taken = self._starts, 0
+
+        def choose(states: GraphStates, alive: Tensor) -> ActionBatch:
+            nonlocal num_taken
+            actions = self.actions[starts[alive] + num_taken]
+            num_taken += 1
+            return ActionBatch(*(column.long() for column in actions.parts))
+
+        with torch.inference_mode():
+            steps = roll_out(env, env.initial_states(len(self)), choose)
+        return assembled(env, steps, conditioning, origin)
+
+
+def action_sequences(env: Environment, trajectories: TrajectoryBatch) -> ActionSequences:
+    """Return the actions of trajectories sampled forward or backward, with nodes numbered in order of creation.
+
+    A trajectory that was sampled backwards renumbers its nodes at each step: an added node takes the position that it
+    had when it was removed. The numbers are tracked from the initial state on.
+    """
+    order = trajectories.trajectory.argsort(stable=True)
+    length = torch.bincount(trajectories.trajectory, minlength=len(trajectories))
+    start = length.cumsum(0) - length
+    kind, row, column = (values[order] for values in trajectories.actions.parts)
+    position, num_nodes = trajectories.backward.row[order], trajectories.states.num_nodes[order]
+    names = torch.arange(env.vocabulary.max_nodes).repeat(len(trajectories), 1)  # [B, N]
+    for step in range(int(length.max())):
+        alive = (length > step).nonzero().squeeze(1)
+        index = start[alive] + step
+        actions = ActionBatch(kind[index], row[index], column[index])
+        row[index] = actions.renamed(names[alive], directed=env.vocabulary.directed).row
+        adds = (kind[index] == int(GraphActionType.AddNode)).nonzero().squeeze(1)
+        names[alive[adds]] = _inserted(names[alive[adds]], position[index[adds]], num_nodes[index[adds]])
+    return ActionSequences(length, ActionBatch(kind.to(_DTYPE), row.to(_DTYPE), column.to(_DTYPE)))
+
+
+def _inserted(names: Tensor, position: Tensor, new: Tensor) -> Tensor:
+    """Insert the node number `new` [B] into names [B, N] at a position [B]; later ones move up."""
+    place = torch.arange(names.shape[1])
+    moved = names.gather(1, torch.where(place > position[:, None], place - 1, place).clamp(min=0))
+    return torch.where(place == position[:, None], new[:, None], moved)
+
 
 TOP_QUANTILE = 0.9  # of the scores in the buffer: above it are the best states
 RANK_OFFSET = 0.01  # k of Tripp et al. 2020, appendix: smaller values prefer the best more
@@ -173,3 +264,88 @@ def _rank(quality: Tensor, config: ReplayConfig) -> Tensor:
 
 Priority = Callable[[Tensor, ReplayConfig], Tensor]  # qualities [B] -> weights [B]
 PRIORITIES: dict[str, Priority] = {"uniform": _uniform, "mixed": _mixed, "rank": _rank}
+
+
+_SCORES = ("score", "validation_score")  # names of the score in an entry; the second is used by a run's report
+
+
+def load_offline(config: OfflineConfig, context: GraphBuildingEnvContext, task: GFNTask) -> SeenStates | None:
+    """Read the graphs of the file and their scores or utilities; None without a file.
+
+    An entry is an object with `graph` (node-link form), `score` or `validation_score` and, where the task has several
+    objectives, `metrics`. One per line, or all in one JSON list, such as a run's top_architectures.json.
+
+    Raises:
+        UserError: the file cannot be read, or an entry is no terminal state of this environment; the text has its line.
+    """
+    if not config.path:
+        return None
+    path = Path(config.path)
+    entries = _read(path)
+    graphs, scores = [], []
+    for name, entry in entries:
+        try:
+            if not isinstance(entry, Mapping):
+                raise ValueError(f"expected an object, got {entry!r}")
+            if not is_intact(entry):
+                raise ValueError("expected an entry as it was written, got another checksum")
+            with checked_names(path, entry["graph"], folder=path.parent):
+                graphs.append(context.env.terminal_type.from_dict(entry["graph"]))
+            scores.append(_score(entry, task))
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"expected a field {error}" if isinstance(error, KeyError) else error
+            raise UserError(f"offline.path: {config.path}, {name}: {reason}") from None
+    try:
+        states = context.env.states_of(graphs)
+        _check_reached(context, states)
+    except ValueError as error:
+        index, _, reason = str(error).removeprefix("graph ").partition(": ")
+        raise UserError(f"offline.path: {config.path}, {entries[int(index)][0]}: {reason}") from None
+    return SeenStates(states, torch.tensor(scores))
+
+
+def _read(path: Path) -> list[tuple[str, Any]]:
+    """Return every entry with its position for error messages."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"offline.path: expected a file of graphs, got {path} ({error})") from None
+    lines = [(f"line {number}", line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    try:
+        if text.lstrip().startswith("["):
+            entries = [(f"entry {position}", entry) for position, entry in enumerate(parse_json(text))]
+        else:
+            entries = [(name, parse_json(line)) for name, line in lines]
+    except json.JSONDecodeError as error:
+        raise UserError(f"offline.path: expected JSON lines or a JSON list, got {path} ({error})") from None
+    if not entries:
+        raise UserError(f"offline.path: expected at least one graph, got {path} without any")
+    return entries
+
+
+def _score(entry: Mapping[str, Any], task: GFNTask) -> Any:
+    """Return the score, or the utilities of the chosen objectives."""
+    values = [entry[name] for name in _SCORES if name in entry]
+    if not values:
+        raise KeyError(_SCORES[0])
+    value = float(values[0])
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"expected a finite score >= 0, got {value}")
+    return task.utilities(Score(value, entry.get("num_parameters"), entry.get("metrics") or {})) or value
+
+
+def _check_reached(context: GraphBuildingEnvContext, terminal: GraphStates) -> None:
+    """Raise ValueError for a state that no trajectory of legal steps reaches."""
+    env, num = context.env, len(terminal)
+    conditioning = Conditioning(torch.zeros(num, context.num_cond_dim), torch.ones(num))
+    # One backward trajectory per state suffices: all of them are legal or none is.
+    backward = sample_backward(context, terminal, conditioning=conditioning, generator=torch.Generator())
+    illegal = ~env.forward_masks(backward.states).contains(backward.actions)
+    order = backward.trajectory.argsort(stable=True)
+    length = torch.bincount(backward.trajectory, minlength=num)
+    first = backward.states[order[length.cumsum(0) - length]]
+    unreachable = ~first.equals(env.initial_states(num))
+    unreachable[backward.trajectory[illegal]] = True
+    if bool(unreachable.any()):
+        index = int(unreachable.nonzero()[0])
+        raise ValueError(f"graph {index}: expected a graph that can be built, got one that cannot")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -17,8 +18,8 @@ from gflownet.data.replay import ReplayBuffer
 from gflownet.data.source import GLOBAL_STREAM, Rollout, TrajectorySource
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
-from gflownet.evaluation.evaluator import Evaluator
-from gflownet.evaluation.remote import EvaluationDesk, RemoteEvaluator
+from gflownet.evaluation.evaluator import Evaluation, Evaluator
+from gflownet.evaluation.job import Request, Ticket
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.layout import Batch, BatchLayout, Kinds
 from gflownet.mdp.policy import PolicyFunction
@@ -30,6 +31,51 @@ from gflownet.workers.process import WorkerInfo, keep_freed_memory, seed_all, st
 from gflownet.workers.proxy import Endpoint
 from gflownet.workers.server import ProxyServer, Served
 from gflownet.workers.transport import Transport
+
+# Shortest and longest pause between two polls of a worker, seconds.
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
+
+
+class EvaluationDesk:
+    """The dispatcher in calls that return at once, so that the server's thread keeps answering other workers."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._numbers = count()
+        self._open: dict[int, tuple[list[Ticket], int]] = {}
+
+    def submit(self, candidates: Sequence[Any], step: int) -> int:
+        """Start the evaluation of candidates and return its number."""
+        number = next(self._numbers)
+        self._open[number] = self._dispatcher.submit([Request(each) for each in candidates], step=step), step
+        return number
+
+    def take(self, number: int) -> list[Evaluation] | None:
+        """Return the evaluations of `submit`, None while one is running."""
+        tickets, step = self._open[number]
+        if any(ticket.record is None for ticket in tickets):
+            self._dispatcher.advance(timeout=0)
+        if any(ticket.record is None for ticket in tickets):
+            return None
+        del self._open[number]
+        return self._dispatcher.evaluations(tickets, step=step)
+
+
+class RemoteEvaluator(Evaluator):
+    """The evaluator in a worker."""
+
+    def __init__(self, desk: Any) -> None:
+        """`desk`: proxy of an `EvaluationDesk`."""
+        self._desk = desk
+
+    def evaluate(self, candidates: Sequence[Any], *, step: int) -> list[Evaluation]:
+        number = self._desk.submit(list(candidates), step)
+        pause = _SHORTEST_PAUSE_S
+        while (evaluations := self._desk.take(number)) is None:
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        return evaluations
+
 
 POOLS: dict[str, type[Pool]] = {"processes": WorkerPool, "dataloader": LoaderPool}
 _NUM_PUBLISHED = 2  # a rollout starts after its predecessor was taken: it may need the second-last weights

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from gflownet.data.action_sequences import action_sequences
 from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig
 from gflownet.data.local_search import LocalSearch
-from gflownet.data.replay import ReplayBuffer, SeenStates
+from gflownet.data.replay import ReplayBuffer, SeenStates, action_sequences
 from gflownet.data.sampler import Exploration, sample_backward, sample_forward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning

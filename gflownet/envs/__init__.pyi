@@ -1,5 +1,3 @@
-from .bit_sequence import BitSequenceEnv as BitSequenceEnv
-from .bit_sequence import bits_of as bits_of
 from .catalogue import CatalogueContext as CatalogueContext
 from .catalogue import CatalogueEnv as CatalogueEnv
 from .cell_design import CELLS as CELLS
@@ -12,13 +10,15 @@ from .computation_graph import ComputationGraphEnv as ComputationGraphEnv
 from .computation_graph import ComputationGraphEnvContext as ComputationGraphEnvContext
 from .config import EnvConfig as EnvConfig
 from .graph_building import GraphBuildingEnv as GraphBuildingEnv
-from .hypergrid import HypergridEnv as HypergridEnv
 from .labelled_dag import LabelledDAGEnv as LabelledDAGEnv
 from .labelled_dag import parents_of as parents_of
 from .operation_graph import OperationGraphContext as OperationGraphContext
 from .operation_graph import OperationGraphEnv as OperationGraphEnv
 from .recurrent_stack import RecurrentStackEnv as RecurrentStackEnv
+from .slots import BitSequenceEnv as BitSequenceEnv
+from .slots import HypergridEnv as HypergridEnv
 from .slots import SlotEnv as SlotEnv
+from .slots import bits_of as bits_of
 from .tensor_graph import TensorGraphEnv as TensorGraphEnv
 from .tensor_program import TensorProgram as TensorProgram
 from .tensor_program import program_of as program_of

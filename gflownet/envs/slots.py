@@ -1,21 +1,27 @@
-"""Base of environments whose states are named places, each empty or with a value: no edges, no symmetries.
+"""Environments whose states are named places, each empty or with a value: no edges, no symmetries.
 
-Letters: B states, N places, V values.
+The hypergrid (Bengio et al. 2021): starting at the origin, each step raises one coordinate by one. Bit sequences
+(Malkin et al. 2022, section 5.3): a fixed number of words is written from left to right.
+
+Letters: B states, N places, V values; D dimensions of a grid, H coordinates of each; L words of k bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from gflownet.envs.config import EnvConfig
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.action import GraphActionType as Kind
+from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import GraphDescription, position_of
-from gflownet.mdp.environment import Environment
+from gflownet.mdp.environment import Environment, Rule, Rules
 from gflownet.mdp.isomorphism import CanonicalForms, combine_codes
-from gflownet.mdp.states import Attribute, GraphStates, GraphVocabulary
+from gflownet.mdp.states import UNSET, Attribute, GraphStates, GraphVocabulary
 
 _BITS = 62  # bits of a code into which places are packed
 
@@ -79,3 +85,98 @@ class SlotEnv(Environment):
     def num_automorphisms(self, states: GraphStates) -> list[int]:
         """Return ones: all places have different types."""
         return [1] * len(states)
+
+
+class HypergridEnv(SlotEnv):
+    """D coordinates from 0 to H - 1; a trajectory may stop anywhere. An empty place is coordinate 0."""
+
+    def __init__(self, num_dims: int, side: int) -> None:
+        if num_dims < 1 or side < 2:
+            raise ValueError(f"hypergrid: expected num_dims >= 1 and side >= 2, got {num_dims} and {side}")
+        names = [f"x{dim}" for dim in range(num_dims)]
+        super().__init__(names, Attribute("coordinate", tuple(range(1, side)), counted=True))
+        self.side = side
+
+    def shown(self, position: int) -> str:
+        """Return the coordinate over the largest one, so that a terminal object determines its reward."""
+        return f"{position + 1}/{self.side - 1}"
+
+    def position(self, value: int | str) -> int:
+        """Return the coordinate as stored in a state."""
+        return position_of([self.shown(position) for position in range(-1, self.side - 1)], value, "coordinate") - 1
+
+    def forward_rules(self, states: GraphStates) -> Rules:
+        """Return the rules of raising a coordinate; Stop is always legal."""
+        is_next = self._columns == states.node_attr[:, :, :1] + 1
+        return {
+            Kind.Stop: [Rule("a trajectory may stop anywhere", torch.ones(1, 1, 1, dtype=torch.bool))],
+            Kind.SetNodeAttr: [Rule("a coordinate is raised by one at a time", is_next)],
+        }
+
+    def backward_rules(self, states: GraphStates) -> Rules:
+        """Return the rule of lowering a coordinate: it is not 0."""
+        return {Kind.RemoveNodeAttr: [Rule("the coordinate is 0", states.node_attr >= 0)]}
+
+    @cached_property
+    def _columns(self) -> Tensor:
+        return torch.arange(self.side - 1)
+
+
+class HypergridContext(GraphBuildingEnvContext):
+    """Context of hypergrids, from the options under `env.hypergrid`."""
+
+    @classmethod
+    def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> HypergridEnv:
+        """Return the environment; the sizes of the task are not used."""
+        grid = config.hypergrid
+        return HypergridEnv(grid.num_dims, grid.side)
+
+
+MAX_WORD_BITS = 6  # a state stores a word in seven bits
+
+
+class BitSequenceEnv(SlotEnv):
+    """Sequences of `num_bits` bits in words of `word_bits`; a trajectory stops when the last word is written."""
+
+    def __init__(self, num_bits: int, word_bits: int) -> None:
+        if not 1 <= word_bits <= MAX_WORD_BITS or num_bits < 1 or num_bits % word_bits:
+            raise ValueError(
+                f"bit_sequence: expected word_bits from 1 to {MAX_WORD_BITS} and num_bits a multiple of it, "
+                f"got {word_bits} and {num_bits}"
+            )
+        words = tuple(format(word, f"0{word_bits}b") for word in range(2**word_bits))
+        super().__init__([f"word{i}" for i in range(num_bits // word_bits)], Attribute("word", words))
+
+    def forward_rules(self, states: GraphStates) -> Rules:
+        """Return the rules of writing a word: at the first empty place."""
+        is_empty = states.node_attr[:, :, 0] == UNSET
+        num_written = (~is_empty).sum(1, keepdim=True)
+        return {
+            Kind.Stop: [Rule("a word is missing", ~is_empty.any(1)[:, None, None])],
+            Kind.SetNodeAttr: [Rule("words are written from left to right", (self._places == num_written)[:, :, None])],
+        }
+
+    def backward_rules(self, states: GraphStates) -> Rules:
+        """Return the rule of erasing a word: the last one."""
+        num_written = (states.node_attr[:, :, 0] != UNSET).sum(1, keepdim=True)
+        is_last = (self._places == num_written - 1)[:, :, None]
+        return {Kind.RemoveNodeAttr: [Rule("the word written last is erased first", is_last)]}
+
+    @cached_property
+    def _places(self) -> Tensor:
+        return torch.arange(self.vocabulary.max_nodes)
+
+
+class BitSequenceContext(GraphBuildingEnvContext):
+    """Context of bit sequences, from the options under `env.bit_sequence`."""
+
+    @classmethod
+    def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> BitSequenceEnv:
+        """Return the environment; the sizes of the task are not used."""
+        bits = config.bit_sequence
+        return BitSequenceEnv(bits.num_bits, bits.word_bits)
+
+
+def bits_of(sequence: Assignment) -> str:
+    """Return a finished sequence as text of zeros and ones."""
+    return "".join(str(word) for word in sequence.values)

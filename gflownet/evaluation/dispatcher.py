@@ -18,11 +18,9 @@ from gflownet.evaluation.config import BudgetConfig, EvaluationConfig
 from gflownet.evaluation.evaluator import Evaluation, Evaluator, evaluation_of
 from gflownet.evaluation.executors.base import EvaluationInterruptedError, Executor, Handle
 from gflownet.evaluation.halving import SuccessiveHalving, result_of
-from gflownet.evaluation.job import EvaluationStatus, Outcome
-from gflownet.evaluation.job_queue import JobQueue
+from gflownet.evaluation.job import EvaluationStatus, JobQueue, Outcome, Request, Ticket, record_of
 from gflownet.evaluation.store import EvaluationRecord, Identity
 from gflownet.evaluation.task import GFNTask
-from gflownet.evaluation.ticket import Request, Ticket, record_of
 from gflownet.graphs.canonical import Candidate
 
 # Records of less work than this, seconds, are written together, because a write waits for the disk.

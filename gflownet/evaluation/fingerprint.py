@@ -9,20 +9,37 @@ import logging
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from omegaconf import OmegaConf
+from torch import Tensor
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import scoring_context
-from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import GFNTask
 from gflownet.graphs.operation import graph_name
 from gflownet.plugins import load_function
+
+
+def data_digest(values: Iterable[Tensor | np.ndarray | bytes | str]) -> str:
+    """Return a digest of arrays and texts, for `GFNTask.fingerprint`."""
+    digest = hashlib.sha256()
+    for value in values:
+        if isinstance(value, str):
+            value = value.encode()
+        if not isinstance(value, bytes):
+            array = np.ascontiguousarray(value.detach().cpu().numpy() if isinstance(value, Tensor) else value)
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            value = array.tobytes()
+        digest.update(len(value).to_bytes(8, "big"))
+        digest.update(value)
+    return digest.hexdigest()[:_DIGITS]
+
 
 _DIGITS = 32
 _FINGERPRINT = {"source", "data"}

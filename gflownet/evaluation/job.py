@@ -1,12 +1,19 @@
-"""Jobs for executors, and the outcomes of their candidates."""
+"""Requests of evaluations with their rows, their queue, jobs for executors, and the outcomes of their candidates."""
 
 from __future__ import annotations
 
+import json
+import math
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from gflownet.evaluation.status import EvaluationStatus as EvaluationStatus
-from gflownet.evaluation.task import Score
+from gflownet.evaluation.halving import SuccessiveHalving
+from gflownet.evaluation.store import EvaluationRecord, Identity
+from gflownet.evaluation.store_rows import EvaluationStatus as EvaluationStatus
+from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.canonical import Candidate
+from gflownet.training.random_states import candidate_seed
 
 # Characters of an error text; the rest is cut.
 MAX_ERROR_LENGTH = 4_096
@@ -50,3 +57,187 @@ class Outcome:
     training: bytes | None = None  # the saved training, if the job saves it
     test: float | None = None  # test score, if the job tests
     test_error: str | None = None
+
+
+# Entry of a row's metrics with the test score, where the request measures it.
+TEST_METRIC = "test_score"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One evaluation of a candidate."""
+
+    candidate: Candidate
+    repeat: int = 0  # 0: the seed of the search; 1, 2, ...: further seeds
+    fidelity: int | None = None  # epochs or steps; None: the task's own evaluation
+    schedule: int | None = None
+    saves_training: bool = False
+    tests: bool = False
+
+    @property
+    def identity(self) -> Identity:
+        """Return the identity of its row."""
+        return Identity.of(self.candidate, fidelity=self.fidelity or 0, seed=self.repeat)
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A requested evaluation and, once it is done, its row."""
+
+    request: Request
+    step: int
+    record: EvaluationRecord | None = None
+    outcome: Outcome | None = None  # None if the row was known
+    attempts: int = 0
+    is_alone: bool = False  # in a separate job from now on
+    is_repeated: bool = False  # another attempt of an evaluation that this run has counted
+    is_suspect: bool = False  # an earlier main process ended during its evaluation
+    # With successive halving:
+    parent: Ticket | None = None  # of the whole training, if this is a part of it
+    fidelity: int = 0  # epochs or steps done
+    training: bytes | None = None  # saved at `fidelity`
+
+
+def record_of(ticket: Ticket, outcome: Outcome, *, run: str, floor_score: float, words: str = "") -> EvaluationRecord:
+    """Return the row of an outcome; without a valid score it has the floor score.
+
+    The words of the candidate, see `GFNTask.words`, become a part of its node-link data.
+    """
+    candidate, score = ticket.request.candidate, outcome.score
+    is_ok = outcome.status is EvaluationStatus.OK
+    graph = candidate.to_dict()
+    if words:
+        graph = {**graph, "graph": {**graph.get("graph", {}), "words": words}}
+    test = {} if outcome.test is None else {TEST_METRIC: outcome.test}
+    return EvaluationRecord(
+        hash=candidate.canonical_hash(),
+        key=candidate.canonical_key(),
+        graph=json.dumps(graph),
+        score=score.value if is_ok and score is not None else floor_score,
+        status=outcome.status,
+        seconds=outcome.seconds,
+        step=ticket.step,
+        run=run,
+        error=outcome.error,
+        num_parameters=None if score is None else score.num_parameters,
+        metrics={} if score is None else {**score.metrics, **test},
+        fidelity=ticket.request.identity.fidelity,
+        seed=ticket.request.identity.seed,
+        attempts=max(ticket.attempts, 1),
+        is_transient=outcome.is_transient,
+        parent=ticket.fidelity or None,
+        curve=outcome.curve,
+    )
+
+
+# Candidates below this duration, seconds, share a job even if the task does not train them together.
+SHORT_S = 0.02
+_DECAY = 0.9  # of the moving average of durations
+
+
+class JobQueue:
+    """Queued evaluations in order. Tasks that train candidates together get one job per place."""
+
+    def __init__(self, task: GFNTask, *, seed: int, deadline: float | None, halving: SuccessiveHalving | None) -> None:
+        """Start empty.
+
+        Args:
+            task: of the candidates.
+            seed: of the run.
+            deadline: seconds per candidate; None: none.
+            halving: trains candidates in parts.
+        """
+        self._seed, self._deadline, self._halving = seed, deadline, halving
+        self._trains_together = type(task).evaluate_many is not GFNTask.evaluate_many
+        self._tickets: deque[Ticket] = deque()
+        self._mean_seconds = math.inf  # of a candidate, moving average
+
+    def __len__(self) -> int:
+        """Return the number of queued evaluations."""
+        return len(self._tickets)
+
+    @property
+    def first(self) -> Ticket:
+        """Return the next evaluation."""
+        return self._tickets[0]
+
+    @property
+    def mean_seconds(self) -> float:
+        """Return the moving average of the seconds per evaluation, 0 before the first."""
+        return self._mean_seconds if math.isfinite(self._mean_seconds) else 0.0
+
+    def measure(self, seconds: float) -> None:
+        """Add the duration of an evaluation to the moving average."""
+        known = self._mean_seconds if math.isfinite(self._mean_seconds) else seconds
+        self._mean_seconds = _DECAY * known + (1 - _DECAY) * seconds
+
+    def extend(self, tickets: Iterable[Ticket]) -> None:
+        """Append evaluations."""
+        self._tickets.extend(tickets)
+
+    def repeat_alone(self, tickets: Iterable[Ticket], *, first: bool = False) -> None:
+        """Queue evaluations of a lost or failed job again, each in a separate job, at the end or before all others."""
+        again = list(tickets)
+        for ticket in again:
+            ticket.is_alone = True
+        if first:
+            self._tickets.extendleft(reversed(again))
+        else:
+            self._tickets.extend(again)
+
+    def clear(self) -> None:
+        """Forget all queued evaluations."""
+        self._tickets.clear()
+
+    def pop_job(self, num_places: int) -> tuple[Job, float | None, list[Ticket]]:
+        """Remove the next group, and return its job with the deadline in seconds and the tickets.
+
+        Args:
+            num_places: capacity of the executor.
+        """
+        tickets = self._pop_group(num_places)
+        requests = [self._request(ticket) for ticket in tickets]
+        first = requests[0]
+        job = Job(
+            tuple(request.candidate for request in requests),
+            tuple(candidate_seed(self._seed, each.candidate.canonical_hash(), each.repeat) for each in requests),
+            fidelity=first.fidelity,
+            schedule=first.schedule,
+            trainings=tuple(ticket.training for ticket in tickets),
+            saves_training=any(request.saves_training for request in requests),
+            tests=first.tests,
+        )
+        deadline = self._deadline
+        if deadline is not None and self._trains_together:
+            deadline *= len(tickets)
+        return job, deadline, tickets
+
+    def _pop_group(self, num_places: int) -> list[Ticket]:
+        """Remove and return the tickets of the next job: equal requests, as many as every place gets."""
+        first = self._tickets.popleft()
+        tickets = [first]
+        if first.is_alone:
+            return tickets
+        size = self._group_size(1 + sum(self._may_share(first, ticket) for ticket in self._tickets), num_places)
+        while self._tickets and len(tickets) < size and self._may_share(first, self._tickets[0]):
+            tickets.append(self._tickets.popleft())
+        return tickets
+
+    def _group_size(self, num: int, num_places: int) -> int:
+        """Return the number of candidates of a job when `num` are waiting."""
+        if not self._trains_together and self._mean_seconds > SHORT_S:
+            return 1
+        return math.ceil(num / num_places)
+
+    def _may_share(self, first: Ticket, second: Ticket) -> bool:
+        """Return whether two requests may be in one job."""
+        one, other = self._request(first), self._request(second)
+        # Further seeds of one graph save no training, and may be trained with the first.
+        own = {"candidate": other.candidate, "repeat": other.repeat, "saves_training": other.saves_training}
+        return not second.is_alone and replace(one, **own) == other
+
+    def _request(self, ticket: Ticket) -> Request:
+        """Return a request for the executor, which continues a saved training to the end."""
+        if ticket.training is None or ticket.parent is not None or self._halving is None:
+            return ticket.request
+        return replace(ticket.request, fidelity=self._halving.max_fidelity, schedule=self._halving.max_fidelity)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gflownet.errors import UserError
-from gflownet.evaluation.training_config import TrainingConfig
+from gflownet.evaluation.config import TrainingConfig
 from gflownet.plugins import load_function
 
 # Outputs [B, ...] and targets [B, ...] to a loss, or to values whose mean over all predictions is the metric.

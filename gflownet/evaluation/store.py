@@ -12,25 +12,28 @@ from typing import Any
 import sqlalchemy as sql
 
 from gflownet.errors import UserError
-from gflownet.evaluation.status import EvaluationStatus as EvaluationStatus
-from gflownet.evaluation.store_claims import REQUEUED, claim_statement, is_claim, is_expired
 from gflownet.evaluation.store_database import Database, damage_after_kill, is_network_file_system
-from gflownet.evaluation.store_migrations import SCHEMA_VERSION as SCHEMA_VERSION
-from gflownet.evaluation.store_migrations import add_contexts, prepare_schema
 from gflownet.evaluation.store_rows import (
     CONTEXTS,
     DAMAGED,
     EVALUATIONS,
     IS_RUNNING,
     IS_SEARCH_SUCCESS,
+    REQUEUED,
+    claim_statement,
     context_digest,
+    is_claim,
+    is_expired,
     is_intact,
     record_of,
     row_of,
 )
 from gflownet.evaluation.store_rows import Claim as Claim
 from gflownet.evaluation.store_rows import EvaluationRecord as EvaluationRecord
+from gflownet.evaluation.store_rows import EvaluationStatus as EvaluationStatus
 from gflownet.evaluation.store_rows import Identity as Identity
+from gflownet.evaluation.store_schema import SCHEMA_VERSION as SCHEMA_VERSION
+from gflownet.evaluation.store_schema import add_contexts, prepare_schema
 from gflownet.files import Closing
 from gflownet.graphs.canonical import Candidate
 

@@ -124,12 +124,27 @@ def damage_after_kill(path: Path) -> str | None:
     if not (path.exists() and log.exists() and log.stat().st_size):
         return None
     try:
-        with closing(sqlite3.connect(path)) as connection:
-            (first,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        return _first_problem(path, "quick_check")
     except sqlite3.OperationalError:
         return None  # reported when it is opened
     except sqlite3.DatabaseError as error:
         return str(error)
+
+
+def damage_of(path: Path) -> str | None:
+    """Return the first problem of a SQLite file in one line, None where it is intact or absent.
+
+    The full check and not `quick_check`: a row that its index does not find can be neither replaced nor hidden.
+    """
+    try:
+        return _first_problem(path, "integrity_check") if path.exists() else None
+    except sqlite3.DatabaseError as error:
+        return str(error)
+
+
+def _first_problem(path: Path, check: str) -> str | None:
+    with closing(sqlite3.connect(path)) as connection:
+        (first,) = connection.execute(f"PRAGMA {check}(1)").fetchone()
     return None if first == "ok" else " ".join(str(first).split())
 
 

@@ -13,17 +13,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from gflownet.evaluation.augmentation import check_augmentation
-from gflownet.evaluation.config import EvaluationConfig, TaskConfig
+from gflownet.evaluation.config import EvaluationConfig, TaskConfig, TrainingConfig
 from gflownet.evaluation.data_checks import check_splits
-from gflownet.evaluation.digest import data_digest
-from gflownet.evaluation.examples import DatasetSplit, Examples, Split, Splits, in_columns, is_classification
+from gflownet.evaluation.examples import (
+    DatasetSplit,
+    Examples,
+    Split,
+    Splits,
+    check_augmentation,
+    in_columns,
+    is_classification,
+)
 from gflownet.evaluation.examples import num_outputs as count_outputs
-from gflownet.evaluation.fingerprint import function_digest
+from gflownet.evaluation.fingerprint import data_digest, function_digest
 from gflownet.evaluation.metrics import FOR_UNBALANCED, balanced_weights, build_loss, build_metric
 from gflownet.evaluation.task import CandidateTraining, Cost, GFNTask, Score, soft_size_objective
 from gflownet.evaluation.training import ModelTrainer, ModelTraining, build_measure, loss_limit, outputs_of
-from gflownet.evaluation.training_config import TrainingConfig
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.validation import blocking_problems

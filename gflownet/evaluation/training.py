@@ -15,9 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from gflownet.evaluation.augmentation import augmented
 from gflownet.evaluation.config import EvaluationConfig
-from gflownet.evaluation.examples import Batch, Examples, num_steps
+from gflownet.evaluation.examples import Batch, Examples, augmented, num_steps
 from gflownet.evaluation.examples import Split as Split
 from gflownet.evaluation.metrics import Loss, Metric, constant_outputs, constant_prediction, mean_value
 from gflownet.training.optimisers import OptimiserOptions, build_optimisers

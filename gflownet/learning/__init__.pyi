@@ -4,7 +4,7 @@ from .auxiliary import Teacher as Teacher
 from .learner import Learner as Learner
 from .learner import LearnerOptions as LearnerOptions
 from .learner import TrainingStep as TrainingStep
+from .learner import TrajectoryMemory as TrajectoryMemory
 from .learner import fit as fit
+from .learner import merge_isomorphic as merge_isomorphic
 from .learner import sampled_rollouts as sampled_rollouts
-from .memory import TrajectoryMemory as TrajectoryMemory
-from .memory import merge_isomorphic as merge_isomorphic

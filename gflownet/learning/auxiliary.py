@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gflownet.learning.optimisation import advance, differentiate, make_optimizer, make_schedule, restore_schedule
+from gflownet.learning.learner import advance, differentiate, make_optimizer, make_schedule, restore_schedule
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy, PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch

@@ -4,32 +4,198 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
+from gflownet.data.replay import ActionSequences, action_sequences
 from gflownet.data.sampler import Exploration, sample_forward
 from gflownet.data.source import Rollout
 from gflownet.evaluation.conditioning import Conditioning
-from gflownet.learning.memory import FormedBatch, TrajectoryMemory, formed, merge_isomorphic
-from gflownet.learning.optimisation import advance, differentiate, make_optimizer, make_schedule, restore_schedule
+from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.environment import Environment
 from gflownet.mdp.isomorphism import CanonicalForms
 from gflownet.mdp.policy import Policy, PolicyFunction
 from gflownet.mdp.states import GraphStates
-from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.objectives.base import Objective
+from gflownet.mdp.trajectory import Origin, TrajectoryBatch
+from gflownet.objectives.base import Loss, Objective
 from gflownet.objectives.config import OptimizerConfig
 from gflownet.policy.in_parts import PolicyInParts
 from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.training.optimisers import OptimiserOptions, build_optimiser
+from gflownet.training.schedules import Schedule
 from gflownet.training.steps import Clipping, Steps, update_average
 from gflownet.workers.process import stream_seed
 
 # Called with the error of a loss or gradient, and the batch.
 OnSkip = Callable[[FloatingPointError, TrajectoryBatch], None]
+
+
+def make_optimizer(groups: list[dict], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Return the optimiser of parameter groups; settings of a group take precedence."""
+    options = OptimiserOptions(
+        config.opt,
+        config.learning_rate,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        epsilon=config.adam_eps,
+        companion="adam",
+    )
+    return build_optimiser(groups, options)
+
+
+def make_schedule(
+    optimizer: torch.optim.Optimizer, config: OptimizerConfig, *, num_steps: int
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """Return the schedule of all learning rates over a run of `num_steps`, after a linear warm-up."""
+    schedule = Schedule.named(config.schedule, constant=config.constant_share)
+
+    def factor(step: int) -> float:
+        warmup = min(1.0, (step + 1) / config.warmup) if config.warmup else 1.0
+        halving = config.schedule == "halving"
+        return warmup * (2 ** (-step / config.lr_decay) if halving else schedule.factor(step / num_steps))
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def advance(schedule: torch.optim.lr_scheduler.LambdaLR) -> None:
+    """Set the learning rates of the next step, also after a skipped first step."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected call of")
+        schedule.step()
+
+
+def restore_schedule(schedule: torch.optim.lr_scheduler.LambdaLR, state: dict[str, Any]) -> None:
+    """Restore a schedule after its optimiser; a resumed run may have other learning rates than the checkpoint."""
+    rates = schedule.base_lrs
+    schedule.load_state_dict(state)
+    schedule.base_lrs = rates
+    for group, rate, factor in zip(schedule.optimizer.param_groups, rates, schedule.lr_lambdas, strict=True):
+        group["lr"] = rate * factor(schedule.last_epoch)
+
+
+def differentiate(loss: Loss, optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """Accumulate the gradient of a loss in the parameters of an optimiser and return its metrics.
+
+    Raises:
+        FloatingPointError: the loss or its gradient is not finite.
+    """
+    value = float(loss.value.detach())
+    if not math.isfinite(value):
+        raise FloatingPointError(f"expected a finite loss, got {value}")
+    loss.value.backward()
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    norm = float(get_total_norm([each.grad for each in parameters if each.grad is not None]))
+    if not math.isfinite(norm):
+        raise FloatingPointError(f"expected a gradient with a finite norm, got {norm}")
+    return dict(loss.metrics)
+
+
+@dataclass(frozen=True)
+class FormedBatch:
+    """Trajectories and, where isomorphic states are merged, the canonical forms of their states."""
+
+    trajectories: TrajectoryBatch
+    forms: CanonicalForms | None
+
+    def first(self, num: int) -> FormedBatch:
+        """Return the first `num` trajectories."""
+        if num == len(self.trajectories):
+            return self
+        forms = None if self.forms is None else self.forms[self.trajectories.trajectory < num]
+        return FormedBatch(self.trajectories.part(0, num), forms)
+
+
+class TrajectoryMemory:
+    """The last `capacity` batches of sampled trajectories."""
+
+    def __init__(self, env: Environment, *, capacity: int, merges: bool) -> None:
+        self._env, self._merges = env, merges
+        self._batches: deque[FormedBatch] = deque(maxlen=capacity)
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return len(self._batches)
+
+    def add(self, batch: FormedBatch) -> None:
+        """Add a batch; a full memory drops the oldest."""
+        trajectories = batch.trajectories
+        origin = torch.full_like(trajectories.origin, int(Origin.REMEMBERED))
+        self._batches.append(replace(batch, trajectories=replace(trajectories, origin=origin)))
+
+    def sample(self, num: int, *, generator: torch.Generator) -> list[FormedBatch]:
+        """Return `num` batches drawn uniformly with replacement, none from an empty memory."""
+        indices = torch.randint(max(len(self), 1), (num,), generator=generator).tolist()
+        return [self._batches[i] for i in indices if self._batches]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the batches as action sequences, safe to load with `weights_only=True`."""
+        return {"batches": [_packed(self._env, batch.trajectories) for batch in self._batches]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`."""
+        self._batches.clear()
+        for packed in state["batches"]:
+            trajectories = _unpacked(self._env, packed)
+            self._batches.append(formed(self._env, trajectories, merges=self._merges))
+
+
+def formed(env: Environment, trajectories: TrajectoryBatch, *, merges: bool) -> FormedBatch:
+    """Return the trajectories with the canonical forms of their states if `merges`."""
+    return FormedBatch(trajectories, env.canonical_forms(trajectories.states) if merges else None)
+
+
+def merge_isomorphic(env: Environment, batch: TrajectoryBatch, forms: CanonicalForms) -> TrajectoryBatch:
+    """Return isomorphic trajectories in which isomorphic states of the batch are equal arrays.
+
+    Each step's state becomes the first isomorphic state of the batch, and its actions are translated to it, so that a
+    policy reads each isomorphism class once. The log-probabilities of a policy that is invariant under isomorphism
+    stay the same.
+
+    Args:
+        env: the environment of the trajectories.
+        batch: trajectories with S steps.
+        forms: canonical forms of the S states.
+    """
+    directed = env.vocabulary.directed
+    representative = forms.representatives()
+    names = forms.isomorphism(representative)  # [S, N]
+    step, successor = batch.successors()
+    names_after = names.clone()  # of the state after each action, in which the backward action is taken
+    names_after[step] = names[successor]
+    return replace(
+        batch,
+        states=batch.states[representative],
+        actions=batch.actions.renamed(names, directed=directed),
+        backward=batch.backward.renamed(names_after, directed=directed),
+    )
+
+
+def _packed(env: Environment, batch: TrajectoryBatch) -> dict[str, Any]:
+    sequences = action_sequences(env, batch)
+    return {
+        "num_actions": sequences.num_actions,
+        "actions": list(sequences.actions.parts),
+        "conditioning": batch.conditioning,
+        "beta": batch.beta,
+        "log_reward": batch.log_reward,
+        "state_log_reward": batch.optional_state_log_reward,
+    }
+
+
+def _unpacked(env: Environment, packed: dict[str, Any]) -> TrajectoryBatch:
+    sequences = ActionSequences(packed["num_actions"], ActionBatch(*packed["actions"]))
+    conditioning = Conditioning(packed["conditioning"], packed["beta"])
+    batch = sequences.walk(env, conditioning=conditioning, origin=Origin.REMEMBERED)
+    batch = batch.with_rewards(packed["log_reward"])
+    return batch if packed["state_log_reward"] is None else batch.with_state_rewards(packed["state_log_reward"])
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ from gflownet.config import Config, config_of, load_config, to_mapping
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
 from gflownet.evaluation.execution import outcome_of
-from gflownet.evaluation.job import EvaluationStatus, Outcome
+from gflownet.evaluation.job import EvaluationStatus, Outcome, Request, Ticket, record_of
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.evaluation.ticket import Request, Ticket, record_of
 from gflownet.files import save_whole
 from gflownet.graphs.canonical import Candidate
 from gflownet.graphs.computation_graph import ComputationGraph

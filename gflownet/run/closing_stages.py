@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gflownet.errors import UserError
-from gflownet.evaluation.constraints import best_within
 from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.evaluator import best_within
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.records.status import Phase

@@ -22,8 +22,8 @@ from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.executors.machine import memory_per_process, num_cores
 from gflownet.evaluation.racing import RANDOM_REPEAT
-from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
+from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.files import cannot_write
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.config import OptimizerConfig

@@ -10,13 +10,12 @@ from functools import partial
 import numpy as np
 import torch
 
-from gflownet.data.uniform import uniform_candidates
+from gflownet.data.sampler import uniform_candidates
 from gflownet.evaluation.budget import Budget
-from gflownet.evaluation.constraints import best_within, exceeded
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError, Store
+from gflownet.evaluation.evaluator import best_within, exceeded
 from gflownet.evaluation.executors.base import Executor
-from gflownet.evaluation.final import FinalStage, NoStore, TopArchitecture, with_test_scores
-from gflownet.evaluation.final_trainings import Finalists, FinalTrainings
+from gflownet.evaluation.final import Finalists, FinalStage, FinalTrainings, NoStore, TopArchitecture, with_test_scores
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, num_finalists, shrunk, spread_of
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.graphs.canonical import Candidate

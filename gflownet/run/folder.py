@@ -13,8 +13,8 @@ from typing import Any, Literal, Self
 
 from gflownet.config import CONFIG_NAME, Config, config_of_run, to_mapping, to_yaml
 from gflownet.errors import LostFolderError, UserError
-from gflownet.evaluation.store_database import STORE_NAME
-from gflownet.evaluation.store_recovery import DAMAGED_SUFFIX, damage_of, recover
+from gflownet.evaluation.store_database import STORE_NAME, damage_of
+from gflownet.evaluation.store_schema import DAMAGED_SUFFIX, recover
 from gflownet.files import cannot_write, temporary_of, write_whole
 from gflownet.options import leaves
 from gflownet.records.marker import LOCK_NAME, MARKER_NAME, RunMarker, check_marker, read_marker, write_marker

@@ -16,8 +16,8 @@ from torch import Tensor
 from gflownet.data.rollouts import local_rollouts, worker_rollouts
 from gflownet.data.source import Rollout
 from gflownet.errors import counted
-from gflownet.evaluation.constraints import best_within
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
+from gflownet.evaluation.evaluator import best_within
 from gflownet.learning.learner import OnSkip, fit, sampled_rollouts
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates

@@ -18,8 +18,7 @@ from gflownet.command_line.checks import validate
 from gflownet.command_line.extensions import automatic_method, load_extensions
 from gflownet.config import Config
 from gflownet.data.asynchronous import AsynchronousRollouts
-from gflownet.data.offline import load_offline
-from gflownet.data.replay import ReplayBuffer
+from gflownet.data.replay import ReplayBuffer, load_offline
 from gflownet.data.sampler import Exploration
 from gflownet.data.source import Rollout, SourceOptions, TrajectorySource
 from gflownet.errors import UserError

@@ -21,13 +21,21 @@ from torch import Tensor
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.options import option
-from gflownet.search.calibration import rank_correlation
 from gflownet.search.config import SurrogateConfig
 from gflownet.search.descriptors import Descriptors
 from gflownet.search.forest import RandomForest
 from gflownet.search.gaussian_process import GaussianProcess
 from gflownet.search.graph_networks import GraphNetworks
-from gflownet.search.surrogate import CrossValidated, Prediction, Surrogate, check_scores, mixture, next_fit, sum_of
+from gflownet.search.surrogate import (
+    CrossValidated,
+    Prediction,
+    Surrogate,
+    check_scores,
+    mixture,
+    next_fit,
+    rank_correlation,
+    sum_of,
+)
 
 MODELS = ("labels", "numbers", "forest", "networks")
 _TEMPERATURE = 0.1  # of rank correlations in the prior of the weights

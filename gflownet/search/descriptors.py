@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gflownet.data.uniform import uniform_states
+from gflownet.data.sampler import uniform_states
 from gflownet.envs.choice_places import text_of
 from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.operation_choices import Prefix
@@ -26,7 +26,7 @@ from gflownet.mdp.environment import Environment
 from gflownet.mdp.labelled_graphs import NO_EDGE, LabelledGraphs
 from gflownet.mdp.states import UNSET, GraphStates
 from gflownet.operations.operation import INPUT_PORT
-from gflownet.search.message_passing import known_values
+from gflownet.search.graph_networks import known_values
 from gflownet.search.proxies import mean_and_deviation
 from gflownet.workers.process import stream_seed
 

@@ -15,8 +15,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.search.config import SurrogateConfig
 from gflownet.search.descriptors import Descriptors, Group
 from gflownet.search.features import GraphFeatures, WeisfeilerLehman
-from gflownet.search.kernel import Hyperparameters
-from gflownet.search.regression import CrossCovariance, Regression, best_and_random
+from gflownet.search.regression import CrossCovariance, Hyperparameters, Regression, best_and_random
 from gflownet.search.surrogate import CrossValidated, Prediction, Warping, check_scores, next_fit
 
 _NUM_ROUNDS = 3

@@ -16,8 +16,8 @@ import torch
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
-from gflownet.evaluation.status import EvaluationStatus
-from gflownet.evaluation.ticket import Request, Ticket
+from gflownet.evaluation.job import Request, Ticket
+from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.states import GraphStates
 from gflownet.search.history import History, Proposal, ProposalOrigin

@@ -1,19 +1,151 @@
-"""Gaussian process regression with rows that are added one by one.
+"""Gaussian process regression on graphs with rows that are added one by one, its kernel and hyperparameters.
 
-Letters: K distances, m observations, B predicted graphs.
+The correlation of two graphs is a Matern 5/2 function of r^2 = sum_k w_k d_k^2, with one squared distance d_k^2 per
+block of features. Mean and variance have closed forms; weights w_k and noise are powers of two, found by coordinate
+ascent on a grid. Their prior matters for the first observations, which several explanations fit equally well.
+
+Letters: K distances, n observations, m of them in the model, G candidate hyperparameters, B predicted graphs.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gflownet.search.distances import DistanceCache, Points, median_scales
-from gflownet.search.features import GraphFeatures
-from gflownet.search.kernel import Hyperparameters, Posterior, correlation, fit_hyperparameters
+from gflownet.search.features import DistanceCache, GraphFeatures, Points, median_scales
 from gflownet.search.surrogate import Prediction
+
+# Powers of two: of the weights of distances in units of their median, and of the noise variance over the signal's.
+_WEIGHTS = torch.arange(-8.0, 6.0, 2.0, dtype=torch.float64)
+_NOISES = torch.arange(-9.0, 1.0, 2.0, dtype=torch.float64)
+_SHIFTS = torch.tensor([-2.0, -1.0, 1.0, 2.0], dtype=torch.float64)  # of all weights together
+# Normal prior of all powers: centres, and half of the inverse variance.
+_FIRST_WEIGHT, _FIRST_NOISE, _PRIOR_PRECISION = -3.0, -5.0, 0.1
+_MAX_SWEEPS = 2  # over all coordinates, per fit; the next fit continues
+JITTER = 1e-8  # added to the noise, relative to the signal's variance
+# One observation of the prior: a variance of 1 in warped scores, whose upper tenth begins at 1.
+PRIOR_VARIANCE, PRIOR_OBSERVATIONS = 1.0, 1.0
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """Weights of the distances and variance of the noise, as powers of two."""
+
+    weights: Tensor  # [K] float64; -inf: not used
+    noise: float
+
+    @classmethod
+    def initial(cls, num_distances: int) -> Hyperparameters:
+        """Return the start of the first fit."""
+        return cls(torch.full((num_distances,), _FIRST_WEIGHT, dtype=torch.float64), _FIRST_NOISE)
+
+    @property
+    def noise_variance(self) -> float:
+        """Return the variance of the noise over that of the signal."""
+        return 2.0**self.noise + JITTER
+
+
+def correlation(squared: Tensor) -> Tensor:
+    """Return Matern 5/2 correlations of squared distances, whose memory is used."""
+    distance = squared.mul_(5).sqrt_()
+    polynomial = distance.square().div_(3).add_(distance).add_(1)
+    return distance.neg_().exp_().mul_(polynomial)
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Mean, scale and whitened residuals of observations under a kernel."""
+
+    mean: Tensor  # [], generalised least squares
+    variance: Tensor  # [], of the signal
+    residuals: Tensor  # [n], L^-1 (y - mean)
+
+    @classmethod
+    def of(cls, factor: Tensor, values: Tensor) -> Posterior:
+        """Return the posterior of values [..., n] with Cholesky factors [..., n, n]."""
+        columns = torch.stack([values, torch.ones_like(values)], -1).expand(*factor.shape[:-1], 2)
+        solved, ones = torch.linalg.solve_triangular(factor, columns, upper=False).unbind(-1)
+        mean = (solved * ones).sum(-1) / ones.square().sum(-1)
+        residuals = solved - mean[..., None] * ones
+        total = PRIOR_OBSERVATIONS * PRIOR_VARIANCE + residuals.square().sum(-1)
+        return cls(mean, total / (PRIOR_OBSERVATIONS + values.shape[-1]), residuals)
+
+
+def log_prior(weights: Tensor, noise: Tensor) -> Tensor:
+    """Return the logarithm of the prior density [G], up to a constant, of weights [G, K] and noises [G]."""
+    distances = torch.where(weights.isinf(), 0.0, weights - _FIRST_WEIGHT)
+    return -_PRIOR_PRECISION * (distances.square().sum(1) + (noise - _FIRST_NOISE).square())
+
+
+def log_likelihoods(squared: Tensor, values: Tensor, weights: Tensor, noise: Tensor) -> Tensor:
+    """Return log marginal likelihoods [G], up to a constant, of values [n] under G hyperparameters.
+
+    Args:
+        squared: [K, n, n] squared distances.
+        values: [n] observations.
+        weights: [G, K] powers of two.
+        noise: [G] powers of two.
+    """
+    num = len(values)
+    covariance = correlation(torch.tensordot(weights.exp2(), squared, 1))
+    covariance.diagonal(dim1=1, dim2=2).add_((noise.exp2() + JITTER)[:, None])
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    posterior = Posterior.of(factor, values)
+    log_determinant = factor.diagonal(dim1=1, dim2=2).log().sum(1)
+    likelihood = -0.5 * (num + PRIOR_OBSERVATIONS) * posterior.variance.log() - log_determinant
+    return likelihood.masked_fill(failed > 0, -math.inf)
+
+
+def fit_hyperparameters(squared: Tensor, values: Tensor, start: Hyperparameters) -> Hyperparameters:
+    """Return the most probable hyperparameters on the grid, by ascent from `start` and from the mean of the prior.
+
+    Distances that repeat an earlier one, or that are all zero, are not used.
+    """
+    used = _distinct(squared)
+    starts = [start, Hyperparameters.initial(len(squared))]
+    results = [_ascend(squared, values, each, used) for each in starts]
+    return max(results, key=lambda result: result[1])[0]
+
+
+def _ascend(squared: Tensor, values: Tensor, start: Hyperparameters, used: Tensor) -> tuple[Hyperparameters, float]:
+    """Return the end of an ascent and its log posterior density, up to a constant."""
+    weights = start.weights.masked_fill(start.weights.isinf(), _FIRST_WEIGHT).masked_fill(~used, -math.inf)
+    noise, best = torch.tensor(start.noise, dtype=torch.float64), -math.inf
+    for _ in range(_MAX_SWEEPS):
+        before = best
+        for coordinate in [*used.nonzero().squeeze(1).tolist(), None, slice(None)]:
+            rows, noises = _candidates(weights, noise, coordinate)
+            densities = log_likelihoods(squared, values, rows, noises) + log_prior(rows, noises)
+            index = int(densities.argmax())
+            if float(densities[index]) > best:
+                weights, noise, best = rows[index], noises[index], float(densities[index])
+        if best <= before + 1e-9:
+            break
+    return Hyperparameters(weights, float(noise)), best
+
+
+def _candidates(weights: Tensor, noise: Tensor, coordinate: int | slice | None) -> tuple[Tensor, Tensor]:
+    """Return hyperparameters [G, K] and [G] along one coordinate: a weight, all weights together, or the noise."""
+    if coordinate is None:
+        return weights.expand(len(_NOISES), -1), _NOISES
+    if isinstance(coordinate, slice):
+        rows = (weights + torch.cat([_SHIFTS.new_zeros(1), _SHIFTS])[:, None]).clamp(max=float(_WEIGHTS[-1]))
+    else:
+        rows = weights.repeat(len(_WEIGHTS) + 1, 1)
+        rows[1:, coordinate] = _WEIGHTS
+    return rows, noise.expand(len(rows))
+
+
+def _distinct(squared: Tensor) -> Tensor:
+    """Return which distances are neither zero everywhere nor equal to an earlier one, [K] bool."""
+    used = squared.flatten(1).any(1)
+    for later in range(len(squared)):
+        used[later] &= not any(bool(used[k]) and torch.equal(squared[k], squared[later]) for k in range(later))
+    return used
+
 
 _MAX_FIT_ROWS = 200  # observations of a fit of hyperparameters, whose cost grows with their third power
 _MAX_ENTRIES = 2**22  # of one array at a time, to bound memory

@@ -17,7 +17,7 @@ from gflownet.mdp.answer import ask
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.options import DECAY, NOT_NEGATIVE, POSITIVE, option
-from gflownet.search.allowed import allowed_states
+from gflownet.search.baselines import allowed_states
 from gflownet.search.method import SearchMethod, SearchSetup
 from gflownet.training.optimisers import Adam
 

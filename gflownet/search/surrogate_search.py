@@ -13,14 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gflownet.data.uniform import uniform_states
+from gflownet.data.sampler import uniform_states
 from gflownet.errors import UserError
-from gflownet.evaluation.status import EvaluationStatus
+from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.mdp.states import GraphStates
 from gflownet.objectives.config import OBJECTIVES
-from gflownet.search.calibration import Calibration
-from gflownet.search.candidate_model import CandidateModel, in_scores
-from gflownet.search.conditioning import BelievedModel, spread_order
+from gflownet.search.candidate_model import BelievedModel, CandidateModel, in_scores, spread_order
 from gflownet.search.descriptors import Descriptors
 from gflownet.search.enumeration import ScoredSpace, enumerated
 from gflownet.search.history import History, ProposalOrigin
@@ -36,7 +34,7 @@ from gflownet.search.proposals import (
     sampled_order,
     unknown_mask,
 )
-from gflownet.search.surrogate import Prediction, Surrogate
+from gflownet.search.surrogate import Calibration, Prediction, Surrogate
 
 # Random streams of a call.
 _RANDOM, _POOL, _VALUES, _ORDER, _BATCH = range(5)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gflownet.workers.buffer import SharedPinnedBuffer
+from gflownet.workers.packing import SharedPinnedBuffer
 from gflownet.workers.process import (
     CPU,
     WorkerInfo,

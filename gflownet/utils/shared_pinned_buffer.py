@@ -1,5 +1,5 @@
-"""The name of `gflownet.workers.buffer` in earlier versions."""
+"""The name of `gflownet.workers.packing` in earlier versions."""
 
-from gflownet.workers.buffer import MessageTooLarge, SharedPinnedBuffer
+from gflownet.workers.packing import MessageTooLarge, SharedPinnedBuffer
 
 __all__ = ["MessageTooLarge", "SharedPinnedBuffer"]

@@ -1,7 +1,7 @@
-from .buffer import MessageTooLarge as MessageTooLarge
-from .buffer import SharedPinnedBuffer as SharedPinnedBuffer
 from .loader_pool import LoaderPool as LoaderPool
 from .packing import MessageError as MessageError
+from .packing import MessageTooLarge as MessageTooLarge
+from .packing import SharedPinnedBuffer as SharedPinnedBuffer
 from .pool import WorkerError as WorkerError
 from .pool import WorkerPool as WorkerPool
 from .process import WorkerInfo as WorkerInfo

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
-from gflownet.workers.buffer import MessageTooLarge, SharedPinnedBuffer
-from gflownet.workers.packing import MessageError, dumps, pack, to_device
+from gflownet.workers.packing import MessageError, MessageTooLarge, SharedPinnedBuffer, dumps, pack, to_device
 from gflownet.workers.process import CPU
 
 SHARED_MEMORY = "/dev/shm"  # where torch keeps shared tensors

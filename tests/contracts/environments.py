@@ -3,21 +3,18 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from gflownet.envs.bit_sequence import BitSequenceEnv
 from gflownet.envs.catalogue import CatalogueEnv
-from gflownet.envs.cell_caps import CostCaps
 from gflownet.envs.cell_networks import Cell, SlotCosts
-from gflownet.envs.cells import CellEnv, CellsContext
-from gflownet.envs.choice_caps import CappedSettings
+from gflownet.envs.cells import CellEnv, CellsContext, CostCaps
 from gflownet.envs.choice_places import read_places
-from gflownet.envs.choices import ChoicesEnv
+from gflownet.envs.choices import CappedSettings, ChoicesEnv
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.config import CellsEnvConfig, EnvConfig, RecurrentStackConfig
 from gflownet.envs.graph_building import GraphBuildingEnv
-from gflownet.envs.hypergrid import HypergridEnv
 from gflownet.envs.labelled_dag import LabelledDAGEnv
 from gflownet.envs.operation_graph import OperationGraphEnv
 from gflownet.envs.recurrent_stack import RecurrentStackEnv
+from gflownet.envs.slots import BitSequenceEnv, HypergridEnv
 from gflownet.envs.tensor_graph import TensorGraphEnv
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph

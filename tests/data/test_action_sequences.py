@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gflownet.data.action_sequences import ActionSequences, action_sequences
+from gflownet.data.replay import ActionSequences, action_sequences
 from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from tests.contracts.environments import ENVIRONMENTS

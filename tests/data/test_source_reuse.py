@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig
-from gflownet.data.offline import load_offline
-from gflownet.data.replay import SeenStates
+from gflownet.data.replay import SeenStates, load_offline
 from gflownet.data.source import Rollout
 from gflownet.errors import UserError
 from gflownet.graphs.canonical import ColouredGraph

@@ -2,7 +2,7 @@
 
 import torch
 
-from gflownet.data.uniform import uniform_candidates
+from gflownet.data.sampler import uniform_candidates
 from gflownet.envs.graph_building import GraphBuildingEnv
 
 

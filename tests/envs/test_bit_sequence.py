@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gflownet.certificate.exact import enumerate_states
-from gflownet.envs.bit_sequence import BitSequenceContext, BitSequenceEnv, bits_of
 from gflownet.envs.config import BitSequenceConfig, EnvConfig
+from gflownet.envs.slots import BitSequenceContext, BitSequenceEnv, bits_of
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.environment import IllegalAction

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from gflownet.certificate.exact import enumerate_states
-from gflownet.envs.cell_caps import CostCaps
 from gflownet.envs.cell_networks import Cell, SlotCosts
-from gflownet.envs.cells import CellEnv, CellsContext
+from gflownet.envs.cells import CellEnv, CellsContext, CostCaps
 from gflownet.envs.config import CellsEnvConfig, EnvConfig
 from gflownet.errors import UserError
 from gflownet.graphs.operation_costs import OperationCost

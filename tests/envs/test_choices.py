@@ -11,9 +11,8 @@ from omegaconf import OmegaConf
 
 from gflownet.certificate.exact import enumerate_states
 from gflownet.config import load_config
-from gflownet.envs.choice_caps import CappedSettings
 from gflownet.envs.choice_places import Places, read_places
-from gflownet.envs.choices import ChoicesContext, ChoicesEnv
+from gflownet.envs.choices import CappedSettings, ChoicesContext, ChoicesEnv
 from gflownet.envs.config import ChoicesConfig, EnvConfig
 from gflownet.errors import UserError
 from gflownet.graphs.assignment import Assignment
@@ -198,7 +197,7 @@ def test_choices_env_invalid_caps_raise(cost_module, options, message):
 
 
 def test_capped_settings_progress_is_logged(cost_module, monkeypatch, caplog):
-    monkeypatch.setattr("gflownet.envs.choice_caps._SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("gflownet.envs.choices._SECONDS_BETWEEN_LINES", 0.0)
     with caplog.at_level(logging.INFO):
         CappedSettings.of(read_places(_SIZES), ChoicesConfig(cost="choice_costs:by_size"))
     assert "costs of 6 of 6 settings" in caplog.text

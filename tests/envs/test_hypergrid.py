@@ -5,7 +5,7 @@ import torch
 
 from gflownet.certificate.exact import enumerate_states
 from gflownet.envs.config import EnvConfig, HypergridConfig
-from gflownet.envs.hypergrid import HypergridContext, HypergridEnv
+from gflownet.envs.slots import HypergridContext, HypergridEnv
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.environment import IllegalAction

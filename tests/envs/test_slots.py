@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from gflownet.envs.bit_sequence import BitSequenceEnv
 from gflownet.envs.cells import CellEnv
-from gflownet.envs.slots import SlotEnv
+from gflownet.envs.slots import BitSequenceEnv, SlotEnv
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.action import GraphAction, GraphActionType
 from tests.contracts.environments import ENVIRONMENTS

@@ -14,8 +14,7 @@ from gflownet.autodiff.nodes import ElementwiseNode, LeafNode, LinearNode, Node,
 from gflownet.autodiff.text import parse
 from gflownet.certificate.exact import enumerate_states
 from gflownet.envs.config import EnvConfig, TensorGraphConfig
-from gflownet.envs.tensor_graph import TensorGraphContext, TensorGraphEnv
-from gflownet.envs.tensor_graph_facts import TensorGraphFacts
+from gflownet.envs.tensor_graph import TensorGraphContext, TensorGraphEnv, TensorGraphFacts
 from gflownet.envs.tensor_program import TensorProgram, program_of, read_inputs
 from gflownet.mdp.action import ActionBatch, GraphAction
 from gflownet.mdp.action import GraphActionType as Kind

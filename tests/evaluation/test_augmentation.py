@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from gflownet.errors import UserError
-from gflownet.evaluation.augmentation import AUGMENTATIONS, augmented, check_augmentation
-from gflownet.evaluation.examples import Batch, Split
+from gflownet.evaluation.examples import AUGMENTATIONS, Batch, Split, augmented, check_augmentation
 from gflownet.evaluation.metrics import cross_entropy
 
 

@@ -7,8 +7,7 @@ import pytest
 from gflownet.config import load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.config import scoring_context
-from gflownet.evaluation.constraints import best_within, exceeded
-from gflownet.evaluation.evaluator import evaluation_of
+from gflownet.evaluation.evaluator import best_within, evaluation_of, exceeded
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
 from tasks.digits import DigitsTask
 from tests.evaluation.candidates import classifier_graph, config_with

@@ -6,12 +6,11 @@ import pytest
 
 from gflownet.errors import UserError
 from gflownet.evaluation import dispatcher as dispatcher_module
-from gflownet.evaluation import job_queue
+from gflownet.evaluation import job
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.executors.inline import InlineExecutor
-from gflownet.evaluation.job import EvaluationStatus
+from gflownet.evaluation.job import EvaluationStatus, Request
 from gflownet.evaluation.store import EvaluationStore
-from gflownet.evaluation.ticket import Request
 from tests.evaluation.candidates import StubCandidate, StubTask, dispatcher_of
 
 
@@ -114,7 +113,7 @@ class LooksIntoTheStore(StubTask):
 )
 def test_records_are_written_when_they_are_worth_a_write(tmp_path, monkeypatch, write_after, seen, writes):
     monkeypatch.setattr(dispatcher_module, "_WRITE_AFTER_S", write_after)
-    monkeypatch.setattr(job_queue, "SHORT_S", 0.0)  # one candidate per job
+    monkeypatch.setattr(job, "SHORT_S", 0.0)  # one candidate per job
     with CountingStore(tmp_path / "store.sqlite") as store:
         store.writes = []
         task = LooksIntoTheStore(store)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from gflownet.evaluation.extrapolation import CurveExtrapolation, power_law, rank_correlation
+from gflownet.evaluation.halving import CurveExtrapolation, power_law, rank_correlation
 
 
 @pytest.mark.parametrize("exponent", [0.25, 0.5, 1.0, 2.0])

@@ -13,8 +13,16 @@ from gflownet.errors import UserError
 from gflownet.evaluation.config import EvaluationConfig, FinalConfig
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.executors.inline import InlineExecutor
-from gflownet.evaluation.final import FinalStage, NoStore, TopArchitecture, check_final, ranked, with_test_scores
-from gflownet.evaluation.final_trainings import Finalists, FinalTrainings
+from gflownet.evaluation.final import (
+    Finalists,
+    FinalStage,
+    FinalTrainings,
+    NoStore,
+    TopArchitecture,
+    check_final,
+    ranked,
+    with_test_scores,
+)
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.task import CandidateTraining, Reference, Score

@@ -11,8 +11,7 @@ import torch
 
 from gflownet.config import load_config
 from gflownet.errors import UserError
-from gflownet.evaluation.digest import data_digest
-from gflownet.evaluation.fingerprint import context_of, modules_of, report_earlier_versions, source_digest
+from gflownet.evaluation.fingerprint import context_of, data_digest, modules_of, report_earlier_versions, source_digest
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.tasks import TASKS
 from tests.evaluation.candidates import StubTask, config_with

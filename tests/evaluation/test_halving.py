@@ -16,9 +16,9 @@ from gflownet.evaluation.config import HalvingConfig
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.halving import EXTRAPOLATED_SCORE, SuccessiveHalving, build_halving, is_stopped
+from gflownet.evaluation.job import Request
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore, Identity
 from gflownet.evaluation.task import CandidateTraining, GFNTask, Score
-from gflownet.evaluation.ticket import Request
 from tests.evaluation.candidates import StubCandidate, config_with, dispatcher_of, record
 from tests.evaluation.test_supervised import build as build_supervised
 

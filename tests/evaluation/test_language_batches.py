@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gflownet.evaluation.language_batches import ContiguousBatches, RandomBatches
+from gflownet.evaluation.language_training import ContiguousBatches, RandomBatches
 
 
 def generator() -> torch.Generator:

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gflownet.evaluation.language_batches import RandomBatches
 from gflownet.evaluation.language_training import (
     LanguageDivergedError,
     LanguageSteps,
     LanguageTraining,
+    RandomBatches,
     bits_per_byte,
     train_language_model,
     training_steps,

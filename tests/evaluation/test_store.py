@@ -19,8 +19,8 @@ from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
 
 from gflownet.errors import UserError
 from gflownet.evaluation.store import SCHEMA_VERSION, EvaluationStatus, EvaluationStore, Identity
-from gflownet.evaluation.store_database import Database
-from gflownet.evaluation.store_recovery import damage_of, recover
+from gflownet.evaluation.store_database import Database, damage_of
+from gflownet.evaluation.store_schema import recover
 from tests.disk_limits import file_size_limit
 from tests.evaluation.stub_rows import StubCandidate, record
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gflownet.evaluation.config import EvaluationConfig
+from gflownet.evaluation.config import EvaluationConfig, TrainingConfig
 from gflownet.evaluation.metrics import METRICS, build_loss
 from gflownet.evaluation.training import (
     CandidateDivergedError,
@@ -16,7 +16,6 @@ from gflownet.evaluation.training import (
     Split,
     continue_trainings,
 )
-from gflownet.evaluation.training_config import TrainingConfig
 from gflownet.translation import DirectTraining, TranslatedModel, to_pytorch_model
 from tests.evaluation.candidates import classifier_graph
 from tests.oracles.training import train_plainly

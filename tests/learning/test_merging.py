@@ -7,7 +7,7 @@ import torch
 
 from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
-from gflownet.learning.memory import merge_isomorphic
+from gflownet.learning.learner import merge_isomorphic
 from gflownet.mdp.action import ActionBatch, GraphActionType
 from gflownet.mdp.answer import distinct
 from gflownet.mdp.environment import Environment

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gflownet.learning.optimisation import make_optimizer, make_schedule
+from gflownet.learning.learner import make_optimizer, make_schedule
 from gflownet.objectives.config import OptimizerConfig
 from gflownet.training.optimisers import MuonWithAdam
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gflownet.data.uniform import uniform_states
+from gflownet.data.sampler import uniform_states
 from gflownet.envs.labelled_dag import LabelledDAGEnv
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.mdp.action import GraphActionType as Kind
@@ -16,7 +16,7 @@ from gflownet.mdp.environment import Environment
 from gflownet.mdp.moves import Move, Moves
 from gflownet.mdp.states import UNSET, GraphStates
 from gflownet.search.enumeration import enumerated
-from gflownet.search.mutations import mutated
+from gflownet.search.proposals import mutated
 from tests.contracts.environments import ENVIRONMENTS
 from tests.contracts.test_environments import CASES
 from tests.search.terminal_states import ENVIRONMENT_NAMES

@@ -6,16 +6,15 @@ import networkx as nx
 import torch
 from networkx.algorithms.isomorphism import DiGraphMatcher, GraphMatcher
 
-from gflownet.envs.bit_sequence import BitSequenceEnv
 from gflownet.envs.catalogue import CatalogueEnv
 from gflownet.envs.cells import CellEnv
 from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.graph_building import GraphBuildingEnv
-from gflownet.envs.hypergrid import HypergridEnv
 from gflownet.envs.labelled_dag import LabelledDAGEnv
 from gflownet.envs.operation_graph import OperationGraphEnv
 from gflownet.envs.recurrent_stack import RecurrentStackEnv
+from gflownet.envs.slots import BitSequenceEnv, HypergridEnv
 from gflownet.envs.tensor_graph import TensorGraphEnv
 from gflownet.mdp.action import GraphAction, GraphActionType
 from gflownet.mdp.environment import Environment

@@ -6,7 +6,7 @@ from itertools import product
 
 import networkx as nx
 
-from gflownet.envs.cell_caps import CostCaps
+from gflownet.envs.cells import CostCaps
 from gflownet.envs.choice_places import Places, Setting
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind

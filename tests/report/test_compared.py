@@ -14,8 +14,7 @@ import pytest
 from scipy import stats
 
 from gflownet.errors import UserError
-from gflownet.evaluation.status import EvaluationStatus
-from gflownet.evaluation.store_rows import EvaluationRecord
+from gflownet.evaluation.store_rows import EvaluationRecord, EvaluationStatus
 from gflownet.files import sealed
 from gflownet.records.marker import read_marker
 from gflownet.report.__main__ import main, run_folders

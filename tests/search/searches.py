@@ -12,11 +12,10 @@ from gflownet.config import load_config
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.fingerprint import context_of
-from gflownet.evaluation.job import Outcome
-from gflownet.evaluation.status import EvaluationStatus
+from gflownet.evaluation.job import Outcome, Request, Ticket, record_of
 from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.evaluation.ticket import Request, Ticket, record_of
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.states import GraphStates
 from gflownet.run.trainer import GFNTrainer

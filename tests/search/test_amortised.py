@@ -14,8 +14,7 @@ from gflownet.certificate.exact import (
     total_variation,
 )
 from gflownet.errors import UserError
-from gflownet.search.amortised import AmortisedPolicy, Rewards, updates_within
-from gflownet.search.amortised_search import SurrogateGFlowNet
+from gflownet.search.amortised_search import AmortisedPolicy, Rewards, SurrogateGFlowNet, updates_within
 from tests.search.searches import RIDGE, build, method_of, proposals
 
 UPDATES = "search.proposals.num_updates=100"

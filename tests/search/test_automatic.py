@@ -6,8 +6,7 @@ import torch
 from gflownet.search.automatic import MODELS, Automatic, AutomaticConfig, stacked
 from gflownet.search.config import MIXED_MODELS, SurrogateConfig
 from gflownet.search.gaussian_process import GaussianProcess
-from gflownet.search.kernel import Hyperparameters
-from gflownet.search.regression import Regression
+from gflownet.search.regression import Hyperparameters, Regression
 from gflownet.search.surrogate import Prediction, mixture
 from tests.contracts.environments import computation_graphs
 from tests.search.terminal_states import random_terminal_states

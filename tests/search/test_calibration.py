@@ -4,8 +4,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from gflownet.search.calibration import WINDOW, Calibration, rank_correlation
-from gflownet.search.surrogate import Prediction
+from gflownet.search.surrogate import WINDOW, Calibration, Prediction, rank_correlation
 
 
 def predictions(num: int, *, std: float, noise: float, seed: int = 0) -> tuple[Prediction, torch.Tensor]:

@@ -11,18 +11,17 @@ import torch
 from torch import Tensor
 
 from gflownet.config import load_config, with_task_options
-from gflownet.data.uniform import uniform_states
+from gflownet.data.sampler import uniform_states
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
-from gflownet.evaluation.status import EvaluationStatus
-from gflownet.search.acquisition import ExpectedImprovement
+from gflownet.evaluation.store_rows import EvaluationStatus
+from gflownet.search.acquisition import ExpectedImprovement, boxes_above, log_expected_improvement
 from gflownet.search.candidate_model import CandidateModel, in_scores
 from gflownet.search.config import SearchConfig, SurrogateConfig
 from gflownet.search.gaussian_process import GaussianProcess
 from gflownet.search.history import History
 from gflownet.search.method import SearchSetup
-from gflownet.search.multi_objective import boxes_above, log_expected_improvement
 from tasks.cells import CellsConfig, CellsTask
 from tests.benchmark_tables import write_nb201
 from tests.evaluation.stub_rows import record

@@ -2,7 +2,7 @@
 
 import torch
 
-from gflownet.search.conditioning import Believed, spread_order
+from gflownet.search.candidate_model import Believed, spread_order
 from gflownet.search.config import SurrogateConfig
 from gflownet.search.gaussian_process import GaussianProcess
 from tests.contracts.environments import computation_graphs

@@ -5,10 +5,10 @@ import random
 import pytest
 import torch
 
-from gflownet.data.uniform import uniform_states
+from gflownet.data.sampler import uniform_states
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
-from gflownet.search.decisions import construct, decisions_of
+from gflownet.search.tpe import construct, decisions_of
 from tests.contracts.environments import ENVIRONMENTS
 from tests.search.terminal_states import ENVIRONMENT_NAMES
 

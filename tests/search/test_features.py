@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from gflownet.search.distances import DistanceCache, Points
-from gflownet.search.features import WeisfeilerLehman
+from gflownet.search.features import DistanceCache, Points, WeisfeilerLehman
 from tests.contracts.environments import ENVIRONMENTS, cells, computation_graphs
 from tests.oracles.weisfeiler_lehman import all_histograms, squared_distance
 from tests.search.terminal_states import random_terminal_states, renamed_nodes

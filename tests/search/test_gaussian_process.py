@@ -5,10 +5,16 @@ import pytest
 import torch
 
 from gflownet.search.config import SurrogateConfig
-from gflownet.search.distances import Points, median_scales
+from gflownet.search.features import Points, median_scales
 from gflownet.search.gaussian_process import GaussianProcess
-from gflownet.search.kernel import Hyperparameters, fit_hyperparameters, log_likelihoods
-from gflownet.search.regression import CrossCovariance, Regression, best_and_random
+from gflownet.search.regression import (
+    CrossCovariance,
+    Hyperparameters,
+    Regression,
+    best_and_random,
+    fit_hyperparameters,
+    log_likelihoods,
+)
 from tests.contracts.environments import computation_graphs
 from tests.oracles import gaussian_process as oracle
 from tests.search.terminal_states import random_terminal_states

@@ -4,8 +4,14 @@ import pytest
 import torch
 
 from gflownet.search.config import SurrogateConfig
-from gflownet.search.graph_networks import GraphNetworks, GraphNetworksConfig
-from gflownet.search.message_passing import encode_graphs, forward, initial_weights, label_vocabulary
+from gflownet.search.graph_networks import (
+    GraphNetworks,
+    GraphNetworksConfig,
+    encode_graphs,
+    forward,
+    initial_weights,
+    label_vocabulary,
+)
 from tests.contracts.environments import cells
 from tests.search.terminal_states import random_terminal_states
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gflownet.data.uniform import uniform_states
+from gflownet.data.sampler import uniform_states
 from gflownet.evaluation.evaluator import Evaluation
-from gflownet.evaluation.status import EvaluationStatus
+from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.mdp.states import GraphStates
 from gflownet.search.history import History, ProposalOrigin
 from tests.contracts.environments import ENVIRONMENTS

@@ -7,7 +7,7 @@ import pytest
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluation
-from gflownet.evaluation.status import EvaluationStatus
+from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.search import loop as loop_module
 from gflownet.search.config import ORIGINS
 from tests.search.searches import RIDGE, UnorderedEvaluator, build, dispatcher, run_search

@@ -8,7 +8,7 @@ import torch
 
 from gflownet.metrics.statistics import hypervolume
 from gflownet.search import multi_objective
-from gflownet.search.multi_objective import boxes_above, log_expected_improvement, pareto_front
+from gflownet.search.acquisition import boxes_above, log_expected_improvement, pareto_front
 from tests.oracles.hypervolume import improvement, integrated_expectation, sampled_expectation
 
 CASES = [

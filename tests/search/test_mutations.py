@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 import torch
 
-from gflownet.data.uniform import uniform_states
+from gflownet.data.sampler import uniform_states
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
-from gflownet.search.mutations import distinct, mutated, neighbours
+from gflownet.search.proposals import distinct, mutated, neighbours
 from tests.contracts.environments import ENVIRONMENTS
 from tests.oracles.chi_square import p_value
 from tests.search.terminal_states import ENVIRONMENT_NAMES

@@ -6,9 +6,9 @@ from itertools import permutations
 import pytest
 import torch
 
-from gflownet.data.uniform import uniform_states
+from gflownet.data.sampler import uniform_states
 from gflownet.evaluation.evaluator import Evaluation
-from gflownet.evaluation.status import EvaluationStatus
+from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.search.history import History, ProposalOrigin
 from gflownet.search.proposals import accepted, evolved, origin_of, random_unknown, sampled_order, unknown
 from tests.contracts.environments import ENVIRONMENTS

@@ -6,15 +6,14 @@ import pytest
 import torch
 
 from gflownet.config import load_config, with_task_options
-from gflownet.data.uniform import uniform_states
+from gflownet.data.sampler import uniform_states
 from gflownet.envs.cell_design import CIFAR_CLASSES, CIFAR_SHAPE, NAS_BENCH_201, read_design
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
-from gflownet.evaluation.extrapolation import rank_correlation
+from gflownet.evaluation.halving import rank_correlation
 from gflownet.evaluation.tasks import TASKS
 from gflownet.graphs.assignment import Assignment
-from gflownet.search.proxies import ProxyFeatures, check_proxies, mean_and_deviation
-from gflownet.search.zero_cost import MODEL_PROXIES
+from gflownet.search.proxies import MODEL_PROXIES, ProxyFeatures, check_proxies, mean_and_deviation
 from gflownet.translation import to_pytorch_model
 from tests.benchmark_tables import real_rows
 from tests.tiny_run import TINY_TASKS

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gflownet.config import load_config
-from gflownet.data.uniform import uniform_states
+from gflownet.data.sampler import uniform_states
 from gflownet.evaluation.evaluator import Evaluation
-from gflownet.evaluation.status import EvaluationStatus
+from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.mdp.states import GraphStates
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search.descriptors import Descriptors

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gflownet.search.zero_cost import MODEL_PROXIES, jacov, naswot, synflow
+from gflownet.search.proxies import MODEL_PROXIES, jacov, naswot, synflow
 from tests.oracles import zero_cost as oracle
 
 

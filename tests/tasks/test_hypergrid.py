@@ -9,7 +9,7 @@ import torch
 
 from gflownet.certificate.exact import enumerate_states
 from gflownet.config import load_config, with_task_options
-from gflownet.envs.hypergrid import HypergridEnv
+from gflownet.envs.slots import HypergridEnv
 from gflownet.graphs.assignment import Assignment
 from tasks.hypergrid import HypergridRewardConfig, HypergridTask
 

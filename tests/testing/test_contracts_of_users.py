@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gflownet
-from gflownet.envs.hypergrid import HypergridEnv
+from gflownet.envs.slots import HypergridEnv
 from gflownet.errors import UserError
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.mdp.action import GraphActionType
@@ -20,7 +20,7 @@ from gflownet.operations.operation import Example, Operation, single_input
 from gflownet.operations.tensor_shape import Shape
 from gflownet.policy.mlp import MLPPolicy
 from gflownet.search import loop
-from gflownet.search.random_search import RandomSearch
+from gflownet.search.baselines import RandomSearch
 from gflownet.testing import (
     ContractError,
     check_environment,

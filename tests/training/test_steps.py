@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from gflownet.evaluation.config import EvaluationConfig
+from gflownet.evaluation.config import EvaluationConfig, TrainingConfig
 from gflownet.evaluation.training import candidate_steps
-from gflownet.evaluation.training_config import TrainingConfig
 from gflownet.training.optimisers import SGD, Adam, AdamW, eager
 from gflownet.training.schedules import Schedule
 from gflownet.training.steps import Clipping, Steps

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gflownet.workers.buffer import MessageTooLarge, SharedPinnedBuffer
+from gflownet.workers.packing import MessageTooLarge, SharedPinnedBuffer
 from tests.workers.messages import assert_same, built_batch
 
 CUDA = torch.device("cuda")

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gflownet.envs.config import ENVIRONMENTS
-from gflownet.evaluation.status import EvaluationStatus
+from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.evaluation.tasks import TASKS
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.pictures.chart import duration_text, number_text

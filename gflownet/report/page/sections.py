@@ -10,8 +10,7 @@ from typing import Any
 
 from gflownet.certificate.words import sentence, table
 from gflownet.errors import counted
-from gflownet.evaluation.status import EvaluationStatus
-from gflownet.evaluation.store_rows import EvaluationRecord
+from gflownet.evaluation.store_rows import EvaluationRecord, EvaluationStatus
 from gflownet.pictures.bar_charts import Bar, Estimate, bar_chart, interval_chart
 from gflownet.pictures.chart import Chart, Table, duration_text, number_text
 from gflownet.pictures.line_charts import Highlight, scatter_chart

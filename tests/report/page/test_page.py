@@ -17,7 +17,7 @@ from gflownet.command_line.parser import parse
 from gflownet.config import command_config
 from gflownet.errors import UserError
 from gflownet.evaluation.racing import RANDOM_REPEAT
-from gflownet.evaluation.status import EvaluationStatus
+from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.graphs.assignment import Assignment
 from gflownet.records.marker import RunMarker, write_marker
 from gflownet.report.compared.figures import best_score
