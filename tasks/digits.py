@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gflownet.evaluation.datasets import MAX_GREY_VALUE, DataSet, images_and_digits, split
+from gflownet.evaluation.datasets import MAX_GREY_VALUE, images_and_digits, split
+from gflownet.evaluation.labelled_arrays import LabelledArrays
 from gflownet.evaluation.supervised import Splits, SupervisedTask
 from gflownet.evaluation.task import Reference, soft_size_objective
 from gflownet.evaluation.training import Split
@@ -67,4 +68,4 @@ def _accuracy(model: MLPClassifier, data: Split) -> float:
 def digits_splits(*, seed: int) -> Splits:
     """Return the three splits, 64 grey values in [0, 1] per image."""
     images, digits = images_and_digits()
-    return split(DataSet(images / MAX_GREY_VALUE, digits), seed=seed)
+    return split(LabelledArrays(images / MAX_GREY_VALUE, digits), seed=seed)

@@ -29,8 +29,7 @@ from gflownet.command_line.checks import validate
 from gflownet.config import load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStore, Identity
-from gflownet.evaluation.store_files import read_rows
-from gflownet.evaluation.store_overview import StoreOverview
+from gflownet.evaluation.store_overview import StoreOverview, read_rows
 from gflownet.evaluation.store_rows import checksum_of, context_digest
 from gflownet.files import read_yaml
 from gflownet.graphs.computation_graph import ComputationGraph

@@ -166,7 +166,6 @@ class AsynchronousRollouts:
         return record is None or not is_known or (record.run == evaluator.run and record.step >= self._first_step)
 
     def _collect(self) -> None:
-        """Move the states with a result to the finished ones."""
         self._finished += [each for each in self._pending if each.ticket.record is not None]
         self._pending = [each for each in self._pending if each.ticket.record is None]
 

@@ -239,11 +239,6 @@ def draw(weights: Tensor, num: int, generator: torch.Generator) -> Tensor:
     return order[index.clamp(max=len(order) - 1)]  # a rounded sum may exceed the last bound
 
 
-def _uniform(quality: Tensor, config: ReplayConfig) -> Tensor:
-    """Return equal weights."""
-    return torch.ones_like(quality)
-
-
 def _mixed(quality: Tensor, config: ReplayConfig) -> Tensor:
     """Return weights with `top_share` for the best tenth and the remainder for all states.
 
@@ -263,7 +258,11 @@ def _rank(quality: Tensor, config: ReplayConfig) -> Tensor:
 
 
 Priority = Callable[[Tensor, ReplayConfig], Tensor]  # qualities [B] -> weights [B]
-PRIORITIES: dict[str, Priority] = {"uniform": _uniform, "mixed": _mixed, "rank": _rank}
+PRIORITIES: dict[str, Priority] = {
+    "uniform": lambda quality, config: torch.ones_like(quality),
+    "mixed": _mixed,
+    "rank": _rank,
+}
 
 
 _SCORES = ("score", "validation_score")  # names of the score in an entry; the second is used by a run's report
@@ -305,7 +304,6 @@ def load_offline(config: OfflineConfig, context: GraphBuildingEnvContext, task: 
 
 
 def _read(path: Path) -> list[tuple[str, Any]]:
-    """Return every entry with its position for error messages."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

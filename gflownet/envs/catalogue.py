@@ -50,7 +50,6 @@ class CatalogueEnv(SlotEnv):
         self._graph_at = torch.full((branching**num_digits,), -1).index_put((self._codes,), torch.arange(len(codes)))
 
     def terminal(self, states: GraphStates, index: int) -> Any:
-        """Return the listed graph of a complete code."""
         return self.graphs[int(self.positions(states[index : index + 1])[0])]
 
     def positions(self, states: GraphStates) -> Tensor:
@@ -60,7 +59,6 @@ class CatalogueEnv(SlotEnv):
         return torch.where(is_complete, self._graph_at[(digits.clamp(min=0) * self._weights).sum(1)], -1)
 
     def describe(self, candidate: Any) -> GraphDescription:
-        """Return the code of a listed graph."""
         position = self._position.get(candidate.canonical_key())
         if position is None:
             raise ValueError(f"expected one of {len(self.graphs)} listed graphs, got another one")
@@ -69,7 +67,6 @@ class CatalogueEnv(SlotEnv):
         return GraphDescription(range(self.num_digits), [[digit] for digit in digits])
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        """Return the rules of choosing a digit: the next one, of a listed graph."""
         digits = states.node_attr[:, :, 0].long()
         num_chosen = (digits != UNSET).sum(1)
         is_next = torch.arange(self.num_digits) == num_chosen[:, None]
@@ -88,7 +85,6 @@ class CatalogueEnv(SlotEnv):
         }
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return the rule of taking a choice back: the last one."""
         num_chosen = (states.node_attr[:, :, 0] != UNSET).sum(1, keepdim=True)
         is_last = (torch.arange(self.num_digits) == num_chosen - 1)[:, :, None]
         return {Kind.RemoveNodeAttr: [Rule("the last choice is taken back first", is_last)]}
@@ -150,7 +146,6 @@ class CatalogueContext(GraphBuildingEnvContext):
 
     @classmethod
     def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> CatalogueEnv:
-        """Return the environment; the sizes of the task are not used."""
         catalogue = config.catalogue
         listed = read_listed_graphs(catalogue.graphs, key=KEY)
         return CatalogueEnv([each.graph for each in listed], branching=catalogue.branching)

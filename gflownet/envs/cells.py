@@ -231,7 +231,6 @@ class CellEnv(SlotEnv):
         )
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        """Return the rules of setting an operation: at an empty place, within the caps."""
         is_empty = states.node_attr == UNSET
         stop = [Rule("a place is empty", ~is_empty.flatten(1).any(1)[:, None, None])]
         set_operation = [Rule("the place is taken", is_empty)]
@@ -242,7 +241,6 @@ class CellEnv(SlotEnv):
         return {Kind.Stop: stop, Kind.SetNodeAttr: set_operation}
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return the rule of removing an operation: at a filled place."""
         return {Kind.RemoveNodeAttr: [Rule("the place is empty", states.node_attr != UNSET)]}
 
 
@@ -266,14 +264,12 @@ class CellGraphEnv(ComputationGraphEnv):
         self._colours = (_INPUT, _OUTPUT, *operations)
 
     def terminal(self, states: GraphStates, index: int) -> ColouredGraph:
-        """Return the graph with operations as colours."""
         num_nodes = int(states.num_nodes[index])
         colours = [self._colours[kind] for kind in states.node_type[index, :num_nodes].tolist()]
         edges = map(tuple, states.has_edge[index].nonzero().tolist())
         return ColouredGraph(tuple(colours), dict.fromkeys(edges, "edge"))
 
     def describe(self, candidate: ColouredGraph) -> GraphDescription:
-        """Return a graph of operations in terms of the vocabulary, input and output first."""
         kinds = [position_of(self._colours, colour, "operation") for colour in candidate.node_colours]
         order = sorted(range(len(kinds)), key=kinds.__getitem__)
         place = {node: position for position, node in enumerate(order)}

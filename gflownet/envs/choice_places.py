@@ -239,13 +239,9 @@ def _simplified(
 
 
 def _independent(places: frozenset[Place]) -> list[frozenset[Place]]:
-    """Return the groups of places that are joined by conditions."""
     groups: list[frozenset[Place]] = []
     for place in places:
-        near = [g for g in groups if any(_are_joined(place, other) for other in g)]
+        read = dict(place.only_if)
+        near = [g for g in groups if any(other.name in read or place.name in dict(other.only_if) for other in g)]
         groups = [g for g in groups if g not in near] + [frozenset({place}).union(*near)]
     return groups
-
-
-def _are_joined(first: Place, second: Place) -> bool:
-    return first.name in dict(second.only_if) or second.name in dict(first.only_if)

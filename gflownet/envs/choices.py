@@ -110,13 +110,11 @@ class ChoicesEnv(SlotEnv):
         self._completions = None if capped is None else self._one_hot(self._positions(capped))  # [X, N * V]
 
     def terminal(self, states: GraphStates, index: int) -> Assignment:
-        """Return the values of the places that exist, sorted by name."""
         positions = states.node_attr[index, :, 0].tolist()
         values = zip(self.vocabulary.node_types, self._value_at, positions, strict=True)
         return Assignment.of({name: value_at[p] for name, value_at, p in values if p != UNSET})
 
     def describe(self, candidate: Assignment) -> GraphDescription:
-        """Return a setting in terms of the vocabulary."""
         values = dict(zip(candidate.names, candidate.values, strict=True))
         unknown = [name for name in values if name not in self.places.by_name]
         if unknown:
@@ -131,7 +129,6 @@ class ChoicesEnv(SlotEnv):
         return GraphDescription(range(len(positions)), positions)
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        """Return the rules of setting a place and of Stop."""
         filled, exists = self._filled(states), self._exist(states)
         set_rules = [
             Rule("the place has a value", ~filled[:, :, None]),
@@ -149,7 +146,6 @@ class ChoicesEnv(SlotEnv):
         return {Kind.Stop: stop_rules, Kind.SetNodeAttr: set_rules}
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return the rules of removing a value: nothing set may depend on it."""
         filled = self._filled(states)
         is_read = (filled.float() @ self._reads) > 0
         return {
@@ -208,7 +204,6 @@ class ChoicesContext(GraphBuildingEnvContext):
 
     @classmethod
     def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> ChoicesEnv:
-        """Return the environment; the sizes of the task are not used."""
         choices = config.choices
         places = read_places(choices.places)
         return ChoicesEnv(places, CappedSettings.of(places, choices) if choices.cost else None)

@@ -85,7 +85,6 @@ class ComputationGraphEnv(Environment):
         return len(self.input_sizes) + len(self.output_sizes)
 
     def initial_states(self, num: int) -> GraphStates:
-        """Return `num` graphs of the input and output nodes, without edges."""
         return GraphStates.with_nodes(num, self.vocabulary, self.num_ends)
 
     def ordered_nodes(self, states: GraphStates) -> Tensor:
@@ -101,7 +100,6 @@ class ComputationGraphEnv(Environment):
         return ordered | (hidden & self._is_ordered[value])
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        """Return the rules of adding a node or an edge, of setting an attribute and of Stop."""
         facts = _Facts(self, states)
         complete = Rule("a hidden node still has attributes to be set", _graph(~facts.incomplete.any(1)))
         budget = f"at most {self.max_edges} edges, and every node must still be joined to an output"
@@ -134,7 +132,6 @@ class ComputationGraphEnv(Environment):
         }
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return the rules of removing a leaf node, its attributes, or an edge that is not needed."""
         facts = _Facts(self, states)
         forward = states.edge_type == FORWARD
         fresh = facts.is_hidden & (forward.sum(1) == 1) & (states.has_edge.sum(2) == 0) & (states.has_edge.sum(1) == 1)
@@ -182,7 +179,6 @@ class ComputationGraphEnv(Environment):
         return graph
 
     def describe(self, candidate: ComputationGraph) -> GraphDescription:
-        """Return an architecture in terms of the vocabulary: inputs, outputs and hidden nodes, each by ascending id."""
         ranks = {NodeType.INPUT: 0, NodeType.OUTPUT: 1, NodeType.HIDDEN: 2}
         nodes = sorted(candidate.nodes.values(), key=lambda node: (ranks[node.node_type], node.node_id))
         position = {node.node_id: index for index, node in enumerate(nodes)}
@@ -205,7 +201,6 @@ class ComputationGraphEnv(Environment):
         return GraphDescription([kind for kind, _ in described], [values for _, values in described], edges)
 
     def _described_node(self, index: int, node: Node) -> tuple[int, list[int]]:
-        """Return the positions of the type and the values of a node."""
         if node.node_type is not NodeType.HIDDEN:
             return index, [UNSET] * len(self.vocabulary.node_attributes)
         kind = position_of(self.vocabulary.node_types[self.num_ends :], node.activation_function, "activation function")

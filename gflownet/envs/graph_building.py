@@ -48,15 +48,12 @@ class GraphBuildingEnv(Environment):
         self.min_nodes = min_nodes
 
     def initial_states(self, num: int) -> GraphStates:
-        """Return `num` empty graphs."""
         return GraphStates.empty(num, self.vocabulary)
 
     def terminal(self, states: GraphStates, index: int) -> ColouredGraph:
-        """Return the graph with its types and attributes as colours."""
         return self.coloured_graph(states, index)
 
     def describe(self, candidate: ColouredGraph) -> GraphDescription:
-        """Return a coloured graph, with colours as in `coloured_graph`, in terms of the vocabulary."""
         vocabulary, types, values, edges = self.vocabulary, [], [], {}
         if candidate.directed != vocabulary.directed:
             raise ValueError(f"expected directed {vocabulary.directed}, got {candidate.directed}")
@@ -71,7 +68,6 @@ class GraphBuildingEnv(Environment):
         return GraphDescription(types, values, edges)
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        """Return the rules of adding a node or an edge, of setting an attribute and of Stop."""
         num_nodes, exists, has_edge = states.num_nodes, states.exists, states.has_edge
         n = self.vocabulary.max_nodes
         rules: dict[Kind, list[Rule]] = {
@@ -79,14 +75,16 @@ class GraphBuildingEnv(Environment):
             Kind.AddNode: [
                 Rule(f"the graph already has {n} nodes", _graph(num_nodes < n)),
                 Rule(
-                    "the node to hang on is not there", (self._positions < num_nodes.clamp(min=1)[:, None])[..., None]
+                    "the node to hang on is not there", (torch.arange(n) < num_nodes.clamp(min=1)[:, None])[..., None]
                 ),
             ],
             Kind.AddEdge: [
                 Rule("both nodes must be there", _pair(exists[:, :, None] & exists[:, None, :])),
-                Rule("an edge joins two different nodes", _pair(self._apart)),
+                Rule("an edge joins two different nodes", _pair(~torch.eye(n, dtype=torch.bool)[None])),
                 Rule("the edge is already there", _pair(~has_edge)),
-                self._orientation(states),
+                Rule("the edge would close a cycle", _pair(~states.reach.transpose(1, 2)))
+                if self.vocabulary.directed
+                else Rule("an undirected edge is written from the smaller to the larger node", _pair(self._listed)),
             ],
         }
         if self.vocabulary.node_attributes:
@@ -108,7 +106,6 @@ class GraphBuildingEnv(Environment):
         return rules
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return the rules of removing a leaf, an edge or an attribute so that a legal state remains."""
         has_edge = states.has_edge
         num_in, num_out = has_edge.sum(1), has_edge.sum(2)
         if self.vocabulary.directed:
@@ -144,25 +141,11 @@ class GraphBuildingEnv(Environment):
         return rules
 
     @cached_property
-    def _positions(self) -> torch.Tensor:
-        return torch.arange(self.vocabulary.max_nodes)
-
-    @cached_property
-    def _apart(self) -> torch.Tensor:
-        """Return the mask of pairs of different nodes, [1, N, N]."""
-        return ~torch.eye(self.vocabulary.max_nodes, dtype=torch.bool)[None]
-
-    @cached_property
     def _listed(self) -> torch.Tensor:
         """Return the mask of listed pairs, [1, N, N]: an undirected edge only as (smaller, larger)."""
         n = self.vocabulary.max_nodes
         every = torch.ones(n, n, dtype=torch.bool)
         return (every if self.vocabulary.directed else every.triu(1))[None]
-
-    def _orientation(self, states: GraphStates) -> Rule:
-        if self.vocabulary.directed:
-            return Rule("the edge would close a cycle", _pair(~states.reach.transpose(1, 2)))
-        return Rule("an undirected edge is written from the smaller to the larger node", _pair(self._listed))
 
     def _per_value(self, per_attribute: torch.Tensor, *, on_nodes: bool) -> torch.Tensor:
         columns = self.vocabulary.node_columns if on_nodes else self.vocabulary.edge_columns

@@ -7,10 +7,8 @@ without edges, adds edges that close no cycle, and may stop in any state.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import torch
-from torch import Tensor
 
 from gflownet.envs.config import EnvConfig
 from gflownet.graphs.canonical import ColouredGraph
@@ -34,16 +32,13 @@ class LabelledDAGEnv(Environment):
         self.backward_types = (Kind.RemoveEdge,)
 
     def initial_states(self, num: int) -> GraphStates:
-        """Return `num` graphs of all variables, without edges."""
         return GraphStates.with_nodes(num, self.vocabulary, self.vocabulary.max_nodes)
 
     def terminal(self, states: GraphStates, index: int) -> ColouredGraph:
-        """Return the graph with the names of variables as colours, see `parents_of`."""
         edges = map(tuple, states.has_edge[index].nonzero().tolist())
         return ColouredGraph(self.vocabulary.node_types, dict.fromkeys(edges, "edge"))
 
     def describe(self, candidate: ColouredGraph) -> GraphDescription:
-        """Return a graph whose colours are variables' names in terms of the vocabulary."""
         if sorted(candidate.node_colours) != sorted(self.vocabulary.node_types):
             raise ValueError(
                 f"expected variables {list(self.vocabulary.node_types)}, got {list(candidate.node_colours)}"
@@ -54,22 +49,18 @@ class LabelledDAGEnv(Environment):
 
     def forward_rules(self, states: GraphStates) -> Rules:
         """Return the rules of adding an edge; Stop is always legal."""
+        n = self.vocabulary.max_nodes
         return {
             Kind.Stop: [Rule("every graph can be finished", torch.ones(1, 1, 1, dtype=torch.bool))],
             Kind.AddEdge: [
-                Rule("an edge joins two different nodes", self._apart),
+                Rule("an edge joins two different nodes", ~torch.eye(n, dtype=torch.bool)[None, :, :, None]),
                 Rule("the edge is already there", ~states.has_edge[..., None]),
                 Rule("the edge would close a cycle", ~states.reach.transpose(1, 2)[..., None]),
             ],
         }
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return the rule of removing an edge: it exists."""
         return {Kind.RemoveEdge: [Rule("the edge is not there", states.has_edge[..., None])]}
-
-    @cached_property
-    def _apart(self) -> Tensor:
-        return ~torch.eye(self.vocabulary.max_nodes, dtype=torch.bool)[None, :, :, None]
 
 
 class LabelledDAGContext(GraphBuildingEnvContext):
@@ -77,7 +68,6 @@ class LabelledDAGContext(GraphBuildingEnvContext):
 
     @classmethod
     def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> LabelledDAGEnv:
-        """Return the environment; the sizes of the task are not used."""
         return LabelledDAGEnv(config.labelled_dag.num_nodes)
 
 

@@ -169,16 +169,12 @@ def _offered(
         if setting.default is REQUIRED and key not in values:
             expected = f"expected {setting.parameter.expected}"
             raise ValueError(f"env.operation_graph.choices.{name}.{key}: {expected}, got none")
-    _check_merge(name, values[MERGE])
+    for value in values[MERGE]:
+        if value not in OFFERED_MERGES:
+            expected = f"expected merges out of {', '.join(OFFERED_MERGES)}"
+            raise ValueError(f"env.operation_graph.choices.{name}.{MERGE}: {expected}, got {value!r}")
     for value in values[ACTIVATION]:
         activation(str(value))  # an error before the search starts
     # Settings first, in the order of the row; then activation and merge.
     order = [*(key for key in row.settings if key in values), ACTIVATION, MERGE]
     return OfferedOperation(name, {key: values[key] for key in order})
-
-
-def _check_merge(name: str, merges: Sequence[Hashable]) -> None:
-    for value in merges:
-        if value not in OFFERED_MERGES:
-            expected = f"expected merges out of {', '.join(OFFERED_MERGES)}"
-            raise ValueError(f"env.operation_graph.choices.{name}.{MERGE}: {expected}, got {value!r}")

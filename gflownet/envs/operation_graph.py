@@ -94,7 +94,6 @@ class OperationGraphEnv(Environment):
         return self.num_inputs + 1
 
     def initial_states(self, num: int) -> GraphStates:
-        """Return `num` graphs of the inputs and the output, without edges."""
         return GraphStates.with_nodes(num, self.vocabulary, self.num_ends)
 
     def facts(self, states: GraphStates) -> StateFacts:
@@ -112,7 +111,6 @@ class OperationGraphEnv(Environment):
         return facts
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        """Return the rules of adding a node or an edge, of setting an attribute and of Stop."""
         facts = self.facts(states)
         complete = Rule("a hidden node still has settings to be set", _graph(~facts.incomplete.any(1)))
         num_sinks = facts.sink.sum(1)
@@ -142,7 +140,6 @@ class OperationGraphEnv(Environment):
         }
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return the rules of removing a leaf node, its settings, or an edge that determines no shape."""
         facts, edge = self.facts(states), states.has_edge
         leaf = facts.is_hidden & (edge.sum(1) == 1) & ~edge.any(2)
         num_incomplete = facts.incomplete.sum(1, keepdim=True)
@@ -185,7 +182,6 @@ class OperationGraphEnv(Environment):
         return graph
 
     def describe(self, candidate: ComputationGraph) -> GraphDescription:
-        """Return a network in terms of the vocabulary: inputs, the output and hidden nodes, each by ascending id."""
         ranks = {NodeType.INPUT: 0, NodeType.OUTPUT: 1, NodeType.HIDDEN: 2}
         nodes = sorted(candidate.nodes.values(), key=lambda node: (ranks[node.node_type], node.node_id))
         kinds = [node.node_type for node in nodes[: self.num_ends]]
@@ -254,7 +250,6 @@ class OperationGraphEnv(Environment):
         graph.add_node(node, NodeType.HIDDEN, output_size=None, activation_function=function, attributes=attributes)
 
     def _described_node(self, index: int, node: Node) -> tuple[int, list[int]]:
-        """Return the positions of the type and the values of a node."""
         values = [UNSET] * len(self.choices.attributes)
         if index < self.num_inputs and input_shape(node) != self.input_shapes[index]:
             raise ValueError(
@@ -427,7 +422,6 @@ class OperationGraphContext(GraphBuildingEnvContext):
 
 
 def _declared(shape: Shape) -> dict[str, Any]:
-    """Return the attributes of an INPUT node of this shape."""
     sizes = list(shape.sizes)
     return {"shape": sizes} if Shape.of(sizes).layout is shape.layout else {"shape": sizes, "layout": str(shape.layout)}
 

@@ -133,7 +133,7 @@ def build_tables(
         inputs=torch.tensor([shapes.index(shape) for shape in inputs]),
         roots=torch.arange(len(choices.operations)),
         child=torch.cat(children, 1) if children else torch.empty(len(prefixes) + 1, 0, dtype=torch.int64),
-        child_of=tuple(_with_unset(child) for child in children),
+        child_of=tuple(torch.cat([child, torch.arange(len(child))[:, None]], 1) for child in children),
         complete=torch.tensor([*complete, True]),
         output=output,
         cost=cost,
@@ -205,10 +205,6 @@ def _children(choices: OperationChoices) -> list[Tensor]:
             parent = position[Prefix(prefix.operation, prefix.values[:-1])]
             children[attribute][parent, column] = index
     return children
-
-
-def _with_unset(child: Tensor) -> Tensor:
-    return torch.cat([child, torch.arange(len(child))[:, None]], 1)
 
 
 def _fits(shapes: Sequence[Shape]) -> Tensor:

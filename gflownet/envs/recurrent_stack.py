@@ -57,7 +57,6 @@ class RecurrentStackEnv(SlotEnv):
         return UNSET if value == NOTHING else super().position(value)
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        """Return the rules of a choice: missing options of the last layer, then the cell of the next one."""
         filled, needed, depth = self._filled(states), self._needed(states), self._depth(states)
         missing = needed & ~filled
         is_missing = missing.any(1, keepdim=True)
@@ -77,7 +76,6 @@ class RecurrentStackEnv(SlotEnv):
         }
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return the rules of undoing a choice: only in the last layer, its cell last."""
         filled, is_rhn, last = self._filled(states), self._has_cell(states, RHN), self._depth(states) - 1
         # Sizes of all RHN layers are chosen with the first of them, the width before any layer.
         first_rhn = is_rhn.int().argmax(1, keepdim=True)
@@ -191,5 +189,4 @@ class RecurrentStackContext(GraphBuildingEnvContext):
     def build_env(
         cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]
     ) -> RecurrentStackEnv:
-        """Return the environment; the sizes of the task are not used."""
         return RecurrentStackEnv(config.recurrent_stack)

@@ -41,11 +41,9 @@ class SlotEnv(Environment):
         self._places_per_code = max(1, int(_BITS / torch.tensor(len(self.values) + 1.0).log2()))
 
     def initial_states(self, num: int) -> GraphStates:
-        """Return `num` states in which every place is empty."""
         return GraphStates.with_nodes(num, self.vocabulary, self.vocabulary.max_nodes)
 
     def terminal(self, states: GraphStates, index: int) -> Assignment:
-        """Return the value of every place."""
         filled = states.node_attr[index, :, 0].tolist()
         return Assignment(self.vocabulary.node_types, tuple(self.shown(value) for value in filled))
 
@@ -55,7 +53,6 @@ class SlotEnv(Environment):
         return value if isinstance(value, int) else str(value)
 
     def describe(self, candidate: Assignment) -> GraphDescription:
-        """Return an assignment to these places in terms of the vocabulary."""
         if candidate.names != self.vocabulary.node_types:
             raise ValueError(f"expected places {list(self.vocabulary.node_types)}, got {list(candidate.names)}")
         places = range(self.vocabulary.max_nodes)
@@ -76,14 +73,12 @@ class SlotEnv(Environment):
         return combine_codes(*codes)
 
     def canonical_forms(self, states: GraphStates) -> CanonicalForms:
-        """Return the identities of the states and their places in order."""
         counts = torch.ones(len(states), dtype=torch.int64)
         return CanonicalForms(
             self.identify(states), counts, torch.arange(states.exists.shape[1]).repeat(len(states), 1)
         )
 
     def num_automorphisms(self, states: GraphStates) -> list[int]:
-        """Return ones: all places have different types."""
         return [1] * len(states)
 
 
@@ -107,19 +102,14 @@ class HypergridEnv(SlotEnv):
 
     def forward_rules(self, states: GraphStates) -> Rules:
         """Return the rules of raising a coordinate; Stop is always legal."""
-        is_next = self._columns == states.node_attr[:, :, :1] + 1
+        is_next = torch.arange(self.side - 1) == states.node_attr[:, :, :1] + 1
         return {
             Kind.Stop: [Rule("a trajectory may stop anywhere", torch.ones(1, 1, 1, dtype=torch.bool))],
             Kind.SetNodeAttr: [Rule("a coordinate is raised by one at a time", is_next)],
         }
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return the rule of lowering a coordinate: it is not 0."""
         return {Kind.RemoveNodeAttr: [Rule("the coordinate is 0", states.node_attr >= 0)]}
-
-    @cached_property
-    def _columns(self) -> Tensor:
-        return torch.arange(self.side - 1)
 
 
 class HypergridContext(GraphBuildingEnvContext):
@@ -127,7 +117,6 @@ class HypergridContext(GraphBuildingEnvContext):
 
     @classmethod
     def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> HypergridEnv:
-        """Return the environment; the sizes of the task are not used."""
         grid = config.hypergrid
         return HypergridEnv(grid.num_dims, grid.side)
 
@@ -148,7 +137,6 @@ class BitSequenceEnv(SlotEnv):
         super().__init__([f"word{i}" for i in range(num_bits // word_bits)], Attribute("word", words))
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        """Return the rules of writing a word: at the first empty place."""
         is_empty = states.node_attr[:, :, 0] == UNSET
         num_written = (~is_empty).sum(1, keepdim=True)
         return {
@@ -157,7 +145,6 @@ class BitSequenceEnv(SlotEnv):
         }
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return the rule of erasing a word: the last one."""
         num_written = (states.node_attr[:, :, 0] != UNSET).sum(1, keepdim=True)
         is_last = (self._places == num_written - 1)[:, :, None]
         return {Kind.RemoveNodeAttr: [Rule("the word written last is erased first", is_last)]}
@@ -172,7 +159,6 @@ class BitSequenceContext(GraphBuildingEnvContext):
 
     @classmethod
     def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> BitSequenceEnv:
-        """Return the environment; the sizes of the task are not used."""
         bits = config.bit_sequence
         return BitSequenceEnv(bits.num_bits, bits.word_bits)
 

@@ -158,7 +158,6 @@ class TensorGraphEnv(Environment):
             raise ValueError(f"new_extents: expected extents of at least 1, got {list(new_extents)}")
 
     def initial_states(self, num: int) -> GraphStates:
-        """Return `num` states of the inputs and their axes."""
         states = GraphStates.empty(num, self.vocabulary)
         position = 0
         for shape in self.inputs.values():
@@ -199,13 +198,11 @@ class TensorGraphEnv(Environment):
         return back
 
     def terminal(self, states: GraphStates, index: int) -> TensorProgram:
-        """Return the program."""
         graph = self.coloured_graph(states, index)
         colours = tuple(colour.removesuffix("?") for colour in graph.node_colours)  # no function is no colour
         return TensorProgram(replace(graph, node_colours=colours))
 
     def describe(self, candidate: TensorProgram) -> GraphDescription:
-        """Return a program in terms of the vocabulary."""
         graph, types, values = candidate.graph, [], []
         functions = [attribute.values for attribute in self.vocabulary.node_attributes]
         for colour in graph.node_colours:
@@ -218,7 +215,6 @@ class TensorGraphEnv(Environment):
         return GraphDescription(types, values, edges)
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        """Return the rules of adding nodes and edges, of setting a function and of Stop."""
         facts = IndexFacts(self.kinds, states)
         changed = "another operation has to be finished first"
         rules = {
@@ -300,7 +296,6 @@ class TensorGraphEnv(Environment):
         ]  # fmt: skip
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return the rules of undoing a decision about an operation that no other operation uses."""
         facts = TensorGraphFacts(self.kinds, states)
         used = "another operation uses it, or it has a function"
         changed = "another operation has to be taken away or finished first"
@@ -356,7 +351,6 @@ class TensorGraphContext(GraphBuildingEnvContext):
 
     @classmethod
     def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> TensorGraphEnv:
-        """Return the environment; the sizes of the task are not used."""
         space = config.tensor_graph
         return TensorGraphEnv(
             read_inputs(space.inputs),

@@ -59,7 +59,6 @@ class TensorProgram(EqualUpToIsomorphism):
     graph: ColouredGraph  # colours "type|function"; edges "edge||rank of the operand"
 
     def canonical_form(self) -> CanonicalForm:
-        """Return the canonical form of the graph."""
         return self.graph.canonical_form()
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,7 +139,6 @@ class _Decoder:
         return self._done[node]
 
     def _axes(self, tensor: int) -> list[int]:
-        """Return the axes of a tensor in the order of its layout."""
         if self._kinds[tensor] in self._inputs:
             axes = [child for child in self._children[tensor] if _AXIS.fullmatch(self._kinds[child])]
             return sorted(axes, key=lambda axis: self._kinds[axis])
@@ -149,7 +147,7 @@ class _Decoder:
 
     def _operation(self, node: int) -> Node:
         kind, indices = self._kinds[node], [i for i in self._children[node] if self._kinds[i] not in OPERATIONS]
-        operands = [t for t in self._parents[node] if t in self._rank_of_operands(node)]
+        operands = [t for t in self._parents[node] if self._kinds[t] in (*OPERATIONS, *self._inputs)]
         operands.sort(key=lambda t: (self._rank[t, node], self._place[t]))
         number = {i: (place if self._kinds[i] == KEEP else -place) for place, i in enumerate(indices, start=2)}
         sources = [self._tensor(operand) for operand in operands]
@@ -158,19 +156,14 @@ class _Decoder:
             axes = self._axes(operand)
             examples = [1] if source.rank > len(axes) else []
             has_examples |= bool(examples)
-            arrays.append([*examples, *(number[self._index(axis, node)] for axis in axes)])
+            shared = (next(i for i in self._children[axis] if i in self._children[node]) for axis in axes)
+            arrays.append([*examples, *(number[i] for i in shared)])
         target = [*([1] if has_examples else []), *(number[axis] for axis in self._axes(node))]
         result = _built(
             kind, sources, target, arrays, self._new_dims(node), sums=any(self._kinds[i] == SUM for i in indices)
         )
         function = self._functions[node]
         return NonlinearNode(result, Function.parse(function)) if function else result
-
-    def _rank_of_operands(self, node: int) -> set[int]:
-        return {t for t in self._parents[node] if self._kinds[t] in (*OPERATIONS, *self._inputs)}
-
-    def _index(self, axis: int, operation: int) -> int:
-        return next(i for i in self._children[axis] if i in self._children[operation])
 
     def _new_dims(self, node: int) -> list[int]:
         kinds = [self._kinds[axis] for axis in self._axes(node)]

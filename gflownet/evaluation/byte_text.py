@@ -65,28 +65,18 @@ def _parts_of(source: str, *, split_seed: int, key: str) -> list[list[Iterable[b
         return [[[text[first:last]]] for first, last in pairwise(ends)]
     if not folder.is_dir():
         raise ValueError(f"{key}: no such file or folder: {source}")
-    names = _library_files(folder) if not source else _text_files(folder)
     parts: list[list[tuple[str, Path]]] = [[], [], []]
-    for name in names:
+    for name in folder.rglob("*" if source else "*.py"):
+        path = name.relative_to(folder).parts
+        if not name.is_file() or (any(part.startswith(".") for part in path) if source else _SKIPPED & set(path)):
+            continue
         digest = hashlib.sha256(f"{split_seed}:{name.relative_to(folder).as_posix()}".encode()).hexdigest()
         place = int(digest[:8], 16) / 16**8
         parts[(place >= TRAIN_SHARE) + (place >= TRAIN_SHARE + VALIDATION_SHARE)].append((digest, name))
     return [[_contents(name) for _, name in sorted(part)] for part in parts]
 
 
-def _library_files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*.py") if not _SKIPPED & set(path.relative_to(folder).parts))
-
-
-def _text_files(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder that are not hidden."""
-    for path in folder.rglob("*"):
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts):
-            yield path
-
-
 def _contents(path: Path) -> Iterator[bytes]:
-    """Yield the content of a file if it is UTF-8."""
     text = path.read_bytes()
     try:
         text.decode("utf-8")

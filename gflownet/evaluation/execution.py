@@ -181,7 +181,6 @@ class _InvalidScoreError(Exception):
 
 
 def _with_extras(task: GFNTask, job: Job, position: int, result: Any, outcome: Outcome) -> Outcome:
-    """Add the saved training and the test score where the job requests them."""
     if job.saves_training and isinstance(result, CandidateTraining):
         outcome = dataclasses.replace(outcome, training=saved(result))
     if not job.tests:
@@ -229,7 +228,6 @@ def _number(name: str, value: Any) -> float:
 
 
 def _size(value: Any) -> int:
-    """Return a number of parameters within the range of the store."""
     number = _number("num_parameters", value)
     size = int(value) if math.isfinite(number) else -1
     if not (0 <= size <= MAX_NUM_PARAMETERS and size == value):

@@ -332,7 +332,6 @@ class FinalTrainings:
         return chosen
 
     def _num_affordable(self, heat: _Heat) -> float:
-        """Return the number of trainings for which the seconds suffice."""
         records, length = heat.finalists.records, (self.fidelity or 1) / (self._task.max_fidelity or 1)
         seconds = length * math.fsum(record.seconds for record in records) / len(records)
         return math.inf if heat.seconds_left == math.inf else math.floor(heat.seconds_left / max(seconds, 1e-9))
@@ -376,7 +375,6 @@ class FinalTrainings:
         return None if math.isnan(value) else value
 
     def _best(self, heat: _Heat) -> TopArchitecture:
-        """Return the winner of a race with its weights."""
         return self._with_weights(list(ranked(heat.architectures())[:1]), offset=heat.finalists.offset)[0]
 
     def _with_weights(self, architectures: list[TopArchitecture], *, offset: int) -> list[TopArchitecture]:

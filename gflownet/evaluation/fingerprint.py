@@ -192,7 +192,6 @@ def _found(name: str, project: Path) -> tuple[str, Path] | None:
 
 
 def _file_of(name: str) -> Path | None:
-    """Return the source file of a loaded module."""
     file = getattr(sys.modules.get(name), "__file__", None)
     return Path(file).resolve() if file is not None and file.endswith(".py") and Path(file).is_file() else None
 
@@ -208,7 +207,6 @@ def _unloaded_file_of(name: str, project: Path) -> Path | None:
 
 
 def _project_of(name: str, path: Path) -> Path:
-    """Return the folder of the top-level package of a module."""
     top = _file_of(name.partition(".")[0]) or path
     return top.parent.parent if top.name == "__init__.py" else top.parent
 
@@ -266,7 +264,6 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 
 
 def _is_standard(path: Path) -> bool:
-    """Return whether a module belongs to Python's standard library."""
     return path.is_relative_to(_STANDARD) and not _is_installed(path)
 
 

@@ -216,21 +216,14 @@ class JobQueue:
         """Remove and return the tickets of the next job: equal requests, as many as every place gets."""
         first = self._tickets.popleft()
         tickets = [first]
-        if first.is_alone:
+        if first.is_alone or (not self._trains_together and self._mean_seconds > SHORT_S):
             return tickets
-        size = self._group_size(1 + sum(self._may_share(first, ticket) for ticket in self._tickets), num_places)
+        size = math.ceil((1 + sum(self._may_share(first, ticket) for ticket in self._tickets)) / num_places)
         while self._tickets and len(tickets) < size and self._may_share(first, self._tickets[0]):
             tickets.append(self._tickets.popleft())
         return tickets
 
-    def _group_size(self, num: int, num_places: int) -> int:
-        """Return the number of candidates of a job when `num` are waiting."""
-        if not self._trains_together and self._mean_seconds > SHORT_S:
-            return 1
-        return math.ceil(num / num_places)
-
     def _may_share(self, first: Ticket, second: Ticket) -> bool:
-        """Return whether two requests may be in one job."""
         one, other = self._request(first), self._request(second)
         # Further seeds of one graph save no training, and may be trained with the first.
         own = {"candidate": other.candidate, "repeat": other.repeat, "saves_training": other.saves_training}

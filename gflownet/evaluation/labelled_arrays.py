@@ -31,6 +31,7 @@ class LabelledArrays:
     table: RawTable | None = None  # cells of the inputs of a CSV or Parquet file
     groups: np.ndarray | None = None  # [N] integers: rows of a group are in one split
     times: np.ndarray | None = None  # [N] integers: order in which the rows are split
+    layout: str | None = None  # of the inputs; None: by their shape
 
     @property
     def has_classes(self) -> bool:
@@ -101,7 +102,9 @@ def class_numbers(
     """
     names = [_label(cell) for cell in cells]
     if labels is None:
-        labels = tuple(sorted(set(names), key=lambda label: (not is_number(label), _order(label), label)))
+        labels = tuple(
+            sorted(set(names), key=lambda label: (0, float(label), label) if is_number(label) else (1, 0.0, label))
+        )
     places = {label: place for place, label in enumerate(labels)}
     for row, name in enumerate(names, start=first_row):
         if not name:
@@ -149,7 +152,3 @@ def _label(cell: str) -> str:
     if not is_number(text):
         return text
     return str(int(float(text))) if float(text).is_integer() else str(float(text))
-
-
-def _order(label: str) -> float:
-    return float(label) if is_number(label) else 0.0

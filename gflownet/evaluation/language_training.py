@@ -51,7 +51,6 @@ class RandomBatches(Batches):
     """Sequences from random places; every row starts without a state."""
 
     def next_rows(self, generator: torch.Generator) -> Tensor:
-        """See Batches."""
         starts = torch.randint(len(self._text) - self._length, (self._num_rows,), generator=generator)
         return rows_at(self._text, starts, self._length)
 
@@ -75,7 +74,6 @@ class ContiguousBatches(Batches):
         self._place = self._section  # the first batch starts a pass
 
     def next_rows(self, generator: torch.Generator) -> Tensor:
-        """See Batches."""
         if self._place + self._length > self._section:
             largest = min(self._length, self._section - self._length + 1)
             self._place, self.state = int(torch.randint(largest, (), generator=generator)), None
@@ -84,15 +82,12 @@ class ContiguousBatches(Batches):
         return rows_at(self._text, starts, self._length)
 
     def pass_state(self, state: Tensor) -> None:
-        """See Batches."""
         self.state = state.detach().float()
 
     def state_dict(self) -> dict[str, Any]:
-        """See Batches."""
         return {"place": self._place, "state": self.state}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """See Batches."""
         self._place = state["place"]
         self.state = None if state["state"] is None else state["state"].to(device)
 
@@ -223,7 +218,6 @@ class LanguageSteps:
         self.batches.load_state_dict(state["batches"], self._device)
 
     def _differentiate(self) -> float:
-        """Accumulate the gradients of the next batches and return their mean loss."""
         return sum(self._differentiate_batch() for _ in range(self.options.accumulation)) / self.options.accumulation
 
     def _differentiate_batch(self) -> float:

@@ -25,29 +25,16 @@ _MAX_NATS = 700.0  # its exponential is a finite float
 _SMALLEST = 1e-12  # value of a constant prediction below which it counts as perfect
 
 
-# The functions of a metric are module functions: a task is pickled for its processes.
-def _mean(mean: float, constant: float) -> float:
-    return mean
-
-
-def _likelihood(mean: float, constant: float) -> float:
-    return math.exp(-mean)
-
-
-def _bits(mean: float, constant: float) -> float:
-    return mean / math.log(2)
-
-
-def _perplexity(mean: float, constant: float) -> float:
-    return math.exp(min(mean, _MAX_NATS))
-
-
-def _r2(mean: float, constant: float) -> float:
-    return 1 - mean / max(constant, _SMALLEST)
-
-
-def _root(mean: float, constant: float) -> float:
-    return math.sqrt(mean)
+# From the mean of the values, and that of the best constant prediction, to a metric in its unit. A metric has only the
+# name: a task is pickled for its processes.
+_UNITS: dict[str, Callable[[float, float], float]] = {
+    "mean": lambda mean, constant: mean,
+    "likelihood": lambda mean, constant: math.exp(-mean),
+    "bits": lambda mean, constant: mean / math.log(2),
+    "perplexity": lambda mean, constant: math.exp(min(mean, _MAX_NATS)),
+    "r2": lambda mean, constant: 1 - mean / max(constant, _SMALLEST),
+    "root": lambda mean, constant: math.sqrt(mean),
+}
 
 
 @dataclass(frozen=True)
@@ -56,12 +43,15 @@ class Metric:
 
     name: str
     values: Loss
-    # From the mean of the values, and that of the best constant prediction, to the metric in its unit.
-    finish: Callable[[float, float], float] = _mean
+    unit: str = "mean"  # out of `_UNITS`
     smaller_is_better: bool = False
-    is_relative: bool = False  # whether `finish` or `score` compares with the best constant prediction
+    is_relative: bool = False  # whether its unit or `score` compares with the best constant prediction
     is_whole: bool = False  # whether `values` is one value of all predictions at once, not a mean over batches
     quantile: float | None = None  # that a prediction estimates; None: the mean
+
+    def finish(self, mean: float, constant: float) -> float:
+        """Return the metric in its unit, from the means of the values and of those of the best constant prediction."""
+        return _UNITS[self.unit](mean, constant)
 
     def score(self, value: float, constant: float) -> float:
         """Return the score in [0, 1] of a metric; `constant` is the metric of the best constant prediction.
@@ -124,13 +114,11 @@ def _counts(classes: Tensor, num_classes: int) -> Tensor:
 
 
 def _balanced_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean recall of the classes that occur."""
     counts = _counts(targets, outputs.shape[-1])
     return (_counts(targets[_correct(outputs, targets)], outputs.shape[-1]) / counts)[counts > 0].mean()
 
 
 def _f1(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean F1 of the classes that occur or are predicted."""
     num = outputs.shape[-1]
     totals = _counts(targets, num) + _counts(outputs.argmax(dim=-1), num)
     return (2 * _counts(targets[_correct(outputs, targets)], num) / totals)[totals > 0].mean()
@@ -161,17 +149,17 @@ METRICS: dict[str, Metric] = {
         Metric("accuracy", _correct),
         Metric("confidence", _confidence),  # mean probability of the true class
         Metric("accuracy_and_confidence", _accuracy_and_confidence),  # their mean
-        Metric("likelihood", _nats, _likelihood),  # geometric mean of the true class's probability
+        Metric("likelihood", _nats, "likelihood"),  # geometric mean of the true class's probability
         Metric("balanced_accuracy", _balanced_accuracy, is_whole=True),
         Metric("f1", _f1, is_whole=True),
         Metric("auc", _auc, is_whole=True),
         Metric("cross_entropy", _nats, smaller_is_better=True, is_relative=True),
         Metric("log_loss", _nats, smaller_is_better=True, is_relative=True),  # the same by scikit-learn's name
-        Metric("bits", _nats, _bits, smaller_is_better=True, is_relative=True),
-        Metric("perplexity", _nats, _perplexity, smaller_is_better=True, is_relative=True),
-        Metric("r2", _squares, _r2, is_relative=True),
+        Metric("bits", _nats, "bits", smaller_is_better=True, is_relative=True),
+        Metric("perplexity", _nats, "perplexity", smaller_is_better=True, is_relative=True),
+        Metric("r2", _squares, "r2", is_relative=True),
         Metric("mse", _squares, smaller_is_better=True, is_relative=True),
-        Metric("rmse", _squares, _root, smaller_is_better=True, is_relative=True),
+        Metric("rmse", _squares, "root", smaller_is_better=True, is_relative=True),
         Metric("mae", _distances, smaller_is_better=True, is_relative=True),
         Metric("quantile", _pinball, smaller_is_better=True, is_relative=True, quantile=0.5),
     )

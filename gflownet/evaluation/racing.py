@@ -145,7 +145,11 @@ class Race:
 
         The caller adds their scores to `scores` before it takes the next round; a round without one is the last.
         """
-        while lacking := [finalist for finalist in range(len(self)) if self._lacks(finalist)]:
+        while lacking := [
+            finalist
+            for finalist, scores in enumerate(self.scores)
+            if len(scores) < self._num_seeds and finalist not in self.failed
+        ]:
             unseen = [finalist for finalist in lacking if not self.scores[finalist]]
             num_before = self._num_done
             wanted = (unseen or self._near(lacking)[:_WIDTH])[: self._num_trainings - num_before]
@@ -157,10 +161,6 @@ class Race:
     @property
     def _num_done(self) -> int:
         return sum(map(len, self.scores))
-
-    def _lacks(self, finalist: int) -> bool:
-        """Return whether a finalist may be trained again."""
-        return len(self.scores[finalist]) < self._num_seeds and finalist not in self.failed
 
     def _near(self, lacking: list[int]) -> list[int]:
         """Return the finalists whose interval reaches the best, those with the highest upper bound first."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gflownet.errors import counted
 from gflownet.evaluation.examples import Split
 from gflownet.evaluation.task import Reference
 from gflownet.evaluation.tensor_task import TensorTask
-from gflownet.evaluation.training import Measure, ModelTraining
+from gflownet.evaluation.training import Length, Measure, ModelTraining
 from gflownet.training.random_states import seeded
 
 _SMALLEST_PROBABILITY = 1e-12
@@ -55,9 +55,7 @@ def model_reference(
     for seed in seeds:
         with seeded(seed):
             training = ModelTraining(build(*arguments), torch.Generator().manual_seed(seed))
-            task.trainer.continue_training(
-                training, num_epochs=num_epochs, schedule=num_epochs, validation=task.measure
-            )
+            task.trainer.continue_training(training, Length(num_epochs, num_epochs), validation=task.measure)
         size = task.num_parameters(training.model)
         validation.append(task.value(task.quality(training.values), size))
         test.append(task.test_score(training.model))
@@ -91,13 +89,13 @@ def _fitted(estimator: Any, data: Split) -> Any:
     from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits
 
+    is_column = data.targets.ndim == 2 and data.targets.shape[1] == 1
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the default number of iterations
-        return estimator.fit(_features(data), _columns(data.targets))
+        return estimator.fit(_features(data), (data.targets.squeeze(1) if is_column else data.targets).numpy())
 
 
 def _value(estimator: Any, measure: Measure, num_outputs: int) -> float:
-    """Return the metric of an estimator's predictions."""
     data = measure.examples
     assert isinstance(data, Split)
     if data.targets.is_floating_point():
@@ -110,10 +108,6 @@ def _value(estimator: Any, measure: Measure, num_outputs: int) -> float:
 
 def _features(data: Split) -> np.ndarray:
     return data.inputs.flatten(1).numpy()
-
-
-def _columns(targets: Tensor) -> np.ndarray:
-    return targets.squeeze(1).numpy() if targets.ndim == 2 and targets.shape[1] == 1 else targets.numpy()
 
 
 def _num_parameters(estimator: Any) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sql
 
 from gflownet.errors import UserError
-from gflownet.evaluation.store_database import Database, damage_after_kill, is_network_file_system
+from gflownet.evaluation.store_database import Database, is_network_file_system
 from gflownet.evaluation.store_rows import (
     CONTEXTS,
     DAMAGED,
@@ -267,9 +267,7 @@ class EvaluationStore(Closing):
         kind = is_network_file_system(path)
         if kind is not None:
             _log.warning("%s: on a network file system (%s) several processes may damage SQLite", self.location, kind)
-        damage = damage_after_kill(path)
-        if damage is not None:
-            raise UserError(f"{self.location}: expected an intact database, got a damaged one ({damage})")
+        self._database.check_intact(self.location)
 
     def _rows(self) -> sql.Select[Any]:
         return sql.select(EVALUATIONS).where(EVALUATIONS.c.context == self._context)
@@ -285,7 +283,6 @@ class EvaluationStore(Closing):
             add_contexts(connection, [self.context])
 
     def _select(self, query: sql.Select[Any]) -> list[EvaluationRecord]:
-        """Return the records of the intact rows."""
         return [record_of(row) for row in self._select_rows(query)]
 
     def _select_rows(self, query: sql.Select[Any]) -> list[sql.RowMapping]:

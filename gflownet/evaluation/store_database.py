@@ -92,6 +92,21 @@ class Database:
         """Close every connection."""
         self._engine.dispose()
 
+    def check_intact(self, shown: str) -> None:
+        """Raise UserError for a SQLite file that was not closed and is damaged; `shown` is its name in the error."""
+        path = self.path
+        log = None if path is None else path.with_name(f"{path.name}-wal")
+        if path is None or log is None or not (path.exists() and log.exists() and log.stat().st_size):
+            return
+        try:
+            damage = _first_problem(path, "quick_check")
+        except sqlite3.OperationalError:
+            return  # reported when it is opened
+        except sqlite3.DatabaseError as error:
+            damage = str(error)
+        if damage is not None:
+            raise UserError(f"{shown}: expected an intact database, got a damaged one ({damage})")
+
     @contextmanager
     def _errors_in_one_line(self, verb: str) -> Iterator[None]:
         assert os.getpid() == self._pid, "an evaluation store must not be used across a fork: open one per process"
@@ -116,19 +131,6 @@ def is_network_file_system(path: Path) -> str | None:
         if path.is_relative_to(partition.mountpoint) and len(partition.mountpoint) > longest:
             kind, longest = partition.fstype, len(partition.mountpoint)
     return kind if kind.startswith(_NETWORK_FILE_SYSTEMS) else None
-
-
-def damage_after_kill(path: Path) -> str | None:
-    """Return the first problem of a SQLite file that was not closed, in one line; None where it is intact."""
-    log = path.with_name(f"{path.name}-wal")
-    if not (path.exists() and log.exists() and log.stat().st_size):
-        return None
-    try:
-        return _first_problem(path, "quick_check")
-    except sqlite3.OperationalError:
-        return None  # reported when it is opened
-    except sqlite3.DatabaseError as error:
-        return str(error)
 
 
 def damage_of(path: Path) -> str | None:

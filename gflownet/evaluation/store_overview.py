@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +17,7 @@ import sqlalchemy as sql
 
 from gflownet.errors import UserError
 from gflownet.evaluation import store_rows
-from gflownet.evaluation.store_database import Database, damage_after_kill
+from gflownet.evaluation.store_database import Database
 from gflownet.evaluation.store_rows import (
     CONTEXTS,
     DAMAGED,
@@ -142,15 +143,18 @@ class StoreOverview(Closing):
         ).returning(EVALUATIONS.c.id)
         num_new = 0
         for chunk in batches(exported, _CHUNK):
-            by_identity = {row["identity_digest"]: _stored(row) for row in map(_digested, chunk)}
-            contexts = {row["context"] for row in chunk}
-            num_new += self._database.write(_adding(upsert, contexts, list(by_identity.values())))
+            free = {"owner": None, "lease_until": None, "started": 0}
+            stored = [{c.name: row[c.name] for c in COLUMNS} | free for row in map(_digested, chunk)]
+            rows = list({row["identity_digest"]: row for row in stored}.values())
+            num_new += self._database.write(partial(_add, upsert, {row["context"] for row in chunk}, rows))
         return num_new
 
     def num_leased(self, rows: Sequence[Row]) -> int:
         """Return how many of the rows are claimed by a process whose lease has not ended."""
         ids = [row["id"] for row in rows]
-        query = sql.select(sql.func.count()).where(EVALUATIONS.c.id.in_(ids), IS_RUNNING, ~self._is_expired())
+        query = sql.select(sql.func.count()).where(
+            EVALUATIONS.c.id.in_(ids), IS_RUNNING, ~is_expired(self._database.now())
+        )
         with self._database.read() as connection:
             return connection.execute(query).scalar_one()
 
@@ -169,7 +173,7 @@ class StoreOverview(Closing):
         if ids is not None:
             update = update.where(columns.id.in_(ids))
         if not is_forced:
-            update = update.where((columns.status != EvaluationStatus.RUNNING.value) | self._is_expired())
+            update = update.where((columns.status != EvaluationStatus.RUNNING.value) | is_expired(self._database.now()))
         return self._database.write(lambda connection: connection.execute(update).rowcount)
 
     def close(self) -> None:
@@ -179,23 +183,16 @@ class StoreOverview(Closing):
     def _check_exists(self, *, creates: bool) -> None:
         path = self._database.path
         if path is None:
-            is_store = stored_version(self._database) is not None
+            if not creates and stored_version(self._database) is None:
+                raise UserError(f"{self.location}: no evaluation store here")
         elif path.exists():
             if not _has_schema(path):
                 raise UserError(f"{path}: expected an evaluation store, got another file")
-            damage = damage_after_kill(path)
-            if damage is not None:
-                raise UserError(f"{path}: expected an intact database, got a damaged one ({damage})")
-            is_store = True
-        else:
-            is_store = False
-            if creates and not path.parent.is_dir():
-                raise UserError(f"{path}: no such folder: {path.parent}")
-        if not is_store and not creates:
-            raise UserError(f"{self.location}: no evaluation store here" if path is None else f"no such file: {path}")
-
-    def _is_expired(self) -> sql.ColumnElement[bool]:
-        return is_expired(self._database.now())
+            self._database.check_intact(str(path))
+        elif not creates:
+            raise UserError(f"no such file: {path}")
+        elif not path.parent.is_dir():
+            raise UserError(f"{path}: no such folder: {path.parent}")
 
     def _select(self, query: sql.Select[Any]) -> list[Row]:
         with self._database.read() as connection:
@@ -242,16 +239,9 @@ def _digested(row: Row) -> dict[str, Any]:
     return {**row, "context": context_digest(row["context"])}
 
 
-def _stored(row: Row) -> dict[str, Any]:
-    return {c.name: row[c.name] for c in COLUMNS} | {"owner": None, "lease_until": None, "started": 0}
-
-
-def _adding(upsert: Any, contexts: Collection[str], rows: list[dict[str, Any]]) -> Callable[[sql.Connection], int]:
-    def add(connection: sql.Connection) -> int:
-        add_contexts(connection, contexts)
-        return len(connection.execute(upsert, rows).all())
-
-    return add
+def _add(upsert: Any, contexts: Collection[str], rows: list[dict[str, Any]], connection: sql.Connection) -> int:
+    add_contexts(connection, contexts)
+    return len(connection.execute(upsert, rows).all())
 
 
 def _has_schema(path: Path) -> bool:
@@ -288,7 +278,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> int:
         raise cannot_write(path, error) from error
     try:
         with temporary.open("xb") as file:
-            num_rows = _write_parquet(file, rows) if is_parquet else _write_lines(file, rows)
+            num_rows = (_write_parquet if is_parquet else _write_lines)(file, rows)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -110,7 +110,6 @@ def add_contexts(connection: sql.Connection, contexts: Iterable[str]) -> None:
 
 
 def _old_chunks(connection: sql.Connection) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of the renamed table in the order of their ids."""
     query = sql.text(f"SELECT * FROM {_OLD_TABLE} WHERE id > :last ORDER BY id LIMIT {_CHUNK}")
     last = -1
     while rows := [row._asdict() for row in connection.execute(query, {"last": last})]:

@@ -11,8 +11,8 @@ import torch
 from gflownet.evaluation.examples import Split
 from gflownet.evaluation.examples import Splits as Splits
 from gflownet.evaluation.task import Score
-from gflownet.evaluation.tensor_task import Length, Start, TensorTask
-from gflownet.evaluation.training import ModelTraining, continue_trainings, trains_together
+from gflownet.evaluation.tensor_task import Start, TensorTask
+from gflownet.evaluation.training import Length, ModelTraining, continue_trainings, trains_together
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation import TranslatedModel, is_direct
 
@@ -45,18 +45,15 @@ class SupervisedTask(TensorTask):
         ]
 
     def _continued_many(self, starts: Sequence[Start], length: Length) -> Iterator[ModelTraining | Exception]:
-        """Yield the training of each candidate up to an epoch, in order."""
         for first in range(0, len(starts), self._group_size):
             yield from self._continued_group(starts[first : first + self._group_size], length)
 
     def _is_grouped(self, model: torch.nn.Module) -> bool:
-        """Return whether a model trains in a group."""
         is_translated = isinstance(model, TranslatedModel)
         return is_translated and is_direct(model.plan) and trains_together(self._evaluation, self.train)
 
     @property
     def _group_size(self) -> int:
-        """The number of candidates trained together."""
         if not trains_together(self._evaluation, self.train):
             return 1
         inputs = cast(Split, self.train).inputs
@@ -73,8 +70,7 @@ class SupervisedTask(TensorTask):
             trainings = [training for p in positions if not isinstance(training := outcomes[p], Exception)]
             try:
                 data = cast(Split, self.train)
-                validated = {"validation": self.measure, **vars(length)}
-                errors = continue_trainings(trainings, data, config=self._evaluation, **validated)
+                errors = continue_trainings(trainings, data, length, config=self._evaluation, validation=self.measure)
             except Exception as error:
                 # Retry one by one: only the faulty candidate fails; the others get the same result as in a group.
                 for position in positions:

@@ -125,7 +125,6 @@ def _ordered(table: RawTable, reading: Reading, *, where: str) -> tuple[RawTable
 
 
 def _parquet(path: Path, *, where: str) -> _Table:
-    """Return the cells of a Parquet file."""
     try:
         from pyarrow.parquet import read_table as read
     except ModuleNotFoundError:
@@ -135,7 +134,6 @@ def _parquet(path: Path, *, where: str) -> _Table:
 
 
 def _csv(path: Path, where: str, header: str, expected: Sequence[str]) -> _Table:
-    """Return the cells of a CSV file."""
     text = read_bytes(path).decode("utf-8-sig", errors="replace")
     delimiter = "\t" if ".tsv" in path.name else ";" if text.split("\n", 1)[0].count(";") else ","
     if delimiter == ";":

@@ -166,7 +166,6 @@ def _of_numbers(column: Column, cells: np.ndarray, fill: float, has_mark: bool) 
 
 
 def _of_texts(column: Column, cells: np.ndarray, values: np.ndarray, infrequent: np.ndarray | None) -> Column:
-    """Return a column of texts with its frequent values."""
     rare = set() if infrequent is None else set(infrequent)
     frequent = tuple(value for value in values.tolist() if value not in rare)
     words = f"text, {counted(len(frequent), 'value')}"

@@ -118,7 +118,7 @@ def means(keys: Sequence[str], values: Sequence[float | None]) -> dict[str, floa
 
 def limits_of(values: Any, *, key: str) -> dict[str, float]:
     """Return an option that maps columns to positive numbers. Raises UserError for other values."""
-    if not isinstance(values, Mapping) or not all(_is_positive(limit) for limit in values.values()):
+    if not isinstance(values, Mapping) or not all(_is_number(limit) and limit > 0 for limit in values.values()):
         raise UserError(f"{key}: expected positive numbers by column, such as {{edgegpu_latency: 5.0}}, got {values}")
     return {str(name): float(limit) for name, limit in values.items()}
 
@@ -128,15 +128,6 @@ def listed(names: Iterable[str]) -> str:
     every = list(names)
     rest = f" and {len(every) - _MOST_LISTED} more" if len(every) > _MOST_LISTED else ""
     return ", ".join(every[:_MOST_LISTED]) + rest
-
-
-def _is_positive(value: object) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value) and value > 0
-    except OverflowError:  # an integer above the largest float
-        return False
 
 
 _OK = "OK"
@@ -180,7 +171,6 @@ class CurveFields:
         return {key: _mean(group) for key, group in runs.items()}
 
     def _run(self, fields: Mapping[str, Any], where: str) -> RecordedCurve:
-        """Return the recorded training in a line."""
         status = fields.get(self.status, _OK) if self.status else _OK
         error = None if str(status).upper() == _OK else str(status)
         values = _numbers(fields[self.value], f"task_options.column: {where}, {self.value}", may_end=error is not None)

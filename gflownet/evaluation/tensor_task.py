@@ -28,7 +28,7 @@ from gflownet.evaluation.examples import num_outputs as count_outputs
 from gflownet.evaluation.fingerprint import data_digest, function_digest
 from gflownet.evaluation.metrics import FOR_UNBALANCED, balanced_weights, build_loss, build_metric
 from gflownet.evaluation.task import CandidateTraining, Cost, GFNTask, Score, soft_size_objective
-from gflownet.evaluation.training import ModelTrainer, ModelTraining, build_measure, loss_limit, outputs_of
+from gflownet.evaluation.training import Length, ModelTrainer, ModelTraining, build_measure, loss_limit, outputs_of
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.validation import blocking_problems
@@ -52,15 +52,6 @@ class Start:
     candidate: Any
     seed: int
     state: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class Length:
-    """Epochs of a training."""
-
-    num_epochs: int
-    schedule: int  # of the whole training
-    measure_after: int = 0  # epochs after which the validation metric is measured first
 
 
 class TensorTraining(CandidateTraining):
@@ -97,7 +88,9 @@ class TensorTask(GFNTask):
         self.max_fidelity = self._evaluation.num_epochs
         data = self.data()
         check_splits(data, key="data")
-        self.splits_in_use = replace(data, **{name: _predicted(getattr(data, name)) for name in _SPLITS})
+        parts = {name: part for name in _SPLITS if not isinstance(part := getattr(data, name), DatasetSplit)}
+        in_use = {name: Split(part.inputs, in_columns(part.targets)) for name, part in parts.items()}
+        self.splits_in_use = replace(data, **in_use)
         self.train, self.validation, self.test_split = self.splits_in_use
         if not self._evaluation.batch_size:
             self._evaluation = replace(self._evaluation, batch_size=automatic_batch_size(len(self.train)))
@@ -231,7 +224,6 @@ class TensorTask(GFNTask):
         )
 
     def _trained(self, candidate: Any, *, seed: int) -> ModelTraining:
-        """Return the full training of a candidate."""
         (training,) = self._continued_many([Start(candidate, seed)], self._full)
         if isinstance(training, Exception):
             raise training
@@ -259,7 +251,7 @@ class TensorTask(GFNTask):
                     got = f"at most {length.num_epochs} epochs, got {training.num_epochs}"
                     raise ValueError(f"expected a training of {got}")
                 if not self._is_grouped(training.model):
-                    self.trainer.continue_training(training, validation=self.measure, **vars(length))
+                    self.trainer.continue_training(training, length, validation=self.measure)
                 return training
             except Exception as error:
                 return error
@@ -345,11 +337,6 @@ def seconds_per_call(model: nn.Module, example: torch.Tensor, *, num_calls: int)
         outputs_of(model, inputs)
         seconds.append(perf_counter() - start)
     return median(seconds[_NUM_WARM_UP:])
-
-
-def _predicted(split: Examples) -> Examples:
-    """Return a split with targets as a model predicts them."""
-    return split if isinstance(split, DatasetSplit) else Split(split.inputs, in_columns(split.targets))
 
 
 def _contents(split: Examples) -> Iterator[Any]:

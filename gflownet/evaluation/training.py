@@ -69,6 +69,15 @@ class ModelTraining:
 
 
 @dataclass(frozen=True)
+class Length:
+    """Epochs of a training."""
+
+    num_epochs: int  # after which to stop
+    schedule: int  # of the whole training, for the learning rate
+    measure_after: int = 0  # after which the validation metric is measured first
+
+
+@dataclass(frozen=True)
 class Measure:
     """A metric on one split."""
 
@@ -111,35 +120,14 @@ class ModelTrainer:
     loss_limit: float = DIVERGED_LOSS  # mean loss of an epoch above which a training ends
     num_outputs: int = 0  # classes, for the augmentation
 
-    def continue_training(
-        self,
-        training: ModelTraining,
-        *,
-        num_epochs: int,
-        schedule: int,
-        validation: Measure | None = None,
-        measure_after: int = 0,
-    ) -> None:
-        """Train a model in place up to an epoch.
-
-        Args:
-            training: the model and its state.
-            num_epochs: number of epochs after which to stop.
-            schedule: epochs of the whole training, for the learning rate.
-            validation: measured after each epoch.
-            measure_after: epochs after which it is measured first.
+    def continue_training(self, training: ModelTraining, length: Length, *, validation: Measure | None = None) -> None:
+        """Train a model in place up to an epoch; `validation` is measured after each one.
 
         Raises:
             CandidateDivergedError: the mean loss of an epoch is not finite or above `loss_limit`.
         """
-        (error,) = _continue(
-            _ByAutograd(self, training, schedule * num_steps(self.train, self.config.batch_size)),
-            [training],
-            num_epochs=num_epochs,
-            limit=self.loss_limit,
-            validation=validation,
-            measure_after=measure_after,
-        )
+        models = _ByAutograd(self, training, length.schedule * num_steps(self.train, self.config.batch_size))
+        (error,) = _continue(models, [training], length, limit=self.loss_limit, validation=validation)
         if error is not None:
             raise error
 
@@ -171,41 +159,32 @@ def trains_together(config: EvaluationConfig, examples: Examples) -> bool:
 def continue_trainings(
     trainings: Sequence[ModelTraining],
     data: Split,
+    length: Length,
     *,
     config: EvaluationConfig,
-    num_epochs: int,
-    schedule: int,
     validation: Measure | None = None,
-    measure_after: int = 0,
 ) -> list[CandidateDivergedError | None]:
     """Train direct models (`is_direct`) up to an epoch, in place and all at once; return the error of each.
 
     All have done the same number of epochs. Each result is bit-identical for every set and order of models, and equals
     `ModelTrainer.continue_training` up to rounding. Memory: K copies of the examples.
     """
-    return _continue(
-        _AtOnce(trainings, data, config, schedule * num_steps(data, config.batch_size)),
-        trainings,
-        num_epochs=num_epochs,
-        limit=DIVERGED_LOSS,
-        validation=validation,
-        measure_after=measure_after,
-    )
+    models = _AtOnce(trainings, data, config, length.schedule * num_steps(data, config.batch_size))
+    return _continue(models, trainings, length, limit=DIVERGED_LOSS, validation=validation)
 
 
 def _continue(
     models: _ByAutograd | _AtOnce,
     trainings: Sequence[ModelTraining],
+    length: Length,
     *,
-    num_epochs: int,
     limit: float,
     validation: Measure | None,
-    measure_after: int,
 ) -> list[CandidateDivergedError | None]:
     """Train models up to an epoch, or until all have diverged; return the error of each."""
     errors: list[CandidateDivergedError | None] = [None] * len(trainings)
     (epoch,) = {training.num_epochs for training in trainings}
-    while epoch < num_epochs and None in errors:
+    while epoch < length.num_epochs and None in errors:
         losses, epoch = models.train_epoch(), epoch + 1
         for position, training in enumerate(trainings):
             if errors[position] is None:
@@ -213,7 +192,7 @@ def _continue(
                 errors[position] = _error_of(training.train_loss, epoch=epoch, limit=limit)
             if errors[position] is None:
                 training.num_epochs = epoch
-                if validation is not None and epoch > measure_after:
+                if validation is not None and epoch > length.measure_after:
                     training.values.append(models.value(validation, training.model))
     models.save()
     return errors
@@ -331,7 +310,6 @@ class _AtOnce:
             training.optimisation = {"step": self._steps.number, "optimisers": [{"state": {0: part}}], "weights": []}
 
     def _restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Continue from the states of all models."""
         joined: dict[str, Any] = {}
         each = [state_by_parameter(state["optimisers"][0])[0] for state in states]
         for name, value in each[0].items():

@@ -62,7 +62,6 @@ class ExpectedImprovement(Acquisition):
     """log E[max(score - best, 0)] (Jones et al. 1998; Ament et al. 2023 for the logarithm)."""
 
     def log_values(self, prediction: Prediction, best: float, generator: torch.Generator) -> Tensor:
-        """Return the logarithm of the expected improvement."""
         standard = (prediction.mean - best) / prediction.std
         return log_standard_improvement(standard) + prediction.std.log()
 
@@ -73,7 +72,6 @@ class UpperConfidenceBound(Acquisition):
     Config = UpperConfidenceBoundConfig
 
     def log_values(self, prediction: Prediction, best: float, generator: torch.Generator) -> Tensor:
-        """Return the bound above the best score."""
         return prediction.mean + self.options.width * prediction.std - best
 
 
@@ -81,7 +79,6 @@ class ThompsonSampling(Acquisition):
     """One draw of the score of each candidate, independent of the others, above the best score."""
 
     def log_values(self, prediction: Prediction, best: float, generator: torch.Generator) -> Tensor:
-        """Return the draws."""
         noise = torch.randn(len(prediction), generator=generator, dtype=torch.float64)
         return prediction.mean + prediction.std * noise - best
 

@@ -223,7 +223,6 @@ class SurrogateGFlowNet(SurrogateSearch):
 
     @property
     def samples_origin(self) -> ProposalOrigin:
-        """Origin of `samples`."""
         is_trained = self.policy is not None and self.policy.num_updates
         return ProposalOrigin.POLICY if is_trained else ProposalOrigin.RANDOM
 
@@ -235,7 +234,6 @@ class SurrogateGFlowNet(SurrogateSearch):
         return pool
 
     def learn(self, round: int) -> Mapping[str, float]:
-        """Plan the training of the policy on the acquisition."""
         if self.policy is None:
             return {}
         if not self.calibration.is_worse_than_mean:
@@ -275,7 +273,6 @@ class SurrogateGFlowNet(SurrogateSearch):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of surrogate and policy, before work that is not done."""
         policy = self._before or (None if self.policy is None else self.policy.state_dict())
         best = None if self._best is None else {f.name: getattr(self._best, f.name) for f in fields(GraphStates)}
         return {

@@ -89,7 +89,6 @@ class Automatic(Surrogate):
         self._is_loaded = False  # since the last fit
 
     def encode(self, states: GraphStates, extra: Tensor | None = None) -> ModelFeatures:
-        """Return the features of B terminal states."""
         return ModelFeatures(tuple(model.encode(states, extra) for model in self.models))
 
     def warp(self, scores: Tensor) -> Tensor:
@@ -97,7 +96,6 @@ class Automatic(Surrogate):
         return self.models[0].warp(scores)
 
     def unwarp(self, values: Tensor) -> Tensor:
-        """Return the scores of warped values."""
         return self.models[0].unwarp(values)
 
     def fit(self, features: ModelFeatures, scores: Tensor) -> None:
@@ -112,11 +110,11 @@ class Automatic(Surrogate):
         self._is_loaded = False
         self.models[0].fit(features.parts[0], scores)  # its warping is that of all
         if is_due:
-            self._choose(self.warp(scores))
-            self._num_fitted = len(scores)
+            predictions, values = [model.held_out() for model in self.models], self.warp(scores)
+            self.correlations = [rank_correlation(each.mean, values) for each in predictions]
+            self.weights, self._num_fitted = stacked(predictions, values), len(scores)
 
     def predict(self, features: ModelFeatures) -> Prediction:
-        """Return the means and deviations of the mixture."""
         used = self._used
         parts = [self._predicted(m, features) for m in used]
         return mixture(parts, [self.weights[m] for m in used]) if len(used) > 1 else parts[0]
@@ -143,7 +141,6 @@ class Automatic(Surrogate):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the weights and the states of the models."""
         return {
             "models": [model.state_dict() for model in self.models],
             "weights": list(self.weights),
@@ -170,12 +167,6 @@ class Automatic(Surrogate):
         if not isinstance(model, GraphNetworks):
             return prediction
         return Prediction(self.warp(model.unwarp(prediction.mean)), prediction.std, prediction.noise)
-
-    def _choose(self, values: Tensor) -> None:
-        """Set the weights by the predictions of left out observations."""
-        predictions = [model.held_out() for model in self.models]
-        self.correlations = [rank_correlation(each.mean, values) for each in predictions]
-        self.weights = stacked(predictions, values)
 
 
 def stacked(predictions: Sequence[Prediction], values: Tensor) -> list[float]:

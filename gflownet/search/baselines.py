@@ -182,19 +182,16 @@ class FirstImprovement(SearchMethod):
         return {"num_moves": float(self._num_moves)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the current architecture and the codes of its neighbours without a result."""
         names = ("num_read", "num_moves", "current")
         return {name: getattr(self, f"_{name}") for name in names} | {"neighbours": list(self._neighbours)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state_dict`."""
         self._num_read, self._num_moves, self._current = state["num_read"], state["num_moves"], state["current"]
         neighbours = {} if self._current is None else self._neighbourhood(self._current)
         # An earlier version had other neighbours.
         self._neighbours = {code: neighbours[code] for code in state["neighbours"] if code in neighbours}
 
     def _move(self, position: int) -> None:
-        """Continue from an architecture of the history."""
         self._num_moves += 1
         self._current = position
         self._neighbours = self._neighbourhood(position)

@@ -33,9 +33,9 @@ SEARCH_METHODS = ExtensionPoint(
     contract=f"{_ROOM}.method:SearchMethod",
     options_key="search.options",
     built_in={
-        "random": BuiltIn(f"{_ROOM}.random_search:RandomSearch", "uniformly random actions"),
-        "evolution": BuiltIn(f"{_ROOM}.evolution:RegularizedEvolution", "mutations of the best of the youngest"),
-        "local_search": BuiltIn(f"{_ROOM}.local_search:FirstImprovement", "first better neighbour, with restarts"),
+        "random": BuiltIn(f"{_ROOM}.baselines:RandomSearch", "uniformly random actions"),
+        "evolution": BuiltIn(f"{_ROOM}.baselines:RegularizedEvolution", "mutations of the best of the youngest"),
+        "local_search": BuiltIn(f"{_ROOM}.baselines:FirstImprovement", "first better neighbour, with restarts"),
         "reinforce": BuiltIn(f"{_ROOM}.reinforce:Reinforce", "policy gradient with a moving baseline"),
         "tpe": BuiltIn(f"{_ROOM}.tpe:TreeParzen", "tree-structured Parzen estimator of Optuna"),
         "surrogate": BuiltIn(f"{_ROOM}.surrogate_search:SurrogateAlone", "surrogate, without a policy"),

@@ -103,7 +103,6 @@ def _assignments(env: SlotEnv, max_num: int) -> GraphStates | None:
 
 
 def _reachable(env: Environment, max_num: int) -> GraphStates:
-    """Return the terminal states among all states that actions reach."""
     frontier = env.initial_states(1)
     codes, finished = set(env.identify(frontier).tolist()), []
     num_transitions = num_finished = 0

@@ -68,7 +68,6 @@ class RandomForest(CrossValidated):
         self._calibrate(self._outputs(features[:num]), self.warp(scores[:num]))
 
     def predict(self, features: Tensor) -> Prediction:
-        """Return normal distributions of the warped scores of B architectures."""
         outputs = self._outputs(features)
         variance = outputs.var(0, correction=0) + self._variance
         return Prediction(outputs.mean(0), variance.sqrt(), self._noise)
@@ -87,7 +86,6 @@ class RandomForest(CrossValidated):
         return self._left_out
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of observations from which the trees follow."""
         return {"num_fitted": self._num_fitted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -120,7 +118,6 @@ class RandomForest(CrossValidated):
         return self._last[1]
 
     def _calibrate(self, outputs: Tensor, values: Tensor) -> None:
-        """Set the unexplained variance and the out-of-bag predictions."""
         num = self._unseen.sum(0)
         mean = (outputs * self._unseen).sum(0) / num
         spread = ((outputs - mean).square() * self._unseen).sum(0) / num

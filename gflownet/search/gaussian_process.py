@@ -68,7 +68,6 @@ class GaussianProcess(CrossValidated):
         self._regression.observe(values)
 
     def predict(self, features: GraphFeatures) -> Prediction:
-        """Return normal distributions of the warped scores of B graphs."""
         cross, regression = self._fitted(features)
         return cross.predict(regression)
 
@@ -90,14 +89,12 @@ class GaussianProcess(CrossValidated):
         return Prediction(mean, std, left_out.noise)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the hyperparameters, from which `fit` to the same observations restores the model."""
         if self._hyperparameters is None:
             return {}
         weights, noise = self._hyperparameters.weights, self._hyperparameters.noise
         return {"weights": weights, "noise": noise, "num_fitted": self._num_fitted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state_dict`."""
         self._observed = self._regression = self._cross = None
         self._hyperparameters = Hyperparameters(state["weights"], state["noise"]) if state else None
         self._num_fitted = state.get("num_fitted", 0)

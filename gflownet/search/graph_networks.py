@@ -225,7 +225,6 @@ class GraphNetworks(CrossValidated):
         self._calibrate(features, self.warp(scores))
 
     def predict(self, features: GraphTensors) -> Prediction:
-        """Return normal distributions of the warped scores of B graphs."""
         values = self._outputs(features)  # [M, B]
         deviation = (self._factor * values.std(0)).square() + self._constant**2
         return Prediction(values.mean(0), deviation.sqrt().clamp(min=_MIN_STD), self._noise)
@@ -249,7 +248,6 @@ class GraphNetworks(CrossValidated):
         return self._constant / math.sqrt(2)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the weights, with which further fits continue."""
         if self._weights is None:
             return {}
         return {"weights": {name: weight.clone() for name, weight in self._weights.items()}, "num": self._num_fitted}

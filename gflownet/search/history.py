@@ -83,10 +83,6 @@ class History:
         """Return the number of proposals that were evaluated for this search."""
         return sum(proposal.is_new for proposal in self.proposals)
 
-    def ok(self) -> Tensor:
-        """Return which evaluations succeeded, [n] bool."""
-        return torch.tensor([status is EvaluationStatus.OK for status in self.statuses], dtype=torch.bool)
-
     def position(self, code: int) -> int | None:
         """Return the position of the architecture with a code (`Environment.identify`), None for an unknown one."""
         return self._position.get(code)
@@ -148,7 +144,10 @@ class History:
         """Return the contents as tensors and plain values, safe to load with `weights_only=True`."""
         return {
             "states": {f.name: getattr(self.states, f.name) for f in fields(GraphStates)} if len(self) else None,
-            "proposals": [(p.hash, p.score, p.is_new, p.position, _number(p.origin)) for p in self.proposals],
+            "proposals": [
+                (p.hash, p.score, p.is_new, p.position, None if p.origin is None else int(p.origin))
+                for p in self.proposals
+            ],
             "scores": list(self.scores),
             "measured": list(self.measured),
             "utilities": list(self.utilities),
@@ -180,10 +179,6 @@ def first_mask(codes: Tensor, earlier: set[int] | None = None) -> Tensor:
         mask.append(code not in seen)
         seen.add(code)
     return torch.tensor(mask, dtype=torch.bool)
-
-
-def _number(origin: ProposalOrigin | None) -> int | None:
-    return None if origin is None else int(origin)
 
 
 def _proposal(identity: str, score: float, is_new: bool, position: int, origin: int | None = None) -> Proposal:

@@ -51,7 +51,6 @@ def _moved(
     codes: Tensor,
     generator: torch.Generator,
 ) -> GraphStates:
-    """Return the states with those at an index after moves of these kinds."""
     most = torch.iinfo(torch.int64).max
     num_repairs, num_tried = torch.full((len(index),), most), 0
     while num_tried < _MAX_EDITS and bool((num_repairs > 0).any()):
@@ -62,7 +61,8 @@ def _moved(
         repairs = repairs.masked_fill(env.identify(children) == codes[owner], most).unflatten(0, (num_copies, -1))
         fewest, copy = repairs.min(0)
         chosen = (fewest < num_repairs[rows]).nonzero().squeeze(1)
-        states = _replaced(states, index[rows[chosen]], children[copy[chosen] * len(rows) + chosen])
+        position = torch.arange(len(states)).index_copy(0, index[rows[chosen]], torch.arange(len(chosen)) + len(states))
+        states = GraphStates.cat([states, children[copy[chosen] * len(rows) + chosen]])[position]
         num_repairs[rows[chosen]] = fewest[chosen]
         num_tried += num_copies
     return states
@@ -86,12 +86,6 @@ def neighbours(env: Environment, state: GraphStates, generator: torch.Generator,
 def distinct(env: Environment, states: GraphStates) -> GraphStates:
     """Return the first of all isomorphic states, in order."""
     return states[first_mask(env.identify(states))]
-
-
-def _replaced(states: GraphStates, index: Tensor, others: GraphStates) -> GraphStates:
-    """Return the states with others at an index."""
-    position = torch.arange(len(states)).index_copy(0, index, torch.arange(len(index)) + len(states))
-    return GraphStates.cat([states, others])[position]
 
 
 LogValues = Callable[[GraphStates], Tensor]  # acquisition of terminal states [B], on a logarithmic scale

@@ -189,7 +189,6 @@ class ProxyFeatures:
         return min(num, _MAX_MODELS) if any(name in MODEL_PROXIES for name in self.names) else num
 
     def _proxies(self, candidate: Any) -> list[float]:
-        """Return the proxies of one architecture in the order of their names."""
         values: dict[str, float] = {}
         try:
             cost = self._task.cost(candidate)

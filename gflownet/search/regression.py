@@ -253,7 +253,6 @@ class CrossCovariance:
         return regression.posterior.variance * (prior - (whitened[:, row] @ whitened).double())
 
     def _restart(self, regression: Regression) -> None:
-        """Whiten the covariances with the observations of the last fit together."""
         self._cache.extend(regression.points, regression.rows)
         num, size = regression.num_fitted, len(self.features)
         dtype = torch.float64 if num * size <= _MAX_DOUBLES else torch.float32

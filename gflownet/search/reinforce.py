@@ -84,7 +84,6 @@ class Reinforce(SearchMethod):
         return {"baseline": self._baseline / self._weight, **metrics}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimiser and baseline."""
         return {
             "policy": self._learner.policy.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -93,7 +92,6 @@ class Reinforce(SearchMethod):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state_dict`."""
         self._learner.policy.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._baseline, self._weight = state["baseline"]

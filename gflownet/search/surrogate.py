@@ -140,11 +140,9 @@ class CrossValidated(Surrogate):
         self._warping = Warping(0.0, 1.0)
 
     def warp(self, scores: Tensor) -> Tensor:
-        """Return warped scores."""
         return self._warping.warp(scores)
 
     def unwarp(self, values: Tensor) -> Tensor:
-        """Return the scores of warped values."""
         return self._warping.unwarp(values)
 
     @abstractmethod

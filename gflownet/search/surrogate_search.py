@@ -124,7 +124,11 @@ class SurrogateSearch(SearchMethod):
         if not self._num_fitted:  # fewer evaluations than `num_initial`
             self._fit()
         for part in (known < 0).nonzero().squeeze(1).split(_CHUNK):
-            scores[part] = self._expected(states[part])
+            scores[part] = (
+                self.model.expected_scores(self.model.encode(states[part]))
+                if self.space is None
+                else self.space.expected_at(states[part], self.model)
+            )
         return scores
 
     def predicted(self, states: GraphStates) -> Prediction | None:
@@ -139,7 +143,6 @@ class SurrogateSearch(SearchMethod):
         return Prediction(*in_scores(self.surrogate, Prediction(mean, std)), float(self.surrogate.unwarp(noise).diff()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return calibration and hyperparameters of the surrogates."""
         return {
             "num_fitted": self._num_fitted,
             "calibration": self.calibration.state_dict(),
@@ -147,7 +150,6 @@ class SurrogateSearch(SearchMethod):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state_dict`, and fit the surrogate as before."""
         self.calibration.load_state_dict(state["calibration"])
         self.model.load_state_dict(state["model"])
         if state["num_fitted"]:
@@ -173,11 +175,6 @@ class SurrogateSearch(SearchMethod):
             return self.space.predict_at(states, self.model)
         return self.model.predict(self.model.encode(states))
 
-    def _expected(self, states: GraphStates) -> Tensor:
-        if self.space is not None:
-            return self.space.expected_at(states, self.model)
-        return self.model.expected_scores(self.model.encode(states))
-
     def _calibrate(self) -> None:
         positions, scores = self.observations()
         is_new = positions >= self._num_fitted
@@ -195,11 +192,8 @@ class SurrogateSearch(SearchMethod):
             states = GraphStates.cat([varied, others])
             is_unknown = unknown_mask(self.history, states)
             return _equal(states[is_unknown], origin[is_unknown])
-        if self.space is None:
+        if (space := self.space) is None:
             return self.evolved_pool(call, self.setup.generator(call, _POOL))
-        return self._pool_of_space(self.space, call)
-
-    def _pool_of_space(self, space: ScoredSpace, call: int) -> Pool:
         values = self.model.log_values(space.features(self.model), self.setup.generator(call, _VALUES))
         positions = self.history.is_unknown(space.codes).nonzero().squeeze(1)
         return Pool(space.states[positions], values[positions], origin_of((ProposalOrigin.SPACE, len(positions))))
@@ -234,7 +228,6 @@ class SurrogateSearch(SearchMethod):
         return states
 
     def _chosen(self, pool: Pool, num: int, call: int) -> GraphStates:
-        """Return a batch without candidates that a hard cap refuses."""
         order = sampled_order(pool.log_values, self.setup.generator(call, _ORDER), beta=self.config.acquisition.beta)
         is_joint = num > 1 or len(self.history.in_flight) > 0
         if is_joint and self._num_fitted and not self.calibration.is_worse_than_mean:
@@ -301,9 +294,7 @@ class SurrogateAlone(SurrogateSearch):
     """Candidates are mutations and random architectures."""
 
     def samples(self, call: int) -> GraphStates:
-        """Return random architectures."""
         return self.random_states(call)
 
     def learn(self, round: int) -> Mapping[str, float]:
-        """Learn nothing."""
         return {}

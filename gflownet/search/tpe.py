@@ -80,7 +80,6 @@ def decisions_of(env: Environment, state: GraphStates) -> list[Decision]:
 
 
 def _has_places(env: Environment) -> bool:
-    """Return whether an architecture is an assignment of values to places."""
     return isinstance(env, SlotEnv) and not any(attribute.counted for attribute in env.vocabulary.node_attributes)
 
 
@@ -112,16 +111,13 @@ def _act(env: Environment, actions: Sequence[Action], step: int, choose: Choose)
     """Choose the kind, the row and the column of an action."""
     prefix: Action | tuple = ()
     for part in range(3):
-        legal = {_position(env, action, part) for action in actions if action[:part] == prefix}
+        legal = {action[part] for action in actions if action[:part] == prefix}
+        legal = legal if part else set(map(env.forward_types.index, legal))
         kind = prefix[0] if prefix else _STOP[0]
         name, size = _names(step, kind)[part], _sizes(env, kind)[part]
         choice = _next_legal(legal, choose(name, size)) if size > 1 else min(legal)
         prefix = (*prefix, choice if part else int(env.forward_types[choice]))
     return prefix
-
-
-def _position(env: Environment, action: Action, part: int) -> int:
-    return action[part] if part else env.forward_types.index(action[0])
 
 
 def _next_legal(legal: set[int], choice: int) -> int:
@@ -234,7 +230,6 @@ class TreeParzen(SearchMethod):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Rebuild the study from the history."""
         self._num_read = 0
         self._study = self._optuna.create_study(direction="maximize")
         self.observe(0)
@@ -245,7 +240,6 @@ class TreeParzen(SearchMethod):
         return bool(first_mask(code, codes) & self.history.is_unknown(code))
 
     def _trial(self, state: GraphStates, score: float) -> Any:
-        """Return a finished trial with the decisions of one terminal state."""
         categorical, decisions = self._optuna.distributions.CategoricalDistribution, decisions_of(self.env, state)
         return self._optuna.trial.create_trial(
             params={decision.name: decision.choice for decision in decisions},

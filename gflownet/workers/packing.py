@@ -119,7 +119,7 @@ class _Packer(pickle.Pickler):
     """Lays out dense tensors one after another, and bypasses torch_geometric's slow pickling of batches."""
 
     def __init__(self, stream: io.BytesIO) -> None:
-        super().__init__(stream, protocol=5, buffer_callback=_is_in_band)
+        super().__init__(stream, protocol=5, buffer_callback=lambda buffer: buffer is not _OUT_OF_BAND)
         self.tensors: list[Tensor] = []
         self.offsets: list[int] = []
         self.num_bytes = 0
@@ -143,10 +143,6 @@ class _Packer(pickle.Pickler):
         self.offsets.append(offset)
         self.num_bytes = offset + -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         return _read, (_OUT_OF_BAND, code, tuple(tensor.shape), tensor.stride(), offset // tensor.itemsize)
-
-
-def _is_in_band(buffer: pickle.PickleBuffer) -> bool:
-    return buffer is not _OUT_OF_BAND
 
 
 def _read(read: Reader, code: int, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor:
@@ -194,7 +190,6 @@ def _unsendable(message: Any, error: Exception) -> MessageError:
 
 
 def _culprit(message: Any, error: Exception, *, within: tuple) -> tuple[str, Exception]:
-    """Return path and error of the smallest field that cannot be packed alone."""
     for path, value in _fields(message):
         if any(value is container for container in within):  # a message may contain itself
             continue

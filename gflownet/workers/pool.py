@@ -313,7 +313,6 @@ def frames(info: WorkerInfo, endpoint: Endpoint, channel: Channel) -> Iterator[b
 
 
 def _work(info: WorkerInfo, endpoint: Endpoint, channel: Channel) -> None:
-    """Run the main function of a worker process."""
     become_worker(info)
     seed_all(info.seed)
     try:

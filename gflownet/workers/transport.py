@@ -233,7 +233,6 @@ class QueueTransport(Transport):
     """New shared memory for every tensor of every message, as in torch's queues."""
 
     def close(self) -> None:
-        """End the thread that passes file descriptors to other processes."""
         resource_sharer.stop(timeout=1)
 
     def _channels(self, end: tuple, worker_end: tuple) -> tuple[Channel, Channel]:

@@ -1,6 +1,9 @@
-"""Training of language models on bytes: learning, reproducibility, and the end of training."""
+"""Training of language models on bytes: learning, batches, reproducibility, end of training, held-out loss."""
+
+from __future__ import annotations
 
 import copy
+import math
 from typing import Literal
 
 import pytest
@@ -8,11 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from gflownet.evaluation.language_training import (
+    ContiguousBatches,
     LanguageDivergedError,
     LanguageSteps,
     LanguageTraining,
     RandomBatches,
     bits_per_byte,
+    bits_per_byte_of,
+    streamed_loss,
     train_language_model,
     training_steps,
 )
@@ -138,3 +144,90 @@ def test_learning_rate_rises_then_falls() -> None:
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[10] == pytest.approx(1.0)
     assert rates[100] == pytest.approx(0.1)
+
+
+def text_places() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def test_contiguous_rows_continue_where_the_last_batch_ended() -> None:
+    text, random = torch.arange(200), text_places()
+    batches = ContiguousBatches(text, rows=3, length=7)
+    previous = batches.next_rows(random)
+    assert previous.shape == (3, 8)
+    assert batches.state is None
+    starts = previous[:, 0] - torch.tensor([0, 66, 132])  # 199 // 3 tokens of a section
+    assert len(set(starts.tolist())) == 1
+    assert int(starts[0]) < 7
+    for _ in range(7):
+        batches.pass_state(torch.ones(1, 3, 2, dtype=torch.bfloat16, requires_grad=True))
+        assert batches.state is not None
+        assert (batches.state.dtype, batches.state.requires_grad) == (torch.float32, False)
+        rows = batches.next_rows(random)
+        assert torch.equal(rows[:, 0], previous[:, -1])
+        previous = rows
+
+
+def test_contiguous_pass_ends_with_a_reset_of_the_state() -> None:
+    batches, random = ContiguousBatches(torch.arange(21), rows=2, length=5), text_places()
+    firsts = []
+    for _ in range(8):
+        rows = batches.next_rows(random)
+        assert int(rows.max()) <= 20
+        firsts.append(batches.state is None)
+        batches.pass_state(torch.zeros(1, 2, 1))
+    assert firsts[0]
+    assert sum(firsts) >= 4  # a section of 10 tokens has two sequences at most
+
+
+@pytest.mark.parametrize("kind", [RandomBatches, ContiguousBatches])
+def test_saved_place_continues_exactly(kind: type[RandomBatches] | type[ContiguousBatches]) -> None:
+    text = torch.randint(256, (300,), generator=text_places(), dtype=torch.uint8)
+    batches, random = kind(text, rows=4, length=9), text_places()
+    for _ in range(5):
+        batches.next_rows(random)
+        batches.pass_state(torch.rand(2, 4, 3))
+    again, again_random = kind(text, rows=4, length=9), torch.Generator()
+    again.load_state_dict(batches.state_dict(), torch.device("cpu"))
+    again_random.set_state(random.get_state())
+    for _ in range(10):
+        if batches.state is not None:
+            assert again.state is not None
+            assert torch.equal(again.state, batches.state)
+        assert torch.equal(again.next_rows(again_random), batches.next_rows(random))
+
+
+def test_text_too_short_for_contiguous_rows_raises() -> None:
+    ContiguousBatches(torch.arange(31), rows=3, length=10)
+    with pytest.raises(ValueError, match="expected at least 31 tokens for contiguous batches, got 30"):
+        ContiguousBatches(torch.arange(30), rows=3, length=10)
+
+
+def oracle(model: RecurrentStack, text: list[int], starts: list[int], length: int) -> float:
+    losses = []
+    for start in starts:
+        state = None
+        for place in range(start, start + length):
+            logits, state = model(torch.tensor([[text[place]]]), state)
+            probabilities = logits[0, 0].double().softmax(-1)
+            losses.append(-math.log(float(probabilities[text[place + 1]])))
+    return sum(losses) / len(losses)
+
+
+@torch.no_grad()
+def test_streamed_loss_equals_token_by_token_oracle() -> None:
+    torch.manual_seed(0)
+    model = RecurrentStack(StackConfig((StackLayer("lstm"),), width=6, vocabulary_size=11))
+    text = torch.randint(11, (1300,), dtype=torch.int32)
+    model.train()
+    # 1,030 predicted tokens are 2 streams of 515, the first and the last of the text
+    expected = oracle(model, text.tolist(), [0, 784], 515)
+    assert streamed_loss(model, text, num_tokens=1030) == pytest.approx(expected, rel=1e-5)
+    assert model.training
+    expected = oracle(model, text.tolist(), [0], 39)
+    assert streamed_loss(model, text[:40], num_tokens=10**6) == pytest.approx(expected, rel=1e-5)
+
+
+def test_bits_per_byte_counts_bytes_not_tokens() -> None:
+    """A uniform distribution over 16 tokens of two bytes has 2 bits per byte."""
+    assert bits_per_byte_of(math.log(16), num_tokens=50, num_bytes=100) == pytest.approx(2)

@@ -10,6 +10,7 @@ from gflownet.evaluation.config import EvaluationConfig, TrainingConfig
 from gflownet.evaluation.metrics import METRICS, build_loss
 from gflownet.evaluation.training import (
     CandidateDivergedError,
+    Length,
     Measure,
     ModelTrainer,
     ModelTraining,
@@ -40,7 +41,7 @@ def train(model: nn.Module, data: Split, *, seed: int = 0, **options) -> float:
     config = EvaluationConfig(**{"num_epochs": 4, "batch_size": 16, "learning_rate": 0.03} | options)
     trainer = ModelTrainer(data, build_loss(config.training, is_classification=True), config)
     training = ModelTraining(model, torch.Generator().manual_seed(seed))
-    trainer.continue_training(training, num_epochs=config.num_epochs, schedule=config.num_epochs)
+    trainer.continue_training(training, Length(config.num_epochs, config.num_epochs))
     return training.train_loss
 
 
@@ -113,8 +114,7 @@ def three_models(dtype: torch.dtype = torch.float32) -> list[TranslatedModel]:
 def train_together(models: list[TranslatedModel], data: Split, *, seeds=(5, 6, 7), **options):
     config = EvaluationConfig(**{"num_epochs": 4, "batch_size": 16, "learning_rate": 0.03} | options)
     trainings = [ModelTraining(m, torch.Generator().manual_seed(s)) for m, s in zip(models, seeds, strict=True)]
-    num_epochs = config.num_epochs
-    errors = continue_trainings(trainings, data, config=config, num_epochs=num_epochs, schedule=num_epochs)
+    errors = continue_trainings(trainings, data, Length(config.num_epochs, config.num_epochs), config=config)
     return [error or training.train_loss for training, error in zip(trainings, errors, strict=True)]
 
 

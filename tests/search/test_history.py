@@ -44,7 +44,7 @@ def test_history_revises_results_of_known_architectures(env):
     history.add(states, [replace(OK, hash="a", status=EvaluationStatus.TIMEOUT, score=0.05), replace(OK, hash="b")])
     history.revise([replace(OK, hash="a", score=0.9), replace(OK, hash="unknown")])
     assert history.scores == history.measured == [0.9, 0.5]
-    assert history.ok().tolist() == [True, True]
+    assert history.statuses == [EvaluationStatus.OK] * 2
     assert history.num_new == len(history.proposals) == 2
 
 
@@ -52,7 +52,7 @@ def test_refused_and_failed_evaluations(env):
     history, states = History(env), distinct(env, 3)
     statuses = EvaluationStatus.FAILED, EvaluationStatus.REFUSED, EvaluationStatus.OK
     history.add(states, [replace(OK, status=status) for status in statuses])
-    assert history.ok().tolist() == [False, False, True]
+    assert history.statuses == list(statuses)
     assert history.num_new == 2, "a refused candidate costs no evaluation"
 
 

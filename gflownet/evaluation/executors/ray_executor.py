@@ -146,7 +146,6 @@ class RayExecutor(Executor):
 
 
 def _lose(handle: Handle, status: EvaluationStatus, error: Exception) -> None:
-    """Set the outcomes of a job whose Ray process or machine was lost."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     outcome = Outcome(status, 0.0, error=f"its Ray worker was lost: {capped(lines[0], 500)}", is_transient=True)
     handle.outcomes, handle.process_ended = lost_job(handle.job, outcome), True

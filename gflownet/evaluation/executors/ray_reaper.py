@@ -37,7 +37,6 @@ def end_node_after(main_pid: int, raylet_pid: int) -> None:
 
 
 def _marked_processes(raylet_pid: int) -> set[psutil.Process]:
-    """Return all processes whose environment names the raylet."""
     marked = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error):

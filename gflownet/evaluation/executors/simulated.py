@@ -123,7 +123,8 @@ class SimulatedExecutor(Executor):
         handle, job, num = run.handle, run.handle.job, run.num_in_time
         outcomes = list[Outcome]()
         if num:
-            parts = Handle(_first(job, num))
+            first = {name: getattr(job, name)[:num] for name in ("candidates", "seeds", "trainings")}
+            parts = Handle(replace(job, **first))
             try:
                 self._inline.wait([parts], timeout=None)
             finally:  # an interrupted job has the outcomes of its first candidates
@@ -149,11 +150,6 @@ class SimulatedExecutor(Executor):
             except Exception as error:  # raised by the user's task
                 durations.append(error)
         return tuple(durations)
-
-
-def _first(job: Job, num: int) -> Job:
-    """Return the first candidates of a job as a job."""
-    return replace(job, candidates=job.candidates[:num], seeds=job.seeds[:num], trainings=job.trainings[:num])
 
 
 def _with_duration(outcome: Outcome, duration: float | Exception) -> Outcome:

@@ -1,10 +1,13 @@
 """Options of coloured graphs."""
 
+from __future__ import annotations
+
 import pytest
 
 from gflownet.certificate.exact import enumerate_states
 from gflownet.envs.config import ColouredGraphConfig, EnvConfig
 from gflownet.envs.graph_building import ColouredGraphContext, GraphBuildingEnv
+from gflownet.mdp.action import GraphActionType
 
 
 def context_of(**options) -> ColouredGraphContext:
@@ -30,3 +33,19 @@ def test_coloured_graph_context_from_config():
 def test_coloured_graph_invalid_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         context_of(**options)
+
+
+Kind = GraphActionType
+
+
+@pytest.mark.parametrize("min_nodes", [0, 4, -1])
+def test_graph_building_env_invalid_min_nodes_raises(min_nodes):
+    with pytest.raises(ValueError, match=f"min_nodes: expected 1 to max_nodes=3, got {min_nodes}"):
+        GraphBuildingEnv(["a"], max_nodes=3, min_nodes=min_nodes)
+
+
+def test_graph_building_env_with_one_node_has_three_states():
+    env = GraphBuildingEnv(["a", "b"], max_nodes=1)
+    graph = enumerate_states(env)
+    assert len(graph) == 3
+    assert len(graph.terminal) == 2
