@@ -181,11 +181,8 @@ class AsynchronousRollouts:
             keys = [each.ticket.request.candidate.canonical_key() for each in finished]
             metrics["replay_size"] = float(replay.add(states, keys=keys))
         batches = [self.source.resampled(step, states, policy), *self.source.replayed(step, replay, policy)]
-        updates = [
-            self.source.replayed(step, replay, policy, turn)
-            for turn in range(1, 1 + self.source.options.replay.num_updates)
-        ]
-        replays = [batch for batches_of_turn in updates for batch in batches_of_turn]
+        turns = range(1, 1 + self.source.options.replay.num_updates)
+        replays = [batch for turn in turns for batch in self.source.replayed(step, replay, policy, turn)]
         batches += self.source.offline_trajectories(step, policy)
         return Rollout(TrajectoryBatch.cat(batches), len(finished), evaluations, replays=replays, metrics=metrics)
 

@@ -45,6 +45,7 @@ class SlotCosts:
         return sum((costs[value] for costs, value in zip(self.places, choice, strict=True)), self.skeleton)
 
 
+@dataclass(eq=False)
 class SlotNetworks(ABC):
     """Networks whose places each have an operation.
 
@@ -52,17 +53,11 @@ class SlotNetworks(ABC):
         UserError: an operation that cannot be applied, or that changes the shape at its place.
     """
 
-    def __init__(
-        self,
-        cell: Cell,
-        operations: Mapping[str, Sequence[Step]],
-        skeleton: Skeleton,
-        *,
-        input_shape: Shape,
-        num_outputs: int,
-    ) -> None:
-        self.cell, self.operations, self.skeleton = cell, operations, skeleton
-        self.input_shape, self.num_outputs = input_shape, num_outputs
+    cell: Cell
+    operations: Mapping[str, Sequence[Step]]
+    skeleton: Skeleton
+    input_shape: Shape
+    num_outputs: int
 
     def graph(self, candidate: Assignment) -> ComputationGraph:
         """Return the network of a finished cell."""
@@ -203,6 +198,7 @@ class LayerNetworks(SlotNetworks):
         return costs
 
 
+@dataclass(eq=False)
 class GraphNetworks:
     """Cells of NAS-Bench-101: graphs of operations from `input` to `output`, repeated in every stage.
 
@@ -210,11 +206,10 @@ class GraphNetworks:
     of each vertex that reads it (Ying et al. 2019, section 2).
     """
 
-    def __init__(
-        self, operations: Mapping[str, Sequence[Step]], skeleton: Skeleton, *, input_shape: Shape, num_outputs: int
-    ) -> None:
-        self.operations, self.skeleton = operations, skeleton
-        self.input_shape, self.num_outputs = input_shape, num_outputs
+    operations: Mapping[str, Sequence[Step]]
+    skeleton: Skeleton
+    input_shape: Shape
+    num_outputs: int
 
     def graph(self, candidate: ColouredGraph) -> ComputationGraph:
         """Return the network of a cell, the same for isomorphic cells."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 
@@ -87,6 +87,7 @@ def posterior(prior: Belief, samples: Sequence[Sequence[float]], *, noise: float
     return Belief(weight * means + (1 - weight) * prior.mean, np.sqrt(variance * (1 - weight)))
 
 
+@dataclass(eq=False)
 class Race:
     """Trainings of K finalists on new seeds, by their upper bounds (Kalyanakrishnan et al. 2012, LUCB).
 
@@ -94,30 +95,17 @@ class Race:
     the best: one that falls behind stops, and goes on where the best turns out worse. A failed training ends them.
     """
 
-    def __init__(
-        self,
-        prior: Callable[[float], Belief],
-        num: int,
-        *,
-        num_trainings: int,
-        num_seeds: int,
-        guess: float,
-        is_shifted: bool = False,
-    ) -> None:
-        """Start without a score.
+    prior: Callable[[float], Belief]  # noise of one training -> belief before the race
+    num: InitVar[int]  # K
+    num_trainings: int  # of all finalists together
+    num_seeds: int  # maximum number of trainings of one finalist
+    guess: float  # the noise before any repeated training
+    is_shifted: bool = False  # the trainings are of another length than those of the prior, which gets their mean
+    scores: list[list[float]] = field(init=False)  # of new seeds
+    failed: set[int] = field(default_factory=set, init=False)  # finalists with a failed training
 
-        Args:
-            prior: maps the noise of one training to the belief before the race.
-            num: K.
-            num_trainings: of all finalists together.
-            num_seeds: maximum number of trainings of one finalist.
-            guess: the noise before any repeated training.
-            is_shifted: the trainings are of another length than those of the prior, which gets their mean.
-        """
-        self._prior, self._guess, self._is_shifted = prior, guess, is_shifted
-        self._num_trainings, self._num_seeds = num_trainings, num_seeds
-        self.scores: list[list[float]] = [[] for _ in range(num)]  # of new seeds
-        self.failed: set[int] = set()  # finalists with a failed training
+    def __post_init__(self, num: int) -> None:
+        self.scores = [[] for _ in range(num)]
 
     def __len__(self) -> int:
         """Return K."""
@@ -127,15 +115,15 @@ class Race:
     def noise(self) -> float:
         """Return the standard deviation of one training."""
         samples = [scores for finalist, scores in enumerate(self.scores) if finalist not in self.failed]
-        return pooled_noise(samples, guess=self._guess)
+        return pooled_noise(samples, guess=self.guess)
 
     @property
     def belief(self) -> Belief:
         """Return the posterior of the K means."""
         noise = self.noise
-        prior = self._prior(noise)
+        prior = self.prior(noise)
         has = [finalist for finalist, scores in enumerate(self.scores) if scores and finalist not in self.failed]
-        if self._is_shifted and has:
+        if self.is_shifted and has:
             means = np.array([np.mean(self.scores[finalist]) for finalist in has])
             prior = Belief(prior.mean + float(np.mean(means - prior.mean[has])), prior.std)
         return posterior(prior, self.scores, noise=noise)
@@ -148,11 +136,11 @@ class Race:
         while lacking := [
             finalist
             for finalist, scores in enumerate(self.scores)
-            if len(scores) < self._num_seeds and finalist not in self.failed
+            if len(scores) < self.num_seeds and finalist not in self.failed
         ]:
             unseen = [finalist for finalist in lacking if not self.scores[finalist]]
             num_before = self._num_done
-            wanted = (unseen or self._near(lacking)[:_WIDTH])[: self._num_trainings - num_before]
+            wanted = (unseen or self._near(lacking)[:_WIDTH])[: self.num_trainings - num_before]
             if wanted:
                 yield [(finalist, len(self.scores[finalist]) + 1) for finalist in wanted]
             if self._num_done == num_before:

@@ -62,15 +62,6 @@ def test_objectives_are_two_or_more_different_ones(names):
         check_evaluation(config_with(f"evaluation.objectives={names}").evaluation)
 
 
-def test_targets_of_objectives_are_not_part_of_the_scoring_context():
-    def context(*overrides: str) -> str:
-        config = config_with("evaluation.objectives=[accuracy,latency]", *overrides)
-        return scoring_context(config, source="s", data="d")
-
-    assert context() == context("evaluation.target_latency=1.0") == context("evaluation.target_flops=7")
-    assert context() != context("evaluation.objectives=[accuracy,flops]")
-
-
 @pytest.mark.parametrize(
     "override",
     [
@@ -124,6 +115,13 @@ def test_scoring_context_changes_with_the_inputs_of_a_score():
 
     same = {context(override) for override in ("log_dir=a", "evaluation.store_url=b", "num_workers=2")}
     assert same == {context()}
-    others = ["seed=1", "task=a:B", "evaluation.num_epochs=1", "evaluation.size_weight=0.1"]
+    objectives, limit = "evaluation.objectives=[accuracy,latency]", "evaluation.constraints.latency"
+    others = ["seed=1", "task=a:B", "evaluation.num_epochs=1", "evaluation.size_weight=0.1", objectives, f"{limit}=1"]
+    others += ["evaluation.objectives=[accuracy,flops]"]
     different = {context(override) for override in others} | {context(source="x"), context(data="x")}
     assert len(different | same) == len(others) + 3
+    # A row has the metrics, whatever their targets and limits.
+    for option in ("evaluation.target_latency=1.0", "evaluation.target_flops=7"):
+        assert context(objectives, option) == context(objectives)
+    assert context(f"{limit}=1") == context(f"{limit}=2")
+    assert "constraints" not in context()

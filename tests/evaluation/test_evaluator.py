@@ -4,9 +4,7 @@ import math
 
 import pytest
 
-from gflownet.config import load_config
 from gflownet.errors import UserError
-from gflownet.evaluation.config import scoring_context
 from gflownet.evaluation.evaluator import best_within, evaluation_of, exceeded
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
 from tasks.digits import DigitsTask
@@ -51,16 +49,6 @@ def test_metrics_with_a_limit_are_measured():
     score = task.evaluate(classifier_graph(), seed=0)
     assert score.metrics["parameters"] == score.num_parameters
     assert task.chosen_objectives == ()
-
-
-def test_scoring_context_contains_the_names_of_limits():
-    """A row has the metrics, whatever their limit."""
-    plain, low, high = (
-        scoring_context(load_config("digits", options), source="", data="")
-        for options in ([], ["evaluation.constraints.latency=1"], ["evaluation.constraints.latency=2"])
-    )
-    assert low == high != plain
-    assert "constraints" not in plain
 
 
 @pytest.mark.parametrize("value", ["[latency]", "{latency: -1}", "{latency: fast}"])

@@ -174,16 +174,6 @@ def test_smooth_metric_is_tested_by_accuracy(task):
     assert smooth.test(network(), seed=0) == task.test(network(), seed=0)
 
 
-def test_objectives_are_measured():
-    task = build("evaluation.num_epochs=1", "evaluation.objectives=[accuracy,parameters,flops,latency]")
-    metrics = task.evaluate(network(), seed=0).metrics
-    cost = cast(Any, task.cost(network()))
-    assert (metrics["parameters"], metrics["flops"]) == (cost.num_parameters, cost.flops)
-    assert 0 < metrics["latency"] < 10
-    assert metrics["accuracy"] == metrics["validation_accuracy"]
-    assert task.utility("flops", 10_000) == 0.5
-
-
 def test_model_without_parameters_is_scored():
     class Fixed(TASKS.load(TASK)):
         def build_model(self, candidate: Any) -> nn.Module:
