@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gflownet.certificate import figures as certificate_module
+from gflownet.certificate import estimates
 from gflownet.certificate.estimates import terminating_log_prob
 from gflownet.config import load_config
 from gflownet.run.trainer import GFNTrainer
@@ -91,7 +91,7 @@ def test_estimated_certificate_without_automorphism_counts_misses_the_exact_one(
     options = ("env.coloured_graph.max_nodes=4", "num_training_steps=20")
     exact = run_exact(tmp_path, *options)
     monkeypatch.setattr(
-        certificate_module,
+        estimates,
         "terminating_log_prob",
         lambda log_ratio, log_symmetry: terminating_log_prob(log_ratio, torch.zeros_like(log_symmetry)),
     )

@@ -16,9 +16,8 @@ from gflownet.evaluation.claims import Store
 from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.execution import describe, restored
-from gflownet.evaluation.halving import rank_correlation
 from gflownet.evaluation.job import TEST_METRIC, EvaluationStatus, Request, Ticket
-from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, Race
+from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, Race, rank_correlation
 from gflownet.evaluation.store import Claim, EvaluationRecord, Identity
 from gflownet.evaluation.task import GFNTask, Reference
 from gflownet.graphs.canonical import Candidate

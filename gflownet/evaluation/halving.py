@@ -19,6 +19,7 @@ import numpy as np
 
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.config import TaskConfig
+from gflownet.evaluation.racing import rank_correlation
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus
 from gflownet.evaluation.task import GFNTask
 
@@ -221,19 +222,3 @@ def power_law(curve: Sequence[float], fidelity: int, max_fidelity: int) -> float
         residuals = values - values.mean() + slope * centred
         fits.append((float(residuals @ residuals), slope * (float(x[-1]) - max_fidelity**-exponent)))
     return last + min(fits)[1]
-
-
-def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return Spearman's rank correlation of pairs, tied values with their mean rank; NaN where it is not defined."""
-    if len(pairs) < 2:
-        return math.nan
-    first, second = (_ranks(np.asarray(values)) for values in zip(*sorted(pairs), strict=True))
-    spread = float(np.sqrt((first @ first) * (second @ second)))
-    return float(first @ second) / spread if spread > 0 else math.nan
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Return the ranks minus their mean."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts - 1) / 2)[inverse] - (len(values) + 1) / 2

@@ -156,3 +156,19 @@ class Race:
         best = max(belief.mean[finalist] for finalist in range(len(self)) if finalist not in self.failed)
         bound = belief.mean + _HALF_WIDTH * belief.std
         return sorted((k for k in lacking if bound[k] >= best), key=lambda finalist: -bound[finalist])
+
+
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return Spearman's rank correlation of pairs, tied values with their mean rank; NaN where it is not defined."""
+    if len(pairs) < 2:
+        return math.nan
+    first, second = (_ranks(np.asarray(values)) for values in zip(*sorted(pairs), strict=True))
+    spread = float(np.sqrt((first @ first) * (second @ second)))
+    return float(first @ second) / spread if spread > 0 else math.nan
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Return the ranks minus their mean."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[inverse] - (len(values) + 1) / 2

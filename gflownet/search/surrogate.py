@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gflownet.evaluation import halving
+from gflownet.evaluation import racing
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.plugins import Configurable
@@ -240,7 +240,7 @@ class Calibration:
 
 def rank_correlation(first: Tensor, second: Tensor) -> float:
     """Return Spearman's rank correlation of two vectors [B], with average ranks of ties; 0 where one is constant."""
-    value = halving.rank_correlation(list(zip(first.tolist(), second.tolist(), strict=True)))
+    value = racing.rank_correlation(list(zip(first.tolist(), second.tolist(), strict=True)))
     return 0.0 if math.isnan(value) else value
 
 

@@ -25,9 +25,9 @@ from gflownet.evaluation.halving import (
     build_halving,
     is_stopped,
     power_law,
-    rank_correlation,
 )
 from gflownet.evaluation.job import Request
+from gflownet.evaluation.racing import rank_correlation
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore, Identity
 from gflownet.evaluation.task import CandidateTraining, GFNTask, Score
 from tests.evaluation.candidates import StubCandidate, config_with, dispatcher_of, record

@@ -13,6 +13,7 @@ import pytest
 import gflownet
 from gflownet.evaluation.final import TopArchitecture
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus
+from gflownet.files import sealed
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.report.architectures import write_top_architectures
 from gflownet.translation import to_onnx
@@ -68,7 +69,8 @@ def test_model_without_columns_does_not_predict_raw_rows():
 
 def test_damaged_columns_name_the_file(tmp_path):
     path = run_folder(tmp_path, make_task(write_houses(tmp_path / "houses.csv"))) / "top_architectures.json"
-    path.write_text(path.read_text().replace('"kind": "date"', '"kind": "datum"'))
+    entries = json.loads(path.read_text().replace('"kind": "date"', '"kind": "datum"'))
+    path.write_text(json.dumps([sealed(entry) for entry in entries]))
     with pytest.raises(ValueError, match=r"^expected the columns of a table, got ValueError"):
         gflownet.load(path)
 

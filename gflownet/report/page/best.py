@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gflownet.evaluation.halving import rank_correlation
+from gflownet.evaluation.racing import rank_correlation
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.graphs.assignment import as_yaml, differing, values_of, words_of
 from gflownet.graphs.node_link import has_module
