@@ -101,5 +101,6 @@ def run_search(folder: Path, *overrides: str) -> list[dict[str, float]]:
 
 def evaluations_per_second(rows: list[dict[str, float]]) -> float:
     """Return the new evaluations per second of a run after its first steps."""
-    first, last = rows[NUM_SKIPPED_STEPS - 1], rows[-1]
+    steps = [row for row in rows if "num_distinct" in row]  # others train the policy without evaluations
+    first, last = steps[NUM_SKIPPED_STEPS - 1], steps[-1]
     return (last["num_distinct"] - first["num_distinct"]) / (last["seconds"] - first["seconds"])
