@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,6 +29,44 @@ class EvaluationStatus(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     REFUSED = "refused"  # by the task, or larger than budget.parameters or budget.flops; nothing was allocated
     RUNNING = "running"  # a row of the store without a result yet
+
+    @property
+    def words(self) -> str:
+        """Return the words after a candidate or a number of candidates: exceeded its deadline."""
+        return _WORDS.get(self.value, self.value)
+
+
+_WORDS = {
+    "timeout": "exceeded its deadline",
+    "crashed": "ended its process",
+    "out_of_memory": "ran out of memory",
+    "refused": "was refused",
+}
+_TYPED = re.compile(r"(?:\w+\.cost: )?(?P<type>\w+): .*\((?P<place>[^()\s]+:\d+)\)")  # as written by `describe`
+_NUMBER = re.compile(r"0x[0-9a-f]+|[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
+_MAX_CAUSE = 100
+
+
+def failure_kind(status: EvaluationStatus, error: str | None) -> str:
+    """Return status, error type, file and line of a failure; without a place its first line without numbers."""
+    text = first_line(error)
+    if typed := _TYPED.fullmatch(text):
+        cause = f"{typed['type']} ({typed['place']})"
+    elif status is EvaluationStatus.TIMEOUT:  # the deadline of a job depends on its size
+        cause = ""
+    elif status is EvaluationStatus.CRASHED:  # its numbers are exit statuses
+        cause = text[:_MAX_CAUSE]
+    else:
+        cause = _NUMBER.sub("…", text)[:_MAX_CAUSE]
+    return f"{status.value}: {cause}" if cause else status.value
+
+
+def first_line(error: str | None) -> str:
+    """Return the line of an error that names it: the last one of a traceback, otherwise the first."""
+    lines = [line.strip() for line in (error or "").splitlines() if line.strip()]
+    if not lines:
+        return ""
+    return lines[-1] if lines[0].startswith("Traceback") else lines[0]
 
 
 # Context of damaged rows, which no run opens.

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from gflownet.evaluation.evaluator import Evaluation
-from gflownet.evaluation.store_rows import EvaluationStatus
+from gflownet.evaluation.store_rows import EvaluationStatus, failure_kind
 from gflownet.metrics.statistics import hypervolume, non_dominated
-from gflownet.run.failures import failure_kind, failure_line
+from gflownet.run.failures import failure_line
 from gflownet.run.run_log import StepSamples
 
 
@@ -78,7 +78,7 @@ class Progress:
         for evaluation in evaluations:
             if evaluation.status is EvaluationStatus.OK or evaluation.cached:
                 continue
-            kind = failure_kind(evaluation)
+            kind = failure_kind(evaluation.status, evaluation.error)
             if kind not in self.errors:
                 self.new_failures.append(failure_line(evaluation))
             self.errors[kind] += 1

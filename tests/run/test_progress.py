@@ -4,7 +4,7 @@ import pytest
 
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.store import EvaluationStatus
-from gflownet.run.failures import failure_kind
+from gflownet.evaluation.store_rows import failure_kind
 from gflownet.run.progress import Progress
 
 
@@ -73,7 +73,7 @@ def test_progress_counts_new_failures_only():
     ],
 )
 def test_failure_kind(status, error, kind):
-    assert failure_kind(Evaluation(0.05, EvaluationStatus(status), 0.1, error, None, {}, cached=False)) == kind
+    assert failure_kind(EvaluationStatus(status), error) == kind
 
 
 def test_progress_reports_first_failure_of_each_kind():

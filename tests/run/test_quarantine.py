@@ -55,7 +55,7 @@ def test_run_lists_candidates_that_end_their_process(tmp_path, capsys):
         assert entry["error"]
     lines = shown.out.splitlines()
     assert f"{len(listed)} candidates were quarantined: {folder / QUARANTINE_NAME}; to try again: " in shown.out
-    assert len([line for line in lines if re.match(r"step \d: evaluation of \S{12} crashed: ", line)]) == 1
+    assert len([line for line in lines if re.match(r"step \d: evaluation of \S{12} ended its process: ", line)]) == 1
     (memory,) = [line for line in lines if re.match(r"step \d: evaluation of \S{12} ran out of memory: ", line)]
     assert r"MemoryError: \x1b[31mtoo large (test_quarantine.py:" in memory
     assert re.search(rf"failed evaluations: {len(listed)} \(\d+ ", shown.out)

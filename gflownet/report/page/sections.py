@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gflownet.certificate.words import sentence, table
 from gflownet.errors import counted
-from gflownet.evaluation.store_rows import EvaluationRecord, EvaluationStatus
+from gflownet.evaluation.store_rows import EvaluationRecord, EvaluationStatus, failure_kind, first_line
 from gflownet.pictures.bar_charts import Bar, Estimate, bar_chart, interval_chart
 from gflownet.pictures.chart import Chart, Table, duration_text, number_text
 from gflownet.pictures.line_charts import Highlight, scatter_chart
@@ -135,15 +134,6 @@ def _metric(entry: Mapping[str, Any], name: str) -> float:
 
 MAX_KINDS = 12
 MAX_EXAMPLE = 1_500
-_WORDS = {
-    EvaluationStatus.FAILED: "failed",
-    EvaluationStatus.TIMEOUT: "exceeded the deadline",
-    EvaluationStatus.CRASHED: "ended its process",
-    EvaluationStatus.OUT_OF_MEMORY: "out of memory",
-    EvaluationStatus.REFUSED: "refused before the evaluation",
-}
-# Numbers and addresses differ between errors of one kind.
-_VARIABLE = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -173,10 +163,9 @@ def failure_section(run: RunData) -> FailureSection | None:
     failed = [record for record in run.evaluations if record.status is not EvaluationStatus.OK]
     if not run.evaluations:
         return None
-    groups: dict[tuple[str, str], list[EvaluationRecord]] = {}
+    groups: dict[str, list[EvaluationRecord]] = {}
     for record in failed:
-        kind = _VARIABLE.sub("N", _first_line(record.error))
-        groups.setdefault((record.status.value, kind), []).append(record)
+        groups.setdefault(failure_kind(record.status, record.error), []).append(record)
     ordered = sorted(groups.values(), key=lambda group: -len(group))
     kinds = [_kind(group, len(failed)) for group in ordered[:MAX_KINDS]]
     return FailureSection(len(failed), len(run.evaluations), kinds, len(ordered) - len(kinds))
@@ -186,21 +175,13 @@ def _kind(group: Sequence[EvaluationRecord], num_failed: int) -> FailureKind:
     first = group[0]
     text = masked(first.error or "")
     return FailureKind(
-        status=_WORDS.get(first.status, first.status.value),
-        error=_first_line(text) or "no message",
+        status=first.status.words,
+        error=first_line(text) or "no message",
         num=len(group),
         share=f"{len(group) / num_failed:.0%} of the failures",
         example=text if len(text) <= MAX_EXAMPLE else f"…{text[-MAX_EXAMPLE:]}",
         where=f"step {first.step:,}, architecture {first.hash[:16]}",
     )
-
-
-def _first_line(error: str | None) -> str:
-    """Return the line of an error that names it: the last one of a traceback, otherwise the first."""
-    lines = [line.strip() for line in (error or "").splitlines() if line.strip()]
-    if not lines:
-        return ""
-    return lines[-1] if lines[0].startswith("Traceback") else lines[0]
 
 
 @dataclass(frozen=True)

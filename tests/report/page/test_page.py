@@ -325,7 +325,7 @@ def test_failures_are_grouped_without_their_numbers(tmp_path):
     text = page(write_run(tmp_path, [*choices(10, num_failed=5), timeout, crash])).sections["failures"]
     assert "7 of 17 evaluations failed" in text
     assert "5 failed (71% of the failures): ValueError: node 0 has no input" in text
-    assert "1 exceeded the deadline" in text
+    assert "1 exceeded its deadline" in text
     assert "OSError: gone" in text
     assert "None of 1 evaluation failed" in page(write_run(tmp_path / "one", choices(1))).sections["failures"]
     assert "None of 10 evaluations failed" in page(write_run(tmp_path / "b", choices(10))).sections["failures"]
