@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -78,6 +78,11 @@ class RayConfig:
     """The Ray cluster of evaluation.executor=ray."""
 
     address: str = option("", "address of a running cluster, HOST:PORT or auto; empty: start one on this machine")
+    num_cpus: float = option(1.0, "CPUs that Ray reserves for each candidate", POSITIVE)
+    num_gpus: float = option(
+        0.0, "GPUs that Ray reserves for each candidate: 0.25 for four on one, a whole number above 1", NOT_NEGATIVE
+    )
+    resources: Any = option({}, "amounts of custom resources that Ray reserves for each candidate, such as {a100: 1}")
 
 
 @dataclass
@@ -105,7 +110,10 @@ class EvaluationConfig:
         600.0, "seconds per candidate after which its process is ended; null: none", POSITIVE
     )
     memory_limit: float | None = option(
-        None, "gigabytes of memory per process of a pool; null: an equal share of this machine's", POSITIVE
+        None,
+        "gigabytes of memory per process of a pool, on Ray also reserved on the machine; null: an equal share of its "
+        "memory",
+        POSITIVE,
     )
     max_attempts: int = option(
         2,
@@ -237,6 +245,9 @@ class ConditionalsConfig:
     focus: FocusConfig = field(default_factory=FocusConfig)
 
 
+# Resources of Ray with an option.
+_RAY_OPTIONS = {"CPU": "evaluation.ray.num_cpus", "GPU": "evaluation.ray.num_gpus", "memory": "evaluation.memory_limit"}
+_SMALLEST_AMOUNT = 1e-4  # Ray counts resources in this unit
 # ${...} and, in a URL, user:PASSWORD@ or password=PASSWORD.
 _INTERPOLATION = re.compile(r"\$\{[^}]*\}")
 _PASSWORD = re.compile(r"://[^/?#]*?:([^/?#]*)@|[?&]password=([^&#]*)", re.IGNORECASE)
@@ -259,6 +270,33 @@ def check_evaluation(config: EvaluationConfig) -> None:
     objectives = list(config.objectives)
     if len(objectives) == 1 or len(set(objectives)) < len(objectives):
         raise ValueError(f"evaluation.objectives: expected none or two or more different ones, got {objectives}")
+    _check_ray(config.ray)
+
+
+def _check_ray(ray: RayConfig) -> None:
+    """Raise ValueError for the first amount of a resource that Ray cannot reserve."""
+    resources = ray.resources
+    if not isinstance(resources, Mapping) or not all(_is_amount(amount) for amount in resources.values()):
+        raise ValueError(
+            f"evaluation.ray.resources: expected positive numbers by resource, such as {{a100: 1}}, got {resources}"
+        )
+    for name, key in _RAY_OPTIONS.items():
+        if name in resources:
+            raise ValueError(f"evaluation.ray.resources.{name}: set {key} instead")
+    amounts = {
+        "num_cpus": ray.num_cpus,
+        "num_gpus": ray.num_gpus,
+        **{f"resources.{k}": v for k, v in resources.items()},
+    }
+    for name, amount in amounts.items():
+        if 0 < amount < _SMALLEST_AMOUNT:
+            raise ValueError(f"evaluation.ray.{name}: expected at least {_SMALLEST_AMOUNT}, got {amount}")
+    if ray.num_gpus > 1 and ray.num_gpus != int(ray.num_gpus):
+        raise ValueError(f"evaluation.ray.num_gpus: expected a whole number above 1, got {ray.num_gpus}")
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def check_store_url(text: str) -> None:

@@ -62,7 +62,7 @@ _MAY_CHANGE = {
     *("print_every", "console", "validate_every", "checkpoint_every", "wandb", "tensorboard", "report"),
     *("certify", "certify_max_states", "certify_samples"),
     *("evaluation.executor", "evaluation.capacity", "evaluation.deadline", "evaluation.memory_limit"),
-    *("evaluation.max_attempts", "evaluation.lease", "evaluation.ray.address"),
+    *("evaluation.max_attempts", "evaluation.lease", "evaluation.ray"),
 }
 
 

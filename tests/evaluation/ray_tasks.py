@@ -20,6 +20,20 @@ class NotesItsProcess(RewardsHiddenNodes):
         return super().evaluate(graph, seed=seed)
 
 
+class NotesItsDevices(NotesItsProcess):
+    """Notes each finished graph with its GPUs; waits to be killed on the node in the file `hold`."""
+
+    def evaluate(self, graph, *, seed):
+        hold, node = Path(self.folder, "hold"), os.environ["RAY_RAYLET_PID"]
+        key = f"{node} {os.environ['CUDA_VISIBLE_DEVICES']} {graph.canonical_hash()}"
+        if hold.exists() and hold.read_text() == node:
+            Path(self.folder, f"waiting {key}").touch()
+            time.sleep(1_000)
+        time.sleep(0.3)
+        Path(self.folder, f"finished {key} {os.getpid()} {time.monotonic_ns()}").touch()
+        return RewardsHiddenNodes.evaluate(self, graph, seed=seed)
+
+
 class WaitsOnce(NotesItsProcess):
     """Waits to be killed in the first evaluation of all."""
 

@@ -1,5 +1,7 @@
 """Options of evaluation and reward: refused values, and the scoring context."""
 
+import re
+
 import pytest
 
 from gflownet.command_line.checks import validate
@@ -47,6 +49,28 @@ def test_senseless_preferences_and_focus_regions_name_their_key(override, messag
     key = override.partition("=")[0]
     with pytest.raises(ValueError, match=rf"^cond\.{key}: {message}"):
         validate(config_with("evaluation.objectives=[accuracy,flops,latency]", f"cond.{override}"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("num_cpus=0", ": expected a number > 0, got 0"),
+        ("num_cpus=0.00001", ": expected at least 0.0001, got 1e-05"),
+        ("num_gpus=-1", ": expected a number >= 0, got -1"),
+        ("num_gpus=1.5", ": expected a whole number above 1, got 1.5"),
+        ("resources=[a100]", ": expected "),
+        ("resources={a100: 0}", ": expected positive numbers by resource, such as {a100: 1}, got {'a100': 0}"),
+        ("resources={a100: many}", ": expected positive numbers by resource"),
+        ("resources={a100: 0.00001}", ".a100: expected at least 0.0001, got 1e-05"),
+        ("resources={GPU: 1}", ".GPU: set evaluation.ray.num_gpus instead"),
+        ("resources={memory: 1}", ".memory: set evaluation.memory_limit instead"),
+    ],
+)
+def test_senseless_resources_of_ray_name_their_key(override, message):
+    key = override.partition("=")[0]
+    with pytest.raises(ValueError, match=re.escape(f"evaluation.ray.{key}{message}")) as error:
+        validate(config_with(f"evaluation.ray.{override}"))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("override", ["focus.use=true", "preferences.weights=[1.0]", "focus.directions=[[1.0]]"])

@@ -19,10 +19,11 @@ import psutil
 import pytest
 
 from gflownet.errors import UserError
-from gflownet.evaluation.executors import ray_worker
+from gflownet.evaluation.executors import ray_executor, ray_worker
 from gflownet.evaluation.executors.base import Handle
+from gflownet.evaluation.executors.pool import PickledTask
 from gflownet.evaluation.executors.ray_cluster import check_address, ensure_token
-from gflownet.evaluation.executors.ray_executor import RayExecutor
+from gflownet.evaluation.executors.ray_executor import JobResources, RayExecutor
 from gflownet.evaluation.job import EvaluationStatus, Job
 from gflownet.evaluation.task import GFNTask
 from tests.evaluation.candidates import StubCandidate, config_with
@@ -160,6 +161,50 @@ def test_second_node_takes_work(mode, tmp_path):
 
 
 @pytest.mark.slow
+def test_declared_gpus_and_lost_node(tmp_path):
+    """Candidates get the GPUs that Ray assigns; after the loss of a node, unfinished ones alone are trained again."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    environment = {**os.environ, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    head = ("--head", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats", "--num-gpus=1")
+    second_node = (f"--address=127.0.0.1:{port}", "--num-cpus=3", "--num-gpus=2")
+    task = "task=tests.evaluation.ray_tasks:NotesItsDevices"
+    options = (task, f"evaluation.ray.address=127.0.0.1:{port}", "num_training_steps=1000")
+    with ray_node(*head, environment=environment), ray_node(*second_node, environment=environment) as second:
+        assert wait_until(lambda: len(psutil.Process(second.pid).children()) > 0)
+        refused_folder = tmp_path / "refused"
+        refused_folder.mkdir()
+        with ray_run(refused_folder, *options, "evaluation.ray.num_gpus=4", HOME=str(tmp_path)) as (process, notes):
+            _, errors = process.communicate(timeout=START_S)
+            assert process.returncode == 2, errors
+            assert errors.strip().count("\n") == 0, errors
+            assert "expected a machine of the cluster with 1 CPU, 4 GPU for a candidate, got 1 CPU, 1 GPU" in errors
+            assert not any(notes.iterdir())
+        with ray_run(tmp_path, *options, "evaluation.ray.num_gpus=1", HOME=str(tmp_path)) as (process, notes):
+            assert wait_until(lambda: len({name[:2] for name in noted(notes, "finished")}) == 3), process.poll()
+            devices = {(node, gpu) for node, gpu, *_ in noted(notes, "finished")}
+            assert sorted(gpu for _, gpu in devices) == ["0", "0", "1"]
+            lost = next(node for node, gpu in devices if gpu == "1")
+            (notes / "hold.new").write_text(lost)
+            (notes / "hold.new").rename(notes / "hold")
+            assert wait_until(lambda: len(noted(notes, "waiting")) == 2), process.poll()
+            for node in psutil.Process(second.pid).children():
+                node.kill()
+            unfinished = {key for *_, key in noted(notes, "waiting")}
+            assert wait_until(lambda: unfinished <= {name[2] for name in noted(notes, "finished")}), process.poll()
+            num_rows = len(metrics_of(tmp_path / "run"))
+            assert wait_until(lambda: len(metrics_of(tmp_path / "run")) > num_rows), process.poll()
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode == 128 + signal.SIGTERM, errors
+    keys = [name[2] for name in noted(notes, "finished")]
+    assert len(keys) == len(set(keys))
+    assert {row["failed_share"] for row in metrics_of(tmp_path / "run")} == {0.0}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["token", "disabled"])
 def test_mode_of_the_cluster(mode, tmp_path):
     """A cluster is asked for its mode; the line names the difference before anything starts."""
@@ -243,8 +288,75 @@ def raylets_of(notes: Path) -> set[str]:
     return {path.name.split()[1] for path in notes.iterdir()}
 
 
+def noted(notes: Path, kind: str) -> list[tuple[str, ...]]:
+    """Return node, GPUs and graph of each note of `NotesItsDevices` of a kind."""
+    return [tuple(path.name.split()[1:]) for path in notes.iterdir() if path.name.startswith(f"{kind} ")]
+
+
 def descendants(process: psutil.Process) -> set[int]:
     return {each.pid for each in process.children(recursive=True)}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "node", "num_places"),
+    [
+        ((), {"CPU": 4.0}, 4),
+        (("num_cpus=0.5",), {"CPU": 4.0}, 8),
+        (("num_cpus=3",), {"CPU": 4.0}, 1),
+        (("num_gpus=1",), {"CPU": 4.0}, 0),
+        (("num_gpus=1",), {"CPU": 4.0, "GPU": 2.0}, 2),
+        (("num_gpus=0.6",), {"CPU": 4.0, "GPU": 2.0}, 2),  # not 3: a fraction lies on one GPU
+        (("num_gpus=0.1", "num_cpus=0.1"), {"CPU": 4.0, "GPU": 2.0}, 20),
+        (("num_gpus=2",), {"CPU": 4.0, "GPU": 3.0}, 1),
+        (("resources={a100: 0.3}",), {"CPU": 16.0, "a100": 3.0}, 10),
+        (("resources={a100: 1}",), {"CPU": 4.0}, 0),
+        (("memory_limit=2",), {"CPU": 4.0, "memory": 5e9}, 2),
+    ],
+)
+def test_places_of_a_machine(overrides, node, num_places):
+    keys = [f"evaluation.{'' if each.startswith('memory') else 'ray.'}{each}" for each in overrides]
+    assert JobResources.of(config_with(*keys).evaluation).num_places(node) == num_places
+
+
+def test_missing_resources_raise(monkeypatch):
+    """The line names what a candidate needs and what the machines have; the connection is closed."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    closed = []
+    nodes = [{"CPU": 2.0, "memory": 4e9, "node:a": 1.0}, {"CPU": 8.0, "GPU": 1.0}, {"CPU": 8.0, "GPU": 1.0}]
+    cluster = SimpleNamespace(nodes=nodes, close=lambda: closed.append(True))
+    monkeypatch.setattr(ray_executor, "RayCluster", lambda *_, **__: cluster)
+    options = ("evaluation.ray.num_gpus=0.5", "evaluation.memory_limit=8", "evaluation.ray.resources={a100: 1}")
+    config = config_with("evaluation.ray.address=auto", *options).evaluation
+    with pytest.raises(UserError) as error:
+        RayExecutor(RewardsHiddenNodes(CONFIG), config, num_cpus=1)
+    assert str(error.value) == (
+        "evaluation.ray: expected a machine of the cluster with 1 CPU, 0.5 GPU, 8 GB memory, 1 a100 for a candidate, "
+        "got 2 CPU, 0 GPU, 4 GB memory, 0 a100; 8 CPU, 1 GPU, 0 GB memory, 0 a100"
+    )
+    assert closed == [True]
+
+
+def test_pool_restarts_on_other_devices(monkeypatch):
+    """Processes of a candidate see the GPUs of their first job: another assignment needs other processes."""
+    devices = ["0"]
+    context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": list(devices)})
+    task = PickledTask.of(RewardsHiddenNodes(CONFIG))
+    fake = SimpleNamespace(get=lambda _: task, get_runtime_context=lambda: context)
+    monkeypatch.setitem(sys.modules, "ray", cast(Any, fake))
+    monkeypatch.setattr(ray_worker, "_pool", None)
+    closed: list[Any] = []
+    monkeypatch.setattr(ray_worker.PoolExecutor, "close", lambda pool: closed.append(pool))
+
+    def pool() -> Any:
+        return ray_worker._pool_of(None, "id", memory_limit=1.0, paths=[])
+
+    first = pool()
+    assert pool() is first
+    devices[:] = ["1"]
+    second = pool()
+    assert second is not first
+    assert closed == [first]
+    assert pool() is second
 
 
 def test_missing_ray_raises(monkeypatch):

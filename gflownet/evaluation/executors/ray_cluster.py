@@ -96,9 +96,9 @@ class RayCluster:
             raise UserError(f"{self._place}: {reason}")
 
     @property
-    def num_cpus(self) -> int:
-        """The number of CPUs of the cluster at this time."""
-        return int(self._ray.cluster_resources().get("CPU", 0))
+    def nodes(self) -> list[dict[str, float]]:
+        """The resources of each machine of the cluster at this time, by Ray's names: CPU, GPU, memory in bytes."""
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
     def close(self) -> None:
         """Disconnect; end a cluster that was started here. May be called twice."""

@@ -1,4 +1,4 @@
-"""The executor that runs jobs on a Ray cluster, as stateless tasks of one CPU each."""
+"""The executor that runs jobs on a Ray cluster, as stateless tasks that reserve CPUs, GPUs and memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gflownet.errors import UserError
@@ -21,9 +22,49 @@ from gflownet.evaluation.executors.ray_worker import Evaluated, Lost, evaluate_j
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
 from gflownet.evaluation.task import GFNTask
 
-# Seconds for which the number of CPUs is not asked again.
+# Seconds for which the resources of the cluster are not requested again.
 _CAPACITY_AGE_S = 1.0
 _ADVICE = "or set evaluation.executor=inline"
+_GIGABYTE = 10**9
+_CPU, _GPU, _MEMORY = "CPU", "GPU", "memory"  # Ray's names
+
+
+@dataclass(frozen=True)
+class JobResources:
+    """The resources that Ray reserves for a job, on one machine."""
+
+    amounts: Mapping[str, float]  # positive, by Ray's names, memory in bytes
+
+    @classmethod
+    def of(cls, config: EvaluationConfig) -> JobResources:
+        """Return the resources in `evaluation.ray` and `evaluation.memory_limit`."""
+        options = config.ray
+        memory = 0 if config.memory_limit is None else int(config.memory_limit * _GIGABYTE)
+        amounts = {_CPU: options.num_cpus, _GPU: options.num_gpus, _MEMORY: memory, **options.resources}
+        return cls({name: amount for name, amount in amounts.items() if amount})
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `ray.remote`."""
+        amounts = dict(self.amounts)
+        named = {"num_cpus": _CPU, "num_gpus": _GPU, "memory": _MEMORY}
+        return {key: amounts.pop(name, 0) for key, name in named.items()} | {"resources": amounts}
+
+    def num_places(self, node: Mapping[str, float]) -> int:
+        """Return the number of jobs that fit on a machine at the same time.
+
+        Args:
+            node: its resources.
+        """
+        return min(_num_times(amount, node.get(name, 0), name=name) for name, amount in self.amounts.items())
+
+    def description(self, node: Mapping[str, float] | None = None) -> str:
+        """Return the amounts in words, or those that a machine has of the same resources."""
+        amounts = {name: (self.amounts if node is None else node).get(name, 0) for name in self.amounts}
+        return ", ".join(
+            f"{amount / _GIGABYTE:.3g} GB memory" if name == _MEMORY else f"{amount:g} {name}"
+            for name, amount in amounts.items()
+        )
 
 
 class RayExecutor(Executor):
@@ -48,6 +89,7 @@ class RayExecutor(Executor):
                 f"script; move it to a module, {_ADVICE}"
             )
         self._address, self._num_cpus = config.ray.address, num_cpus
+        self._resources = JobResources.of(config)
         check_address(self._address)
         self._constants = {"memory_limit": config.memory_limit, "paths": _module_folders()}
         self._task_id = hashlib.sha256(self._task.content).hexdigest()
@@ -56,13 +98,16 @@ class RayExecutor(Executor):
         self._evaluate: Any = None
         self._running: dict[Handle, Any] = {}  # references to results
         self._capacity, self._capacity_time = 0, -math.inf
+        if self._address:
+            self._connected()
 
     @property
     def capacity(self) -> int:
-        """The number of CPUs of the cluster: it changes when machines join or leave."""
+        """The number of jobs that the cluster has resources for: it changes when machines join or leave."""
         cluster, now = self._connected(), time.monotonic()
         if now - self._capacity_time > _CAPACITY_AGE_S:
-            self._capacity, self._capacity_time = max(1, cluster.num_cpus), now
+            places = sum(map(self._resources.num_places, cluster.nodes))
+            self._capacity, self._capacity_time = max(1, places), now
         return self._capacity
 
     def submit(self, job: Job, *, deadline: float | None) -> Handle:
@@ -108,15 +153,32 @@ class RayExecutor(Executor):
         """Return the cluster, after starting or connecting to it and sending it the task.
 
         Raises:
-            UserError: Ray does not start or answer.
+            UserError: Ray does not start or answer, or no machine of the cluster has the resources of a job.
         """
         if self._cluster is None:
-            self._cluster = RayCluster(self._address, num_cpus=self._num_cpus)
-            # Retries are the dispatcher's.
-            self._evaluate = self._ray.remote(num_cpus=1, max_retries=0)(evaluate_job)
+            cluster = RayCluster(self._address, num_cpus=self._num_cpus)
+            try:
+                self._check_resources(cluster.nodes)
+                # Retries are the dispatcher's. Ray would end a worker with a GPU after its first job: max_calls.
+                options = {"max_retries": 0, "max_calls": 0, **self._resources.arguments}
+                self._evaluate = self._ray.remote(**options)(evaluate_job)
+            except BaseException:
+                cluster.close()
+                raise
+            self._cluster = cluster
         if self._reference is None:
             self._reference = self._ray.put(self._task)
         return self._cluster
+
+    def _check_resources(self, nodes: Collection[Mapping[str, float]]) -> None:
+        """Raise UserError unless a machine of the cluster has the resources of a job, which would wait for ever."""
+        if any(map(self._resources.num_places, nodes)):
+            return
+        offers = "; ".join(sorted({self._resources.description(node) for node in nodes})) or "no machine"
+        raise UserError(
+            f"evaluation.ray: expected a machine of the cluster with {self._resources.description()} for a candidate, "
+            f"got {capped(offers, 500)}"
+        )
 
     def _collect(self, handle: Handle) -> None:
         """Set the outcomes of a finished job.
@@ -149,6 +211,13 @@ def _lose(handle: Handle, status: EvaluationStatus, error: Exception) -> None:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     outcome = Outcome(status, 0.0, error=f"its Ray worker was lost: {capped(lines[0], 500)}", is_transient=True)
     handle.outcomes, handle.process_ended = lost_job(handle.job, outcome), True
+
+
+def _num_times(amount: float, available: float, *, name: str) -> int:
+    """Return how often an amount of a resource is available; a fraction of a GPU lies on one GPU."""
+    if name == _GPU and amount < 1:
+        return int(available) * _num_times(amount, 1.0, name="")
+    return math.floor(available / amount + 1e-6)  # Ray rounds to 1e-4
 
 
 def _last_line(error: Exception) -> str:

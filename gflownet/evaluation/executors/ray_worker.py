@@ -42,8 +42,8 @@ class Refused:
     error: str
 
 
-# The pool of the last task, and the id of that task.
-_pool: tuple[str, PoolExecutor] | None = None
+# The pool of the last task on the last devices, the id of that task, and the devices.
+_pool: tuple[str, str, PoolExecutor] | None = None
 
 
 def evaluate_job(
@@ -82,15 +82,17 @@ def evaluate_job(
 
 
 def _pool_of(reference: Any, task_id: str, *, memory_limit: float | None, paths: Sequence[str]) -> PoolExecutor:
-    """Return the pool of a task; it starts with its first job."""
+    """Return the pool of a task; it starts with its first job, and again after Ray assigns other GPUs."""
     global _pool
-    if _pool is None or _pool[0] != task_id:
-        import ray
+    import ray
 
+    devices = str(ray.get_runtime_context().get_accelerator_ids())
+    if _pool is None or _pool[:2] != (task_id, devices):
         if _pool is not None:
-            _pool[1].close()
+            _pool[2].close()
         sys.path.extend(path for path in paths if path not in sys.path)
         if memory_limit is None:  # the other processes of this machine get a share too
             memory_limit = memory() / (num_cores() + 1) / _GIGABYTE
-        _pool = task_id, PoolExecutor(ray.get(reference), EvaluationConfig(capacity=1, memory_limit=memory_limit))
-    return _pool[1]
+        config = EvaluationConfig(capacity=1, memory_limit=memory_limit)
+        _pool = task_id, devices, PoolExecutor(ray.get(reference), config)
+    return _pool[2]
