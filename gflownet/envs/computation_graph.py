@@ -31,6 +31,7 @@ class ComputationGraphEnv(Environment):
     """Computation graphs with given inputs and outputs; every state can be finished within its budget of edges."""
 
     terminal_type = ComputationGraph
+    runs_on_device = True
 
     def __init__(
         self,
@@ -107,7 +108,6 @@ class ComputationGraphEnv(Environment):
         sinks = num_sinks[:, None] + (~facts.sink).long()
         needed = torch.maximum(sinks, num_uncovered[:, None])
         next_attribute = (states.node_attr != UNSET).sum(-1)
-        attributes = torch.tensor([a for a, _ in self.vocabulary.node_columns], dtype=torch.int64)
         return {
             Kind.Stop: [
                 complete,
@@ -127,7 +127,7 @@ class ComputationGraphEnv(Environment):
             Kind.AddEdge: [Rule(complete.text, complete.holds[..., None]), *self._edge_rules(states, facts, budget)],
             Kind.SetNodeAttr: [
                 Rule("only hidden nodes have attributes to set", facts.is_hidden[:, :, None]),
-                Rule("attributes are set once and in order", attributes == next_attribute[:, :, None]),
+                Rule("attributes are set once and in order", self._attribute_of_column == next_attribute[:, :, None]),
             ],
         }
 
@@ -230,6 +230,10 @@ class ComputationGraphEnv(Environment):
                 activation_function=self.vocabulary.node_types[node_type],
                 attributes={"aggregation": chosen_values["aggregation"]},
             )
+
+    @cached_property
+    def _attribute_of_column(self) -> Tensor:
+        return torch.tensor([a for a, _ in self.vocabulary.node_columns], dtype=torch.int64)
 
     @cached_property
     def _is_ordered(self) -> Tensor:

@@ -23,6 +23,7 @@ class GraphBuildingEnv(Environment):
     """Graphs of `min_nodes` to `max_nodes` typed nodes; terminal once every attribute is set."""
 
     terminal_type = ColouredGraph
+    runs_on_device = True
 
     def __init__(
         self,
@@ -147,9 +148,13 @@ class GraphBuildingEnv(Environment):
         every = torch.ones(n, n, dtype=torch.bool)
         return (every if self.vocabulary.directed else every.triu(1))[None]
 
+    @cached_property
+    def _attribute_of_column(self) -> dict[str, torch.Tensor]:
+        columns = {"nodes": self.vocabulary.node_columns, "edges": self.vocabulary.edge_columns}
+        return {key: torch.tensor([a for a, _ in each], dtype=torch.int64) for key, each in columns.items()}
+
     def _per_value(self, per_attribute: torch.Tensor, *, on_nodes: bool) -> torch.Tensor:
-        columns = self.vocabulary.node_columns if on_nodes else self.vocabulary.edge_columns
-        return per_attribute[..., [a for a, _ in columns]]
+        return per_attribute.index_select(-1, self._attribute_of_column["nodes" if on_nodes else "edges"])
 
 
 class ColouredGraphContext(GraphBuildingEnvContext):

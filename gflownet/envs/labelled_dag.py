@@ -23,6 +23,7 @@ class LabelledDAGEnv(Environment):
     """All directed acyclic graphs over `num_nodes` variables, named 0, 1, ...; each name is a node type."""
 
     terminal_type = ColouredGraph
+    runs_on_device = True
 
     def __init__(self, num_nodes: int) -> None:
         super().__init__(

@@ -38,6 +38,7 @@ class OperationGraphEnv(Environment):
     """Graphs of operations from given inputs to one vector; every state can be finished within all limits."""
 
     terminal_type = ComputationGraph
+    runs_on_device = True
 
     def __init__(
         self,
@@ -360,12 +361,14 @@ def _inferred(env: OperationGraphEnv, edge: Tensor, prefix: Tensor) -> tuple[Ten
     output = torch.full_like(prefix, UNKNOWN)
     output[:, : env.num_inputs] = tables.inputs
     of_inputs = output
-    while True:
+    merged = output
+    for _ in range(env.vocabulary.max_nodes):  # no path is longer
         merged = output[:, :, None].masked_fill(~edge, UNKNOWN).amax(1)
         following = torch.maximum(tables.output[prefix, merged], of_inputs)
-        if torch.equal(following, output):
-            return merged, output
+        if output.device.type == "cpu" and torch.equal(following, output):  # waits for a device
+            break
         output = following
+    return merged, output
 
 
 class OperationGraphContext(GraphBuildingEnvContext):

@@ -98,8 +98,9 @@ class RecurrentStackEnv(SlotEnv):
 
     def _has_cell(self, states: GraphStates, *cells: str) -> Tensor:
         """Return the mask of layers with one of these cells, [B, D] bool."""
-        positions = torch.tensor([self.values.index(cell) for cell in cells if cell in self.values], dtype=torch.int64)
-        return torch.isin(states.node_attr[:, self._is_cell, 0].long(), positions)
+        value = states.node_attr[:, self._cells, 0]
+        matches = [value == self.values.index(cell) for cell in cells if cell in self.values]
+        return torch.stack(matches).any(0) if matches else torch.zeros_like(value, dtype=torch.bool)
 
     def _needed(self, states: GraphStates) -> Tensor:
         """Return the mask of places that exist for these cells, [B, N] bool."""
@@ -121,6 +122,11 @@ class RecurrentStackEnv(SlotEnv):
         """Return the layer of each place, from 0; -1 for places of the whole stack, [N]."""
         names = self.vocabulary.node_types
         return torch.tensor([int(name.rstrip("]").partition("[")[2] or 0) - 1 for name in names])
+
+    @cached_property
+    def _cells(self) -> Tensor:
+        """Return the places for the cells of the layers, [D] int64."""
+        return self._is_cell.nonzero().squeeze(1)
 
     @cached_property
     def _is_cell(self) -> Tensor:

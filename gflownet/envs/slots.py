@@ -30,6 +30,7 @@ class SlotEnv(Environment):
     """Each place is a node with its own type, present from the start; an action sets its one attribute."""
 
     terminal_type = Assignment
+    runs_on_device = True
 
     def __init__(self, names: Sequence[str], attribute: Attribute) -> None:
         super().__init__(

@@ -6,9 +6,11 @@ Letters of this package: B graphs, N maximum number of nodes, R rows and C colum
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -87,6 +89,26 @@ class ActionBatch:
     def __getitem__(self, index: Tensor | slice) -> ActionBatch:
         """Return the actions at an index, a slice or a boolean mask."""
         return ActionBatch(self.kind[index], self.row[index], self.column[index])
+
+    @cached_property
+    def counts(self) -> Counter[int]:
+        """The number of actions of each kind; waits for the device once, unless `read_ahead` has set it."""
+        return Counter(self.kind.tolist())
+
+    def of_kind(self, kind: GraphActionType) -> Tensor:
+        """Return the graphs with an action of a kind, ascending."""
+        return torch.nonzero_static(self.kind == int(kind), size=self.counts[kind]).squeeze(1)
+
+    def unfinished(self) -> tuple[Tensor, ActionBatch]:
+        """Return the graphs with other actions than Stop, ascending, and these actions."""
+        stop = GraphActionType.Stop
+        num = len(self) - self.counts[stop]
+        graphs = torch.nonzero_static(self.kind != int(stop), size=num).squeeze(1)
+        if num == len(self):
+            return graphs, self
+        others = self[graphs]
+        vars(others)["counts"] = Counter({kind: count for kind, count in self.counts.items() if kind != stop})
+        return graphs, others
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -142,7 +142,7 @@ def distinct(states: GraphStates, conditioning: Tensor) -> tuple[Tensor, Tensor]
     They are compared by 64-bit hashes, sums of their bytes times random numbers: two different ones collide with a
     probability of at most 2^-57, about 1e-17. Reachability and bridges follow from the other arrays.
     """
-    n = int(states.num_nodes.max())
+    n = states.largest
     nodes, pairs = (states.node_type, states.node_attr), (states.edge_type, states.edge_attr, states.edge_order)
     entries = [x[:, :n].flatten(1) for x in nodes if x.numel()] + [x[:, :n, :n].flatten(1) for x in pairs if x.numel()]
     as_bytes = conditioning.detach().contiguous().view(torch.int8)  # wider numbers may only differ in their last bits

@@ -14,6 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+INVALID = -1  # type, row and column of an action that cannot be sampled
 _BELOW_ONE = 1 - 2**-52  # keeps a uniform number times a total strictly below that total in float64
 
 
@@ -139,26 +140,33 @@ class GraphActionCategorical:
             start = slots.stop
         return torch.cat(graphs), torch.cat(values)
 
-    @torch.no_grad()
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """Return one sampled action per graph, [B, 3] int64, by inverting the cumulative distribution.
+        """Return one sampled action per graph, [B, 3] int64, in main memory.
 
         Raises:
             FloatingPointError: a graph has nan or inf logits; the message names it.
         """
-        cumulated = self._logits.softmax(1).cumsum(1, dtype=torch.float64).cpu()
+        actions = self.sample_on_device(generator).cpu()
+        refuse_invalid(actions[:, 0])
+        return actions
+
+    @torch.no_grad()
+    def sample_on_device(self, generator: torch.Generator | None = None) -> Tensor:
+        """Return one sampled action per graph, [B, 3] int64, by inverting the cumulative distribution.
+
+        Without waiting for the device: INVALID three times for a graph with nan or inf logits. The uniform numbers come
+        from main memory, so that all devices sample the same actions.
+        """
+        cumulated = self._logits.softmax(1).cumsum(1, dtype=torch.float64)
         total = cumulated[:, -1:]
-        if not bool(total.isfinite().all()):
-            graph = int((~total.isfinite()).nonzero()[0, 0])
-            raise FloatingPointError(f"graph {graph}: expected numbers as logits, got nan or inf")
-        uniform = torch.rand(total.shape, dtype=torch.float64, generator=generator)
+        uniform = torch.rand(total.shape, dtype=torch.float64, generator=generator, device="cpu").mul_(_BELOW_ONE)
         # The first slot above the threshold is legal, because cumulative sums only rise at legal actions.
-        slot = torch.searchsorted(cumulated, uniform.mul_(_BELOW_ONE).mul_(total), right=True)
-        return self._actions(slot.squeeze(1))
+        slot = torch.searchsorted(cumulated, sent(uniform, cumulated.device) * total, right=True)
+        return self._actions(torch.where(total.isfinite(), slot, cumulated.shape[1]).squeeze(1))
 
     def argmax(self) -> Tensor:
         """Return the most likely action of each graph, [B, 3] int64; the first one of ties."""
-        return self._actions(self._logits.argmax(1).cpu())
+        return self._actions(self._logits.argmax(1)).cpu()
 
     def entropy(self) -> Tensor:
         """Return the entropy of each graph's distribution in nats, [B]."""
@@ -204,7 +212,7 @@ class GraphActionCategorical:
         has_action = self._mask.any(1)
         if may_be_empty:
             self._logits = self._logits.masked_fill(~has_action[:, None], 0.0)  # finite values, never read
-        elif not bool(has_action.all()):
+        elif has_action.device.type == "cpu" and not bool(has_action.all()):  # on a device the sample is INVALID
             graph = int((~has_action).nonzero()[0])
             raise ValueError(f"graph {graph}: expected at least one legal action, got none")
 
@@ -216,29 +224,49 @@ class GraphActionCategorical:
 
     def _actions(self, slot: Tensor) -> Tensor:
         """Return the (type, row, column) [B, 3] of one slot per graph."""
-        return _slot_actions(self._shapes).index_select(0, slot)
+        return _slot_actions(self._shapes, slot.device).index_select(0, slot)
 
     def _slots(self, actions: Tensor, graphs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the slot of every action, [A], and whether it is legal in its graph, [A] bool."""
         device = self._logits.device
         kind, row, column = actions.to(device).unbind(1)
         is_type = (kind >= 0) & (kind < len(self._shapes))
-        starts = accumulate((rows * columns for rows, columns in self._shapes), initial=0)
-        layout = torch.tensor([(*shape, start) for shape, start in zip(self._shapes, starts, strict=False)])
-        rows, columns, start = layout.to(device)[torch.where(is_type, kind, 0)].unbind(1)
+        rows, columns, start = _type_layout(self._shapes, device)[torch.where(is_type, kind, 0)].unbind(1)
         inside = is_type & (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
         slot = torch.where(inside, start + row * columns + column, 0)
         return slot, inside & self._mask[graphs, slot]
 
 
+def refuse_invalid(kinds: Tensor) -> None:
+    """Raise FloatingPointError for the first INVALID action, sampled from logits that are no numbers."""
+    invalid = kinds == INVALID
+    if bool(invalid.any()):
+        raise FloatingPointError(f"graph {int(invalid.nonzero()[0])}: expected numbers as logits, got nan or inf")
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """Return values on a device; a copy to a GPU goes from pinned memory, and the host does not wait for it."""
+    if device.type != "cuda" or values.device.type != "cpu":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 @lru_cache(maxsize=256)
-def _slot_actions(shapes: tuple[tuple[int, int], ...]) -> Tensor:
-    """Return the (type, row, column) of every slot, [A, 3]."""
+def _slot_actions(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+    """Return the (type, row, column) of every slot, then INVALID, [A + 1, 3]."""
     every = [
         (t, row, column) for t, (rows, columns) in enumerate(shapes) for row in range(rows) for column in range(columns)
     ]
     with torch.inference_mode(False):
-        return torch.tensor(every, dtype=torch.int64).reshape(-1, 3)
+        return torch.tensor([*every, (INVALID,) * 3], dtype=torch.int64, device=device)
+
+
+@lru_cache(maxsize=256)
+def _type_layout(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+    """Return the numbers of rows and columns and the first slot of every type, [T, 3]."""
+    starts = accumulate((rows * columns for rows, columns in shapes), initial=0)
+    with torch.inference_mode(False):
+        return torch.tensor([(*shape, start) for shape, start in zip(shapes, starts, strict=False)], device=device)
 
 
 def _rank(graphs: Tensor, num_graphs: int) -> Tensor:

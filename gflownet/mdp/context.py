@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from gflownet.mdp.action import ActionBatch, GraphAction, GraphActionType
-from gflownet.mdp.categorical import GraphActionCategorical
+from gflownet.mdp.categorical import GraphActionCategorical, sent
 from gflownet.mdp.environment import Environment, IllegalAction
 from gflownet.mdp.layout import Batch, BatchLayout, StateFeatures, masks_of
 from gflownet.mdp.sparse_layout import SparseLayout
@@ -54,6 +56,10 @@ class GraphBuildingEnvContext(StateFeatures, Configurable):
         context = copy.copy(self)
         context.layout = layout(context)
         return context
+
+    def on(self, device: torch.device) -> GraphBuildingEnvContext:
+        """Return a copy with the tensors of its environment and layout on a device; the same for the CPU."""
+        return self if device.type == "cpu" else _copied_to(self, device)
 
     def with_backward(self) -> Self:
         """Return the same context with backward actions in its batches, for a learned P_B."""
@@ -135,3 +141,22 @@ class GraphBuildingEnvContext(StateFeatures, Configurable):
 
     def _types(self, backward: bool) -> tuple[GraphActionType, ...]:
         return self.backward_types if backward else self.action_types
+
+
+class _CopyToDevice(TorchFunctionMode):
+    """Make deep copies of tensors on a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__deepcopy__:
+            return sent(args[0], self.device)
+        return func(*args, **(kwargs or {}))
+
+
+@lru_cache(maxsize=4)
+def _copied_to(context: GraphBuildingEnvContext, device: torch.device) -> GraphBuildingEnvContext:
+    with _CopyToDevice(device):
+        return copy.deepcopy(context)

@@ -6,12 +6,13 @@ Letters: B graphs, N maximum nodes of the environment, n maximum nodes in this b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from gflownet.mdp.action import PAIR_TYPES, ActionBatch, GraphActionType
-from gflownet.mdp.categorical import GraphActionCategorical
+from gflownet.mdp.categorical import INVALID, GraphActionCategorical
 from gflownet.mdp.layout import Batch, BatchLayout, Kinds, StateFeatures, masks_of
 from gflownet.mdp.states import ABSENT, UNSET, GraphStates
 
@@ -23,15 +24,17 @@ class DenseLayout(BatchLayout):
     `add_node_mask` [B, n, C], on pairs `add_edge_mask` [B, n * n, C], and `stop_mask` [B, 1, 1].
     """
 
+    runs_on_device = True
+
     def __init__(self, context: StateFeatures) -> None:
         super().__init__(context)
-        self._row_tables: dict[tuple[int, tuple[GraphActionType, ...]], tuple[Tensor, Tensor]] = {}
+        self._row_tables: dict[tuple[int, tuple[GraphActionType, ...], torch.device], tuple[Tensor, Tensor]] = {}
 
     def encode(self, states: GraphStates) -> dict[str, Tensor]:
         """Return the arrays that a dense policy embeds."""
         context, masks = self.context, self.context.shown_masks(states)
         vocabulary = context.env.vocabulary
-        max_nodes, n = vocabulary.max_nodes, max(1, int(states.num_nodes.max()))
+        max_nodes, n = vocabulary.max_nodes, max(1, states.largest)
         cut = states.truncated(n) if n < max_nodes else states
         fields: dict[str, Tensor] = {
             "num_nodes_of": cut.num_nodes,
@@ -72,12 +75,13 @@ class DenseLayout(BatchLayout):
         """
         max_nodes, n = self.context.env.vocabulary.max_nodes, batch["node_type"].shape[1]
         position, row, column = indices.unbind(1)
-        kind_at, num_rows = self._tables(n, tuple(kinds))
-        outside = (row < 0) | (row >= num_rows[position])
-        if bool(outside.any()):
-            graph = int(outside.nonzero()[0])
-            name = kinds[int(position[graph])].name
-            raise ValueError(f"graph {graph}: expected a row of {name}, got {int(row[graph])}")
+        kind_at, num_rows = self._tables(n, tuple(kinds), indices.device)
+        if indices.device.type == "cpu":  # those on a device were sampled there
+            outside = (row < 0) | (row >= num_rows[position])
+            if bool(outside.any()):
+                graph = int(outside.nonzero()[0])
+                name = kinds[int(position[graph])].name
+                raise ValueError(f"graph {graph}: expected a row of {name}, got {int(row[graph])}")
         kind = kind_at[position]
         return ActionBatch(kind, _renumbered(kind, row, n, max_nodes), column)
 
@@ -112,14 +116,15 @@ class DenseLayout(BatchLayout):
             return values.unflatten(1, (before, before))[:, :after, :after].flatten(1, 2)
         return values[:, :after]
 
-    def _tables(self, n: int, kinds: tuple[GraphActionType, ...]) -> tuple[Tensor, Tensor]:
-        """Return the kind and the number of rows of these action types in batches of width n."""
-        if (n, kinds) not in self._row_tables:
+    def _tables(self, n: int, kinds: tuple[GraphActionType, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the kind and the number of rows of these action types in batches of width n, then of INVALID."""
+        if (n, kinds, device) not in self._row_tables:
             limits = {GraphActionType.Stop: 1, **dict.fromkeys(PAIR_TYPES, n * n)}
+            rows = [[int(kind), limits.get(kind, n)] for kind in kinds]
             with torch.inference_mode(False):
-                kind_at, num_rows = torch.tensor([[int(kind), limits.get(kind, n)] for kind in kinds]).unbind(1)
-            self._row_tables[n, kinds] = kind_at, num_rows
-        return self._row_tables[n, kinds]
+                kind_at, num_rows = torch.tensor([*rows, [INVALID, 0]], device=device).unbind(1)
+            self._row_tables[n, kinds, device] = kind_at, num_rows
+        return self._row_tables[n, kinds, device]
 
     def _padded(self, batch: Batch, key: str, n: int) -> Tensor:
         """Return a field padded to a batch of width n."""
@@ -138,14 +143,18 @@ class DenseLayout(BatchLayout):
         return padded.flatten(1, 2) if key in _PAIR_MASKS else padded
 
 
-_IS_PAIR = torch.tensor([int(kind in PAIR_TYPES) for kind in GraphActionType])
+@lru_cache
+def _is_pair(device: torch.device) -> Tensor:
+    """Return which kinds act on pairs, int64."""
+    with torch.inference_mode(False):
+        return torch.tensor([int(kind in PAIR_TYPES) for kind in GraphActionType], device=device)
 
 
 def _renumbered(kind: Tensor, row: Tensor, before: int, after: int) -> Tensor:
     """Return the rows of pairs, source * before + target, rewritten as source * after + target."""
     if before == after:
         return row
-    return row + _IS_PAIR[kind] * (row.div(before, rounding_mode="floor") * (after - before))
+    return row + _is_pair(kind.device)[kind] * (row.div(before, rounding_mode="floor") * (after - before))
 
 
 _PAIR_FIELDS = ("edge_type", "edge_attr", "edge_order", "reach")

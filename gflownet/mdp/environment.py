@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -27,6 +28,7 @@ from gflownet.mdp.action import (
     GraphAction,
     GraphActionType,
 )
+from gflownet.mdp.categorical import INVALID, refuse_invalid
 from gflownet.mdp.description import GraphDescription, decode_action, described_states, encode_action
 from gflownet.mdp.isomorphism import CanonicalForms, StateIdentifier, canonical_forms
 from gflownet.mdp.labelled_graphs import LabelledGraphs, labelled_graphs
@@ -52,6 +54,8 @@ class Environment(ABC):
     """A Markov decision process that builds graphs; a state is terminal iff Stop is legal."""
 
     terminal_type: Any  # class of terminal objects; its `from_dict` reads their `to_dict`
+    # Whether a copy with its tensors on a GPU steps and masks states there, without waiting for values in between.
+    runs_on_device = False
 
     def __init__(self, vocabulary: GraphVocabulary) -> None:
         self.vocabulary = vocabulary
@@ -117,6 +121,22 @@ class Environment(ABC):
     def backward_masks(self, states: GraphStates) -> ActionMasks:
         """Return which backward actions are legal."""
         return self._masks(states, self.backward_rules(states), self.backward_types)
+
+    def read_ahead(self, states: GraphStates, actions: ActionBatch) -> int:
+        """Return the largest number of nodes after the unfinished of legal forward actions; set `actions.counts`.
+
+        The only wait for the device of a sampling step.
+
+        Raises:
+            FloatingPointError: an action is INVALID.
+        """
+        num_nodes = states.num_nodes + (actions.kind == int(GraphActionType.AddNode))
+        largest = num_nodes.masked_fill_(actions.kind == int(GraphActionType.Stop), 0).amax(0, keepdim=True)
+        *kinds, num = torch.cat([actions.kind, largest]).tolist()
+        vars(actions)["counts"] = counts = Counter(kinds)
+        if counts[INVALID]:
+            refuse_invalid(torch.tensor(kinds, device="cpu"))
+        return num
 
     def apply(self, states: GraphStates, actions: ActionBatch) -> GraphStates:
         """Return the states after one action each, without checking that the actions are legal."""

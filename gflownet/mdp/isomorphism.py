@@ -219,7 +219,7 @@ def _identify_symmetric(states: GraphStates, marks: Tensor) -> tuple[Tensor, Ten
     These are often twins, nodes with the same neighbours: every order of them is an automorphism, and |Aut| is the
     number of those orders times the number of automorphisms that keep the twins' order.
     """
-    n = max(1, int(states.num_nodes.max()))  # the twins take N^3 time
+    n = max(1, states.largest)  # the twins take N^3 time
     states, marks = states.truncated(n), marks[:, :n]
     rank = _are_twins(states, marks).tril(-1).sum(2)  # [B, N] twins before this node
     orders = (rank + 1).double().prod(1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gflownet.mdp.action import ActionBatch, GraphActionType
-from gflownet.mdp.categorical import GraphActionCategorical
+from gflownet.mdp.categorical import GraphActionCategorical, sent
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import Attribute, GraphStates
 
@@ -114,6 +114,8 @@ class StateFeatures:
 class BatchLayout(ABC):
     """Encodes states as a batch and maps an environment's actions to (type, row, column) indices and back."""
 
+    runs_on_device = False  # whether states on a GPU are encoded there without waiting for it
+
     def __init__(self, context: StateFeatures) -> None:
         self.context = context
 
@@ -156,7 +158,7 @@ def masks_of(batch: Batch, kinds: Kinds) -> list[Tensor]:
 def moved(batch: Batch, device: torch.device) -> Batch:
     """Return a copy of the batch with its tensors on a device; `Batch.to` of torch_geometric moves the batch itself."""
     if isinstance(batch, dict):
-        return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
+        return {key: sent(value, device) if isinstance(value, Tensor) else value for key, value in batch.items()}
     copied: Any = copy.copy(batch)
     return copied.to(device)
 

@@ -6,7 +6,7 @@ Letters: B graphs, N maximum number of nodes, A node attributes, E edge attribut
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -104,6 +104,11 @@ class GraphStates:
         return GraphStates(*(getattr(self, name)[index] for name in _ARRAYS))
 
     @cached_property
+    def largest(self) -> int:
+        """The largest number of nodes; waits for the device once, unless `read_ahead` has computed it."""
+        return int(self.num_nodes.max())
+
+    @cached_property
     def exists(self) -> Tensor:
         """Return which nodes exist, [B, N] bool."""
         return self.node_type != ABSENT
@@ -113,9 +118,13 @@ class GraphStates:
         """Return which edges exist, [B, N, N] bool."""
         return self.edge_type != ABSENT
 
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> GraphStates:
+        """Return the states with a function applied to each array."""
+        return GraphStates(*(function(getattr(self, name)) for name in _ARRAYS))
+
     def clone(self) -> GraphStates:
         """Return a copy that shares no memory."""
-        return GraphStates(*(getattr(self, name).clone() for name in _ARRAYS))
+        return self.mapped(torch.clone)
 
     def truncated(self, num_nodes: int) -> GraphStates:
         """Return the same graphs in arrays for `num_nodes` nodes; none may have more."""

@@ -47,14 +47,15 @@ class GraphEditor:
 
     def apply(self, states: GraphStates, actions: ActionBatch, ordered: Tensor) -> GraphStates:
         """Return the states after one action each; `ordered` [B, N] marks nodes that rank their in-edges."""
-        kinds = set(actions.kind.tolist())
+        kinds = set(actions.counts)
         only_attributes = kinds <= _ON_NODE_ATTRIBUTES
         after = replace(states, node_attr=states.node_attr.clone()) if only_attributes else states.clone()
-        for kind in sorted(kinds & self._edits.keys()):
+        for kind in sorted(self._edits.keys() & kinds):
             if len(kinds) == 1:
-                edit = _Edit(after, torch.arange(len(actions)), actions.row, actions.column, ordered)
+                graphs = torch.arange(len(actions), device=actions.row.device)
+                edit = _Edit(after, graphs, actions.row, actions.column, ordered)
             else:
-                graphs = (actions.kind == kind).nonzero().squeeze(1)
+                graphs = actions.of_kind(kind)
                 edit = _Edit(after, graphs, actions.row[graphs], actions.column[graphs], ordered)
             self._edits[kind](edit)
         return after
@@ -62,8 +63,8 @@ class GraphEditor:
     def undo(self, states: GraphStates, actions: ActionBatch) -> ActionBatch:
         """Return the actions from `apply(states, actions)` back to `states` (up to the order of nodes)."""
         kind, row, column = actions.kind.clone(), actions.row.clone(), torch.zeros_like(actions.column)
-        for action_type in sorted(set(actions.kind.tolist()) & _INVERSE.keys()):
-            graphs = (actions.kind == action_type).nonzero().squeeze(1)
+        for action_type in sorted(_INVERSE.keys() & set(actions.counts)):
+            graphs = actions.of_kind(action_type)
             kind[graphs] = int(_INVERSE[action_type])
             r, c = actions.row[graphs], actions.column[graphs]
             s, t = self._ends(r)
@@ -93,15 +94,14 @@ class GraphEditor:
         new = states.num_nodes[graphs]
         states.node_type[graphs, new] = edit.column.to(torch.int8)
         states.num_nodes[graphs] = new + 1
-        attached = new > 0  # the first node of an empty graph has no neighbour
-        if not bool(attached.all()):
-            graphs, row, new = graphs[attached], row[attached], new[attached]
-        states.edge_type[graphs, row, new] = _MAIN_EDGE
+        # The first node of an empty graph has no neighbour: its position is 0, as its row.
+        edge = torch.where(new > 0, _MAIN_EDGE, ABSENT).to(torch.int8)
+        states.edge_type[graphs, row, new] = edge
         if self.vocabulary.directed:
             states.reach[graphs, :, new] |= states.reach[graphs, :, row]
             return
-        states.edge_type[graphs, new, row] = _MAIN_EDGE
-        present = torch.arange(self.vocabulary.max_nodes) < new[:, None]
+        states.edge_type[graphs, new, row] = edge
+        present = torch.arange(self.vocabulary.max_nodes, device=new.device) < new[:, None]
         distance = (states.num_bridges[graphs, row] + 1) * present
         states.num_bridges[graphs, new] = distance
         states.num_bridges[graphs, :, new] = distance
@@ -117,10 +117,9 @@ class GraphEditor:
             states.edge_type[graphs, target, source] = column.to(torch.int8)
             self._close_cycle(states.num_bridges, graphs, source, target)
             return
-        if len(self.vocabulary.edge_types) > 1:
-            main = column == _MAIN_EDGE
-            graphs, source, target = graphs[main], source[main], target[main]
         before = states.reach[graphs, :, source]  # [G, N] nodes that reach the source
+        if len(self.vocabulary.edge_types) > 1:
+            before &= (column == _MAIN_EDGE)[:, None]
         after = states.reach[graphs, target]  # [G, N] nodes reachable from the target
         states.reach[graphs] |= before[:, :, None] & after[:, None, :]
 
@@ -132,7 +131,7 @@ class GraphEditor:
         d(node, source) + d(node, target) - d(source, target) bridges from a node.
         """
         joined = num_bridges[graphs].to(torch.int16)  # sums may pass 127
-        index = torch.arange(len(graphs))
+        index = torch.arange(len(graphs), device=graphs.device)
         from_source, from_target = joined[index, source], joined[index, target]
         off = (from_source + from_target - from_source.gather(1, target[:, None])).clamp(min=0) // 2  # [G, N]
         num_bridges[graphs] = torch.minimum(joined, off[:, :, None] + off[:, None, :]).to(torch.int8)
@@ -153,7 +152,7 @@ class GraphEditor:
 
     def _remove_node(self, edit: _Edit) -> None:
         states, graphs, row, n = edit.states, edit.graphs, edit.row, self.vocabulary.max_nodes
-        position = torch.arange(n).expand(len(graphs), n)
+        position = torch.arange(n, device=row.device).expand(len(graphs), n)
         # Later nodes move down by one; the cleared position of the removed node moves to the end.
         source = torch.where(position >= row[:, None], (position + 1).clamp(max=n - 1), position)
         source[:, -1] = row

@@ -6,6 +6,7 @@ Letters: B graphs, n nodes, F facets, each with its own range of codes in one ta
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ class NodeCodes:
             edge = edge_type == kind
             degrees = [edge.sum(1), edge.sum(2)] if self.directed else [edge.sum(1)]
             parts += [degree[..., None] for degree in degrees]
-        return torch.cat(parts, -1) + self._starts.to(edge_type.device)
+        return torch.cat(parts, -1) + _on(edge_type.device, self._starts)
 
 
 class PairCodes:
@@ -68,7 +69,7 @@ class PairCodes:
                 parts += [value, value.transpose(1, 2)] if self.directed else [value]
         if len(parts) == 1:
             return parts[0]
-        return torch.cat(parts, -1) + self._starts.to(parts[0].device)
+        return torch.cat(parts, -1) + _on(parts[0].device, self._starts)
 
     def _joints(self, batch: Batch) -> Tensor:
         """Return one joint code of edges, reachability and paths of length two, [B, n, n] int64."""
@@ -86,6 +87,12 @@ class PairCodes:
         return (kind + size * kind.transpose(1, 2).long()) + size * size * code.long()
 
 
-def _starts(sizes: Sequence[int], *, first: Sequence[int]) -> Tensor:
+def _starts(sizes: Sequence[int], *, first: Sequence[int]) -> tuple[int, ...]:
     """Return the offset of each facet that maps its smallest value to the first code of its range."""
-    return torch.tensor([sum(sizes[:i]) - low for i, low in enumerate(first)])
+    return tuple(sum(sizes[:i]) - low for i, low in enumerate(first))
+
+
+@lru_cache(maxsize=64)
+def _on(device: torch.device, numbers: tuple[int, ...]) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, device=device)

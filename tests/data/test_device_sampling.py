@@ -1,0 +1,144 @@
+"""Sampling with states on the device of the policy: one wait for the device per step, the same actions as on the CPU.
+
+The meta device has no values: every operation that reads one fails there, as does a mixture of devices.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from gflownet.data import sampler
+from gflownet.data.sampler import Exploration, sample_forward, sampled_steps
+from gflownet.envs.operation_graph import OperationGraphContext, OperationGraphEnv
+from gflownet.evaluation.conditioning import Conditioning
+from gflownet.mdp.action import ActionBatch
+from gflownet.mdp.categorical import INVALID
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.dense_layout import DenseLayout
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import GraphStates
+from gflownet.policy.config import ModelConfig
+from gflownet.policy.dense_transformer import DenseTransformerPolicy
+from gflownet.policy.on_device import PolicyOnDevice
+from tests.contracts.environments import ENVIRONMENTS
+from tests.waits import counted_waits
+
+CPU, META, NUM = torch.device("cpu"), torch.device("meta"), 16
+# The others have no own rules, or the same ones with other options.
+QUICK = frozenset({"undirected_attributes", "directed", "computation_graph_ordered", "operation_graph", "choices"})
+PARAMETERS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ENVIRONMENTS]
+
+
+def context_of(env: Environment) -> GraphBuildingEnvContext:
+    context_class = OperationGraphContext if isinstance(env, OperationGraphEnv) else GraphBuildingEnvContext
+    return context_class(env).with_layout(DenseTransformerPolicy.layout)
+
+
+def small_policy(context: GraphBuildingEnvContext) -> DenseTransformerPolicy:
+    torch.manual_seed(0)
+    return DenseTransformerPolicy(context, ModelConfig(num_layers=1, num_emb=16))
+
+
+def steps_of(context: GraphBuildingEnvContext, policy: Any, device: torch.device) -> list[sampler.Step]:
+    generator = torch.Generator().manual_seed(1)
+    return sampled_steps(context, policy, torch.zeros(NUM, 1), generator, Exploration(0.1, 2.0), device)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_step_reads_no_value_of_a_device(name, monkeypatch):
+    """The meta device runs all steps once the results of `read_ahead` are replayed from the CPU."""
+    env = ENVIRONMENTS[name]()
+    if not env.runs_on_device:
+        pytest.skip("steps on the CPU")
+    context = context_of(env)
+    policy, original = small_policy(context), Environment.read_ahead
+    known: list[tuple[Mapping[int, int], int]] = []
+
+    def record(self: Environment, states: GraphStates, actions: ActionBatch) -> int:
+        largest = original(self, states, actions)
+        known.append((actions.counts, largest))
+        return largest
+
+    def replay(self: Environment, states: GraphStates, actions: ActionBatch) -> int:
+        counts, largest = next(replayed)
+        vars(actions)["counts"] = Counter(counts)
+        return largest
+
+    monkeypatch.setattr(Environment, "read_ahead", record)
+    num_steps = len(steps_of(context, policy, CPU))
+    monkeypatch.setattr(Environment, "read_ahead", replay)
+    policy = policy.to(META)
+    replayed = iter(known)
+    steps_of(context, policy, META)  # computes tables once
+    replayed = iter(known)
+    with counted_waits() as waits:
+        steps = steps_of(context, policy, META)
+    assert len(steps) == num_steps
+    assert {step.log_backward.device for step in steps} == {META}
+    assert waits == {"int": 1}  # of the initial states, which are made on the CPU
+
+
+@pytest.mark.parametrize("name", sorted(QUICK))
+def test_device_samples_the_same_actions_with_one_wait_per_step(name, monkeypatch):
+    """The code for devices runs on the CPU here: equal states are evaluated each, so logits differ by rounding."""
+    context = context_of(ENVIRONMENTS[name]())
+    policy = small_policy(context)
+    expected = steps_of(context, policy, CPU)
+    monkeypatch.setattr(sampler, "_CPU", META)
+    with counted_waits() as waits:
+        steps = steps_of(context, policy, CPU)
+    assert len(steps) == len(expected)
+    for step, other in zip(steps, expected, strict=True):
+        assert torch.equal(step.trajectory, other.trajectory)
+        assert all(torch.equal(a, b) for a, b in zip(step.actions.parts, other.actions.parts, strict=True))
+        assert bool(step.states.equals(other.states).all())
+        torch.testing.assert_close(step.log_backward, other.log_backward)
+    assert waits["tolist"] == len(steps)
+
+
+def test_invalid_logits_name_their_graph_at_the_next_read():
+    """A device samples INVALID; environment and layout keep it until the host reads the kinds of actions."""
+    context = context_of(ENVIRONMENTS["directed"]())
+    env, states = context.env, context.env.initial_states(NUM)
+    categorical, _ = small_policy(context)(context.to_batch(states), torch.zeros(NUM, 1))
+    slots = categorical.slots.index_fill(0, torch.tensor([3]), torch.nan)
+    indices = categorical.with_slots(slots).sample_on_device(torch.Generator().manual_seed(0))
+    assert indices[3].tolist() == [INVALID] * 3
+    assert int((indices == INVALID).any(1).sum()) == 1
+    kind_at, _ = DenseLayout(context)._tables(4, context.action_types, CPU)
+    actions = ActionBatch(kind_at[indices[:, 0]], indices[:, 1], indices[:, 2])
+    with pytest.raises(FloatingPointError, match=r"^graph 3: expected numbers as logits, got nan or inf$"):
+        env.read_ahead(states, actions)
+
+
+def test_sparse_layout_stays_on_the_cpu():
+    context = GraphBuildingEnvContext(ENVIRONMENTS["directed"]())
+    policy = PolicyOnDevice(small_policy(context_of(context.env)), device=META, precision="float32")
+    assert sampler._device_of_states(context, policy) == CPU
+    assert sampler._device_of_states(context_of(context.env), policy) == META
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", sorted(QUICK))
+def test_cuda_samples_as_the_cpu(name):
+    context = context_of(ENVIRONMENTS[name]())
+    policy, device = small_policy(context), torch.device("cuda")
+    conditioning = Conditioning(torch.zeros(NUM, 1), torch.ones(NUM))
+    here, there = (
+        sample_forward(
+            context,
+            PolicyOnDevice(policy.to(each), device=each, precision="float32"),
+            conditioning=conditioning,
+            generator=torch.Generator().manual_seed(1),
+        )
+        for each in (CPU, device)
+    )
+    assert there.log_backward.device == CPU
+    assert torch.equal(here.trajectory, there.trajectory)
+    assert all(torch.equal(a, b) for a, b in zip(here.actions.parts, there.actions.parts, strict=True))
