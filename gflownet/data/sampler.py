@@ -155,12 +155,15 @@ def roll_out(env: Environment, states: GraphStates, choose: Choose) -> list[Step
         actions = choose(states, alive)
         log_backward = torch.zeros(len(alive), device=alive.device)
         steps.append(Step(states, alive, actions, None, log_backward))
-        largest = env.read_ahead(states, actions)
+        largest = None
+        if alive.device != _CPU:
+            actions, largest = env.read_ahead(states, actions)
         unfinished, actions = actions.unfinished()
         if len(unfinished) < len(alive):
             states, alive = states[unfinished], alive[unfinished]
         states = env.apply(states, actions)
-        vars(states)["largest"] = largest
+        if largest is not None:
+            vars(states)["largest"] = largest
         log_backward[unfinished] = -env.backward_masks(states).num_actions().log()
     return steps
 

@@ -6,11 +6,9 @@ Letters of this package: B graphs, N maximum number of nodes, R rows and C colum
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -81,6 +79,7 @@ class ActionBatch:
     kind: Tensor  # [B] int64, a GraphActionType
     row: Tensor  # [B] int64
     column: Tensor  # [B] int64
+    counts: Mapping[int, int] | None = None  # number of actions of each kind, read ahead from a device
 
     def __len__(self) -> int:
         """Return the number of actions."""
@@ -90,25 +89,22 @@ class ActionBatch:
         """Return the actions at an index, a slice or a boolean mask."""
         return ActionBatch(self.kind[index], self.row[index], self.column[index])
 
-    @cached_property
-    def counts(self) -> Counter[int]:
-        """The number of actions of each kind; waits for the device once, unless `read_ahead` has set it."""
-        return Counter(self.kind.tolist())
+    def kinds(self) -> set[int]:
+        """Return the kinds of the actions; waits for a device, unless the counts are known."""
+        return set(self.kind.tolist() if self.counts is None else self.counts)
 
     def of_kind(self, kind: GraphActionType) -> Tensor:
         """Return the graphs with an action of a kind, ascending."""
-        return torch.nonzero_static(self.kind == int(kind), size=self.counts[kind]).squeeze(1)
+        return _positions(self.kind == int(kind), None if self.counts is None else self.counts[kind])
 
     def unfinished(self) -> tuple[Tensor, ActionBatch]:
         """Return the graphs with other actions than Stop, ascending, and these actions."""
         stop = GraphActionType.Stop
-        num = len(self) - self.counts[stop]
-        graphs = torch.nonzero_static(self.kind != int(stop), size=num).squeeze(1)
-        if num == len(self):
+        others = None if self.counts is None else {kind: num for kind, num in self.counts.items() if kind != stop}
+        graphs = _positions(self.kind != int(stop), None if others is None else sum(others.values()))
+        if len(graphs) == len(self):
             return graphs, self
-        others = self[graphs]
-        vars(others)["counts"] = Counter({kind: count for kind, count in self.counts.items() if kind != stop})
-        return graphs, others
+        return graphs, ActionBatch(self.kind[graphs], self.row[graphs], self.column[graphs], others)
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,6 +133,11 @@ class ActionBatch:
     def cat(batches: Sequence[ActionBatch]) -> ActionBatch:
         """Return the concatenated batches."""
         return ActionBatch(*map(torch.cat, zip(*(batch.parts for batch in batches), strict=True)))
+
+
+def _positions(mask: Tensor, num: int | None) -> Tensor:
+    """Return where a mask [B] holds; a known number of places spares waiting for a device."""
+    return (mask.nonzero() if num is None else torch.nonzero_static(mask, size=num)).squeeze(1)
 
 
 @dataclass(frozen=True)

@@ -146,23 +146,35 @@ class GraphActionCategorical:
         Raises:
             FloatingPointError: a graph has nan or inf logits; the message names it.
         """
-        actions = self.sample_on_device(generator).cpu()
-        refuse_invalid(actions[:, 0])
-        return actions
+        if self._logits.device.type != "cpu":
+            actions = self.sample_on_device(generator).cpu()
+            refuse_invalid(actions[:, 0])
+            return actions
+        slot, is_valid = self._sampled_slots(generator)
+        if not bool(is_valid.all()):
+            refuse_invalid(torch.where(is_valid, 0, INVALID).squeeze(1))
+        return self._actions(slot.squeeze(1))
+
+    def sample_on_device(self, generator: torch.Generator | None = None) -> Tensor:
+        """Return one sampled action per graph, [B, 3] int64, without waiting for the device.
+
+        INVALID three times for a graph with nan or inf logits.
+        """
+        slot, is_valid = self._sampled_slots(generator)
+        return self._actions(torch.where(is_valid, slot, self._logits.shape[1]).squeeze(1))
 
     @torch.no_grad()
-    def sample_on_device(self, generator: torch.Generator | None = None) -> Tensor:
-        """Return one sampled action per graph, [B, 3] int64, by inverting the cumulative distribution.
+    def _sampled_slots(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Return a slot of each graph, [B, 1], by inverting the cumulative distribution, and whether it is valid.
 
-        Without waiting for the device: INVALID three times for a graph with nan or inf logits. The uniform numbers come
-        from main memory, so that all devices sample the same actions.
+        The uniform numbers come from main memory, so that all devices sample the same actions.
         """
         cumulated = self._logits.softmax(1).cumsum(1, dtype=torch.float64)
         total = cumulated[:, -1:]
         uniform = torch.rand(total.shape, dtype=torch.float64, generator=generator, device="cpu").mul_(_BELOW_ONE)
         # The first slot above the threshold is legal, because cumulative sums only rise at legal actions.
-        slot = torch.searchsorted(cumulated, sent(uniform, cumulated.device) * total, right=True)
-        return self._actions(torch.where(total.isfinite(), slot, cumulated.shape[1]).squeeze(1))
+        slot = torch.searchsorted(cumulated, sent(uniform, cumulated.device).mul_(total), right=True)
+        return slot, total.isfinite()
 
     def argmax(self) -> Tensor:
         """Return the most likely action of each graph, [B, 3] int64; the first one of ties."""

@@ -122,10 +122,10 @@ class Environment(ABC):
         """Return which backward actions are legal."""
         return self._masks(states, self.backward_rules(states), self.backward_types)
 
-    def read_ahead(self, states: GraphStates, actions: ActionBatch) -> int:
-        """Return the largest number of nodes after the unfinished of legal forward actions; set `actions.counts`.
+    def read_ahead(self, states: GraphStates, actions: ActionBatch) -> tuple[ActionBatch, int]:
+        """Return legal forward actions with their counts, and the largest number of nodes after the unfinished ones.
 
-        The only wait for the device of a sampling step.
+        The only wait for a device in a sampling step.
 
         Raises:
             FloatingPointError: an action is INVALID.
@@ -133,10 +133,10 @@ class Environment(ABC):
         num_nodes = states.num_nodes + (actions.kind == int(GraphActionType.AddNode))
         largest = num_nodes.masked_fill_(actions.kind == int(GraphActionType.Stop), 0).amax(0, keepdim=True)
         *kinds, num = torch.cat([actions.kind, largest]).tolist()
-        vars(actions)["counts"] = counts = Counter(kinds)
+        counts = Counter(kinds)
         if counts[INVALID]:
             refuse_invalid(torch.tensor(kinds, device="cpu"))
-        return num
+        return replace(actions, counts=counts), num
 
     def apply(self, states: GraphStates, actions: ActionBatch) -> GraphStates:
         """Return the states after one action each, without checking that the actions are legal."""

@@ -105,7 +105,7 @@ class GraphStates:
 
     @cached_property
     def largest(self) -> int:
-        """The largest number of nodes; waits for the device once, unless `read_ahead` has computed it."""
+        """The largest number of nodes; waits for a device, unless it was read ahead."""
         return int(self.num_nodes.max())
 
     @cached_property

@@ -47,7 +47,7 @@ class GraphEditor:
 
     def apply(self, states: GraphStates, actions: ActionBatch, ordered: Tensor) -> GraphStates:
         """Return the states after one action each; `ordered` [B, N] marks nodes that rank their in-edges."""
-        kinds = set(actions.counts)
+        kinds = actions.kinds()
         only_attributes = kinds <= _ON_NODE_ATTRIBUTES
         after = replace(states, node_attr=states.node_attr.clone()) if only_attributes else states.clone()
         for kind in sorted(self._edits.keys() & kinds):
@@ -63,7 +63,7 @@ class GraphEditor:
     def undo(self, states: GraphStates, actions: ActionBatch) -> ActionBatch:
         """Return the actions from `apply(states, actions)` back to `states` (up to the order of nodes)."""
         kind, row, column = actions.kind.clone(), actions.row.clone(), torch.zeros_like(actions.column)
-        for action_type in sorted(_INVERSE.keys() & set(actions.counts)):
+        for action_type in sorted(_INVERSE.keys() & actions.kinds()):
             graphs = actions.of_kind(action_type)
             kind[graphs] = int(_INVERSE[action_type])
             r, c = actions.row[graphs], actions.column[graphs]

@@ -5,8 +5,8 @@ The meta device has no values: every operation that reads one fails there, as do
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,8 +35,8 @@ PARAMETERS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.sl
 
 
 def context_of(env: Environment) -> GraphBuildingEnvContext:
-    context_class = OperationGraphContext if isinstance(env, OperationGraphEnv) else GraphBuildingEnvContext
-    return context_class(env).with_layout(DenseTransformerPolicy.layout)
+    context = OperationGraphContext(env) if isinstance(env, OperationGraphEnv) else GraphBuildingEnvContext(env)
+    return context.with_layout(DenseTransformerPolicy.layout)
 
 
 def small_policy(context: GraphBuildingEnvContext) -> DenseTransformerPolicy:
@@ -57,20 +57,21 @@ def test_step_reads_no_value_of_a_device(name, monkeypatch):
         pytest.skip("steps on the CPU")
     context = context_of(env)
     policy, original = small_policy(context), Environment.read_ahead
-    known: list[tuple[Mapping[int, int], int]] = []
+    known: list[tuple[Mapping[int, int] | None, int]] = []
 
-    def record(self: Environment, states: GraphStates, actions: ActionBatch) -> int:
-        largest = original(self, states, actions)
-        known.append((actions.counts, largest))
-        return largest
+    def record(self: Environment, states: GraphStates, actions: ActionBatch) -> tuple[ActionBatch, int]:
+        counted, largest = original(self, states, actions)
+        known.append((counted.counts, largest))
+        return counted, largest
 
-    def replay(self: Environment, states: GraphStates, actions: ActionBatch) -> int:
+    def replay(self: Environment, states: GraphStates, actions: ActionBatch) -> tuple[ActionBatch, int]:
         counts, largest = next(replayed)
-        vars(actions)["counts"] = Counter(counts)
-        return largest
+        return replace(actions, counts=counts), largest
 
     monkeypatch.setattr(Environment, "read_ahead", record)
-    num_steps = len(steps_of(context, policy, CPU))
+    with monkeypatch.context() as patch:
+        patch.setattr(sampler, "_CPU", META)  # the code for devices, on the CPU
+        num_steps = len(steps_of(context, policy, CPU))
     monkeypatch.setattr(Environment, "read_ahead", replay)
     policy = policy.to(META)
     replayed = iter(known)
