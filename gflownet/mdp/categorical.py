@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 INVALID = -1  # type, row and column of an action that cannot be sampled
+_CPU = torch.device("cpu")
 _BELOW_ONE = 1 - 2**-52  # keeps a uniform number times a total strictly below that total in float64
 
 
@@ -171,10 +172,10 @@ class GraphActionCategorical:
         """
         cumulated = self._logits.softmax(1).cumsum(1, dtype=torch.float64)
         total = cumulated[:, -1:]
-        uniform = torch.rand(total.shape, dtype=torch.float64, generator=generator, device="cpu").mul_(_BELOW_ONE)
+        uniform = torch.rand(total.shape, dtype=torch.float64, generator=generator, device=_CPU).mul_(_BELOW_ONE)
         # The first slot above the threshold is legal, because cumulative sums only rise at legal actions.
         slot = torch.searchsorted(cumulated, sent(uniform, cumulated.device).mul_(total), right=True)
-        return slot, total.isfinite()
+        return slot, total > 0  # nan otherwise: softmax of nan, of inf, or of no legal action
 
     def argmax(self) -> Tensor:
         """Return the most likely action of each graph, [B, 3] int64; the first one of ties."""
@@ -258,6 +259,8 @@ def refuse_invalid(kinds: Tensor) -> None:
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
     """Return values on a device; a copy to a GPU goes from pinned memory, and the host does not wait for it."""
+    if values.device == device:
+        return values
     if device.type != "cuda" or values.device.type != "cpu":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
