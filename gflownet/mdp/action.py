@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import torch
@@ -79,7 +79,8 @@ class ActionBatch:
     kind: Tensor  # [B] int64, a GraphActionType
     row: Tensor  # [B] int64
     column: Tensor  # [B] int64
-    counts: Mapping[int, int] | None = None  # number of actions of each kind, read ahead from a device
+    # Number of actions of each kind, read ahead from a device.
+    counts: Mapping[int, int] | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         """Return the number of actions."""
@@ -104,7 +105,7 @@ class ActionBatch:
         graphs = _positions(self.kind != int(stop), None if others is None else sum(others.values()))
         if len(graphs) == len(self):
             return graphs, self
-        return graphs, ActionBatch(self.kind[graphs], self.row[graphs], self.column[graphs], others)
+        return graphs, ActionBatch(self.kind[graphs], self.row[graphs], self.column[graphs], counts=others)
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -99,6 +99,7 @@ def test_device_samples_the_same_actions_with_one_wait_per_step(name, monkeypatc
         assert all(torch.equal(a, b) for a, b in zip(step.actions.parts, other.actions.parts, strict=True))
         assert bool(step.states.equals(other.states).all())
         torch.testing.assert_close(step.log_backward, other.log_backward)
+        assert step.states.largest == int(step.states.num_nodes.max())
     assert waits["tolist"] == len(steps)
 
 
@@ -111,6 +112,8 @@ def test_invalid_logits_name_their_graph_at_the_next_read():
     indices = categorical.with_slots(slots).sample_on_device(torch.Generator().manual_seed(0))
     assert indices[3].tolist() == [INVALID] * 3
     assert int((indices == INVALID).any(1).sum()) == 1
+    with pytest.raises(FloatingPointError, match=r"^graph 3: expected numbers as logits, got nan or inf$"):
+        categorical.with_slots(slots).sample()
     kind_at, _ = DenseLayout(context)._tables(4, context.action_types, CPU)
     actions = ActionBatch(kind_at[indices[:, 0]], indices[:, 1], indices[:, 2])
     with pytest.raises(FloatingPointError, match=r"^graph 3: expected numbers as logits, got nan or inf$"):
