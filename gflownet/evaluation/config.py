@@ -296,7 +296,7 @@ def _check_ray(ray: RayConfig) -> None:
 
 
 def _is_amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 2**53
 
 
 def check_store_url(text: str) -> None:
