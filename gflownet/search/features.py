@@ -14,6 +14,7 @@ a graph in all blocks, V distinct labels, F frequent labels, D numeric features.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -140,63 +141,66 @@ def _histogram(labels: Tensor, block: int) -> tuple[Tensor, Tensor]:
     return distinct, counts.masked_fill(distinct == ABSENT, 0)
 
 
-_MAX_DISTANCES = 2**23  # of one array at a time, to bound memory
-_ROUNDING = 2e-6  # below it, a squared distance in float32 is zero
-_ALL = slice(None)
-_FREQUENT = 1 / 8  # share of the graphs from which a label has a column of a matrix; others have lists of graphs
-_MAX_INDEXED = 2**21  # of one array at a time, to bound memory
+_ROUNDING = 1e-12  # below it, a squared distance of normalised histograms is zero
+_FREQUENT = 1 / 20  # share of the graphs from which a label has a column of a matrix; others have lists of graphs
+_MAX_INDEXED = 2**20  # of one array at a time, to bound memory
 
 
 class LabelIndex:
-    """Histograms of n graphs by label."""
+    """Histograms of n graphs by label, times a factor for each block and graph."""
 
-    def __init__(self, features: GraphFeatures) -> None:
-        rows, columns = (features.labels != ABSENT).nonzero(as_tuple=True)
-        self.num_graphs, self._blocks = len(features), features.blocks
-        labels, order = features.labels[rows, columns].sort()
+    def __init__(self, features: GraphFeatures, scales: Tensor) -> None:
+        """Index the labels of blocks whose factors [K, n] are not zero."""
+        self.num_graphs = len(features)
+        rows, labels, counts = _scaled_labels(features, scales)
+        labels, order = labels.sort()
         self._labels, self._size = labels.unique_consecutive(return_counts=True)  # [V], graphs with each
         self._first = self._size.cumsum(0) - self._size
-        self._rows, self._counts = rows[order], features.counts[rows, columns][order]
-        block = features.blocks[columns][order][self._first]
-        is_frequent = self._size > _FREQUENT * self.num_graphs
-        frequent = is_frequent.nonzero().squeeze(1)
-        frequent = frequent[block[frequent].argsort(stable=True)]
+        self._rows, self._counts = rows[order], counts[order]
+        frequent = (self._size > _FREQUENT * self.num_graphs).nonzero().squeeze(1)
         self._column = torch.full_like(self._first, -1)  # of a frequent label
         self._column[frequent] = torch.arange(len(frequent))
-        self._bounds = [0, *block[frequent].bincount(minlength=features.num_blocks).cumsum(0).tolist()]
         column = self._column.repeat_interleave(self._size)
         dense = column >= 0
-        # Counts are small integers: exact in float32.
-        self._matrix = torch.zeros(self.num_graphs, len(frequent))
-        self._matrix[self._rows[dense], column[dense]] = self._counts[dense].float()
+        self._matrix = torch.zeros(self.num_graphs, len(frequent), dtype=torch.float64)
+        self._matrix[self._rows[dense], column[dense]] = self._counts[dense]
 
-    def products(self, features: GraphFeatures) -> Tensor:
-        """Return the scalar products of the histograms of B graphs with these n, [K, B, n] float32 integers."""
-        rows, columns = (features.labels != ABSENT).nonzero(as_tuple=True)
-        labels, counts = features.labels[rows, columns], features.counts[rows, columns]
+    def products(self, features: GraphFeatures, scales: Tensor) -> Tensor:
+        """Return the scalar products of these n histograms with those of B graphs, times factors [K, B], [n, B]."""
+        rows, labels, counts = _scaled_labels(features, scales)
+        if not len(self._labels):
+            return torch.zeros(self.num_graphs, len(features), dtype=torch.float64)
         position = torch.searchsorted(self._labels, labels).clamp(max=len(self._labels) - 1)
         indexed = self._labels[position] == labels
         column = self._column[position].masked_fill(~indexed, -1)
         dense, sparse = column >= 0, indexed & (column < 0)
-        matrix = torch.zeros(len(features), self._matrix.shape[1])
-        matrix[rows[dense], column[dense]] = counts[dense].float()
-        products = torch.stack([matrix[:, a:b] @ self._matrix[:, a:b].T for a, b in pairwise(self._bounds)])
-        target = (features.blocks[columns] * len(features) + rows) * self.num_graphs
-        self._add_rare(products.view(-1), position[sparse], target[sparse], counts[sparse])
+        matrix = torch.zeros(self._matrix.shape[1], len(features), dtype=torch.float64)
+        matrix[column[dense], rows[dense]] = counts[dense]
+        products = self._matrix @ matrix
+        self._add_rare(products, position[sparse], rows[sparse], counts[sparse])
         return products
 
     def _add_rare(self, products: Tensor, label: Tensor, target: Tensor, counts: Tensor) -> None:
-        """Add the products of rare labels to `products` at `target` + the graphs that have each."""
+        """Add the products of rare labels to those of the graphs `target`."""
         size = self._size[label]
         for part in _chunks(size):
             repeats = size[part]
             start = (self._first[label[part]] - repeats.cumsum(0) + repeats).repeat_interleave(repeats)
             entries = start + torch.arange(len(start))
-            products.index_put_(
-                (target[part].repeat_interleave(repeats) + self._rows[entries],),
-                (counts[part].repeat_interleave(repeats) * self._counts[entries]).float(),
+            products.view(-1).index_put_(
+                (self._rows[entries] * products.shape[1] + target[part].repeat_interleave(repeats),),
+                counts[part].repeat_interleave(repeats) * self._counts[entries],
                 accumulate=True,
             )
+
+
+def _scaled_labels(features: GraphFeatures, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return graph, label and count times factor of each label in blocks whose factors [K, B] are not all zero."""
+    columns = (scales != 0).any(1)[features.blocks].nonzero().squeeze(1)
+    labels, blocks = features.labels[:, columns], features.blocks[columns]
+    rows, places = (labels != ABSENT).nonzero(as_tuple=True)
+    counts = features.counts[:, columns][rows, places] * scales[blocks[places], rows]
+    return rows, labels[rows, places], counts
 
 
 def squared_norms(features: GraphFeatures) -> Tensor:
@@ -224,36 +228,32 @@ class Points:
 
     @cached_property
     def inverse_lengths(self) -> Tensor:
-        """Return the inverse lengths of the histograms, 0 for empty ones, [K, n] float32."""
-        norms = squared_norms(self.features).float()
+        """Return the inverse lengths of the histograms, 0 for empty ones, [K, n] float64."""
+        norms = squared_norms(self.features).double()
         return norms.rsqrt().masked_fill(norms == 0, 0)
 
     @cached_property
     def index(self) -> LabelIndex:
-        """Return the index of the labels."""
-        return LabelIndex(self.features)
+        """Return the index of the normalised histograms."""
+        return LabelIndex(self.features, self.inverse_lengths)
 
-    def label_distances(self, others: Points) -> Tensor:
-        """Return the squared distances of the normalised histograms of B other graphs to these n, [K, B, n] float32."""
-        size = max(1, _MAX_DISTANCES // max(1, self.features.num_blocks * len(self)))
-        parts = []
-        for first in range(0, max(len(others), 1), size):
-            inverse = others.inverse_lengths[:, first : first + size, None]
-            cosines = self.index.products(others.features[first : first + size])
-            cosines *= inverse * self.inverse_lengths[:, None, :]
-            squares = (inverse > 0).float() + (self.inverse_lengths > 0).float()[:, None, :]
-            squared = squares.sub_(cosines, alpha=2)
-            parts.append(squared.masked_fill_(squared < _ROUNDING, 0))
-        return torch.cat(parts, 1)
+    def kinds(self, others: Points) -> Iterator[Tensor]:
+        """Yield each of the K squared distances of B other graphs to these n, [B, n] float64: labels, then numbers."""
+        for block in range(self.features.num_blocks):
+            scales = torch.zeros_like(others.inverse_lengths)
+            scales[block] = others.inverse_lengths[block]
+            squares = (scales[block] > 0).double()[:, None] + (self.inverse_lengths[block] > 0).double()
+            squared = squares.sub_(self.index.products(others.features, scales).T, alpha=2)
+            yield squared.masked_fill_(squared < _ROUNDING, 0)
+        groups = self.features.groups
+        for group in groups.unique().tolist():
+            yield squared_distances(
+                others.features.numbers[:, groups == group], self.features.numbers[:, groups == group]
+            )
 
     def distances(self, others: Points) -> Tensor:
         """Return the squared distances of B other graphs to these n, [K, B, n] float64."""
-        groups = self.features.groups
-        numbers = [
-            squared_distances(others.features.numbers[:, groups == group], self.features.numbers[:, groups == group])
-            for group in groups.unique().tolist()
-        ]
-        return torch.cat([self.label_distances(others).double(), *(each[None] for each in numbers)])
+        return torch.stack(list(self.kinds(others)))
 
 
 def squared_distances(first: Tensor, second: Tensor) -> Tensor:
@@ -261,48 +261,36 @@ def squared_distances(first: Tensor, second: Tensor) -> Tensor:
     return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist").square_()
 
 
-def median_scales(squared: Tensor) -> Tensor:
-    """Return the median of the positive distances [K, n, n] of each kind, 1 where there is none, [K] float64."""
-    medians = [row[row > 0].median() if bool((row > 0).any()) else torch.ones(()) for row in squared]
+def median_scales(kinds: Iterable[Tensor]) -> Tensor:
+    """Return the median of the positive distances [n, n] of each kind, 1 where there is none, [K] float64."""
+    medians = [row[row > 0].median() if bool((row > 0).any()) else torch.ones(()) for row in kinds]
     return torch.stack([median.double() for median in medians])
 
 
-class DistanceCache:
-    """Squared distances of B graphs to a growing number of observations; those of labels are computed once."""
+class WeightedDistances:
+    """Sums of the squared distances to n graphs, each times its weight, as products of matrices.
 
-    def __init__(self, features: GraphFeatures) -> None:
-        self._graphs = Points(features)
-        self._rows = torch.empty(0, dtype=torch.int64)
-        self._observed = Points(features[:0])
-        self._labels = torch.empty(features.num_blocks, 0, len(features))  # [K, capacity, B]
+    |x - y|^2 = |x|^2 + |y|^2 - 2 x y for scaled histograms and numbers: one array in place of one per distance.
+    """
 
-    def extend(self, observed: Points, rows: Tensor) -> None:
-        """Set the observations; `rows` identifies them: equal first rows are not computed again."""
-        num = len(self._rows)
-        if not torch.equal(rows[:num], self._rows):
-            num = 0
-        new = observed if num == 0 else Points(observed.features[num:])
-        if len(self._graphs) > len(new):
-            labels = self._graphs.label_distances(new)
-        else:
-            labels = new.label_distances(self._graphs).transpose(1, 2)
-        if len(rows) > self._labels.shape[1]:
-            blocks, _, size = self._labels.shape
-            grown = torch.empty(blocks, len(rows) + len(rows) // 2 * (num > 0), size)
-            grown[:, :num] = self._labels[:, :num]
-            self._labels = grown
-        self._labels[:, num : len(rows)] = labels
-        self._rows, self._observed = rows, observed
+    def __init__(self, features: GraphFeatures, weights: Tensor) -> None:
+        """Scale the features of n graphs by the roots of weights [K]; those without a weight are left out."""
+        roots, num = weights.sqrt(), features.num_blocks
+        self._label_roots, of_numbers = roots[:num, None], roots[num:][features.groups]
+        self._used = of_numbers.nonzero().squeeze(1)
+        self._scale, self._centre = of_numbers[self._used], features.numbers[:, self._used].mean(0)
+        scales, self._numbers, self._squares = self._scaled(features)
+        self._index = LabelIndex(features, scales)
 
-    def weighted(self, weights: Tensor, rows: slice, part: slice = _ALL) -> Tensor:
-        """Return the sum over the distances with weights [K] from observations to graphs at `part`, [m, B] float64."""
-        total = torch.zeros(self._labels[0, rows, part].shape, dtype=torch.float64)
-        labels, of_groups = weights[: len(self._labels)], weights[len(self._labels) :]
-        for weight, squared in zip(labels.tolist(), self._labels, strict=True):
-            if weight > 0:
-                total.add_(squared[rows, part], alpha=weight)
-        if not len(of_groups):
-            return total
-        scale = of_groups[self._observed.features.groups].sqrt()
-        observed, graphs = self._observed.features.numbers[rows], self._graphs.features.numbers[part]
-        return total.add_(squared_distances(observed * scale, graphs * scale))
+    def __call__(self, features: GraphFeatures) -> Tensor:
+        """Return the weighted squared distances of the n graphs to B others, [n, B] float64."""
+        scales, numbers, squares = self._scaled(features)
+        products = self._index.products(features, scales).addmm_(self._numbers, numbers.T)
+        return products.mul_(-2).add_(self._squares[:, None]).add_(squares).clamp_(min=0)
+
+    def _scaled(self, features: GraphFeatures) -> tuple[Tensor, Tensor, Tensor]:
+        """Return factors of histograms [K, B], numbers [B, D] and squared lengths of both together [B]."""
+        lengths = Points(features).inverse_lengths
+        numbers = (features.numbers[:, self._used] - self._centre) * self._scale
+        squares = ((lengths > 0) * self._label_roots.square()).sum(0) + numbers.square().sum(1)
+        return lengths * self._label_roots, numbers, squares

@@ -19,6 +19,7 @@ from gflownet.search.regression import CrossCovariance, Hyperparameters, Regress
 from gflownet.search.surrogate import CrossValidated, Prediction, Warping, check_scores, next_fit
 
 _NUM_ROUNDS = 3
+_NUM_CROSSES = 2  # a space as a whole, and the candidates out of which a batch is chosen
 _FIELDS = ("mean", "std")
 
 
@@ -38,7 +39,7 @@ class GaussianProcess(CrossValidated):
         self._num_fitted = 0  # observations at the last fit of hyperparameters
         self._observed: GraphFeatures | None = None  # all n observations
         self._regression: Regression | None = None
-        self._cross: CrossCovariance | None = None  # of the features of the last prediction
+        self._crosses: list[CrossCovariance] = []  # of the features of the last predictions, latest first
 
     def encode(self, states: GraphStates, extra: Tensor | None = None) -> GraphFeatures:
         """Return the features of B terminal states, with numeric features [B, D]."""
@@ -95,16 +96,17 @@ class GaussianProcess(CrossValidated):
         return {"weights": weights, "noise": noise, "num_fitted": self._num_fitted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._observed = self._regression = self._cross = None
+        self._observed, self._regression, self._crosses = None, None, []
         self._hyperparameters = Hyperparameters(state["weights"], state["noise"]) if state else None
         self._num_fitted = state.get("num_fitted", 0)
 
     def _fitted(self, features: GraphFeatures) -> tuple[CrossCovariance, Regression]:
         if self._regression is None:
             raise ValueError("predict: expected a fitted surrogate, got one without observations")
-        if self._cross is None or self._cross.features is not features:
-            self._cross = CrossCovariance(features)
-        return self._cross, self._regression
+        known = [each for each in self._crosses if each.features is features]
+        others = [each for each in self._crosses if each.features is not features]
+        self._crosses = [*(known or [CrossCovariance(features)]), *others][:_NUM_CROSSES]
+        return self._crosses[0], self._regression
 
     def _restore(self, features: GraphFeatures, values: Tensor) -> None:
         """Build the model of the last fit of hyperparameters, and add the observations since."""
@@ -114,7 +116,7 @@ class GaussianProcess(CrossValidated):
         self._regression.append(features, torch.arange(self._num_fitted, len(features)))
 
     def _fit_hyperparameters(self, features: GraphFeatures, values: Tensor) -> None:
-        rows = self._rows(values)
+        rows, self._regression, self._crosses = self._rows(values), None, []  # before the next ones are allocated
         self._hyperparameters = Regression.fitted_hyperparameters(features, values, rows, self._hyperparameters)
         self._regression, self._num_fitted = Regression(features, rows, self._hyperparameters), len(features)
 

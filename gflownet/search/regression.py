@@ -10,12 +10,13 @@ Letters: K distances, n observations, m of them in the model, G candidate hyperp
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gflownet.search.features import DistanceCache, GraphFeatures, Points, median_scales
+from gflownet.search.features import GraphFeatures, Points, WeightedDistances, median_scales
 from gflownet.search.surrogate import Prediction
 
 # Powers of two: of the weights of distances in units of their median, and of the noise variance over the signal's.
@@ -148,8 +149,10 @@ def _distinct(squared: Tensor) -> Tensor:
 
 
 _MAX_FIT_ROWS = 200  # observations of a fit of hyperparameters, whose cost grows with their third power
-_MAX_ENTRIES = 2**22  # of one array at a time, to bound memory
-_MAX_DOUBLES = 2**25  # of the whitened covariances of all predicted graphs; float32 above
+_MAX_ENTRIES = 2**20  # of one array at a time, to bound memory
+_MAX_DOUBLES = 2**23  # of the whitened covariances of all predicted graphs; float32 above
+MAX_KEPT_BYTES = 160 * 2**20  # of the same, at the last fit of hyperparameters
+_BLOCK_ROWS = 32  # rows allocated together
 _MIN_VARIANCE = 1e-10  # of a prediction, relative to the signal's
 _JITTERS = (0.0, 1e-6, 1e-4, 1e-2)  # added until a covariance has a Cholesky factor
 
@@ -161,11 +164,10 @@ class Regression:
         """Factorise the covariance of the observations at `rows` [m]."""
         self.hyperparameters, self.rows, self.num_fitted = hyperparameters, rows, len(rows)
         self.points = Points(features[rows])
-        squared = self.points.distances(self.points)
-        self.weights = hyperparameters.weights.exp2() / median_scales(squared)  # [K], of squared distances
-        correlations = correlation(torch.tensordot(self.weights, squared, 1))
-        self.jitter, factor = _factorised(correlations, hyperparameters.noise_variance)
-        self._factor = _grown(factor, (len(rows), len(rows)))
+        scales = median_scales(self.points.kinds(self.points))
+        self.weights = hyperparameters.weights.exp2() / scales  # [K], of squared distances
+        correlations = correlation(_weighted(self.points.kinds(self.points), self.weights))
+        self.jitter, self._factor = _factorised(correlations, hyperparameters.noise_variance)
 
     @staticmethod
     def fitted_hyperparameters(
@@ -192,7 +194,7 @@ class Regression:
         first, new = len(self.rows), Points(features[rows])
         self.rows = torch.cat([self.rows, rows])
         self.points = Points(features[self.rows])
-        correlations = correlation(torch.tensordot(self.weights, self.points.distances(new), 1))
+        correlations = correlation(_weighted(self.points.kinds(new), self.weights))
         self._factor = _grown(self._factor, (len(self.rows), len(self.rows)))
         noise = self.hyperparameters.noise_variance + self.jitter
         for row, covariance in enumerate(correlations, start=first):
@@ -222,59 +224,97 @@ class Regression:
 
 
 class CrossCovariance:
-    """Covariances of B graphs with the observations, extended when observations are added."""
+    """Covariances of B graphs with the observations, extended when observations are added.
+
+    Above `MAX_KEPT_BYTES` nothing is kept: each prediction computes them again, for some of the graphs at a time.
+    """
 
     def __init__(self, features: GraphFeatures) -> None:
-        self.features, self._cache = features, DistanceCache(features)
+        self.features = features
         self._regression: Regression | None = None
-        self._whitened = torch.empty(0, len(features))  # [capacity, B], L^-1 k(observations, graphs)
-        self._explained = torch.zeros(len(features), dtype=torch.float64)  # [B], sums of squares of its columns
+        self._blocks: list[Tensor] = []  # [rows, B] each, of L^-1 k(observations, graphs)
+        self._explained = torch.empty(0)  # [B] float64, sums of squares of its columns
         self._num_rows = 0
 
     def predict(self, regression: Regression) -> Prediction:
         """Return the distributions of the values of the B graphs."""
-        if self._regression is not regression:
-            self._restart(regression)
-        if self._num_rows < len(regression.rows):
-            self._cache.extend(regression.points, regression.rows)
-        for row in range(self._num_rows, len(regression.rows)):
-            self._append(regression, row)
-        posterior, whitened = regression.posterior, self._whitened[: self._num_rows]
-        mean = posterior.mean + (posterior.residuals.to(whitened) @ whitened).double()
+        if (parts := self._parts(regression)) is not None:
+            predictions = [CrossCovariance(self.features[part]).predict(regression) for part in parts]
+            mean, std = (torch.cat([getattr(each, name) for each in predictions]) for name in ("mean", "std"))
+            return Prediction(mean, std, regression.noise)
+        self._update(regression)
+        posterior = regression.posterior
+        mean = posterior.mean.repeat(len(self.features))
+        for rows, whitened in self._whitened():
+            mean += posterior.residuals[rows].to(whitened) @ whitened
         variance = posterior.variance * (1 - self._explained).clamp(min=_MIN_VARIANCE)
         return Prediction(mean, (variance + regression.noise**2).sqrt(), regression.noise)
 
     def covariance(self, regression: Regression, row: int) -> Tensor:
-        """Return the covariances [B] with the graph at `row`, after `predict`."""
-        graph = self.features[row : row + 1]
-        squared = Points(graph).distances(Points(self.features))[:, :, 0]  # [K, B]
-        prior = correlation(torch.tensordot(regression.weights, squared, 1))
-        whitened = self._whitened[: self._num_rows]
-        return regression.posterior.variance * (prior - (whitened[:, row] @ whitened).double())
+        """Return the covariances [B] with the graph at `row`."""
+        if (parts := self._parts(regression)) is not None:
+            pairs = (self.features[torch.cat([torch.tensor([row]), part])] for part in parts)
+            return torch.cat([CrossCovariance(each).covariance(regression, 0)[1:] for each in pairs])
+        self._update(regression)
+        covariances = correlation(self._distances(self.features[row : row + 1]))[:, 0]
+        for _, whitened in self._whitened():
+            covariances -= whitened[:, row] @ whitened
+        return regression.posterior.variance * covariances
+
+    def _parts(self, regression: Regression) -> Sequence[Tensor] | None:
+        """Return the graphs at a time where the covariances of all are too large to keep, else None."""
+        size = max(1, MAX_KEPT_BYTES // (4 * regression.num_fitted) - 1)
+        return None if len(self.features) <= size + 1 else torch.arange(len(self.features)).split(size)
+
+    def _update(self, regression: Regression) -> None:
+        if self._regression is not regression:
+            self._restart(regression)
+        for row in range(self._num_rows, len(regression.rows)):
+            self._append(regression, row)
+
+    def _whitened(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the rows that are filled, with their positions."""
+        first = 0
+        for block in self._blocks:
+            last = min(first + len(block), self._num_rows)
+            yield slice(first, last), block[: last - first]
+            first = last
 
     def _restart(self, regression: Regression) -> None:
-        self._cache.extend(regression.points, regression.rows)
         num, size = regression.num_fitted, len(self.features)
         dtype = torch.float64 if num * size <= _MAX_DOUBLES else torch.float32
-        self._whitened = torch.empty(num, size, dtype=dtype)
-        factor = regression.factor[:num, :num]
-        for first in range(0, size, max(1, _MAX_ENTRIES // num)):
-            part = slice(first, first + max(1, _MAX_ENTRIES // num))
-            covariance = correlation(self._cache.weighted(regression.weights, slice(num), part))
+        self._blocks = []  # before the next ones are allocated
+        self._blocks, self._num_rows = [torch.empty(num, size, dtype=dtype)], num
+        self._explained = torch.empty(size, dtype=torch.float64)
+        factor = regression.factor[:num, :num].to(dtype)
+        distances = WeightedDistances(regression.points.features[:num], regression.weights)
+        for part in torch.arange(size).split(max(1, _MAX_ENTRIES // num)):
+            covariance = correlation(distances(self.features[part])).to(dtype)
             whitened = torch.linalg.solve_triangular(factor, covariance, upper=False)
-            self._whitened[:, part] = whitened.to(dtype)
-            self._explained[part] = whitened.square().sum(0)
-        self._regression, self._num_rows = regression, num
+            self._blocks[0][:, part] = whitened
+            self._explained[part] = whitened.square().sum(0, dtype=torch.float64)
+        self._regression = regression
+        self._distances = WeightedDistances(self.features, regression.weights)
 
     def _append(self, regression: Regression, row: int) -> None:
-        covariance = correlation(self._cache.weighted(regression.weights, slice(row, row + 1)))[0]
+        covariance = correlation(self._distances(regression.points.features[row : row + 1]))[:, 0]
         factor = regression.factor[row]
-        known = factor[:row].to(self._whitened) @ self._whitened[:row]
-        whitened = (covariance - known.double()) / factor[row]
-        self._whitened = _grown(self._whitened, (row + 1, len(self.features)))
-        self._whitened[row] = whitened.to(self._whitened)
+        for rows, known in self._whitened():
+            covariance -= factor[rows].to(known) @ known
+        whitened = covariance / factor[row]
+        if row == sum(map(len, self._blocks)):
+            self._blocks.append(torch.empty(_BLOCK_ROWS, len(self.features), dtype=self._blocks[0].dtype))
+        self._blocks[-1][row - sum(map(len, self._blocks[:-1]))] = whitened
         self._explained += whitened.square()
         self._num_rows = row + 1
+
+
+def _weighted(kinds: Iterable[Tensor], weights: Tensor) -> Tensor:
+    """Return the sum of squared distances [K, B, n], each times its weight, [B, n] float64."""
+    total = torch.zeros(())
+    for squared, weight in zip(kinds, weights.tolist(), strict=True):
+        total = squared.mul_(weight).add_(total)
+    return total
 
 
 def best_and_random(values: Tensor, num: int, *, seed: int) -> Tensor:
