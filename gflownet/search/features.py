@@ -29,7 +29,7 @@ from gflownet.mdp.states import UNSET, GraphStates
 
 ABSENT = 0  # in place of the label of a missing node or of an empty place
 _OUT = 0x5BF03635  # distinguishes labels of out-neighbours from those of in-neighbours
-_MAX_ENTRIES = 2**21  # of one array at a time, to bound memory
+_MAX_ENTRIES = 2**18  # of one array at a time, to bound memory
 
 
 @dataclass(frozen=True)
@@ -166,17 +166,17 @@ class LabelIndex:
         self._matrix[self._rows[dense], column[dense]] = self._counts[dense]
 
     def products(self, features: GraphFeatures, scales: Tensor) -> Tensor:
-        """Return the scalar products of these n histograms with those of B graphs, times factors [K, B], [n, B]."""
+        """Return the scalar products of the histograms of B graphs, times factors [K, B], with these n, [B, n]."""
         rows, labels, counts = _scaled_labels(features, scales)
         if not len(self._labels):
-            return torch.zeros(self.num_graphs, len(features), dtype=torch.float64)
+            return torch.zeros(len(features), self.num_graphs, dtype=torch.float64)
         position = torch.searchsorted(self._labels, labels).clamp(max=len(self._labels) - 1)
         indexed = self._labels[position] == labels
         column = self._column[position].masked_fill(~indexed, -1)
         dense, sparse = column >= 0, indexed & (column < 0)
-        matrix = torch.zeros(self._matrix.shape[1], len(features), dtype=torch.float64)
-        matrix[column[dense], rows[dense]] = counts[dense]
-        products = self._matrix @ matrix
+        matrix = torch.zeros(len(features), self._matrix.shape[1], dtype=torch.float64)
+        matrix[rows[dense], column[dense]] = counts[dense]
+        products = matrix @ self._matrix.T
         self._add_rare(products, position[sparse], rows[sparse], counts[sparse])
         return products
 
@@ -188,7 +188,7 @@ class LabelIndex:
             start = (self._first[label[part]] - repeats.cumsum(0) + repeats).repeat_interleave(repeats)
             entries = start + torch.arange(len(start))
             products.view(-1).index_put_(
-                (self._rows[entries] * products.shape[1] + target[part].repeat_interleave(repeats),),
+                (target[part].repeat_interleave(repeats).mul_(self.num_graphs).add_(self._rows[entries]),),
                 counts[part].repeat_interleave(repeats) * self._counts[entries],
                 accumulate=True,
             )
@@ -234,16 +234,16 @@ class Points:
 
     @cached_property
     def index(self) -> LabelIndex:
-        """Return the index of the normalised histograms."""
-        return LabelIndex(self.features, self.inverse_lengths)
+        """Return the index of the labels."""
+        return LabelIndex(self.features, torch.ones_like(self.inverse_lengths))
 
     def kinds(self, others: Points) -> Iterator[Tensor]:
         """Yield each of the K squared distances of B other graphs to these n, [B, n] float64: labels, then numbers."""
-        for block in range(self.features.num_blocks):
+        for block, (first, second) in enumerate(zip(others.inverse_lengths, self.inverse_lengths, strict=True)):
             scales = torch.zeros_like(others.inverse_lengths)
-            scales[block] = others.inverse_lengths[block]
-            squares = (scales[block] > 0).double()[:, None] + (self.inverse_lengths[block] > 0).double()
-            squared = squares.sub_(self.index.products(others.features, scales).T, alpha=2)
+            scales[block] = 1.0  # products of integers are exact: a distance depends on its two graphs only
+            cosines = self.index.products(others.features, scales).mul_(first[:, None]).mul_(second)
+            squared = cosines.mul_(-2).add_((first > 0).double()[:, None]).add_((second > 0).double())
             yield squared.masked_fill_(squared < _ROUNDING, 0)
         groups = self.features.groups
         for group in groups.unique().tolist():
@@ -283,10 +283,10 @@ class WeightedDistances:
         self._index = LabelIndex(features, scales)
 
     def __call__(self, features: GraphFeatures) -> Tensor:
-        """Return the weighted squared distances of the n graphs to B others, [n, B] float64."""
+        """Return the weighted squared distances of B others to the n graphs, [B, n] float64."""
         scales, numbers, squares = self._scaled(features)
-        products = self._index.products(features, scales).addmm_(self._numbers, numbers.T)
-        return products.mul_(-2).add_(self._squares[:, None]).add_(squares).clamp_(min=0)
+        products = self._index.products(features, scales).addmm_(numbers, self._numbers.T)
+        return products.mul_(-2).add_(self._squares).add_(squares[:, None]).clamp_(min=0)
 
     def _scaled(self, features: GraphFeatures) -> tuple[Tensor, Tensor, Tensor]:
         """Return factors of histograms [K, B], numbers [B, D] and squared lengths of both together [B]."""

@@ -85,8 +85,11 @@ class GaussianProcess(CrossValidated):
         rows, left_out = self._regression.rows, self._regression.left_out()
         if len(rows) == len(self._observed):
             return left_out
-        prediction = CrossCovariance(self._observed).predict(self._regression)
-        mean, std = (torch.index_copy(getattr(prediction, name), 0, rows, getattr(left_out, name)) for name in _FIELDS)
+        others = torch.arange(len(self._observed))
+        others = others[~torch.isin(others, rows)]
+        prediction = CrossCovariance(self._observed[others]).predict(self._regression)
+        order = torch.cat([rows, others]).argsort()
+        mean, std = (torch.cat([getattr(left_out, name), getattr(prediction, name)])[order] for name in _FIELDS)
         return Prediction(mean, std, left_out.noise)
 
     def state_dict(self) -> dict[str, Any]:

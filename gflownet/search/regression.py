@@ -217,7 +217,7 @@ class Regression:
         factor, posterior = self.factor, self.posterior
         identity = torch.eye(len(factor), dtype=factor.dtype)
         inverse_factor = torch.linalg.solve_triangular(factor, identity, upper=False)
-        precision = inverse_factor.square().sum(0)  # diagonal of the inverse covariance
+        precision = torch.linalg.vector_norm(inverse_factor, dim=0).square()  # diagonal of the inverse covariance
         error = (inverse_factor.T @ posterior.residuals) / precision  # value - prediction
         values = posterior.mean + factor @ posterior.residuals
         return Prediction(values - error, (posterior.variance / precision).sqrt(), self.noise)
@@ -256,7 +256,7 @@ class CrossCovariance:
             pairs = (self.features[torch.cat([torch.tensor([row]), part])] for part in parts)
             return torch.cat([CrossCovariance(each).covariance(regression, 0)[1:] for each in pairs])
         self._update(regression)
-        covariances = correlation(self._distances(self.features[row : row + 1]))[:, 0]
+        covariances = correlation(self._distances(self.features[row : row + 1]))[0]
         for _, whitened in self._whitened():
             covariances -= whitened[:, row] @ whitened
         return regression.posterior.variance * covariances
@@ -289,7 +289,7 @@ class CrossCovariance:
         factor = regression.factor[:num, :num].to(dtype)
         distances = WeightedDistances(regression.points.features[:num], regression.weights)
         for part in torch.arange(size).split(max(1, _MAX_ENTRIES // num)):
-            covariance = correlation(distances(self.features[part])).to(dtype)
+            covariance = correlation(distances(self.features[part]).to(dtype)).T
             whitened = torch.linalg.solve_triangular(factor, covariance, upper=False)
             self._blocks[0][:, part] = whitened
             self._explained[part] = whitened.square().sum(0, dtype=torch.float64)
@@ -297,7 +297,7 @@ class CrossCovariance:
         self._distances = WeightedDistances(self.features, regression.weights)
 
     def _append(self, regression: Regression, row: int) -> None:
-        covariance = correlation(self._distances(regression.points.features[row : row + 1]))[:, 0]
+        covariance = correlation(self._distances(regression.points.features[row : row + 1]))[0]
         factor = regression.factor[row]
         for rows, known in self._whitened():
             covariance -= factor[rows].to(known) @ known
@@ -328,22 +328,22 @@ def best_and_random(values: Tensor, num: int, *, seed: int) -> Tensor:
 
 
 def _factorised(correlations: Tensor, noise: float) -> tuple[float, Tensor]:
-    """Return the jitter that was necessary, and the Cholesky factor of correlations with noise on the diagonal."""
+    """Return the jitter that was necessary, and the Cholesky factor of correlations, whose diagonal gets the noise."""
+    diagonal = correlations.diagonal().clone()
     for jitter in _JITTERS:
-        covariance = correlations.clone()
-        covariance.diagonal().add_(noise + jitter)
-        factor, failed = torch.linalg.cholesky_ex(covariance)
+        correlations.diagonal().copy_(diagonal + (noise + jitter))
+        factor, failed = torch.linalg.cholesky_ex(correlations)
         if not bool(failed):
             return jitter, factor
     raise AssertionError("a correlation matrix is not positive definite")
 
 
 def _grown(array: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Return an array of at least this shape with the same first entries; capacities grow by a half."""
+    """Return an array of at least this shape with the same first entries; capacities grow by an eighth."""
     if all(size >= needed for size, needed in zip(array.shape, shape, strict=True)):
         return array
     capacity = [
-        size if size >= needed else needed + needed // 2 for size, needed in zip(array.shape, shape, strict=True)
+        size if size >= needed else needed + needed // 8 for size, needed in zip(array.shape, shape, strict=True)
     ]
     grown = array.new_zeros(capacity)
     grown[: array.shape[0], : array.shape[1]] = array

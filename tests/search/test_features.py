@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gflownet.search.features import DistanceCache, Points, WeisfeilerLehman
+from gflownet.search.features import Points, WeightedDistances, WeisfeilerLehman
 from tests.contracts.environments import ENVIRONMENTS, cells, computation_graphs
 from tests.oracles.weisfeiler_lehman import all_histograms, squared_distance
 from tests.search.terminal_states import random_terminal_states, renamed_nodes
@@ -37,8 +37,8 @@ def test_distances_match_histograms_of_strings(env):
         [[squared_distance(left[block], right[block]) for right in histograms] for left in histograms]
         for block in range(len(histograms[0]))
     ]
-    distances = points.label_distances(points)
-    torch.testing.assert_close(distances, torch.tensor(expected), rtol=1e-5, atol=3e-6)
+    distances = points.distances(points)[: len(expected)]
+    torch.testing.assert_close(distances, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
     assert bool((distances > 0).any())
     assert bool((distances.diagonal(dim1=1, dim2=2) == 0).all())
 
@@ -62,7 +62,7 @@ def test_isomorphic_cells_of_nas_bench_201_differ_in_places_only():
     states.node_attr[:, :, 0] = torch.tensor([[3, 0, 1, 0, 0, 1], [3, 0, 0, 0, 1, 0]], dtype=torch.int8)
     states.node_attr[0, :, 0] = torch.tensor([0, 3, 0, 0, 0, 1], dtype=torch.int8)
     points = Points(WeisfeilerLehman(env, num_rounds=NUM_ROUNDS).encode(states))
-    assert points.label_distances(points)[:, 0, 1].tolist() == pytest.approx([0, 0, 0, 0, 8 / 6])
+    assert points.distances(points)[:5, 0, 1].tolist() == pytest.approx([0, 0, 0, 0, 8 / 6])
 
 
 def test_sizes_are_the_numbers_of_nodes_and_edges():
@@ -74,20 +74,18 @@ def test_sizes_are_the_numbers_of_nodes_and_edges():
     assert len(expected.unique(dim=0)) > 3
 
 
-def test_distance_cache_matches_distances_of_all_graphs():
+def test_weighted_distances_match_the_sum_of_all():
+    """Labels with a column and labels with lists of graphs, numbers far from zero, distances without a weight."""
     env = computation_graphs(max_hidden_nodes=4, max_edges=8)
     states = random_terminal_states(env, 60, seed=3)
-    numbers = torch.randn(60, 2, generator=torch.Generator().manual_seed(4))
+    numbers = 1e4 + torch.randn(60, 2, generator=torch.Generator().manual_seed(4)).double()
     features = WeisfeilerLehman(env, num_rounds=2).encode(states, numbers)
-    weights = torch.tensor([0.5, 0.0, 2.0, 1.0, 0.2, 0.3, 0.1, 3.0], dtype=torch.float64)
-    expected = torch.tensordot(weights, Points(features).distances(Points(features)), 1)
-    cache = DistanceCache(features[20:])
-    for rows in (torch.arange(5), torch.arange(9), torch.arange(16), torch.tensor([4, 2, 9])):
-        cache.extend(Points(features[rows]), rows)
-        result = cache.weighted(weights, slice(len(rows)))
-        torch.testing.assert_close(result, expected[rows, 20:])
-    part = cache.weighted(weights, slice(1, 3), slice(10, 20))
-    torch.testing.assert_close(part, expected[torch.tensor([2, 9])][:, 30:40])
+    for weights in ([0.5, 0.0, 2.0, 1.0, 0.2, 0.3, 0.0, 3.0], [0.0] * 6 + [1.0, 2.0], [0.0, 1.0] + [0.0] * 6):
+        used = torch.tensor(weights, dtype=torch.float64)
+        expected = torch.tensordot(used, Points(features[:40]).distances(Points(features)), 1)
+        result = WeightedDistances(features[:40], used)(features)
+        torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-9)
+        assert float(result[:40].diagonal().max()) < 1e-9
 
 
 @pytest.mark.parametrize(

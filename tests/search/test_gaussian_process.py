@@ -94,6 +94,38 @@ def test_rows_added_one_by_one_match_rows_together(env, states):
     torch.testing.assert_close(whole.factor @ whole.factor.T, torch.tensor(covariance) + noise * torch.eye(2 * NUM))
 
 
+@pytest.mark.parametrize(("max_doubles", "tolerance"), [(2**23, 1e-12), (0, 1e-5)])
+def test_covariances_in_parts_match_those_of_all(env, states, monkeypatch, max_doubles, tolerance):
+    """Predictions that keep nothing, of 31 graphs at a time, in float64 and float32, with rows added."""
+    features, values = process(env).encode(states), scores_of(states)
+    regression = Regression(features, torch.arange(NUM), HYPERPARAMETERS)
+    regression.append(features, torch.arange(NUM, 2 * NUM))
+    regression.observe(values)
+    whole = CrossCovariance(features)
+    prediction, covariance = whole.predict(regression), whole.covariance(regression, 11)
+    monkeypatch.setattr("gflownet.search.regression._MAX_DOUBLES", max_doubles)
+    monkeypatch.setattr("gflownet.search.regression._MAX_ENTRIES", 13 * NUM)
+    monkeypatch.setattr("gflownet.search.regression.MAX_KEPT_BYTES", 4 * NUM * 32)
+    parts = CrossCovariance(features)
+    torch.testing.assert_close(parts.predict(regression).mean, prediction.mean, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(parts.predict(regression).std, prediction.std, rtol=10 * tolerance, atol=tolerance)
+    torch.testing.assert_close(parts.covariance(regression, 11), covariance, rtol=tolerance, atol=10 * tolerance)
+    assert not parts._blocks
+
+
+def test_candidates_of_a_batch_leave_the_covariances_of_the_space(env, states):
+    gp = process(env)
+    features = gp.encode(states)
+    gp.fit(features[:NUM], scores_of(states[:NUM]))
+    gp.predict(features)
+    cross = gp._crosses[0]
+    for first in (0, 10, 20):
+        gp.predict(features[first : first + 10])
+        gp.predict(features)
+        assert gp._crosses[0] is cross
+    assert len(gp._crosses) == 2
+
+
 def test_hyperparameters_find_relevant_distance():
     """Values depend on the first of three distances; the third repeats the second."""
     generator = torch.Generator().manual_seed(0)
