@@ -4,7 +4,8 @@
 
 Sections: nb201 (12-epoch validation accuracy), nb201_long (1,000 evaluations), opgfn (12-epoch test accuracy, the
 protocol of OP-GFN), macro, recorded (trainings of digits networks), digits and mnist1d (real trainings), surrogates
-(rank correlations without a search; only here the goals are those of auto). The other goals are those of the searched
+(rank correlations without a search; only here the goals are those of auto), proposals (their seconds and memory on
+15,625 cells). The other goals are those of the searched
 method, --searched; the other methods are figures. A repeated command continues in --out, where every seed's curve
 stays. Tables are in --tables, $GFLOWNET_TABLES or shared/data beside the checkout.
 """
@@ -15,8 +16,10 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 
@@ -31,7 +34,7 @@ from gflownet.report.compared.searches import Accounting, Quantity, Searches, su
 from gflownet.terminal.console import make_console
 from gflownet.terminal.interrupts import stop_signals
 from scripts.bench import Row, at_least, at_most, figure, finish, skip
-from scripts.surrogate_ranks import NAMES, NUM_SEEDS, rank_rows
+from scripts.surrogate_ranks import NAMES, NUM_EVALUATIONS, NUM_SEEDS, QUICK_EVALUATIONS, proposal_rows, rank_rows
 
 _ROOT = Path(__file__).resolve().parent.parent
 METHODS = "random,evolution,local_search,reinforce,tpe,surrogate,surrogate_gflownet"
@@ -250,6 +253,10 @@ def main() -> int:
     if not chosen or "surrogates" in chosen:
         num_seeds = arguments.seeds or (QUICK_SEEDS if arguments.quick else NUM_SEEDS)
         rows += rank_rows(tables, num_seeds=num_seeds, names=NAMES[:1] if arguments.quick else NAMES)
+    if not chosen or "proposals" in chosen:
+        num = QUICK_EVALUATIONS if arguments.quick else NUM_EVALUATIONS
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            rows += pool.submit(proposal_rows, tables / "nb201.csv.gz", num).result()
     for section in sections(tables):
         if chosen and not any(f"{section.name}_".startswith(f"{name}_") for name in chosen):
             continue

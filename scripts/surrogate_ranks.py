@@ -1,6 +1,7 @@
 """Rank correlations of surrogates on recorded spaces: fitted to random networks, asked about as many others.
 
 The section `surrogates` of scripts/bench_search.py. Each seed has two sets of networks, which predict one another.
+The section `proposals`: memory and seconds of a search over the 15,625 cells of NAS-Bench-201, in a new process.
 """
 
 from __future__ import annotations
@@ -10,23 +11,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import cast
 
+import sklearn.tree  # noqa: F401  loaded before the memory at the start is read
 import torch
 from torch import Tensor
 
 from gflownet.config import load_config
 from gflownet.data.sampler import uniform_states
+from gflownet.evaluation.evaluator import Evaluation
+from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.mdp.states import GraphStates
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search.config import SURROGATES, SurrogateConfig
 from gflownet.search.proposals import distinct
 from gflownet.search.surrogate import Surrogate, rank_correlation
-from scripts.bench import Row, at_least, figure, skip
+from gflownet.search.surrogate_search import SurrogateSearch
+from scripts.bench import Row, at_least, at_most, figure, skip
 
 _ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("auto", "gaussian_process", "random_forest", "graph_networks")
 NUM_SEEDS, NUM_NETWORKS = 8, (64, 48)
 _MIN_ALL, _MIN_UPPER = 0.8, 0.4  # goals of auto
+NUM_EVALUATIONS, QUICK_EVALUATIONS = 3_000, 100
+_MAX_PROPOSAL_S, _MAX_MEGABYTES = 1.0, 500.0  # goals of a proposal
 
 
 @dataclass(frozen=True)
@@ -109,3 +117,45 @@ def correlations(predicted: Tensor, scores: Tensor) -> tuple[float, float]:
     """Return the rank correlations over all networks and over the better half by score."""
     is_upper = scores >= scores.median()
     return rank_correlation(predicted, scores), rank_correlation(predicted[is_upper], scores[is_upper])
+
+
+def proposal_rows(table: Path, num: int) -> list[Row]:
+    """Return the CPU seconds of the proposals after a refit and after one more result, and the memory of the search."""
+    space = next(each for each in spaces(table.parent) if each.table == table)
+    options = ["wandb.mode=disabled", "search.method=surrogate", f"task_options.table={table}", *space.overrides]
+    trainer = GFNTrainer(load_config(str(_ROOT / "configs" / f"{space.config}.yaml"), options))
+    assert trainer.search is not None
+    method, seconds = cast(SurrogateSearch, trainer.search.method), list[float]()
+    assert method.space is not None
+    order = torch.randperm(len(method.space.states), generator=torch.Generator().manual_seed(0))
+    before = _memory("VmRSS")
+    for call, rows in enumerate((order[:num], order[num : num + 1]), start=1):
+        _add_scores(trainer, method.space.states[rows])
+        method.observe(call)
+        start = time.process_time()
+        method.propose(call, 1)
+        seconds.append(time.process_time() - start)
+    title, goals = f"proposals: {len(order)} cells, {num} evaluations", (_MAX_PROPOSAL_S, _MAX_MEGABYTES)
+    max_s, max_megabytes = goals if num == NUM_EVALUATIONS else (None, None)
+    return [
+        at_most(f"{title}: after a refit", seconds[0], "CPU s", max_s),
+        at_most(f"{title}: after one more", seconds[1], "CPU s", max_s),
+        at_most(f"{title}: memory above the start", _memory("VmHWM") - before, "MB", max_megabytes),
+    ]
+
+
+def _add_scores(trainer: GFNTrainer, states: GraphStates) -> None:
+    """Add the scores of the table to the history of a search."""
+    assert trainer.search is not None
+    evaluations = []
+    for row in range(len(states)):
+        candidate = trainer.env.terminal(states, row)
+        score, key = trainer.task.evaluate(candidate, seed=0).value, candidate.canonical_key()
+        evaluations.append(Evaluation(score, EvaluationStatus.OK, 0.0, None, 1, {}, False, hash=key))
+    trainer.search.history.add(states, evaluations)
+
+
+def _memory(name: str) -> float:
+    """Return a row of this process's memory, in megabytes: VmRSS or, the largest so far, VmHWM."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(f"{name}:"))

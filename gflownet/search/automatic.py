@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -89,7 +89,9 @@ class Automatic(Surrogate):
         self._is_loaded = False  # since the last fit
 
     def encode(self, states: GraphStates, extra: Tensor | None = None) -> ModelFeatures:
-        return ModelFeatures(tuple(model.encode(states, extra) for model in self.models))
+        labels, numbers, *others = (model.encode(states, extra) for model in self.models)
+        numbers = replace(numbers, labels=labels.labels, counts=labels.counts)  # the same, kept once
+        return ModelFeatures((labels, numbers, *others))
 
     def warp(self, scores: Tensor) -> Tensor:
         """Return warped scores; all models have one warping."""

@@ -32,6 +32,7 @@ from gflownet.workers.process import stream_seed
 
 Columns = list[tuple[str, "Group", Tensor]]  # name, group and values [B] of each number
 _NUM_REFERENCES = 256  # random architectures: they determine means, deviations and the labels that are counted
+_CHUNK = 2_048  # architectures at a time, to bound memory
 _BOUND = 4.0  # of a standardised number
 _DECIMALS = 9  # sums over nodes in another order are equal: trees compare with thresholds
 _CONSTANT = 1e-9  # deviation below which a number is left out
@@ -70,7 +71,8 @@ class Descriptors:
 
     def __call__(self, states: GraphStates) -> Tensor:
         """Return the numbers [B, D] float64 of terminal states, 0 for an unknown one."""
-        *_, values = self._numbers(states)
+        starts = range(0, max(len(states), 1), _CHUNK)
+        values = torch.cat([self._numbers(states[first : first + _CHUNK])[2] for first in starts])
         values = (values - self._mean) / self._deviation
         return values[:, self._columns].nan_to_num(0.0).clamp(-_BOUND, _BOUND).round(decimals=_DECIMALS)
 

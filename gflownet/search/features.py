@@ -14,7 +14,7 @@ a graph in all blocks, V distinct labels, F frequent labels, D numeric features.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -141,9 +141,10 @@ def _histogram(labels: Tensor, block: int) -> tuple[Tensor, Tensor]:
     return distinct, counts.masked_fill(distinct == ABSENT, 0)
 
 
+_MEDIAN_ROWS = 128  # of the distances of n graphs at a time
 _ROUNDING = 1e-12  # below it, a squared distance of normalised histograms is zero
 _FREQUENT = 1 / 20  # share of the graphs from which a label has a column of a matrix; others have lists of graphs
-_MAX_INDEXED = 2**20  # of one array at a time, to bound memory
+_MAX_INDEXED = 2**17  # of one array at a time, to bound memory
 
 
 class LabelIndex:
@@ -155,15 +156,16 @@ class LabelIndex:
         rows, labels, counts = _scaled_labels(features, scales)
         labels, order = labels.sort()
         self._labels, self._size = labels.unique_consecutive(return_counts=True)  # [V], graphs with each
-        self._first = self._size.cumsum(0) - self._size
-        self._rows, self._counts = rows[order], counts[order]
         frequent = (self._size > _FREQUENT * self.num_graphs).nonzero().squeeze(1)
-        self._column = torch.full_like(self._first, -1)  # of a frequent label
+        self._column = torch.full_like(self._size, -1)  # of a frequent label
         self._column[frequent] = torch.arange(len(frequent))
         column = self._column.repeat_interleave(self._size)
-        dense = column >= 0
+        dense, rows, counts = column >= 0, rows[order], counts[order]
         self._matrix = torch.zeros(self.num_graphs, len(frequent), dtype=torch.float64)
-        self._matrix[self._rows[dense], column[dense]] = self._counts[dense]
+        self._matrix[rows[dense], column[dense]] = counts[dense]
+        self._rows, self._counts = rows[~dense], counts[~dense]  # lists of the others
+        num_listed = self._size.masked_fill(self._column >= 0, 0)
+        self._first = num_listed.cumsum(0) - num_listed
 
     def products(self, features: GraphFeatures, scales: Tensor) -> Tensor:
         """Return the scalar products of the histograms of B graphs, times factors [K, B], with these n, [B, n]."""
@@ -237,19 +239,38 @@ class Points:
         """Return the index of the labels."""
         return LabelIndex(self.features, torch.ones_like(self.inverse_lengths))
 
+    @property
+    def num_kinds(self) -> int:
+        """Return K."""
+        return self.features.num_blocks + len(self.features.groups.unique())
+
+    def kind(self, others: Points, number: int) -> Tensor:
+        """Return one of the K squared distances of B other graphs to these n, [B, n] float64: labels, then numbers."""
+        if number >= self.features.num_blocks:
+            columns = self.features.groups == self.features.groups.unique()[number - self.features.num_blocks]
+            return squared_distances(others.features.numbers[:, columns], self.features.numbers[:, columns])
+        first, second = others.inverse_lengths[number], self.inverse_lengths[number]
+        scales = torch.zeros_like(others.inverse_lengths)
+        scales[number] = 1.0  # products of integers are exact: a distance depends on its two graphs only
+        cosines = self.index.products(others.features, scales).mul_(first[:, None]).mul_(second)
+        squared = cosines.mul_(-2).add_((first > 0).double()[:, None]).add_((second > 0).double())
+        return squared.masked_fill_(squared < _ROUNDING, 0)
+
     def kinds(self, others: Points) -> Iterator[Tensor]:
-        """Yield each of the K squared distances of B other graphs to these n, [B, n] float64: labels, then numbers."""
-        for block, (first, second) in enumerate(zip(others.inverse_lengths, self.inverse_lengths, strict=True)):
-            scales = torch.zeros_like(others.inverse_lengths)
-            scales[block] = 1.0  # products of integers are exact: a distance depends on its two graphs only
-            cosines = self.index.products(others.features, scales).mul_(first[:, None]).mul_(second)
-            squared = cosines.mul_(-2).add_((first > 0).double()[:, None]).add_((second > 0).double())
-            yield squared.masked_fill_(squared < _ROUNDING, 0)
-        groups = self.features.groups
-        for group in groups.unique().tolist():
-            yield squared_distances(
-                others.features.numbers[:, groups == group], self.features.numbers[:, groups == group]
-            )
+        """Yield each of the K squared distances of B other graphs to these n, [B, n] float64."""
+        return (self.kind(others, number) for number in range(self.num_kinds))
+
+    def median_scales(self) -> Tensor:
+        """Return the median of the positive distances of each kind, 1 where there is none, [K] float64."""
+        parts = [
+            (int(part[0]) + 1, Points(self.features[part])) for part in torch.arange(len(self)).split(_MEDIAN_ROWS)
+        ]
+        medians = []
+        for number in range(self.num_kinds):
+            above = (self.kind(others, number).triu(first) for first, others in parts)  # a pair counts once
+            positive = torch.cat([squared[squared > 0] for squared in above])
+            medians.append(positive.median() if len(positive) else torch.ones((), dtype=torch.float64))
+        return torch.stack(medians)
 
     def distances(self, others: Points) -> Tensor:
         """Return the squared distances of B other graphs to these n, [K, B, n] float64."""
@@ -259,12 +280,6 @@ class Points:
 def squared_distances(first: Tensor, second: Tensor) -> Tensor:
     """Return the squared distances of points [B, D] and [n, D], [B, n]; each depends on its two points only."""
     return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist").square_()
-
-
-def median_scales(kinds: Iterable[Tensor]) -> Tensor:
-    """Return the median of the positive distances [n, n] of each kind, 1 where there is none, [K] float64."""
-    medians = [row[row > 0].median() if bool((row > 0).any()) else torch.ones(()) for row in kinds]
-    return torch.stack([median.double() for median in medians])
 
 
 class WeightedDistances:

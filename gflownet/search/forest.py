@@ -112,9 +112,11 @@ class RandomForest(CrossValidated):
             raise ValueError("predict: expected a fitted surrogate, got one without observations")
         if self._last is None or self._last[0] is not features:
             numbers = features.numpy().astype(np.float32)
-            outputs = np.stack([tree.tree_.predict(numbers).reshape(len(numbers)) for tree in self._trees])
-            scores = self._growth_warping.unwarp(torch.from_numpy(outputs))
-            self._last = features, self.warp(scores)
+            outputs = torch.empty(len(self._trees), len(numbers), dtype=torch.float64)
+            for row, tree in enumerate(self._trees):
+                values = torch.from_numpy(tree.tree_.predict(numbers).reshape(len(numbers)))
+                outputs[row] = self.warp(self._growth_warping.unwarp(values))
+            self._last = features, outputs
         return self._last[1]
 
     def _calibrate(self, outputs: Tensor, values: Tensor) -> None:

@@ -9,14 +9,16 @@ Letters: K distances, n observations, m of them in the model, G candidate hyperp
 
 from __future__ import annotations
 
+import ctypes
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gflownet.search.features import GraphFeatures, Points, WeightedDistances, median_scales
+from gflownet.search.features import GraphFeatures, Points, WeightedDistances
 from gflownet.search.surrogate import Prediction
 
 # Powers of two: of the weights of distances in units of their median, and of the noise variance over the signal's.
@@ -149,7 +151,7 @@ def _distinct(squared: Tensor) -> Tensor:
 
 
 _MAX_FIT_ROWS = 200  # observations of a fit of hyperparameters, whose cost grows with their third power
-_MAX_ENTRIES = 2**20  # of one array at a time, to bound memory
+_MAX_ENTRIES = 2**18  # of one array at a time, to bound memory
 _MAX_DOUBLES = 2**23  # of the whitened covariances of all predicted graphs; float32 above
 MAX_KEPT_BYTES = 160 * 2**20  # of the same, at the last fit of hyperparameters
 _BLOCK_ROWS = 32  # rows allocated together
@@ -164,10 +166,13 @@ class Regression:
         """Factorise the covariance of the observations at `rows` [m]."""
         self.hyperparameters, self.rows, self.num_fitted = hyperparameters, rows, len(rows)
         self.points = Points(features[rows])
-        scales = median_scales(self.points.kinds(self.points))
-        self.weights = hyperparameters.weights.exp2() / scales  # [K], of squared distances
-        correlations = correlation(_weighted(self.points.kinds(self.points), self.weights))
-        self.jitter, self._factor = _factorised(correlations, hyperparameters.noise_variance)
+        self.weights = hyperparameters.weights.exp2() / self.points.median_scales()  # [K], of squared distances
+        correlations = torch.empty(len(rows), len(rows), dtype=torch.float64)
+        for part in torch.arange(len(rows)).split(max(1, _MAX_ENTRIES // len(rows))):
+            kinds = self.points.kinds(Points(self.points.features[part]))
+            correlations[part] = correlation(_weighted(kinds, self.weights))
+        self.jitter, factor = _factorised(correlations, hyperparameters.noise_variance)
+        self._factor = _grown(factor, (len(rows) + 1, len(rows) + 1))
 
     @staticmethod
     def fitted_hyperparameters(
@@ -177,7 +182,7 @@ class Regression:
         fitted = rows[best_and_random(values[rows], _MAX_FIT_ROWS, seed=len(rows))]
         points = Points(features[fitted])
         squared = points.distances(points)
-        squared /= median_scales(squared)[:, None, None]
+        squared /= points.median_scales()[:, None, None]
         if start is None or len(start.weights) != len(squared):
             start = Hyperparameters.initial(len(squared))
         return fit_hyperparameters(squared, values[fitted], start)
@@ -215,10 +220,14 @@ class Regression:
     def left_out(self) -> Prediction:
         """Return the predictions [m] of the observations, each from the others (Rasmussen and Williams, eq. 5.12)."""
         factor, posterior = self.factor, self.posterior
-        identity = torch.eye(len(factor), dtype=factor.dtype)
-        inverse_factor = torch.linalg.solve_triangular(factor, identity, upper=False)
-        precision = torch.linalg.vector_norm(inverse_factor, dim=0).square()  # diagonal of the inverse covariance
-        error = (inverse_factor.T @ posterior.residuals) / precision  # value - prediction
+        precision, error = torch.empty_like(posterior.residuals), torch.empty_like(posterior.residuals)
+        for part in torch.arange(len(factor)).split(max(1, _MAX_ENTRIES // len(factor))):
+            columns = torch.zeros(len(factor), len(part), dtype=factor.dtype)
+            columns[part, torch.arange(len(part))] = 1.0
+            inverse_factor = torch.linalg.solve_triangular(factor, columns, upper=False)
+            precision[part] = inverse_factor.square().sum(0)  # diagonal of the inverse covariance
+            error[part] = inverse_factor.T @ posterior.residuals
+        error = error / precision  # value - prediction
         values = posterior.mean + factor @ posterior.residuals
         return Prediction(values - error, (posterior.variance / precision).sqrt(), self.noise)
 
@@ -284,6 +293,8 @@ class CrossCovariance:
         num, size = regression.num_fitted, len(self.features)
         dtype = torch.float64 if num * size <= _MAX_DOUBLES else torch.float32
         self._blocks = []  # before the next ones are allocated
+        self._distances = WeightedDistances(self.features, regression.weights)
+        _trim_heap()
         self._blocks, self._num_rows = [torch.empty(num, size, dtype=dtype)], num
         self._explained = torch.empty(size, dtype=torch.float64)
         factor = regression.factor[:num, :num].to(dtype)
@@ -294,7 +305,7 @@ class CrossCovariance:
             self._blocks[0][:, part] = whitened
             self._explained[part] = whitened.square().sum(0, dtype=torch.float64)
         self._regression = regression
-        self._distances = WeightedDistances(self.features, regression.weights)
+        _trim_heap()
 
     def _append(self, regression: Regression, row: int) -> None:
         covariance = correlation(self._distances(regression.points.features[row : row + 1]))[0]
@@ -307,6 +318,13 @@ class CrossCovariance:
         self._blocks[-1][row - sum(map(len, self._blocks[:-1]))] = whitened
         self._explained += whitened.square()
         self._num_rows = row + 1
+
+
+def _trim_heap() -> None:
+    """Return freed memory to the system, which glibc keeps for arrays of up to 32 MB."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def _weighted(kinds: Iterable[Tensor], weights: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gflownet.search.config import SurrogateConfig
-from gflownet.search.features import Points, median_scales
+from gflownet.search.features import Points
 from gflownet.search.gaussian_process import GaussianProcess
 from gflownet.search.regression import (
     CrossCovariance,
@@ -50,8 +50,7 @@ def test_regression_matches_explicit_inverses(env, states):
     regression.observe(values)
     prediction = CrossCovariance(features[NUM:]).predict(regression)
     observed = Points(features[rows])
-    scales = median_scales(observed.distances(observed))
-    weights = HYPERPARAMETERS.weights.exp2() / scales
+    weights = HYPERPARAMETERS.weights.exp2() / observed.median_scales()
     squared = torch.tensordot(weights, Points(features).distances(observed), 1).numpy()
     correlation = oracle.matern(squared)
     noise = HYPERPARAMETERS.noise_variance
@@ -132,7 +131,7 @@ def test_hyperparameters_find_relevant_distance():
     points = torch.rand(3, 60, generator=generator, dtype=torch.float64)
     points[2] = points[1]
     squared = (points[:, :, None] - points[:, None, :]).square()
-    squared /= median_scales(squared)[:, None, None]
+    squared /= torch.stack([each[each > 0].median() for each in squared])[:, None, None]
     fitted = fit_hyperparameters(squared, (6 * points[0]).sin(), Hyperparameters.initial(3))
     assert fitted.weights[0] >= 0
     assert fitted.weights[1] <= -6
