@@ -294,7 +294,8 @@ class CrossCovariance:
         dtype = torch.float64 if num * size <= _MAX_DOUBLES else torch.float32
         self._blocks = []  # before the next ones are allocated
         self._distances = WeightedDistances(self.features, regression.weights)
-        _trim_heap()
+        if dtype == torch.float32:
+            _trim_heap()
         self._blocks, self._num_rows = [torch.empty(num, size, dtype=dtype)], num
         self._explained = torch.empty(size, dtype=torch.float64)
         factor = regression.factor[:num, :num].to(dtype)
@@ -305,7 +306,8 @@ class CrossCovariance:
             self._blocks[0][:, part] = whitened
             self._explained[part] = whitened.square().sum(0, dtype=torch.float64)
         self._regression = regression
-        _trim_heap()
+        if dtype == torch.float32:
+            _trim_heap()
 
     def _append(self, regression: Regression, row: int) -> None:
         covariance = correlation(self._distances(regression.points.features[row : row + 1]))[0]
@@ -321,7 +323,7 @@ class CrossCovariance:
 
 
 def _trim_heap() -> None:
-    """Return freed memory to the system, which glibc keeps for arrays of up to 32 MB."""
+    """Return freed memory to the system, before and after arrays of many megabytes."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)

@@ -74,6 +74,17 @@ def test_sizes_are_the_numbers_of_nodes_and_edges():
     assert len(expected.unique(dim=0)) > 3
 
 
+def test_median_scales_match_medians_of_all_distances(monkeypatch):
+    states = random_terminal_states(computation_graphs(max_hidden_nodes=4, max_edges=8), 20, seed=3)
+    numbers = torch.stack([torch.arange(20.0).square(), torch.zeros(20)], 1)
+    encoder = WeisfeilerLehman(computation_graphs(max_hidden_nodes=4, max_edges=8), num_rounds=2)
+    points = Points(encoder.encode(states, numbers))
+    expected = [float(each[each > 0].median()) for each in points.distances(points)[:-1]]
+    for num_rows in (7, 128):
+        monkeypatch.setattr("gflownet.search.features._MEDIAN_ROWS", num_rows)
+        assert points.median_scales().tolist() == [*expected, 1.0]
+
+
 def test_weighted_distances_match_the_sum_of_all():
     """Labels with a column and labels with lists of graphs, numbers far from zero, distances without a weight."""
     env = computation_graphs(max_hidden_nodes=4, max_edges=8)

@@ -91,6 +91,11 @@ def test_rows_added_one_by_one_match_rows_together(env, states):
     points = Points(features[: 2 * NUM])
     covariance = oracle.matern(torch.tensordot(whole.weights, points.distances(points), 1).numpy())
     torch.testing.assert_close(whole.factor @ whole.factor.T, torch.tensor(covariance) + noise * torch.eye(2 * NUM))
+    squared = torch.tensordot(whole.weights, Points(features).distances(points), 1).numpy()
+    known = oracle.matern(squared)
+    mean, std, _ = oracle.regress(known[:, : 2 * NUM], known[:, NUM:], values[: 2 * NUM].numpy(), noise=noise)
+    np.testing.assert_allclose(second.mean.numpy(), mean, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(second.std.numpy(), std, rtol=1e-7)
 
 
 @pytest.mark.parametrize(("max_doubles", "tolerance"), [(2**23, 1e-12), (0, 1e-5)])
@@ -101,14 +106,16 @@ def test_covariances_in_parts_match_those_of_all(env, states, monkeypatch, max_d
     regression.append(features, torch.arange(NUM, 2 * NUM))
     regression.observe(values)
     whole = CrossCovariance(features)
-    prediction, covariance = whole.predict(regression), whole.covariance(regression, 11)
+    prediction, covariance = whole.predict(regression), whole.covariance(regression, 3 * NUM - 1)
     monkeypatch.setattr("gflownet.search.regression._MAX_DOUBLES", max_doubles)
     monkeypatch.setattr("gflownet.search.regression._MAX_ENTRIES", 13 * NUM)
     monkeypatch.setattr("gflownet.search.regression.MAX_KEPT_BYTES", 4 * NUM * 32)
     parts = CrossCovariance(features)
     torch.testing.assert_close(parts.predict(regression).mean, prediction.mean, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(parts.predict(regression).std, prediction.std, rtol=10 * tolerance, atol=tolerance)
-    torch.testing.assert_close(parts.covariance(regression, 11), covariance, rtol=tolerance, atol=10 * tolerance)
+    torch.testing.assert_close(
+        parts.covariance(regression, 3 * NUM - 1), covariance, rtol=tolerance, atol=10 * tolerance
+    )
     assert not parts._blocks
 
 
