@@ -254,9 +254,12 @@ def main() -> int:
         num_seeds = arguments.seeds or (QUICK_SEEDS if arguments.quick else NUM_SEEDS)
         rows += rank_rows(tables, num_seeds=num_seeds, names=NAMES[:1] if arguments.quick else NAMES)
     if not chosen or "proposals" in chosen:
-        num = QUICK_EVALUATIONS if arguments.quick else NUM_EVALUATIONS
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            rows += pool.submit(proposal_rows, tables / "nb201.csv.gz", num).result()
+        num, table = QUICK_EVALUATIONS if arguments.quick else NUM_EVALUATIONS, tables / "nb201.csv.gz"
+        if table.is_file():
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                rows += pool.submit(proposal_rows, table, num).result()
+        else:
+            skip("proposals", f"no table {table.name} in {tables}")
     for section in sections(tables):
         if chosen and not any(f"{section.name}_".startswith(f"{name}_") for name in chosen):
             continue
