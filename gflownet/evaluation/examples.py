@@ -57,6 +57,10 @@ class Split:
         """The input of one example."""
         return self.inputs[0]
 
+    def to(self, device: torch.device) -> Split:
+        """Return the examples on a device."""
+        return Split(self.inputs.to(device), self.targets.to(device))
+
     def shuffled(self, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
         """Return the batches of one epoch in a new random order."""
         # One gather per epoch and views of it per batch: a DataLoader takes longer than the steps of a small model.
@@ -77,6 +81,7 @@ class DatasetSplit:
     """Labelled examples of a map-style Dataset of pairs (input, target), loaded item by item in this process."""
 
     dataset: Dataset[Any]
+    device: torch.device = torch.device("cpu")  # of its batches
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
@@ -92,7 +97,11 @@ class DatasetSplit:
         targets = getattr(self.dataset, "targets", None)
         if targets is None:
             targets = default_collate([self.dataset[index][1] for index in range(len(self))])
-        return in_columns(torch.as_tensor(targets))
+        return in_columns(torch.as_tensor(targets)).to(self.device)
+
+    def to(self, device: torch.device) -> DatasetSplit:
+        """Return the examples with batches on a device."""
+        return DatasetSplit(self.dataset, device)
 
     def shuffled(self, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
         """Return the batches of one epoch in a new random order."""
@@ -118,7 +127,7 @@ class DatasetSplit:
             inputs = inputs / 255
         elif inputs.is_floating_point() or inputs.ndim > 2:
             inputs = inputs.float()
-        return inputs, in_columns(targets)
+        return inputs.to(self.device), in_columns(targets).to(self.device)
 
 
 Examples = Split | DatasetSplit
@@ -195,12 +204,13 @@ def augmented(batch: Batch, names: Sequence[str], *, num_outputs: int, generator
         for axis in range(2, inputs.ndim):
             inputs = _cropped(inputs, axis, generator)
     if "flip" in names:
-        is_flipped = torch.rand(len(inputs), generator=generator) < 0.5
+        is_flipped = (torch.rand(len(inputs), generator=generator) < 0.5).to(inputs.device)
         inputs = torch.where(is_flipped.reshape(-1, *[1] * (inputs.ndim - 1)), inputs.flip(-1), inputs)
     if "noise" in names:
-        inputs = inputs + _NOISE * inputs.std() * torch.randn(inputs.shape, generator=generator)
+        inputs = inputs + _NOISE * inputs.std() * torch.randn(inputs.shape, generator=generator).to(inputs.device)
     if "mixup" in names:
         order, share = torch.randperm(len(inputs), generator=generator), torch.rand(1, generator=generator)
+        order, share = order.to(inputs.device), share.to(inputs.device)
         targets = F.one_hot(targets, num_outputs).to(inputs) if is_classification(targets) else targets
         inputs, targets = (share * each + (1 - share) * each[order] for each in (inputs, targets))
     return inputs, targets
@@ -210,7 +220,9 @@ def _cropped(inputs: Tensor, axis: int, generator: torch.Generator) -> Tensor:
     """Return inputs shifted at random along an axis, each by its own number of places, with zeros at the end."""
     size = inputs.shape[axis]
     margin = max(1, round(size * _MARGIN))
-    places = torch.randint(2 * margin + 1, (len(inputs), 1), generator=generator) + torch.arange(size)
+    places = (torch.randint(2 * margin + 1, (len(inputs), 1), generator=generator) + torch.arange(size)).to(
+        inputs.device
+    )
     shape = [len(inputs) if each == 0 else size if each == axis else 1 for each in range(inputs.ndim)]
     padded = F.pad(inputs, [0, 0] * (inputs.ndim - 1 - axis) + [margin, margin])
     return padded.gather(axis, places.reshape(shape).expand(inputs.shape))

@@ -98,6 +98,8 @@ class GFNTask(Configurable, ABC):
     max_fidelity: int = 0
     fidelity_unit: ClassVar[str] = "epochs"
 
+    # Where candidates train: that of the worker's slot, see `to_device`.
+    device: torch.device = torch.device("cpu")
     chosen_objectives: tuple[str, ...] = ()  # of this run; empty: the score
     limits: Mapping[str, float] = MappingProxyType({})  # by metric, of evaluation.constraints
     _reward_conditional: RewardConditional | None = None
@@ -129,6 +131,14 @@ class GFNTask(Configurable, ABC):
         """The objectives to measure: those of this run, and those with a limit."""
         limited = (name for name in self.limits if name in self.objectives)
         return tuple(dict.fromkeys((*self.chosen_objectives, *limited)))
+
+    def to_device(self, device: torch.device) -> None:
+        """Train and measure candidates on a device from now on: `self.device`. Overridden to move the data there.
+
+        Called in a worker process before `warm_up` and its first candidate, once; never in the main process, which may
+        have no context of the device. Scores, saved trainings and weights are returned on the CPU.
+        """
+        self.device = device
 
     def warm_up(self) -> None:
         """Load the state that evaluations of a process share, such as data in a `cached_property`.

@@ -34,6 +34,7 @@ from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.validation import blocking_problems
 from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.plugins import load_function
+from gflownet.training.precision import synchronize
 from gflownet.training.random_states import seeded
 from gflownet.translation import to_pytorch_model
 
@@ -107,10 +108,17 @@ class TensorTask(GFNTask):
 
     def build_model(self, candidate: Any) -> nn.Module:
         """Return an untrained model of a candidate; first values come from torch's global generator."""
-        options = {**self.translation_settings, "device": self.train.example.device}
-        model = to_pytorch_model(candidate, options)
+        model = to_pytorch_model(candidate, self.translation_settings)
         self._check_sizes(candidate, model)
         return model
+
+    def to_device(self, device: torch.device) -> None:
+        """Move the examples to a device, and train and measure there from now on."""
+        super().to_device(device)
+        moved = {name: getattr(self.splits_in_use, name).to(device) for name in _SPLITS}
+        self.splits_in_use = replace(self.splits_in_use, **moved)
+        self.train, self.validation, self.test_split = self.splits_in_use
+        self._build_training()
 
     def cost(self, graph: Any) -> Cost | None:
         """Return the size of a computation graph's model. Raises ValueError for an invalid graph."""
@@ -244,7 +252,9 @@ class TensorTask(GFNTask):
         """Return a training by autograd up to an epoch, or the exception; one of a group has only begun."""
         with seeded(start.seed):
             try:
-                training = ModelTraining(self.build_model(start.candidate), torch.Generator().manual_seed(start.seed))
+                # Built on the CPU: first values are those of the CPU on every device.
+                model = self.build_model(start.candidate).to(self.device)
+                training = ModelTraining(model, torch.Generator().manual_seed(start.seed))
                 if start.state is not None:
                     training.restore(start.state)
                 if training.num_epochs > length.num_epochs:
@@ -335,6 +345,7 @@ def seconds_per_call(model: nn.Module, example: torch.Tensor, *, num_calls: int)
     for _ in range(_NUM_WARM_UP + num_calls):
         start = perf_counter()
         outputs_of(model, inputs)
+        synchronize(inputs.device)
         seconds.append(perf_counter() - start)
     return median(seconds[_NUM_WARM_UP:])
 

@@ -38,3 +38,9 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     No loss scaling is needed: bfloat16 has the exponent range of float32 (Micikevicius et al. 2018).
     """
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the queued kernels of a device, before a clock is read."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
