@@ -109,6 +109,14 @@ class EvaluationConfig:
     deadline: float | None = option(
         600.0, "seconds per candidate after which its process is ended; null: none", POSITIVE
     )
+    device: str = option(
+        "auto",
+        "where candidates train: auto (a GPU where their measured steps are faster than on the cores), cpu, cuda (all "
+        "GPUs), cuda:0,1, mps, or several: cpu,cuda:0; for executor pool",
+    )
+    slots_per_device: int = option(
+        0, "processes that share a GPU; 0: as many as its memory and the cores allow", NOT_NEGATIVE
+    )
     memory_limit: float | None = option(
         None,
         "gigabytes of memory per process of a pool, on Ray also reserved on the machine; null: an equal share of its "
@@ -253,6 +261,26 @@ _INTERPOLATION = re.compile(r"\$\{[^}]*\}")
 _PASSWORD = re.compile(r"://[^/?#]*?:([^/?#]*)@|[?&]password=([^&#]*)", re.IGNORECASE)
 
 
+_DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
+
+
+def device_names(text: str) -> tuple[str, ...]:
+    """Return the devices of evaluation.device: "cuda:0,1" is cuda:0 and cuda:1, "cuda" stands for all GPUs.
+
+    Raises:
+        ValueError: another syntax, or a device twice.
+    """
+    names: list[str] = []
+    for part in (each.strip() for each in text.split(",")):
+        is_number = part.isdecimal() and bool(names) and names[-1].startswith("cuda:")
+        names.append(f"cuda:{int(part)}" if is_number else part)
+    are_valid = all(_DEVICE.fullmatch(name) for name in names) or names == ["auto"]
+    has_one_twice = len(set(names)) < len(names) or ("cuda" in names and any(":" in name for name in names))
+    if not are_valid or has_one_twice:
+        raise ValueError(f"evaluation.device: expected auto, cpu, cuda, cuda:0,1, mps or cpu,cuda:0, got {text!r}")
+    return tuple(names)
+
+
 class TaskConfig(Protocol):
     """The part of the root config that a task may read."""
 
@@ -267,7 +295,9 @@ class TaskConfig(Protocol):
 
 def check_evaluation(config: EvaluationConfig) -> None:
     """Raise ValueError for the first invalid combination under `evaluation`."""
-    objectives = list(config.objectives)
+    names, objectives = device_names(config.device), list(config.objectives)
+    if config.executor in ("inline", "simulated") and not {*names} <= {"auto", "cpu"}:
+        raise ValueError(f"evaluation.device={config.device}: expected executor pool or ray, got {config.executor}")
     if len(objectives) == 1 or len(set(objectives)) < len(objectives):
         raise ValueError(f"evaluation.objectives: expected none or two or more different ones, got {objectives}")
     _check_ray(config.ray)
@@ -367,7 +397,17 @@ _DISTRIBUTIONS: dict[str, tuple[str, int, Callable[[Sequence[float]], bool]]] = 
 # Options of `evaluation` that do not change scores.
 NEUTRAL_OPTIONS = frozenset(
     {
-        *("executor", "capacity", "deadline", "memory_limit", "max_attempts", "lease", "ray"),
+        *(
+            "executor",
+            "capacity",
+            "device",
+            "slots_per_device",
+            "deadline",
+            "memory_limit",
+            "max_attempts",
+            "lease",
+            "ray",
+        ),
         *("halving", "store_url", "target_flops", "target_latency"),
     }
 )

@@ -81,7 +81,7 @@ class DatasetSplit:
     """Labelled examples of a map-style Dataset of pairs (input, target), loaded item by item in this process."""
 
     dataset: Dataset[Any]
-    device: torch.device = torch.device("cpu")  # of its batches
+    device: torch.device | str = "cpu"  # of its batches
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]

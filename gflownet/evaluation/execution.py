@@ -27,7 +27,9 @@ T = TypeVar("T")
 Report = Callable[[Outcome], None]
 
 # Texts of the RuntimeErrors that torch raises without memory, on a CPU and on a GPU.
-_OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc")
+_OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc", "ALLOC_FAILED")
+# Texts of the RuntimeErrors after which the context of a GPU, hence the process, is useless.
+_DEVICE_TEXTS = ("CUDA error", "cuDNN error", "CUBLAS_STATUS", "MPS backend")
 
 
 def attempt(task: GFNTask, job: Job, *, report: Report = lambda _: None) -> tuple[tuple[Outcome, ...], int]:
@@ -97,12 +99,14 @@ def failure(error: BaseException, seconds: float) -> Outcome:
     """Return the outcome of an evaluation that raised."""
     if is_out_of_memory(error):
         return Outcome(EvaluationStatus.OUT_OF_MEMORY, seconds, error=describe(error), is_transient=True)
+    if is_device_error(error):
+        return crash(error, seconds)
     is_transient = isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError)
     return Outcome(EvaluationStatus.FAILED, seconds, error=describe(error), is_transient=is_transient)
 
 
 def crash(error: BaseException, seconds: float) -> Outcome:
-    """Return the outcome of an evaluation that raised SystemExit or another exception which ends a process."""
+    """Return the outcome of an evaluation that raised an exception after which its process ends, as SystemExit."""
     return Outcome(EvaluationStatus.CRASHED, seconds, error=describe(error), is_transient=True)
 
 
@@ -122,11 +126,29 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in describe(error) for text in _OUT_OF_MEMORY_TEXTS)
 
 
+def is_device_error(error: BaseException) -> bool:
+    """Return whether an exception reports a failed kernel: later kernels of its process fail too."""
+    return isinstance(error, RuntimeError) and any(text in describe(error) for text in _DEVICE_TEXTS)
+
+
 def saved(training: CandidateTraining) -> bytes:
     """Return the state of a training as bytes, safe to load with `weights_only=True`."""
     buffer = io.BytesIO()
-    torch.save(training.state_dict(), buffer)
+    torch.save(_on_cpu(training.state_dict()), buffer)
     return buffer.getvalue()
+
+
+def _on_cpu(state: Any) -> Any:
+    """Return nested containers with their tensors on the CPU."""
+    match state:
+        case torch.Tensor():
+            return state.cpu()
+        case dict():
+            return {key: _on_cpu(value) for key, value in state.items()}
+        case list() | tuple():
+            return type(state)(map(_on_cpu, state))
+        case _:
+            return state
 
 
 def restored(training: bytes | None) -> dict[str, Any] | None:

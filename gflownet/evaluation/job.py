@@ -30,6 +30,7 @@ class Job:
     trainings: tuple[bytes | None, ...] = ()  # saved trainings to continue, one per candidate; empty: none
     saves_training: bool = False  # return the training after it, weights included
     tests: bool = False  # measure the test score too
+    measures_device: bool = False  # only the seconds of a training step, on the cores and on a device
 
     def __post_init__(self) -> None:
         assert len(self.seeds) == len(self.candidates) > 0

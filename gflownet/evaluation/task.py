@@ -147,6 +147,10 @@ class GFNTask(Configurable, ABC):
         it may not be called: `evaluate` works without it.
         """
 
+    def seconds_per_step(self, graph: Any, *, seed: int) -> float:
+        """Return the seconds of a step of a candidate's training on `self.device`, for evaluation.device=auto."""
+        raise NotImplementedError(f"{type(self).__name__} has no seconds_per_step")
+
     @abstractmethod
     def evaluate(self, graph: Any, *, seed: int) -> Score:
         """Return the score of a finished graph, the same for the same seed. An exception is recorded as a failure.

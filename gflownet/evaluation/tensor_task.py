@@ -128,6 +128,11 @@ class TensorTask(GFNTask):
         """Return the score on validation data after training, scaled by size with `evaluation.size_weight`."""
         return self.score_of(graph, self._trained(graph, seed=seed))
 
+    def seconds_per_step(self, graph: Any, *, seed: int) -> float:
+        with seeded(seed):
+            model = self.build_model(graph).to(self.device)
+            return self.trainer.seconds_per_step(ModelTraining(model, torch.Generator().manual_seed(seed)))
+
     def train_many(
         self,
         graphs: Sequence[Any],

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, islice
+from statistics import median
+from time import perf_counter
 from typing import Any, cast
 
 import torch
@@ -20,6 +23,7 @@ from gflownet.evaluation.examples import Batch, Examples, augmented, num_steps
 from gflownet.evaluation.examples import Split as Split
 from gflownet.evaluation.metrics import Loss, Metric, constant_outputs, constant_prediction, mean_value
 from gflownet.training.optimisers import OptimiserOptions, build_optimisers
+from gflownet.training.precision import synchronize
 from gflownet.training.random_states import get_random_state, seeded, set_random_state
 from gflownet.training.schedules import Schedule
 from gflownet.training.steps import DIVERGED_LOSS, Clipping, DivergedError, Steps, flat_steps, state_by_parameter
@@ -27,6 +31,8 @@ from gflownet.translation import DirectTraining, TranslatedModel
 
 # Targets of one batch when a constant prediction is measured.
 _TARGETS_AT_ONCE = 4096
+# Steps whose median is the time of a step, the first quarter apart.
+NUM_TIMED_STEPS = 20
 
 
 class CandidateDivergedError(DivergedError):
@@ -130,6 +136,17 @@ class ModelTrainer:
         (error,) = _continue(models, [training], length, limit=self.loss_limit, validation=validation)
         if error is not None:
             raise error
+
+    def seconds_per_step(self, training: ModelTraining) -> float:
+        """Return the median time of a training step, after the first ones."""
+        models, seconds = _ByAutograd(self, training, NUM_TIMED_STEPS), list[float]()
+        batches = chain.from_iterable(self.batches(training.generator) for _ in range(NUM_TIMED_STEPS))
+        for inputs, targets in islice(batches, NUM_TIMED_STEPS):
+            start = perf_counter()
+            models.take_step(inputs, targets)
+            synchronize(inputs.device)
+            seconds.append(perf_counter() - start)
+        return median(seconds[NUM_TIMED_STEPS // 4 :])
 
     def batches(self, generator: torch.Generator) -> Iterator[Batch]:
         """Return the batches of one epoch, with the augmentation of the config."""
@@ -248,13 +265,16 @@ class _ByAutograd:
 
     def train_epoch(self) -> list[float]:
         """Take one optimiser step per batch and return the mean loss of each model."""
-        model, losses = self._training.model.train(), []
-        for inputs, targets in self._trainer.batches(self._training.generator):
-            loss = self._trainer.loss(outputs_of(model, inputs), targets).mean()  # of one value per prediction
-            if loss.requires_grad:  # not without parameters
-                self._steps.take(loss.backward)
-            losses.append(loss.detach())
+        self._training.model.train()
+        losses = [self.take_step(*batch) for batch in self._trainer.batches(self._training.generator)]
         return [float(torch.stack(losses).mean())]
+
+    def take_step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Take an optimiser step on a batch and return the mean loss."""
+        loss = self._trainer.loss(outputs_of(self._training.model, inputs), targets).mean()  # of one per prediction
+        if loss.requires_grad:  # not without parameters
+            self._steps.take(loss.backward)
+        return loss.detach()
 
     def value(self, validation: Measure, model: nn.Module) -> float:
         """Return the validation metric of the model with its averaged weights."""

@@ -63,6 +63,7 @@ _MAY_CHANGE = {
     *("certify", "certify_max_states", "certify_samples"),
     *("evaluation.executor", "evaluation.capacity", "evaluation.deadline", "evaluation.memory_limit"),
     *("evaluation.max_attempts", "evaluation.lease", "evaluation.ray"),
+    *("evaluation.device", "evaluation.slots_per_device"),
 }
 
 

@@ -405,6 +405,7 @@ class GFNTrainer:
         if folder.resumed:
             folder.check_unchanged(self.chosen_config)
             self._check_method(folder)
+            self._use_device(folder.started_options.get("evaluation", {}).get("device", "auto"))
             checkpoint = folder.last_checkpoint()
             raised = raised_limits(folder.started_options.get("evaluation", {}), self.config.evaluation)
         if checkpoint is not None:
@@ -420,6 +421,15 @@ class GFNTrainer:
             folder.checkpoints.save(self.step, self.state_dict())
         return raised
 
+    def _use_device(self, device: str) -> None:
+        """Replace evaluation.device=auto by the choice of the run: another device rounds differently."""
+        if self.config.evaluation.device == "auto":
+            self.config.evaluation.device = self.chosen_config.evaluation.device = device
+
+    def _keep_device(self, folder: RunFolder, device: str) -> None:
+        self._use_device(device)
+        folder.write_config(self.chosen_config)
+
     def _check_method(self, folder: RunFolder) -> None:
         """Raise UserError where search.method=auto is another method than at the start of the run."""
         status = read_status(folder.path)
@@ -433,6 +443,8 @@ class GFNTrainer:
     def _search_evaluator(self, run: Run) -> Dispatcher:
         """Return the evaluator of the search, with what it has used of its budget."""
         executor = run.open(self.build_executor())
+        executor.notify = lambda line: run.logger.print(line)
+        executor.choose = lambda device: self._keep_device(run.folder, device)
         run.stop.react = executor.interrupt
         num_evaluated = run.store.num_evaluations(run=self.run_id)
         if self.halving is not None:

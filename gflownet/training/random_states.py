@@ -1,4 +1,7 @@
-"""Global random generators of torch (CPU), numpy and Python: their states, and their use by a candidate for a while."""
+"""Global random generators of torch, numpy and Python: their states, and their use by a candidate for a while.
+
+torch has one per device; that of a GPU counts where this process uses it.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,8 @@ def seeded(seed: int) -> Iterator[None]:
         if is_outermost:
             _borrower, _states_of_run = threading.get_ident(), before
         torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed(seed)
         np.random.seed(seed)
         random.seed(seed)
     try:
@@ -49,9 +54,10 @@ def get_random_state() -> dict[str, Any]:
     They are tensors and plain containers, as `torch.load(weights_only=True)` reads.
     """
     with _lock:
-        of_torch, (_, keys, position, has_gauss, cached), (version, words, gauss) = _lent() or _read()
+        of_torch, (_, keys, position, has_gauss, cached), (version, words, gauss), of_gpu = _lent() or _read()
     return {
         "torch": of_torch,
+        **({} if of_gpu is None else {"cuda": of_gpu}),
         "python": [version, list(words), gauss],
         "numpy": [torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)],
     }
@@ -63,7 +69,7 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     version, words, gauss = state["python"]
     *_, keys, position, has_gauss, cached = state["numpy"]
     of_numpy = ("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached)
-    values = (state["torch"], of_numpy, (version, tuple(words), gauss))
+    values = (state["torch"], of_numpy, (version, tuple(words), gauss), state.get("cuda"))
     with _lock:
         if _lent():
             _states_of_run = values
@@ -84,10 +90,13 @@ def _lent() -> tuple[Any, ...] | None:
 
 
 def _read() -> tuple[Any, ...]:
-    return torch.get_rng_state(), np.random.get_state(legacy=True), random.getstate()
+    of_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), np.random.get_state(legacy=True), random.getstate(), of_gpu
 
 
 def _write(values: tuple[Any, ...]) -> None:
     torch.set_rng_state(values[0])
     np.random.set_state(values[1])
     random.setstate(values[2])
+    if values[3] is not None and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(values[3])

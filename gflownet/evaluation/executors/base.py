@@ -34,6 +34,9 @@ class Executor(Closing, ABC):
     """
 
     isolates: ClassVar[bool] = True  # jobs run in other processes: a candidate cannot end the main process
+    # Called with lines for the user, and with the device that evaluation.device=auto stands for.
+    notify: Callable[[str], None] = staticmethod(lambda line: None)
+    choose: Callable[[str], None] = staticmethod(lambda device: None)
 
     @property
     @abstractmethod

@@ -7,15 +7,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import NoReturn
 
+import psutil
+
 from gflownet.evaluation.execution import capped
 from gflownet.evaluation.executors.descendants import adopt_orphans, end_descendants, end_with_parent
-from gflownet.evaluation.executors.machine import num_kills_without_memory
+from gflownet.evaluation.executors.machine import SlotFolder, num_kills_without_memory
 from gflownet.evaluation.executors.worker import ReplyKind, WorkerSettings, reply, split_reply, work
 from gflownet.evaluation.job import EvaluationStatus
 
@@ -28,6 +30,10 @@ _MAX_TAIL = 3_500
 _READ_SIZE = 1 << 16
 # Time between two checks where the end of a process cannot be waited for together with pipes, seconds.
 _CHECK_EVERY_S = 0.02
+# Time between two looks at the memory of a worker without a limit of the system, seconds.
+_WATCH_EVERY_S = 0.2
+# Exit status of a monitor whose device is lost.
+LOST_STATUS = 71
 
 
 @dataclass(frozen=True)
@@ -48,27 +54,45 @@ class _EndedError(Exception):
     """The worker has ended or closed its pipe."""
 
 
-def start_monitor(settings: WorkerSettings) -> None:
-    """Make this process a monitor and start its worker. The initializer of the pool's processes."""
+class _LostDeviceError(Exception):
+    """The worker's device does not answer."""
+
+
+def start_monitor(settings: WorkerSettings, slots: SlotFolder | None) -> None:
+    """Make this process a monitor and start its worker. The initializer of the pool's processes.
+
+    Args:
+        settings: of the worker.
+        slots: one of which this process owns until it ends; None: all are equal, on the cores.
+    """
     global _monitor
     end_with_parent(signal.SIGTERM)
     adopt_orphans()
     os.setpgid(0, 0)
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, lambda *_: _leave())
+    number = -1
+    if slots is not None:
+        number, slot = slots.own()
+        settings = replace(settings, slot=slot)
     _monitor = Monitor(settings)
+    _monitor.lose_slot = lambda reason: None if slots is None else slots.lose(number, reason)
     _monitor.start()
 
 
 def evaluate(job: bytes, deadline: float | None) -> bytes | Loss:
     """Return the reply of the worker to a pickled job, or the loss of the worker."""
     assert _monitor is not None
-    return _monitor.evaluate(job, deadline)
+    try:
+        return _monitor.evaluate(job, deadline)
+    except _LostDeviceError as error:
+        _monitor.lose_slot(str(error))
+        _leave(LOST_STATUS)
 
 
-def _leave(*_: object) -> NoReturn:
+def _leave(status: int = 0) -> NoReturn:
     """End this process with all its descendants."""
     end_descendants()
-    os._exit(0)
+    os._exit(status)
 
 
 class Monitor:
@@ -77,6 +101,7 @@ class Monitor:
     def __init__(self, settings: WorkerSettings) -> None:
         """Keep the settings."""
         self._settings = settings
+        self.lose_slot: Callable[[str], None] = lambda reason: None
         self._pid = self._descriptor = self._output = -1
         self._connection: Connection | None = None
         self._is_ready = False
@@ -101,7 +126,11 @@ class Monitor:
         self._descriptor = os.pidfd_open(self._pid) if hasattr(os, "pidfd_open") else -1
 
     def evaluate(self, job: bytes, deadline: float | None) -> bytes | Loss:
-        """Return the worker's reply, or its loss."""
+        """Return the worker's reply, or its loss.
+
+        Raises:
+            _LostDeviceError: the worker's device is lost.
+        """
         try:
             self._await_start()
         except StartError as error:
@@ -119,11 +148,18 @@ class Monitor:
             self._end_worker()
             status, error = EvaluationStatus.TIMEOUT, f"expected a result within {deadline:g} s"
             return Loss(status, time.monotonic() - start, error, tuple(finished))
+        except MemoryError as memory_error:
+            self._end_worker()
+            status, error = EvaluationStatus.OUT_OF_MEMORY, str(memory_error)
+            return Loss(status, time.monotonic() - start, error, tuple(finished))
         except _EndedError:
             status, error = self._cause(self._end_worker(), num_kills)
             return Loss(status, time.monotonic() - start, error, tuple(finished))
-        if split_reply(message)[0] is ReplyKind.DONE_AND_LEAVING:
+        kind, content = split_reply(message)
+        if kind in (ReplyKind.DONE_AND_LEAVING, ReplyKind.LOST):
             self._end_worker()
+        if kind is ReplyKind.LOST:
+            raise _LostDeviceError(content.decode(errors="replace"))
         return message
 
     def _await_start(self) -> None:
@@ -131,6 +167,7 @@ class Monitor:
 
         Raises:
             StartError: with the reason.
+            _LostDeviceError: the device does not answer.
         """
         for is_last in (False,) * (_MAX_LOST_STARTS - 1) + (True,):
             if self._is_ready and self._has_ended():  # between two jobs, for example killed by a user
@@ -144,10 +181,18 @@ class Monitor:
             except TimeoutError:
                 self._end_worker()
                 raise StartError(f"expected to load the task within {START_LIMIT_S:g} s") from None
+            except MemoryError as error:
+                self._end_worker()
+                raise StartError(str(error)) from None
             except _EndedError:
                 error = self._cause(self._end_worker(), num_kills_without_memory())[1]
                 if is_last:
                     raise StartError(f"{_MAX_LOST_STARTS} processes ended while they loaded it: {error}") from None
+                continue
+            if kind is ReplyKind.LOST:  # or has no memory, before that of an earlier worker is free
+                self._end_worker()
+                if is_last:
+                    raise _LostDeviceError(content.decode(errors="replace"))
                 continue
             if kind is ReplyKind.REFUSED:
                 self._end_worker()
@@ -162,6 +207,7 @@ class Monitor:
         Raises:
             TimeoutError: none within the limit, seconds.
             _EndedError: the worker ended.
+            MemoryError: it holds more memory than its limit.
         """
         assert self._connection is not None
         end = None if limit is None else time.monotonic() + limit
@@ -189,12 +235,23 @@ class Monitor:
                 raise _EndedError
             if end is not None and time.monotonic() >= end:
                 raise TimeoutError
+            if self._settings.slot.is_accelerator:
+                self._check_memory()
+
+    def _check_memory(self) -> None:
+        size, limit = 0, self._settings.memory_limit
+        with suppress(psutil.Error):
+            size = psutil.Process(self._pid).memory_info().rss
+        if size > limit:
+            raise MemoryError(f"expected at most {limit / 1e9:.3g} GB of memory, got {size / 1e9:.3g} GB")
 
     def _wait(self, sources: Sequence, end: float | None) -> list:
         """Return the sources that can be read, as soon as there is one or the time is over."""
         remaining = None if end is None else max(0.0, end - time.monotonic())
         if self._descriptor < 0:
             remaining = _CHECK_EVERY_S if remaining is None else min(remaining, _CHECK_EVERY_S)
+        if self._settings.slot.is_accelerator:
+            remaining = _WATCH_EVERY_S if remaining is None else min(remaining, _WATCH_EVERY_S)
         return wait(sources, remaining)
 
     def _has_ended(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.executors.inline import InlineExecutor
-from gflownet.evaluation.executors.machine import num_cores
+from gflownet.evaluation.executors.machine import DEVICES, num_cores, slots_of
 from gflownet.evaluation.executors.simulated import SimulatedExecutor
 from gflownet.evaluation.task import GFNTask
 
@@ -14,15 +14,21 @@ def chosen_executor(config: EvaluationConfig, task: GFNTask) -> str:
     """Return inline, pool, ray or simulated."""
     if config.executor != "auto":
         return config.executor
+    if config.device not in ("auto", "cpu"):
+        return "pool"
     return "inline" if task.is_cheap or num_cores() < 2 else "pool"
 
 
 def places(task: GFNTask, config: EvaluationConfig) -> int:
-    """Return the number of jobs that the executor of a config runs at the same time, 1 for a cluster."""
+    """Return the number of jobs that the executor of a config runs at the same time, 1 for a cluster.
+
+    Raises:
+        UserError: evaluation.device names a device that is not there.
+    """
     name = chosen_executor(config, task)
     if name == "simulated":
         return config.capacity or 1
-    return (config.capacity or num_cores()) if name == "pool" else 1
+    return len(slots_of(config, DEVICES)) if name == "pool" else 1
 
 
 def build_executor(task: GFNTask, config: EvaluationConfig) -> Executor:

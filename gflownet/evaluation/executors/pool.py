@@ -6,16 +6,19 @@ import ast
 import pickle
 import pickletools
 import re
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 from typing import Any
 
@@ -29,7 +32,7 @@ from gflownet.evaluation.executors import child, parent, server
 from gflownet.evaluation.executors.base import Executor, Handle
 from gflownet.evaluation.executors.descendants import end_descendants_of
 from gflownet.evaluation.executors.forkserver import IndependentContext
-from gflownet.evaluation.executors.machine import memory_per_process, num_cores
+from gflownet.evaluation.executors.machine import DEVICES, Devices, Slot, SlotFolder, memory_per_process, slots_of
 from gflownet.evaluation.executors.sources import TaskSources
 from gflownet.evaluation.executors.worker import ReplyKind, WorkerSettings, split_reply
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
@@ -82,22 +85,42 @@ class _Submission:
 
 
 class PoolExecutor(Executor):
-    """Runs jobs in worker processes, one per core by default; they start with the first job.
+    """Runs jobs in worker processes, one per slot: a core, or a share of a GPU; they start with the first job.
 
     Each worker has a monitor process, which pebble starts and which runs no code of candidates. It ends the worker at
-    the deadline, reports how it ended, and ends all its descendants.
+    the deadline, reports how it ended, and ends all its descendants. It owns a slot; the monitor that replaces it gets
+    the same one. A lost device costs its slots: their jobs run on the others.
     """
 
-    def __init__(self, task: GFNTask | PickledTask, config: EvaluationConfig) -> None:
+    def __init__(
+        self,
+        task: GFNTask | PickledTask,
+        config: EvaluationConfig,
+        *,
+        devices: Devices = DEVICES,
+        slots: Sequence[Slot] = (),
+    ) -> None:
         """Pickle the task.
 
+        Args:
+            task: scores the candidates.
+            config: devices, number of processes and their memory.
+            devices: of this machine.
+            slots: of the workers; empty: those of the config.
+
         Raises:
-            UserError: the task cannot be sent to another process.
+            UserError: the task cannot be sent to another process, or a device of the config is not there.
         """
         pickled = PickledTask.of(task) if isinstance(task, GFNTask) else task
-        self._capacity = config.capacity or num_cores()
-        limit = memory_per_process(config.memory_limit, capacity=self._capacity)
-        self._settings = WorkerSettings(pickled.content, pickled.sources, limit)
+        self._config, self._devices = config, devices
+        self._slots = tuple(slots) or slots_of(config, devices)
+        self._accelerators: tuple[Slot, ...] = ()  # that auto may choose with the first job
+        if not slots and config.device == "auto" and (kind := devices.kind()):
+            self._accelerators = slots_of(config, devices, names=[kind])
+        self._slot_folder: SlotFolder | None = None
+        self._lost: dict[int, str] = {}  # reasons by the number of the slot
+        limit = memory_per_process(config.memory_limit, capacity=len(self._slots))
+        self._settings = WorkerSettings(pickled.content, pickled.sources, limit, devices=devices)
         self._context = IndependentContext(preload=pickled.modules, imports_main=pickled.is_of_main_script)
         self._pool: ProcessPool | None = None
         self._num_broken_pools = 0
@@ -107,9 +130,11 @@ class PoolExecutor(Executor):
 
     @property
     def capacity(self) -> int:
-        return self._capacity
+        return len(self._slots) - len(self._lost)
 
     def submit(self, job: Job, *, deadline: float | None) -> Handle:
+        if self._accelerators:
+            self._choose_device(job)
         handle = Handle(job)
         try:
             message = pickle.dumps(job)
@@ -143,6 +168,7 @@ class PoolExecutor(Executor):
             self.cancel(handle)
         self._end_pool()
         self._context.stop()
+        self._remove_slot_folder()
 
     def _is_finished(self, handle: Handle) -> bool:
         return handle.outcomes is not None or handle in self._finished
@@ -165,10 +191,12 @@ class PoolExecutor(Executor):
         future.add_done_callback(lambda _: self._notify(handle, future))
 
     def _new_pool(self) -> ProcessPool:
+        if self._slot_folder is None and any(slot.is_accelerator for slot in self._slots):
+            self._slot_folder = SlotFolder(Path(tempfile.mkdtemp(prefix="gflownet-slots-")), self._slots)
         return ProcessPool(
-            self._capacity,
+            len(self._slots),
             initializer=child.start_monitor,
-            initargs=(self._settings,),
+            initargs=(self._settings, self._slot_folder),
             context=self._context,  # type: ignore[arg-type]
         )
 
@@ -195,6 +223,10 @@ class PoolExecutor(Executor):
             self._schedule(handle, submission.job, submission.deadline)
             return
         except ProcessExpired as error:
+            if error.exitcode == child.LOST_STATUS and self._slot_folder is not None:
+                self._lose_slots(self._slot_folder)
+                self._schedule(handle, submission.job, submission.deadline)
+                return
             reply = child.Loss(EvaluationStatus.CRASHED, 0.0, _end_of_monitor(error.exitcode))
         except TimeoutError:
             reply = child.Loss(EvaluationStatus.TIMEOUT, 0.0, "its monitor process did not answer")
@@ -215,6 +247,53 @@ class PoolExecutor(Executor):
             raise UserError(content.decode(errors="replace"))
         handle.outcomes, handle.num_finished = pickle.loads(content)
         handle.process_ended = handle.num_finished < len(handle.job.candidates)
+
+    def _remove_slot_folder(self) -> None:
+        if self._slot_folder is not None:
+            shutil.rmtree(self._slot_folder.folder, ignore_errors=True)
+            self._slot_folder = None
+
+    def _lose_slots(self, folder: SlotFolder) -> None:
+        """Count the slots of lost devices.
+
+        Raises:
+            UserError: none is left.
+        """
+        before, self._lost = {self._slots[number].device for number in self._lost}, folder.lost()
+        for number, reason in self._lost.items():
+            device = self._slots[number].device
+            if not self.capacity:
+                raise UserError(f"evaluation.device: expected a device that answers, lost {device}, the last: {reason}")
+            if device not in before:
+                self.notify(f"evaluation.device: lost {device}, its candidates go to the other slots: {reason}")
+                before.add(device)
+
+    def _choose_device(self, job: Job) -> None:
+        """Choose the cores or the accelerators for the run: those with more training steps of a candidate per second.
+
+        All slots of the accelerators measure at the same time.
+        """
+        cores, self._slots, self._accelerators = self._slots, self._accelerators, ()
+        probe = Job(job.candidates[:1], job.seeds[:1], measures_device=True)
+        handles = [self.submit(probe, deadline=None) for _ in self._slots]
+        while any(handle.outcomes is None for handle in handles):
+            self.wait([handle for handle in handles if handle.outcomes is None], timeout=None)
+        outcomes = [outcome for handle in handles for outcome in handle.outcomes or ()]
+        error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
+        kind = self._slots[0].device.partition(":")[0]
+        if error is None:
+            seconds = [median(outcome.curve[side] for outcome in outcomes) for side in (0, 1)]
+            rates = [len(cores) / seconds[0], self.capacity / seconds[1]]
+            reason = f"{rates[0]:.3g} steps per second on {len(cores)} cores, {rates[1]:.3g} on {self.capacity} slots"
+        else:
+            rates, reason = [1.0, 0.0], f"its first candidate cannot be measured on {kind}: {error}"
+        choice = kind if rates[1] > rates[0] else "cpu"
+        if choice == "cpu":
+            self._end_pool()
+            self._remove_slot_folder()
+            self._slots, self._lost = cores, {}
+        self.notify(f"evaluation.device=auto: {choice} ({reason})")
+        self.choose(choice)
 
     def _replace(self, pool: ProcessPool, reason: str) -> None:
         """End a broken pool, once for all its jobs; the next job starts another one."""

@@ -20,9 +20,10 @@ import threadpoolctl
 import torch
 
 from gflownet.errors import UserError
-from gflownet.evaluation.execution import Report, attempt, crash, describe, lost_job
+from gflownet.evaluation.execution import Report, attempt, crash, describe, failure, lost_job
 from gflownet.evaluation.executors.descendants import adopt_orphans, end_descendants, end_with_parent, has_descendants
 from gflownet.evaluation.executors.forkserver import THREAD_LIMITS
+from gflownet.evaluation.executors.machine import CORE, DEVICES, Devices, Slot
 from gflownet.evaluation.executors.process_state import OwnNames, ProcessState
 from gflownet.evaluation.executors.server import loaded_sources
 from gflownet.evaluation.executors.sources import TaskSources
@@ -45,6 +46,8 @@ class WorkerSettings:
     task: bytes  # pickled
     sources: TaskSources
     memory_limit: int  # bytes
+    slot: Slot = CORE
+    devices: Devices = DEVICES
 
 
 class ReplyKind(StrEnum):
@@ -55,6 +58,7 @@ class ReplyKind(StrEnum):
     DONE = "d"  # a pickled tuple of outcomes, and how many of them are of candidates that were done
     DONE_AND_LEAVING = "l"  # the same; the worker cannot take another job
     REFUSED = "u"  # the text of a UserError
+    LOST = "x"  # the text of the error of a device that is lost
 
 
 def reply(kind: ReplyKind, content: bytes = b"") -> bytes:
@@ -77,11 +81,13 @@ def work(settings: WorkerSettings, connection: Connection, output: int) -> NoRet
     """
     status = 1
     try:
-        _become_worker(connection, output, memory_limit=settings.memory_limit)
+        _become_worker(connection, output)
+        if not settings.slot.is_accelerator:  # the address space of CUDA counts too: there the monitor looks
+            _limit_memory(settings.memory_limit)
         task = _load(settings, connection)
         if task is not None:
             connection.send_bytes(reply(ReplyKind.READY))
-            _serve(task, connection)
+            _serve(task, connection, settings.devices)
         status = 0
     except (EOFError, OSError):
         status = 0  # the monitor has ended
@@ -90,7 +96,7 @@ def work(settings: WorkerSettings, connection: Connection, output: int) -> NoRet
         os._exit(status)
 
 
-def _become_worker(connection: Connection, output: int, *, memory_limit: int) -> None:
+def _become_worker(connection: Connection, output: int) -> None:
     end_with_parent(signal.SIGKILL)
     adopt_orphans()
     os.setsid()
@@ -104,6 +110,9 @@ def _become_worker(connection: Connection, output: int, *, memory_limit: int) ->
     threadpoolctl.threadpool_limits(1)
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _limit_memory(memory_limit: int) -> None:
     _, maximum = resource.getrlimit(resource.RLIMIT_DATA)
     limit = memory_limit if maximum == resource.RLIM_INFINITY else min(memory_limit, maximum)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, maximum))
@@ -136,6 +145,11 @@ def _load(settings: WorkerSettings, connection: Connection) -> GFNTask | None:
     """Return the task; None after a reply if that fails, or if its code is not that of the start of the run."""
     task, reason = None, ""
     try:
+        device = settings.devices.take(settings.slot) if settings.slot.is_accelerator else None
+    except Exception as error:
+        connection.send_bytes(reply(ReplyKind.LOST, describe(error).encode(errors="replace")))
+        return None
+    try:
         task = pickle.loads(settings.task)
     except Exception as error:
         reason = describe(error)
@@ -143,17 +157,21 @@ def _load(settings: WorkerSettings, connection: Connection) -> GFNTask | None:
         settings.sources.check(None if task is None else type(task), loaded=loaded_sources())
     except UserError as error:
         task, reason = None, str(error)
+    step = "to_device"
     try:
+        if task is not None and device is not None:
+            task.to_device(device)
+        step = "warm_up"
         if task is not None:
             task.warm_up()
     except Exception as error:
-        task, reason = None, f"{type(task).__name__}.warm_up: {describe(error)}"
+        task, reason = None, f"{type(task).__name__}.{step}: {describe(error)}"
     if task is None:
         connection.send_bytes(reply(ReplyKind.REFUSED, reason.encode(errors="replace")))
     return task
 
 
-def _serve(task: GFNTask, connection: Connection) -> None:
+def _serve(task: GFNTask, connection: Connection, devices: Devices) -> None:
     state, names = ProcessState(), OwnNames()
     is_leaving = False
 
@@ -170,6 +188,10 @@ def _serve(task: GFNTask, connection: Connection) -> None:
         except UserError as error:
             connection.send_bytes(reply(ReplyKind.REFUSED, str(error).encode(errors="replace")))
             continue
+        lost = next((outcome.error for outcome in outcomes if devices.is_lost(outcome.error)), None)
+        if lost is not None:
+            connection.send_bytes(reply(ReplyKind.LOST, lost.encode(errors="replace")))
+            return
         state.restore()
         if has_descendants():
             end_descendants()
@@ -189,7 +211,23 @@ def _evaluate(task: GFNTask, job: Job, report: Report) -> tuple[tuple[Outcome, .
 
     start = time.perf_counter()
     try:
+        if job.measures_device:
+            return (_measured(task, job),), 1
         return attempt(task, job, report=keep)
     except KeyboardInterrupt as error:
         lost = crash(error, time.perf_counter() - start)
         return lost_job(job, lost, finished=finished), len(finished)
+
+
+def _measured(task: GFNTask, job: Job) -> Outcome:
+    """Return the seconds of a training step of a candidate on the cores and on the slot's device, as a curve."""
+    device, seconds = task.device, []
+    try:
+        for each in (torch.device("cpu"), device):
+            task.to_device(each)
+            seconds.append(task.seconds_per_step(job.candidates[0], seed=job.seeds[0]))
+    except Exception as error:
+        return failure(error, 0.0)
+    finally:
+        task.to_device(device)
+    return Outcome(EvaluationStatus.OK, 0.0, curve=tuple(seconds))
