@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -177,12 +178,10 @@ def slots_of(config: EvaluationConfig, devices: Devices, *, names: Sequence[str]
     gpus = [each for name in names if name not in ("auto", "cpu") for each in _numbered(name, devices, config.device)]
     num = config.slots_per_device
     of_each = {name: num or _num_slots(size, num_devices=len(gpus)) for name, size in gpus}
-    slots = [
-        Slot(name, max(0.01, 1 / of_each[name] - _CONTEXT_BYTES / size))
-        for turn in range(max(of_each.values(), default=0))
-        for name, size in gpus
-        if turn < of_each[name]
-    ][: config.capacity or None]
+    turns = range(max(of_each.values(), default=0))
+    places = [(name, size) for turn in turns for name, size in gpus if turn < of_each[name]][: config.capacity or None]
+    counts = Counter(name for name, _ in places)
+    slots = [Slot(name, max(0.01, 1 / (num or counts[name]) - _CONTEXT_BYTES / size)) for name, size in places]
     if len(slots) == 0 or "cpu" in names:
         slots += [CORE] * max(1, (config.capacity or num_cores()) - len(slots))
     return tuple(slots)

@@ -1,0 +1,85 @@
+"""Two GPUs that run on the CPU: with a cap of memory per slot, a log of the processes that take them, and losses."""
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from gflownet.evaluation.executors.machine import Devices, Slot
+from gflownet.evaluation.task import GFNTask, Score
+from tests.evaluation.candidates import StubCandidate, config_with
+
+MEMORY = 8_000_000_000
+# Of this process: the slot that it owns.
+slot = Slot()
+
+
+class FakeDevices(Devices):
+    """Devices cuda:0 and cuda:1 of 8 GB each."""
+
+    def __init__(self, folder: Path, *, place: str = "cpu") -> None:
+        """Take the folder of the log, and the device of torch that stands for all."""
+        self.folder, self.place = folder, place
+
+    def memories(self, kind: str) -> tuple[int, ...]:
+        return (MEMORY, MEMORY) if kind == "cuda" else ()
+
+    def cause(self, kind: str) -> str:
+        return "" if kind == "cuda" else "no fake ones"
+
+    def take(self, slot: Slot) -> torch.device:
+        if (self.folder / f"{slot.device}.lost").exists():
+            raise RuntimeError("CUDA error: device lost")
+        globals()["slot"] = slot
+        with (self.folder / "taken").open("a") as file:
+            file.write(f"{slot.device} {os.getppid()}\n")
+        return torch.device(self.place)
+
+    def taken(self) -> list[tuple[str, int]]:
+        """Return device and monitor process of each start of a worker."""
+        path = self.folder / "taken"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [(device, int(pid)) for device, pid in map(str.split, lines)]
+
+
+class DeviceTask(GFNTask):
+    """Candidates that use the memory of a fake device, or lose it; `seconds` of a step on the device."""
+
+    input_sizes = output_sizes = (1,)
+
+    def __init__(self, folder: Path, *, seconds: float | None = None) -> None:
+        super().__init__(cast(Any, config_with()))
+        self.folder, self.seconds = folder, seconds
+
+    def evaluate(self, graph: StubCandidate, *, seed: int) -> Score:
+        with (self.folder / "evaluated").open("a") as file:
+            file.write(f"{graph.key}\n")
+        if graph.key == "too large" and slot.is_accelerator:
+            raise torch.OutOfMemoryError(f"CUDA out of memory: expected at most {slot.share * MEMORY:.0f} bytes")
+        if graph.key == "breaks the context":
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        if graph.key == "fills the host":
+            memory = torch.ones(1_500_000_000, dtype=torch.uint8)
+            threading.Event().wait(60 * len(memory[:1]))  # until the monitor ends this process
+        mark = self.folder / f"{slot.device}.lost"
+        if slot.is_accelerator and (graph.key == "lose all" or (graph.key == "lose one" and not self.has_lost)):
+            mark.touch()
+        if mark.exists():
+            raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+        if graph.key.startswith("wait"):
+            while not (self.folder / graph.key).exists():
+                time.sleep(0.01)
+        return Score(0.5, metrics={"on_device": float(slot.is_accelerator), "share": slot.share})
+
+    def seconds_per_step(self, graph: Any, *, seed: int) -> float:
+        if self.seconds is None:
+            return super().seconds_per_step(graph, seed=seed)
+        return 1.0 if self.device.type == "cpu" else self.seconds
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether a device is lost."""
+        return any(self.folder.glob("*.lost"))
