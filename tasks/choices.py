@@ -68,6 +68,9 @@ class ChoicesTask(TensorTask):
         splits = with_standard_targets(splits)
         return standardised(splits, per_channel=True) if self.config.task_options.normalise == "channel" else splits
 
+    def to_device(self, device: torch.device) -> None:
+        super().to_device(device) if self._trains else GFNTask.to_device(self, device)
+
     def build_model(self, candidate: Assignment) -> nn.Module:
         """Return the untrained module of a setting."""
         model = self._function(candidate.as_dict())
@@ -78,7 +81,7 @@ class ChoicesTask(TensorTask):
 
     def _check_outputs(self, model: nn.Module) -> None:
         """Raise ValueError unless a module predicts the targets; it sets the sizes of lazy layers."""
-        inputs = next(iter(self.train.in_order()))[0][:2]
+        inputs = next(iter(self.train.in_order()))[0][:2].cpu()
         with torch.no_grad():
             outputs = model.eval()(inputs)
         model.train()

@@ -259,7 +259,7 @@ class LanguageTask(GFNTask):
         config = self.config_of(graph)
         with seeded(seed):
             model = RecurrentStack(config) if isinstance(config, StackConfig) else CellNetwork(config)
-        return model, torch.Generator().manual_seed(seed)
+        return model.to(self.device), torch.Generator().manual_seed(seed)
 
     def _bits(self, model: RecurrentNetwork, text: torch.Tensor) -> float:
         """Return bits per byte, at most 8, the bits of a uniform prediction."""

@@ -14,6 +14,7 @@ from filelock import FileLock
 
 from gflownet.command_line import checks
 from gflownet.errors import UserError
+from gflownet.evaluation.executors import machine
 from gflownet.records.marker import LOCK_NAME, RunMarker, write_marker
 
 CODE = """
@@ -137,11 +138,11 @@ def test_num_cuda_devices(visible: str | None, num_on_machine: int, num: int, mo
             count._obj.value = num_on_machine  # type: ignore[attr-defined]
             return 0
 
-    monkeypatch.setattr(checks.ctypes, "CDLL", Library)
+    monkeypatch.setattr(machine.ctypes, "CDLL", Library)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert checks.num_cuda_devices() == num
+    assert machine.num_cuda_devices() == num
     if num:
         checks.check_device(f"cuda:{num - 1}")
     with pytest.raises(UserError, match=f"device: expected cpu or one of {num} CUDA devices, got cuda:{num}"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
 import os
@@ -18,6 +17,7 @@ from gflownet.config import OPTIONS, Config, resolved, to_mapping
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
 from gflownet.evaluation.config import check_conditionals, check_evaluation, check_store_url
+from gflownet.evaluation.executors.machine import num_cuda_devices
 from gflownet.evaluation.tasks import TASKS
 from gflownet.objectives.config import num_taught
 from gflownet.operations.vocabulary import ACTIVATIONS, AGGREGATIONS
@@ -218,23 +218,3 @@ def check_device(name: str) -> None:
     num = num_cuda_devices() if kind == "cuda" else None
     if num is not None and int(index or 0) >= num:
         raise UserError(f"device: expected cpu or one of {num} CUDA devices, got {name}")
-
-
-def num_cuda_devices() -> int | None:
-    """Return the number of visible CUDA devices, None if only torch can tell. CUDA itself is not initialised."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [] if visible is None else [name for name in visible.split(",") if name.strip() not in ("", "-1")]
-    if visible is not None and not names:
-        return 0
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None if Path("/dev/kfd").exists() else 0  # which GPUs of AMD have
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    num = ctypes.c_uint()
-    if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(num)):
-        return None
-    return num.value if visible is None else min(num.value, len(names))

@@ -148,7 +148,10 @@ class GFNTask(Configurable, ABC):
         """
 
     def seconds_per_step(self, graph: Any, *, seed: int) -> float:
-        """Return the seconds of a step of a candidate's training on `self.device`, for evaluation.device=auto."""
+        """Return the seconds of a step of a candidate's training on `self.device`.
+
+        Overridden by tasks for which evaluation.device=auto may choose a GPU.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no seconds_per_step")
 
     @abstractmethod

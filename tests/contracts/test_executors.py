@@ -22,21 +22,24 @@ from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
 from gflownet.evaluation.task import GFNTask, Score
 from tasks.digits import DigitsTask
 from tests.evaluation.candidates import StubCandidate, classifier_graph, config_with
+from tests.evaluation.fake_devices import FakeDevices
 from tests.evaluation.poison_tasks import PoisonTask
 from tests.test_trainer import wait_until
 
 OK, CRASHED, TIMEOUT = EvaluationStatus.OK, EvaluationStatus.CRASHED, EvaluationStatus.TIMEOUT
 CONFIG = config_with("evaluation.capacity=2", "evaluation.num_epochs=1")
+SLOTS = config_with("evaluation.device=cuda:0,1", "evaluation.slots_per_device=1", "evaluation.num_epochs=1")
 ONE_PROCESS = config_with("evaluation.capacity=1")
 SIZES = (8, 9)
 EXECUTORS: dict[str, Callable[[GFNTask], Executor]] = {
     "inline": InlineExecutor,
     "simulated": lambda task: SimulatedExecutor(task, capacity=2),
     "pool": lambda task: PoolExecutor(task, CONFIG.evaluation),
+    "slots": lambda task: PoolExecutor(task, SLOTS.evaluation, devices=FakeDevices()),
     "ray": lambda task: RayExecutor(task, CONFIG.evaluation, num_cpus=2),
 }
-# Ray starts slowly: one test of this contract runs on it by default, all of them as slow ones.
-PARAMETERS = [pytest.param(name, marks=pytest.mark.slow) if name == "ray" else name for name in EXECUTORS]
+# Ray starts slowly, and slots of devices are a pool: one test of this contract runs on them by default.
+PARAMETERS = [pytest.param(name, marks=pytest.mark.slow) if name in ("ray", "slots") else name for name in EXECUTORS]
 IN_PROCESS = {"inline", "simulated"}
 ISOLATED = PARAMETERS[len(IN_PROCESS) :]
 
@@ -131,7 +134,7 @@ def without_seconds(outcome: Outcome) -> tuple:
     return outcome.status, outcome.score, outcome.curve, outcome.error, outcome.test
 
 
-@pytest.mark.parametrize("executor", ["simulated", "pool", "ray"], indirect=True)
+@pytest.mark.parametrize("executor", ["simulated", "pool", "slots", "ray"], indirect=True)
 def test_outcomes_equal_those_of_inline(executors, executor):
     graphs = [classifier_graph((size, name)) for size in SIZES for name in ("relu", "tanh")]
     jobs = [Job(tuple(graphs[i : i + 2]), tuple(range(i, i + 2)), tests=True) for i in range(0, len(graphs), 2)]
@@ -234,7 +237,7 @@ def test_cancel_of_a_finished_job_has_no_effect(executor):
 
 
 # Ray's processes are shared by the executors of a process; their end: tests/evaluation/test_ray_executor.py.
-@pytest.mark.parametrize("name", ["pool"])
+@pytest.mark.parametrize("name", ["pool", pytest.param("slots", marks=pytest.mark.slow)])
 def test_close_leaves_no_process(name):
     task, before = PoisonTask(Path(os.devnull)), processes()
     executor = EXECUTORS[name](task)

@@ -14,15 +14,17 @@ import torch
 from gflownet.errors import UserError
 from gflownet.evaluation.config import check_evaluation
 from gflownet.evaluation.dispatcher import Dispatcher
-from gflownet.evaluation.executors import machine
+from gflownet.evaluation.executors import devices as device_module
 from gflownet.evaluation.executors.base import Handle
 from gflownet.evaluation.executors.choice import chosen_executor
-from gflownet.evaluation.executors.machine import CORE, DEVICES, Slot, num_cores, slots_of
+from gflownet.evaluation.executors.devices import CORE, DEVICES, Slot, slots_of
+from gflownet.evaluation.executors.machine import num_cores
 from gflownet.evaluation.executors.pool import PoolExecutor
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
 from gflownet.evaluation.store import EvaluationStore
 from tests.evaluation.candidates import StubCandidate, classifier_graph, config_with
 from tests.evaluation.fake_devices import MEMORY, DeviceTask, FakeDevices
+from tests.evaluation.poison_tasks import PoisonTask
 from tests.test_trainer import wait_until
 
 OK, CRASHED, OUT_OF_MEMORY = EvaluationStatus.OK, EvaluationStatus.CRASHED, EvaluationStatus.OUT_OF_MEMORY
@@ -65,7 +67,7 @@ def finished(pool: PoolExecutor, handles: list[Handle]) -> list[Outcome]:
     ],
 )
 def test_slots_follow_options_memory_and_cores(monkeypatch, tmp_path, device, options, expected):
-    monkeypatch.setattr(machine, "num_cores", lambda: 6)
+    monkeypatch.setattr(device_module, "num_cores", lambda: 6)
     slots = slots_of(evaluation(device, *options), FakeDevices(tmp_path))
     assert Counter(slot.device for slot in slots) == expected
     for name in expected.keys() - {"cpu"}:
@@ -93,13 +95,19 @@ def test_absent_device_is_a_user_error(tmp_path, device, reason):
         (False, "0", f"torch {torch.__version__} is built without CUDA"),
         (True, "", "CUDA_VISIBLE_DEVICES hides all"),
         (True, "-1", "CUDA_VISIBLE_DEVICES hides all"),
-        (True, "MIG-1c2d", "no driver: libnone.so is not installed"),
+        (True, None, "no driver"),
+        (True, "0", "no driver"),
+        (True, "MIG-1c2d", "no device answers"),
     ],
 )
 def test_cause_of_an_absent_gpu(monkeypatch, is_built, visible, cause):
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: is_built)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr(machine, "_NVIDIA_LIBRARY", "libnone.so")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    num = 0 if cause == "no driver" or "hides" in cause else None
+    monkeypatch.setattr(device_module, "num_cuda_devices", lambda: num)
+    monkeypatch.setattr(device_module, "_SURVEY", "print([])")
     with pytest.raises(UserError) as error:
         slots_of(evaluation("cuda:0"), DEVICES)
     assert str(error.value) == f"evaluation.device=cuda:0: expected a device cuda:0, got none: {cause}"
@@ -107,12 +115,12 @@ def test_cause_of_an_absent_gpu(monkeypatch, is_built, visible, cause):
 
 def test_survey_reads_memories_in_another_process(monkeypatch):
     code = "import os; print('a warning'); print([int(x) for x in os.environ['CUDA_VISIBLE_DEVICES'].split(',')])"
-    monkeypatch.setattr(machine, "_SURVEY", code)
+    monkeypatch.setattr(device_module, "_SURVEY", code)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     monkeypatch.setattr(FakeDevices, "cause", lambda self, kind: "")
-    assert machine._cuda_memories("5,7") == (5, 7)
-    monkeypatch.setattr(machine, "_SURVEY", "raise SystemExit(1)")
-    assert machine._cuda_memories("other") == ()
+    assert device_module._cuda_memories("5,7") == (5, 7)
+    monkeypatch.setattr(device_module, "_SURVEY", "raise SystemExit(1)")
+    assert device_module._cuda_memories("other") == ()
 
 
 def test_a_device_needs_the_pool():
@@ -195,7 +203,13 @@ def test_monitor_watches_the_memory_of_the_host(tmp_path):
     [
         pytest.param(0.1, "cuda", "2 steps per second on 2 cores, 20 on 2 slots", id="faster"),
         pytest.param(3.0, "cpu", "2 steps per second on 2 cores, 0.667 on 2 slots", id="slower", marks=SLOW),
-        pytest.param(None, "cpu", "its first candidate cannot be measured on cuda: Not", id="unknown", marks=SLOW),
+        pytest.param(
+            None,
+            "cpu",
+            "its first candidate cannot be measured on cuda: ValueError: no steps",
+            id="unknown",
+            marks=SLOW,
+        ),
     ],
 )
 def test_auto_measures_the_first_candidate(tmp_path, seconds, choice, reason):
@@ -211,7 +225,9 @@ def test_auto_measures_the_first_candidate(tmp_path, seconds, choice, reason):
     assert {outcome.score.metrics["on_device"] for outcome in results if outcome.score} == {float(choice == "cuda")}
 
 
-def test_auto_without_a_gpu_is_the_cores(monkeypatch):
+def test_auto_is_the_cores_without_a_gpu_or_a_measure(monkeypatch, tmp_path):
+    with PoolExecutor(PoisonTask(tmp_path), evaluation("auto", "capacity=3"), devices=FakeDevices()) as pool:
+        assert (pool.capacity, pool._accelerators) == (3, ())
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert slots_of(evaluation("auto"), DEVICES) == (CORE,) * num_cores()

@@ -1,5 +1,6 @@
 """TensorTask: scores, costs, trainings in parts, and candidates of a wrong shape."""
 
+import itertools
 import math
 import pickle
 import re
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
@@ -23,7 +26,7 @@ from gflownet.evaluation.reference_models import model_reference
 from gflownet.evaluation.store import EvaluationStatus
 from gflownet.evaluation.tasks import TASKS
 from gflownet.evaluation.tensor_task import TensorTask, automatic_batch_size
-from gflownet.evaluation.training import CandidateDivergedError
+from gflownet.evaluation.training import CandidateDivergedError, outputs_of
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.translation import to_pytorch_model
 from tasks.images import lenet5
@@ -98,6 +101,46 @@ def test_convolutions_learn_the_digits():
     assert score.num_parameters == cost.num_parameters == 8 * 9 + 2 * 8 + 16 * 72 + 2 * 16 + 16 * 10 + 10
     assert cost.flops == 2 * (8 * 9 * 64 + 16 * 72 * 16 + 16 * 10)
     assert cast(float, task.test(graph, seed=0)) > 0.8
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuses operations on tensors of the CPU and of the meta device; copies and scalars may mix them."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        devices = {each.device.type for each in tensors if each.ndim}
+        assert len(devices) < 2 or "copy" in str(func), f"{func}: {devices}"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("evaluation.training.augment=[crop,flip,noise,mixup]", "evaluation.training.metric=confidence"),
+        ("evaluation.training.label_smoothing=0.1", f"task_options.data={SOURCES}:noisy_stripes"),
+    ],
+    ids=["augmentation", "data set"],
+)
+def test_no_tensor_of_a_moved_task_stays_on_the_cpu(overrides):
+    task = build(*overrides)
+    task.to_device(torch.device("meta"))
+    model = task.build_model(network()).to(task.device)
+    generator = torch.Generator().manual_seed(1)
+    with OneDevice():
+        for inputs, targets in itertools.islice(task.trainer.batches(generator), 2):
+            loss = task.trainer.loss(outputs_of(model.train(), inputs), targets).mean()
+            loss.backward()
+            assert loss.device == task.device
+        for measure in (task.measure, task.test_measure):
+            inputs, targets = next(measure.examples.in_order())
+            assert measure.metric.values(outputs_of(model.eval(), inputs), targets).device == task.device
+    tensors = [
+        *model.parameters(),
+        *model.buffers(),
+        *(each.grad for each in model.parameters() if each.grad is not None),
+    ]
+    assert {each.device for each in tensors} == {task.device}
+    assert len(list(model.parameters())) > 0
 
 
 @pytest.mark.parametrize(

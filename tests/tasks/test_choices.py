@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from gflownet.config import load_config, with_task_options
@@ -91,6 +92,17 @@ def test_choices_task_with_other_results_raises(functions, option, message):
 def test_choices_task_trains_lazy_layers(functions):
     score = make_task(build="scored_choices:lazy").evaluate(SETTING, seed=0)
     assert (score.num_parameters, score.value > 0.3) == (650, True)
+
+
+def test_settings_move_to_a_device():
+    task = make_task(build="scored_choices:lazy")
+    task.to_device(torch.device("meta"))
+    model = task.build_model(SETTING).to(task.device)
+    (inputs, targets), *_ = task.train.in_order()
+    assert {inputs.device, targets.device, model(inputs).device} == {task.device}
+    scored = make_task(score="scored_choices:number")
+    scored.to_device(torch.device("meta"))
+    assert scored.device == task.device
 
 
 def test_choices_task_standardises_numbers_and_columns(functions):

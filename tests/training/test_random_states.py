@@ -105,3 +105,25 @@ def test_states_in_trainings_of_earlier_versions_are_read():
     expected = numbers()
     set_random_state(earlier)
     assert numbers() == expected
+
+
+def test_generator_of_a_gpu_is_seeded_and_restored(monkeypatch):
+    gpu = torch.Generator()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "manual_seed", gpu.manual_seed)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", gpu.get_state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", gpu.set_state)
+
+    def draw() -> float:
+        return float(torch.rand(1, generator=gpu))
+
+    gpu.manual_seed(5)
+    expected = [draw() for _ in range(2)]
+    gpu.manual_seed(5)
+    for seed in (7, 8):
+        with seeded(seed):
+            state = get_random_state()
+            first = draw()
+            set_random_state(state)
+            assert draw() == first == float(torch.rand(1, generator=torch.Generator().manual_seed(seed)))
+    assert [draw() for _ in range(2)] == expected

@@ -17,7 +17,8 @@ import psutil
 
 from gflownet.evaluation.execution import capped
 from gflownet.evaluation.executors.descendants import adopt_orphans, end_descendants, end_with_parent
-from gflownet.evaluation.executors.machine import SlotFolder, num_kills_without_memory
+from gflownet.evaluation.executors.devices import SlotFolder
+from gflownet.evaluation.executors.machine import num_kills_without_memory
 from gflownet.evaluation.executors.worker import ReplyKind, WorkerSettings, reply, split_reply, work
 from gflownet.evaluation.job import EvaluationStatus
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.executors.base import Executor
+from gflownet.evaluation.executors.devices import DEVICES, slots_of
 from gflownet.evaluation.executors.inline import InlineExecutor
-from gflownet.evaluation.executors.machine import DEVICES, num_cores, slots_of
+from gflownet.evaluation.executors.machine import num_cores
 from gflownet.evaluation.executors.simulated import SimulatedExecutor
 from gflownet.evaluation.task import GFNTask
 

@@ -1,51 +1,17 @@
-"""Cores, memory and accelerators that this process may use, and slots: the shares of devices that processes own."""
+"""Cores, memory and CUDA devices that this process may use, without torch."""
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import json
 import os
-import subprocess
-import sys
-import time
-from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import psutil
-import torch
-
-from gflownet.errors import UserError
-from gflownet.evaluation.config import EvaluationConfig, device_names
 
 # Memory limits of containers: cgroup version 2, version 1.
 _MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _STATISTICS = Path("/proc/vmstat")
 _GIGABYTE = 10**9
-# Assumed memory of a GPU per process: libraries and kernels, outside the share that torch limits, and a candidate.
-_CONTEXT_BYTES, _CANDIDATE_BYTES = 500_000_000, 1_500_000_000
-_NVIDIA_LIBRARY = "libcuda.so.1"
-# Prints the memory of each GPU. A process of its own: the main process has no context of a GPU.
-_SURVEY = """
-import json, torch
-devices = range(torch.cuda.device_count())
-print(json.dumps([torch.cuda.get_device_properties(each).total_memory for each in devices]))
-"""
-_SURVEY_LIMIT_S = 120
-# Texts of errors of a GPU that does not come back.
-_LOST_TEXTS = (
-    "ECC error",
-    "device lost",
-    "GPU is lost",
-    "no CUDA-capable device",
-    "fallen off the bus",
-    "is unavailable",
-)
-_LOOK_EVERY_S = 0.1
 
 
 def num_cores() -> int:
@@ -78,160 +44,21 @@ def num_kills_without_memory() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-@dataclass(frozen=True)
-class Slot:
-    """A place for one worker process: a share of the memory of a device."""
-
-    device: str = "cpu"  # as torch names it
-    share: float = 1.0
-
-    @property
-    def is_accelerator(self) -> bool:
-        """Whether candidates need to be moved there."""
-        return self.device != "cpu"
-
-
-CORE = Slot()
-
-
-class Devices:
-    """The accelerators that torch sees. Pickled for the workers; tests replace it."""
-
-    def memories(self, kind: str) -> tuple[int, ...]:
-        """Return the memory of each device in bytes, without a context in this process.
-
-        CUDA_VISIBLE_DEVICES is torch's to read: numbers, UUIDs or names of MIG instances.
-        """
-        if kind == "mps":
-            return (memory(),) if torch.backends.mps.is_available() else ()
-        return () if self.cause(kind) else _cuda_memories(os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-    def kind(self) -> str:
-        """Return the kind of accelerator that evaluation.device=auto may choose; empty: none."""
-        return next((kind for kind in ("cuda", "mps") if self.memories(kind)), "")
-
-    def cause(self, kind: str) -> str:
-        """Return the reason for no device, where it is known without a context."""
-        if kind == "mps":
-            return "" if torch.backends.mps.is_available() else "torch finds no Metal"
-        if not torch.backends.cuda.is_built():
-            return f"torch {torch.__version__} is built without CUDA"
-        if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
-            return "CUDA_VISIBLE_DEVICES hides all"
-        try:
-            ctypes.CDLL(_NVIDIA_LIBRARY if torch.version.hip is None else None)
-        except OSError:
-            return f"no driver: {_NVIDIA_LIBRARY} is not installed"
-        return "torch finds no GPU behind the driver" if torch.cuda._device_count_nvml() == 0 else ""
-
-    def take(self, slot: Slot) -> torch.device:
-        """Create the context of a slot's device in this process, limited to the slot's share, and return the device.
-
-        Raises:
-            RuntimeError: the device does not answer.
-        """
-        device = torch.device(slot.device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-            torch.cuda.set_per_process_memory_fraction(slot.share, device)
-        elif device.type == "mps":
-            torch.mps.set_per_process_memory_fraction(slot.share)
-        torch.ones(1, device=device).add_(1).cpu()
-        return device
-
-    def is_lost(self, error: str | None) -> bool:
-        """Return whether the text of an error means that its device does not come back."""
-        return error is not None and any(text in error for text in _LOST_TEXTS)
-
-
-DEVICES = Devices()
-
-
-@cache
-def _cuda_memories(visible: str | None) -> tuple[int, ...]:
-    """Return the memory of each GPU in bytes.
-
-    Args:
-        visible: CUDA_VISIBLE_DEVICES, which the process reads.
-    """
+def num_cuda_devices() -> int | None:
+    """Return the number of visible CUDA devices, None if only torch can tell. CUDA itself is not initialised."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [] if visible is None else [name for name in visible.split(",") if name.strip() not in ("", "-1")]
+    if visible is not None and not names:
+        return 0
     try:
-        process = subprocess.run(
-            [sys.executable, "-c", _SURVEY], capture_output=True, text=True, timeout=_SURVEY_LIMIT_S, check=True
-        )
-        return tuple(json.loads(process.stdout.splitlines()[-1]))
-    except (subprocess.SubprocessError, ValueError, IndexError):
-        return ()
-
-
-def slots_of(config: EvaluationConfig, devices: Devices, *, names: Sequence[str] = ()) -> tuple[Slot, ...]:
-    """Return the slots of a pool: those of GPUs by turns, then those of the cores.
-
-    Args:
-        config: slots_per_device and capacity.
-        devices: of this machine.
-        names: of devices; empty: evaluation.device, where auto stands for the cores.
-
-    Raises:
-        UserError: a device is not there.
-    """
-    names = tuple(names) or device_names(config.device)
-    gpus = [each for name in names if name not in ("auto", "cpu") for each in _numbered(name, devices, config.device)]
-    num = config.slots_per_device
-    of_each = {name: num or _num_slots(size, num_devices=len(gpus)) for name, size in gpus}
-    turns = range(max(of_each.values(), default=0))
-    places = [(name, size) for turn in turns for name, size in gpus if turn < of_each[name]][: config.capacity or None]
-    counts = Counter(name for name, _ in places)
-    slots = [Slot(name, max(0.01, 1 / (num or counts[name]) - _CONTEXT_BYTES / size)) for name, size in places]
-    if len(slots) == 0 or "cpu" in names:
-        slots += [CORE] * max(1, (config.capacity or num_cores()) - len(slots))
-    return tuple(slots)
-
-
-def _numbered(name: str, devices: Devices, option: str) -> list[tuple[str, int]]:
-    """Return a name of evaluation.device as devices with a number, each with its memory."""
-    kind, _, index = name.partition(":")
-    memories = devices.memories(kind)
-    if not memories:
-        reason = devices.cause(kind) or "no device answers"
-        raise UserError(f"evaluation.device={option}: expected a device {name}, got none: {reason}")
-    if kind == "mps":
-        return [(name, memories[0])]
-    if index and int(index) >= len(memories):
-        raise UserError(f"evaluation.device={option}: expected cuda:0 to cuda:{len(memories) - 1}, got {name}")
-    return [(f"{kind}:{each}", memories[each]) for each in ([int(index)] if index else range(len(memories)))]
-
-
-def _num_slots(size: int, *, num_devices: int) -> int:
-    return max(1, min(size // (_CONTEXT_BYTES + _CANDIDATE_BYTES), num_cores() // num_devices))
-
-
-@dataclass(frozen=True)
-class SlotFolder:
-    """Which process owns which slot, as locks on files: a slot is free as soon as its process has ended."""
-
-    folder: Path
-    slots: tuple[Slot, ...]
-
-    def own(self) -> tuple[int, Slot]:
-        """Return number and slot that this process owns until it ends; wait for one that another process leaves."""
-        while True:
-            for number, slot in enumerate(self.slots):
-                file = os.open(self.folder / f"{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-                with suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if not self._lost(number).exists():
-                        return number, slot
-                os.close(file)
-            time.sleep(_LOOK_EVERY_S)
-
-    def lose(self, number: int, reason: str) -> None:
-        """Give no process this slot any more, as its device is lost."""
-        self._lost(number).write_text(reason)
-
-    def lost(self) -> dict[int, str]:
-        """Return the reason for each lost slot by its number."""
-        paths = {number: self._lost(number) for number in range(len(self.slots))}
-        return {number: path.read_text() for number, path in paths.items() if path.exists()}
-
-    def _lost(self, number: int) -> Path:
-        return self.folder / f"{number}.lost"
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None if Path("/dev/kfd").exists() else 0  # which GPUs of AMD have
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    num = ctypes.c_uint()
+    if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(num)):
+        return None
+    return num.value if visible is None else min(num.value, len(names))

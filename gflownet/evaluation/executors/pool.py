@@ -31,8 +31,9 @@ from gflownet.evaluation.execution import capped, describe, lost_job
 from gflownet.evaluation.executors import child, parent, server
 from gflownet.evaluation.executors.base import Executor, Handle
 from gflownet.evaluation.executors.descendants import end_descendants_of
+from gflownet.evaluation.executors.devices import DEVICES, Devices, Slot, SlotFolder, slots_of
 from gflownet.evaluation.executors.forkserver import IndependentContext
-from gflownet.evaluation.executors.machine import DEVICES, Devices, Slot, SlotFolder, memory_per_process, slots_of
+from gflownet.evaluation.executors.machine import memory_per_process
 from gflownet.evaluation.executors.sources import TaskSources
 from gflownet.evaluation.executors.worker import ReplyKind, WorkerSettings, split_reply
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
@@ -115,7 +116,8 @@ class PoolExecutor(Executor):
         self._config, self._devices = config, devices
         self._slots = tuple(slots) or slots_of(config, devices)
         self._accelerators: tuple[Slot, ...] = ()  # that auto may choose with the first job
-        if not slots and config.device == "auto" and (kind := devices.kind()):
+        is_measured = isinstance(task, GFNTask) and type(task).seconds_per_step is not GFNTask.seconds_per_step
+        if is_measured and not slots and config.device == "auto" and (kind := devices.kind()):
             self._accelerators = slots_of(config, devices, names=[kind])
         self._slot_folder: SlotFolder | None = None
         self._lost: dict[int, str] = {}  # reasons by the number of the slot

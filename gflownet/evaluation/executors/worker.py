@@ -22,8 +22,8 @@ import torch
 from gflownet.errors import UserError
 from gflownet.evaluation.execution import Report, attempt, crash, describe, failure, lost_job
 from gflownet.evaluation.executors.descendants import adopt_orphans, end_descendants, end_with_parent, has_descendants
+from gflownet.evaluation.executors.devices import CORE, DEVICES, Devices, Slot
 from gflownet.evaluation.executors.forkserver import THREAD_LIMITS
-from gflownet.evaluation.executors.machine import CORE, DEVICES, Devices, Slot
 from gflownet.evaluation.executors.process_state import OwnNames, ProcessState
 from gflownet.evaluation.executors.server import loaded_sources
 from gflownet.evaluation.executors.sources import TaskSources
