@@ -94,7 +94,8 @@ def test_choices_task_trains_lazy_layers(functions):
     assert (score.num_parameters, score.value > 0.3) == (650, True)
 
 
-def test_settings_move_to_a_device():
+def test_settings_move_to_a_device(functions, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: torch.zeros_like(self, device="cpu"))  # of the meta device
     task = make_task(build="scored_choices:lazy")
     task.to_device(torch.device("meta"))
     model = task.build_model(SETTING).to(task.device)
