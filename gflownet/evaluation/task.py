@@ -135,8 +135,8 @@ class GFNTask(Configurable, ABC):
     def to_device(self, device: torch.device) -> None:
         """Train and measure candidates on a device from now on: `self.device`. Overridden to move the data there.
 
-        Called in a worker process before `warm_up` and its first candidate, once; never in the main process, which may
-        have no context of the device. Scores, saved trainings and weights are returned on the CPU.
+        Called in a worker process before `warm_up`, and there and back for a measurement; never in the main process,
+        which may have no context of the device. Scores, saved trainings and weights are returned on the CPU.
         """
         self.device = device
 

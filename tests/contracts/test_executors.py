@@ -134,7 +134,9 @@ def without_seconds(outcome: Outcome) -> tuple:
     return outcome.status, outcome.score, outcome.curve, outcome.error, outcome.test
 
 
-@pytest.mark.parametrize("executor", ["simulated", "pool", "slots", "ray"], indirect=True)
+@pytest.mark.parametrize(
+    "executor", ["simulated", "pool", pytest.param("slots", marks=pytest.mark.slow), "ray"], indirect=True
+)
 def test_outcomes_equal_those_of_inline(executors, executor):
     graphs = [classifier_graph((size, name)) for size in SIZES for name in ("relu", "tanh")]
     jobs = [Job(tuple(graphs[i : i + 2]), tuple(range(i, i + 2)), tests=True) for i in range(0, len(graphs), 2)]

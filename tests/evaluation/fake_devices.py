@@ -74,7 +74,8 @@ class DeviceTask(GFNTask):
         if graph.key.startswith("wait"):
             while not (self.folder / graph.key).exists():
                 time.sleep(0.01)
-        return Score(0.5, metrics={"on_device": float(slot.is_accelerator), "share": slot.share})
+        moved = float(self.device.type != "cpu")
+        return Score(0.5, metrics={"on_device": float(slot.is_accelerator), "moved": moved})
 
     def seconds_per_step(self, graph: Any, *, seed: int) -> float:
         if self.seconds is None:

@@ -7,6 +7,7 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch
 from gflownet.errors import UserError
 from gflownet.evaluation.config import check_evaluation
 from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.execution import restored, saved
 from gflownet.evaluation.executors import devices as device_module
 from gflownet.evaluation.executors.base import Handle
 from gflownet.evaluation.executors.choice import chosen_executor
@@ -22,6 +24,7 @@ from gflownet.evaluation.executors.machine import num_cores
 from gflownet.evaluation.executors.pool import PoolExecutor
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
 from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.task import CandidateTraining, Score
 from tests.evaluation.candidates import StubCandidate, classifier_graph, config_with
 from tests.evaluation.fake_devices import MEMORY, DeviceTask, FakeDevices
 from tests.evaluation.poison_tasks import PoisonTask
@@ -123,11 +126,19 @@ def test_survey_reads_memories_in_another_process(monkeypatch):
     assert device_module._cuda_memories("other") == ()
 
 
+def test_lost_device_is_named_by_an_error_of_cuda():
+    assert DEVICES.is_lost("RuntimeError: CUDA error: uncorrectable ECC error encountered (a.py:3)")
+    assert not DEVICES.is_lost("RuntimeError: CUDA error: device-side assert triggered")
+    assert not DEVICES.is_lost("RuntimeError: the server is unavailable")
+    assert not DEVICES.is_lost(None)
+
+
 def test_a_device_needs_the_pool():
     task = DeviceTask(Path())
     assert chosen_executor(evaluation("cuda:0"), task) == "pool"
-    with pytest.raises(ValueError, match=r"^evaluation.device=cuda: expected executor pool or ray, got inline$"):
-        check_evaluation(evaluation("cuda", "executor=inline"))
+    for executor, words in (("inline", "executor pool, got inline"), ("ray", "ray.num_gpus with ray")):
+        with pytest.raises(ValueError, match=f"^evaluation.device=cuda: expected {words}$"):
+            check_evaluation(evaluation("cuda", f"executor={executor}"))
 
 
 def started(folder: Path) -> int:
@@ -222,7 +233,45 @@ def test_auto_measures_the_first_candidate(tmp_path, seconds, choice, reason):
     assert chosen == [choice]
     assert len(lines) == 1
     assert lines[0].startswith(f"evaluation.device=auto: {choice} ({reason}")
-    assert {outcome.score.metrics["on_device"] for outcome in results if outcome.score} == {float(choice == "cuda")}
+    is_chosen = float(choice == "cuda")
+    expected = {"on_device": is_chosen, "moved": is_chosen}
+    assert [outcome.score.metrics for outcome in results if outcome.score is not None] == [expected] * 2
+
+
+class TrainingOnMeta(CandidateTraining):
+    def score(self):
+        return Score(0.5)
+
+    def test(self):
+        return None
+
+    def state_dict(self):
+        return {
+            "model": {"weight": torch.ones(2, device="meta")},
+            "averages": [torch.ones(1, device="meta")],
+            "step": 3,
+        }
+
+
+def test_saved_trainings_are_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: torch.ones_like(self, device="cpu"))  # of the meta device
+    state: Any = restored(saved(TrainingOnMeta()))
+    assert state == {"model": {"weight": state["model"]["weight"]}, "averages": [torch.ones(1)], "step": 3}
+    assert {state["model"]["weight"].device.type, state["averages"][0].device.type} == {"cpu"}
+
+
+@pytest.mark.slow
+def test_auto_is_the_cores_where_all_gpus_are_lost(tmp_path):
+    lines: list[str] = []
+    for name in ("cuda:0", "cuda:1"):
+        (tmp_path / f"{name}.lost").touch()
+    with pool_of(tmp_path, "auto", "slots_per_device=1", "capacity=3", seconds=0.1) as pool:
+        pool.notify = lines.append
+        assert [outcome.status for outcome in outcomes(pool, "a")] == [OK]
+        assert pool.capacity == 3
+    assert lines[-1].startswith(
+        "evaluation.device=auto: cpu (its first candidate cannot be measured on cuda: evaluation."
+    )
 
 
 def test_auto_is_the_cores_without_a_gpu_or_a_measure(monkeypatch, tmp_path):

@@ -242,7 +242,8 @@ class Monitor:
     def _check_memory(self) -> None:
         size, limit = 0, self._settings.memory_limit
         with suppress(psutil.Error):
-            size = psutil.Process(self._pid).memory_info().rss
+            used = psutil.Process(self._pid).memory_info()
+            size = used.rss - getattr(used, "shared", 0)  # without the libraries of CUDA
         if size > limit:
             raise MemoryError(f"expected at most {limit / 1e9:.3g} GB of memory, got {size / 1e9:.3g} GB")
 

@@ -31,14 +31,7 @@ print(json.dumps([torch.cuda.get_device_properties(each).total_memory for each i
 """
 _SURVEY_LIMIT_S = 120
 # Texts of errors of a GPU that does not come back.
-_LOST_TEXTS = (
-    "ECC error",
-    "device lost",
-    "GPU is lost",
-    "no CUDA-capable device",
-    "fallen off the bus",
-    "is unavailable",
-)
+_LOST_TEXTS = ("ECC error", "device lost", "GPU is lost", "no CUDA-capable device", "busy or unavailable")
 _LOOK_EVERY_S = 0.1
 
 
@@ -46,7 +39,7 @@ _LOOK_EVERY_S = 0.1
 class Slot:
     """A place for one worker process: a share of the memory of a device."""
 
-    device: str = "cpu"  # as torch names it
+    device: str = "cpu"  # as torch counts: cuda:0 is the first visible one
     share: float = 1.0
 
     @property
@@ -102,7 +95,7 @@ class Devices:
 
     def is_lost(self, error: str | None) -> bool:
         """Return whether the text of an error means that its device does not come back."""
-        return error is not None and any(text in error for text in _LOST_TEXTS)
+        return error is not None and "CUDA error" in error and any(text in error for text in _LOST_TEXTS)
 
 
 DEVICES = Devices()

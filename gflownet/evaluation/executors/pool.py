@@ -276,19 +276,13 @@ class PoolExecutor(Executor):
         All slots of the accelerators measure at the same time.
         """
         cores, self._slots, self._accelerators = self._slots, self._accelerators, ()
-        probe = Job(job.candidates[:1], job.seeds[:1], measures_device=True)
-        handles = [self.submit(probe, deadline=None) for _ in self._slots]
-        while any(handle.outcomes is None for handle in handles):
-            self.wait([handle for handle in handles if handle.outcomes is None], timeout=None)
-        outcomes = [outcome for handle in handles for outcome in handle.outcomes or ()]
-        error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
         kind = self._slots[0].device.partition(":")[0]
-        if error is None:
-            seconds = [median(outcome.curve[side] for outcome in outcomes) for side in (0, 1)]
-            rates = [len(cores) / seconds[0], self.capacity / seconds[1]]
+        try:
+            seconds = self._seconds_per_step(Job(job.candidates[:1], job.seeds[:1], measures_device=True))
+            rates = len(cores) / seconds[0], self.capacity / seconds[1]
             reason = f"{rates[0]:.3g} steps per second on {len(cores)} cores, {rates[1]:.3g} on {self.capacity} slots"
-        else:
-            rates, reason = [1.0, 0.0], f"its first candidate cannot be measured on {kind}: {error}"
+        except UserError as error:
+            rates, reason = (1.0, 0.0), f"its first candidate cannot be measured on {kind}: {error}"
         choice = kind if rates[1] > rates[0] else "cpu"
         if choice == "cpu":
             self._end_pool()
@@ -296,6 +290,25 @@ class PoolExecutor(Executor):
             self._slots, self._lost = cores, {}
         self.notify(f"evaluation.device=auto: {choice} ({reason})")
         self.choose(choice)
+
+    def _seconds_per_step(self, probe: Job) -> tuple[float, float]:
+        """Return the median seconds of a training step on the cores and on a slot.
+
+        Raises:
+            UserError: with the error of a measurement.
+        """
+        handles = [self.submit(probe, deadline=child.START_LIMIT_S) for _ in self._slots]
+        try:
+            while waiting := [handle for handle in handles if handle.outcomes is None]:
+                self.wait(waiting, timeout=None)
+        finally:
+            for handle in handles:
+                self.cancel(handle)
+        outcomes = [outcome for handle in handles for outcome in handle.outcomes or ()]
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise UserError(outcome.error)
+        return median(outcome.curve[0] for outcome in outcomes), median(outcome.curve[1] for outcome in outcomes)
 
     def _replace(self, pool: ProcessPool, reason: str) -> None:
         """End a broken pool, once for all its jobs; the next job starts another one."""

@@ -87,7 +87,7 @@ def work(settings: WorkerSettings, connection: Connection, output: int) -> NoRet
         task = _load(settings, connection)
         if task is not None:
             connection.send_bytes(reply(ReplyKind.READY))
-            _serve(task, connection, settings.devices)
+            _serve(task, connection, settings.devices if settings.slot.is_accelerator else None)
         status = 0
     except (EOFError, OSError):
         status = 0  # the monitor has ended
@@ -171,7 +171,7 @@ def _load(settings: WorkerSettings, connection: Connection) -> GFNTask | None:
     return task
 
 
-def _serve(task: GFNTask, connection: Connection, devices: Devices) -> None:
+def _serve(task: GFNTask, connection: Connection, devices: Devices | None) -> None:
     state, names = ProcessState(), OwnNames()
     is_leaving = False
 
@@ -188,7 +188,7 @@ def _serve(task: GFNTask, connection: Connection, devices: Devices) -> None:
         except UserError as error:
             connection.send_bytes(reply(ReplyKind.REFUSED, str(error).encode(errors="replace")))
             continue
-        lost = next((outcome.error for outcome in outcomes if devices.is_lost(outcome.error)), None)
+        lost = next((each.error for each in outcomes if devices is not None and devices.is_lost(each.error)), None)
         if lost is not None:
             connection.send_bytes(reply(ReplyKind.LOST, lost.encode(errors="replace")))
             return
