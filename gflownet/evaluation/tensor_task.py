@@ -130,8 +130,7 @@ class TensorTask(GFNTask):
 
     def seconds_per_step(self, graph: Any, *, seed: int) -> float:
         with seeded(seed):
-            model = self.build_model(graph).to(self.device)
-            return self.trainer.seconds_per_step(ModelTraining(model, torch.Generator().manual_seed(seed)))
+            return self.trainer.seconds_per_step(self._new_training(graph, seed=seed))
 
     def train_many(
         self,
@@ -257,9 +256,7 @@ class TensorTask(GFNTask):
         """Return a training by autograd up to an epoch, or the exception; one of a group has only begun."""
         with seeded(start.seed):
             try:
-                # Built on the CPU: first values are those of the CPU on every device.
-                model = self.build_model(start.candidate).to(self.device)
-                training = ModelTraining(model, torch.Generator().manual_seed(start.seed))
+                training = self._new_training(start.candidate, seed=start.seed)
                 if start.state is not None:
                     training.restore(start.state)
                 if training.num_epochs > length.num_epochs:
@@ -270,6 +267,10 @@ class TensorTask(GFNTask):
                 return training
             except Exception as error:
                 return error
+
+    def _new_training(self, candidate: Any, *, seed: int) -> ModelTraining:
+        """Return the training of an untrained model, which is built on the CPU: its first values are those there."""
+        return ModelTraining(self.build_model(candidate).to(self.device), torch.Generator().manual_seed(seed))
 
     def _is_grouped(self, model: nn.Module) -> bool:
         """Return whether a model trains in a group, see SupervisedTask."""

@@ -116,7 +116,7 @@ class OneDevice(TorchDispatchMode):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("evaluation.training.augment=[crop,flip,noise,mixup]", "evaluation.training.metric=confidence"),
+        ("evaluation.training.augment=[crop,flip,noise,mixup]", f"task_options.data={SOURCES}:stripes_in_memory"),
         ("evaluation.training.label_smoothing=0.1", f"task_options.data={SOURCES}:noisy_stripes"),
     ],
     ids=["augmentation", "data set"],
@@ -124,10 +124,10 @@ class OneDevice(TorchDispatchMode):
 def test_no_tensor_of_a_moved_task_stays_on_the_cpu(overrides):
     task = build(*overrides)
     task.to_device(torch.device("meta"))
-    model = task.build_model(network()).to(task.device)
-    generator = torch.Generator().manual_seed(1)
+    training = task._new_training(network(), seed=1)
+    model = training.model
     with OneDevice():
-        for inputs, targets in itertools.islice(task.trainer.batches(generator), 2):
+        for inputs, targets in itertools.islice(task.trainer.batches(training.generator), 2):
             loss = task.trainer.loss(outputs_of(model.train(), inputs), targets).mean()
             loss.backward()
             assert loss.device == task.device
