@@ -136,7 +136,7 @@ def test_lost_device_is_named_by_an_error_of_cuda():
 def test_a_device_needs_the_pool():
     task = DeviceTask(Path())
     assert chosen_executor(evaluation("cuda:0"), task) == "pool"
-    for executor, words in (("inline", "executor pool, got inline"), ("ray", "ray.num_gpus with ray")):
+    for executor, words in (("inline", "executor pool, got inline"), ("ray", "evaluation.ray.num_gpus with ray")):
         with pytest.raises(ValueError, match=f"^evaluation.device=cuda: expected {words}$"):
             check_evaluation(evaluation("cuda", f"executor={executor}"))
 

@@ -27,6 +27,7 @@ from gflownet.evaluation.executors.ray_executor import JobResources, RayExecutor
 from gflownet.evaluation.job import EvaluationStatus, Job
 from gflownet.evaluation.task import GFNTask
 from tests.evaluation.candidates import StubCandidate, config_with
+from tests.evaluation.fake_devices import FakeDevices
 from tests.evaluation.ray_tasks import FOLDER_VARIABLE
 from tests.toy_tasks import RewardsHiddenNodes
 
@@ -357,6 +358,18 @@ def test_pool_restarts_on_other_devices(monkeypatch):
     assert second is not first
     assert closed == [first]
     assert pool() is second
+
+
+def test_candidate_has_a_slot_on_the_gpu_of_ray(monkeypatch):
+    monkeypatch.setattr(FakeDevices, "memories", lambda self, kind: ())
+    monkeypatch.setattr(ray_worker, "DEVICES", FakeDevices())
+    assert ray_worker._slots(0.25) == (), "a declared GPU that torch does not see"
+    monkeypatch.undo()
+    monkeypatch.setattr(ray_worker, "DEVICES", FakeDevices())
+    ((slot,), (whole,)) = ray_worker._slots(0.25), ray_worker._slots(2)
+    assert (slot.device, whole.device) == ("cuda:0", "cuda:0")
+    assert slot.share < 0.25 < whole.share < 1
+    assert ray_worker._slots(0) == ()
 
 
 def test_missing_ray_raises(monkeypatch):

@@ -91,7 +91,11 @@ class RayExecutor(Executor):
         self._address, self._num_cpus = config.ray.address, num_cpus
         self._resources = JobResources.of(config)
         check_address(self._address)
-        self._constants = {"memory_limit": config.memory_limit, "paths": _module_folders()}
+        self._constants = {
+            "memory_limit": config.memory_limit,
+            "paths": _module_folders(),
+            "num_gpus": config.ray.num_gpus,
+        }
         self._task_id = hashlib.sha256(self._task.content).hexdigest()
         self._cluster: RayCluster | None = None
         self._reference: Any = None  # of the task, in Ray's store

@@ -12,6 +12,7 @@ from typing import Any
 from gflownet.errors import UserError
 from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.execution import describe
+from gflownet.evaluation.executors.devices import DEVICES, Slot, slots_of
 from gflownet.evaluation.executors.machine import memory, num_cores
 from gflownet.evaluation.executors.pool import PoolExecutor
 from gflownet.evaluation.job import Outcome
@@ -54,6 +55,7 @@ def evaluate_job(
     deadline: float | None,
     memory_limit: float | None,
     paths: Sequence[str],
+    num_gpus: float = 0.0,
 ) -> Evaluated | Lost | Refused:
     """Return the outcomes of a job. Runs as a Ray task.
 
@@ -66,9 +68,10 @@ def evaluate_job(
         deadline: seconds from the start of the job.
         memory_limit: gigabytes, None: an equal share of this machine's.
         paths: folders of the main process's modules.
+        num_gpus: of a candidate, which trains on the first one.
     """
     try:
-        pool = _pool_of(task[0], task_id, memory_limit=memory_limit, paths=paths)
+        pool = _pool_of(task[0], task_id, memory_limit=memory_limit, paths=paths, num_gpus=num_gpus)
         handle = pool.submit(pickle.loads(job), deadline=deadline)
         pool.wait([handle], timeout=None)
     except UserError as error:
@@ -81,7 +84,9 @@ def evaluate_job(
     return Evaluated(handle.outcomes, handle.num_finished, handle.process_ended)
 
 
-def _pool_of(reference: Any, task_id: str, *, memory_limit: float | None, paths: Sequence[str]) -> PoolExecutor:
+def _pool_of(
+    reference: Any, task_id: str, *, memory_limit: float | None, paths: Sequence[str], num_gpus: float = 0.0
+) -> PoolExecutor:
     """Return the pool of a task; it starts with its first job, and again after Ray assigns other GPUs."""
     global _pool
     import ray
@@ -94,5 +99,13 @@ def _pool_of(reference: Any, task_id: str, *, memory_limit: float | None, paths:
         if memory_limit is None:  # the other processes of this machine get a share too
             memory_limit = memory() / (num_cores() + 1) / _GIGABYTE
         config = EvaluationConfig(capacity=1, memory_limit=memory_limit)
-        _pool = task_id, devices, PoolExecutor(ray.get(reference), config)
+        _pool = task_id, devices, PoolExecutor(ray.get(reference), config, slots=_slots(num_gpus))
     return _pool[2]
+
+
+def _slots(num_gpus: float) -> tuple[Slot, ...]:
+    """Return the slot on the first GPU that Ray has assigned; none where torch sees no GPU: a core."""
+    if not num_gpus or not DEVICES.memories("cuda"):
+        return ()
+    config = EvaluationConfig(device="cuda:0", slots_per_device=max(1, int(1 / num_gpus)), capacity=1)
+    return slots_of(config, DEVICES)
