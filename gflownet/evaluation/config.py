@@ -297,7 +297,9 @@ def check_evaluation(config: EvaluationConfig) -> None:
     """Raise ValueError for the first invalid combination under `evaluation`."""
     names, objectives = device_names(config.device), list(config.objectives)
     if config.executor not in ("auto", "pool") and not {*names} <= {"auto", "cpu"}:
-        words = "evaluation.ray.num_gpus with ray" if config.executor == "ray" else f"executor pool, got {config.executor}"
+        words = (
+            "evaluation.ray.num_gpus with ray" if config.executor == "ray" else f"executor pool, got {config.executor}"
+        )
         raise ValueError(f"evaluation.device={config.device}: expected {words}")
     if len(objectives) == 1 or len(set(objectives)) < len(objectives):
         raise ValueError(f"evaluation.objectives: expected none or two or more different ones, got {objectives}")
