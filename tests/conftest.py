@@ -15,9 +15,9 @@ from gflownet.terminal import interrupts
 from tests.finished_runs import CopiedRun, FinishedRuns, copy_finished
 from tests.postgres_server import missing_server, new_database, running_server
 
-# The key of this user's run folders, the same for all processes of pytest-xdist.
+# The key of this user's run folders and the measured choices, the same for all processes of pytest-xdist.
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="gflownet-tests-")
+    os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="gflownet-tests-")
 # A test that sends SIGTERM to this process never ends it, also on a busy machine.
 interrupts.END_S = 600.0
 # Background processes of a shell ignore SIGINT, and so do their children; some tests send it.

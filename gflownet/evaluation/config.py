@@ -135,6 +135,14 @@ class EvaluationConfig:
     halving: HalvingConfig = field(default_factory=HalvingConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     store_url: str = option("", "database URL of the store; empty: evaluations.sqlite in log_dir")
+    memory_format: Literal["contiguous", "channels_last", "auto"] = option(
+        "contiguous", "of images in training: contiguous, channels_last or auto (the faster one, measured once)"
+    )
+    precision: Literal["float32", "bfloat16", "auto"] = option(
+        "float32",
+        "of matrix products and convolutions in training: float32, bfloat16 (mixed precision) or auto (the faster one "
+        "for images, measured once)",
+    )
     num_epochs: int = option(4, "passes over the training data per candidate", POSITIVE)
     batch_size: int = option(
         64, "training examples per step of a candidate's training; 0: a 128th of them, from 16 to 256", NOT_NEGATIVE
@@ -416,8 +424,10 @@ NEUTRAL_OPTIONS = frozenset(
 )
 
 
-# Options of `evaluation.training` that stored contexts of earlier versions lack: left out with their defaults.
-_LATER_OPTIONS = frozenset({"augment", "class_weights", "quantile"})
+# Options of `evaluation` whose value `auto` a task replaces by its choice, before anything is stored.
+CHOSEN_BY_TASK = ("memory_format", "precision")
+# Options that stored contexts of earlier versions lack: left out with their defaults.
+_LATER_OPTIONS = frozenset({"augment", "class_weights", "quantile", *CHOSEN_BY_TASK})
 
 
 def scoring_context(config: TaskConfig, *, source: str, data: str) -> str:
@@ -435,8 +445,12 @@ def scoring_context(config: TaskConfig, *, source: str, data: str) -> str:
     evaluation |= {"constraints": constraints} if constraints else {}
     training = {f.name: getattr(config.evaluation.training, f.name) for f in fields(TrainingConfig)}
     training["augment"] = list(training["augment"])
-    defaults = vars(TrainingConfig())
-    evaluation["training"] = {k: v for k, v in training.items() if k not in _LATER_OPTIONS or v != defaults[k]}
+    defaults = {**vars(EvaluationConfig()), **vars(TrainingConfig())}
+    evaluation["training"] = training
+    evaluation, evaluation["training"] = (
+        {name: value for name, value in options.items() if name not in _LATER_OPTIONS or value != defaults[name]}
+        for options in (evaluation, training)
+    )
     return json.dumps(
         {
             "task": config.task,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from statistics import fmean, median
 from time import perf_counter
 from typing import Any
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gflownet.evaluation.config import EvaluationConfig, TaskConfig, TrainingConfig
+from gflownet.errors import UserError
+from gflownet.evaluation.config import CHOSEN_BY_TASK, EvaluationConfig, TaskConfig, TrainingConfig
 from gflownet.evaluation.data_checks import check_splits
 from gflownet.evaluation.examples import (
     DatasetSplit,
@@ -34,7 +35,7 @@ from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.validation import blocking_problems
 from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.plugins import load_function
-from gflownet.training.precision import synchronize
+from gflownet.training.precision import choose_numerics, synchronize
 from gflownet.training.random_states import seeded
 from gflownet.translation import to_pytorch_model
 
@@ -100,6 +101,7 @@ class TensorTask(GFNTask):
         self.input_sizes = (self.input_shape.num_elements if is_vector else self.input_shape,)
         self.num_outputs = count_outputs(self.splits_in_use)
         self.output_sizes = (self.num_outputs,)
+        self._choose_numerics()
         self._build_training()
 
     @abstractmethod
@@ -215,6 +217,22 @@ class TensorTask(GFNTask):
     def num_parameters(self, model: nn.Module) -> int:
         """Return the number of parameters of a model."""
         return sum(parameter.numel() for parameter in model.parameters())
+
+    def _choose_numerics(self) -> None:
+        """Choose memory format and precision where they are auto.
+
+        The options of the run name the choice from here on, so that its folder, its store, its processes and a resumed
+        run have the same one.
+        """
+        options, is_image = self._evaluation, self.input_shape.layout is Layout.IMAGE
+        if options.memory_format == "channels_last" and not is_image:
+            raise UserError(f"evaluation.memory_format: expected contiguous for {self.input_shape}, got channels_last")
+        image, device = self.input_shape.sizes if is_image else (), self.train.example.device
+        sides = options.memory_format, options.precision
+        chosen = choose_numerics(*sides, image=image, batch_size=options.batch_size, device=device)
+        self._evaluation = replace(options, **asdict(chosen))
+        for name in CHOSEN_BY_TASK:
+            setattr(self.config.evaluation, name, getattr(chosen, name))
 
     def _build_training(self) -> None:
         """Build loss, metric and trainer."""

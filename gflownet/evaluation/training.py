@@ -23,12 +23,13 @@ from gflownet.evaluation.examples import Batch, Examples, augmented, num_steps
 from gflownet.evaluation.examples import Split as Split
 from gflownet.evaluation.metrics import Loss, Metric, constant_outputs, constant_prediction, mean_value
 from gflownet.training.optimisers import OptimiserOptions, build_optimisers
-from gflownet.training.precision import synchronize
+from gflownet.training.precision import Numerics, synchronize
 from gflownet.training.random_states import get_random_state, seeded, set_random_state
 from gflownet.training.schedules import Schedule
 from gflownet.training.steps import DIVERGED_LOSS, Clipping, DivergedError, Steps, flat_steps, state_by_parameter
 from gflownet.translation import DirectTraining, TranslatedModel
 
+_PLAIN = torch.contiguous_format  # of saved weights
 # Targets of one batch when a constant prediction is measured.
 _TARGETS_AT_ONCE = 4096
 # Steps whose median is the time of a step, the first quarter apart.
@@ -56,7 +57,7 @@ class ModelTraining:
         """Return tensors and plain containers from which the training continues."""
         return {
             # Cloned: torch.save writes the whole memory of a view.
-            "model": {name: value.clone() for name, value in self.model.state_dict().items()},
+            "model": {name: value.clone(memory_format=_PLAIN) for name, value in self.model.state_dict().items()},
             "generator": self.generator.get_state(),
             "num_epochs": self.num_epochs,
             "train_loss": self.train_loss,
@@ -168,6 +169,7 @@ def trains_together(config: EvaluationConfig, examples: Examples) -> bool:
         and not examples.targets.is_floating_point()
         and options.loss in ("auto", "cross_entropy")
         and options.optimizer != "muon"
+        and config.precision == "float32"
         and options.class_weights == "none"
         and not (options.augment or options.label_smoothing or options.weight_decay or options.clip or options.average)
     )
@@ -249,6 +251,7 @@ def candidate_steps(model: nn.Module, config: EvaluationConfig, *, num_steps: in
         num_steps=num_steps,
         clipping=Clipping(config.training.clip),
         average=config.training.average,
+        memory_format=config.memory_format,
     )
 
 
@@ -271,7 +274,9 @@ class _ByAutograd:
 
     def take_step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Take an optimiser step on a batch and return the mean loss."""
-        loss = self._trainer.loss(outputs_of(self._training.model, inputs), targets).mean()  # of one per prediction
+        forward = partial(outputs_of, self._training.model)
+        outputs = Numerics(precision=self._trainer.config.precision).outputs(forward, inputs)
+        loss = self._trainer.loss(outputs, targets).mean()  # of one value per prediction
         if loss.requires_grad:  # not without parameters
             self._steps.take(loss.backward)
         return loss.detach()

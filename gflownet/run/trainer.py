@@ -44,7 +44,7 @@ from gflownet.records.status import Phase, read_status
 from gflownet.run.closing_stages import CertificateStage, ReportStage
 from gflownet.run.failures import Quarantine, Reopened, evaluation_line, raised_limits
 from gflownet.run.final_stage import FinalTrainingsStage
-from gflownet.run.folder import RunFolder, policy_weights
+from gflownet.run.folder import RunFolder, policy_weights, with_stored_choices
 from gflownet.run.parts import AUXILIARY_STREAM, MEMORY_STREAM, POLICY_STREAM, SEARCH_STREAM, TRAJECTORY_STREAM
 from gflownet.run.plan import Plan, plan_of
 from gflownet.run.progress import Progress
@@ -76,7 +76,7 @@ class GFNTrainer:
         """Build all components. Raises ValueError (mostly UserError) with the name of an invalid option."""
         start = time.monotonic()
         validate(config)
-        self.config, self.extensions = load_extensions(config)
+        self.config, self.extensions = load_extensions(with_stored_choices(config))
         config = self.config
         keep_freed_memory()
         torch.set_num_threads(config.num_threads)

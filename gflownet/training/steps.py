@@ -168,20 +168,22 @@ def flat_steps(
     num_steps: int,
     clipping: Clipping = Clipping(),
     average: float = 0.0,
+    memory_format: str = "contiguous",
 ) -> Steps:
     """Return the steps of a model whose parameters and gradients become views of flat tensors.
 
     Updating dozens of small tensors as one saves a sixth of the training time of a small model. Norms and biases have
-    no weight decay; the averages include the buffers. The parameters share one dtype and device.
+    no weight decay; the averages include the buffers. The parameters share one dtype and device. Kernels of images get
+    the memory format, which convolutions pass on to their outputs.
     """
     uses_muon, decay = options.name == "muon", options.weight_decay
     matrices, decayed, remaining = split_parameters(
         model, for_muon=lambda _, parameter: uses_muon and is_wide(parameter.flatten(1)), decays=decay > 0
     )
-    groups, flats = [], [_flattened(matrices)] if matrices else []
+    groups, flats = [], [_flattened(matrices, memory_format)] if matrices else []
     for parameters, each_decay in ((decayed, decay), (remaining, 0.0)):
         if parameters:
-            flats.append(_flattened(parameters))
+            flats.append(_flattened(parameters, memory_format))
             groups.append({"params": [flats[-1]], "weight_decay": each_decay})
     views = [{"params": [_as_matrix(parameter) for parameter in matrices]}] if matrices else []
     return Steps(
@@ -196,20 +198,31 @@ def flat_steps(
     )
 
 
-def _flattened(parameters: Sequence[nn.Parameter]) -> nn.Parameter:
+def _flattened(parameters: Sequence[nn.Parameter], memory_format: str) -> nn.Parameter:
     """Return one parameter that holds all others, which become views of it, as do their gradients."""
-    flat = nn.Parameter(torch.cat([parameter.detach().reshape(-1) for parameter in parameters]))
+    orders = [_CHANNELS_LAST if memory_format == "channels_last" and each.ndim == 4 else () for each in parameters]
+    ordered = [_permuted(each.detach(), order) for each, order in zip(parameters, orders, strict=True)]
+    flat = nn.Parameter(torch.cat([each.reshape(-1) for each in ordered]))
     flat.grad = torch.zeros_like(flat)
-    sizes = [parameter.numel() for parameter in parameters]
-    for parameter, values, gradient in zip(parameters, flat.data.split(sizes), flat.grad.split(sizes), strict=True):
-        parameter.data = values.view_as(parameter)
-        parameter.grad = gradient.view_as(parameter)
+    parts = (each.data.split([values.numel() for values in ordered]) for each in (flat, flat.grad))
+    for parameter, shaped, order, values, gradient in zip(parameters, ordered, orders, *parts, strict=True):
+        back = [order.index(axis) for axis in range(len(order))]
+        parameter.data = _permuted(values.view(shaped.shape), back)
+        parameter.grad = _permuted(gradient.view(shaped.shape), back)
     return flat
+
+
+_CHANNELS_LAST = (0, 2, 3, 1)
+
+
+def _permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
+    return tensor.permute(*order) if order else tensor
 
 
 def _as_matrix(parameter: nn.Parameter) -> nn.Parameter:
     """Return a kernel as a matrix of its output channels that shares values and gradient."""
     assert parameter.grad is not None
-    matrix = nn.Parameter(parameter.detach().view(len(parameter), -1))
-    matrix.grad = parameter.grad.view(len(parameter), -1)
+    order = () if parameter.is_contiguous() else _CHANNELS_LAST  # columns may be in any order
+    matrix = nn.Parameter(_permuted(parameter.detach(), order).view(len(parameter), -1))
+    matrix.grad = _permuted(parameter.grad, order).view(len(parameter), -1)
     return matrix

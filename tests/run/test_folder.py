@@ -15,7 +15,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.files import sealed
 from gflownet.records.marker import read_marker
-from gflownet.run.folder import RunFolder, last_checkpoint
+from gflownet.run.folder import RunFolder, last_checkpoint, with_stored_choices
 from tests.evaluation.candidates import record
 
 MINE = "the user's own"
@@ -250,6 +250,22 @@ def test_resume_older_run_uses_default_of_new_option(path):
         folder.check_unchanged(config_with())
         with pytest.raises(UserError, match=r"^opt.momentum: expected 0\.\d+, as the run in .* was started, got 0\.5"):
             folder.check_unchanged(config_with("opt.momentum=0.5"))
+
+
+@pytest.mark.parametrize(
+    ("started", "resume", "expected"),
+    [("channels_last", "auto", "channels_last"), (None, "true", "contiguous"), ("channels_last", "false", "auto")],
+)
+def test_resumed_run_has_the_choice_of_its_start(path, started, resume, expected):
+    start(path, f"evaluation.memory_format={started or 'auto'}")
+    if started is None:  # a run of an earlier version
+        marker = json.loads((path / "run.json").read_text())
+        del marker["config"]["evaluation"]["memory_format"]
+        (path / "run.json").write_text(json.dumps(sealed(marker)))
+    config = config_with(f"log_dir={path}", f"resume={resume}", "evaluation.memory_format=auto")
+    assert with_stored_choices(config).evaluation.memory_format == expected
+    fixed = config_with(f"log_dir={path}", "resume=true", "evaluation.memory_format=contiguous")
+    assert with_stored_choices(fixed) is fixed
 
 
 def test_file_created_during_run_is_not_replaced(path):

@@ -1,5 +1,7 @@
 """Optimiser steps against torch on single parameters: schedules, weight decay, clipping, averages, states."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -186,3 +188,20 @@ def test_factors_by_hand(name, values, expected):
 
 def test_trapezoid_falls_in_its_last_fifth():
     assert Schedule.named("trapezoid").factor(0.9) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_channels_last_kernels_take_equal_steps(optimizer):
+    def images() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 17, 1), nn.Flatten()).double()
+
+    plain, last = images(), images()
+    config = options(optimizer=optimizer, weight_decay=0.3, clip=0.05, average=0.5)
+    for model, config in ((plain, config), (last, replace(config, memory_format="channels_last"))):
+        steps = candidate_steps(model, config, num_steps=NUM_STEPS)
+        for batch in batches():
+            steps.take(model(batch.view(7, 3, 2, 5).repeat(1, 1, 2, 1)).square().mean().backward)
+        steps.finish()
+    assert last[0](torch.zeros(1, 3, 4, 5).double()).is_contiguous(memory_format=torch.channels_last)
+    assert_equal_parameters(last, plain)
