@@ -354,10 +354,14 @@ def test_numerics_train_in_parts_as_at_once(monkeypatch, numerics):
     task = build("evaluation.num_epochs=3", "evaluation.training.average=0.9")
     whole, parts = trained(task, network(), 3), trained(task, network(), 1, 2, 3)
     assert whole.score == parts.score
-    saved, plain = (restored(outcome.training or b"") or {} for outcome in (whole, parts))
-    for name, value in saved["model"].items():
-        assert torch.equal(value, plain["model"][name])
+    with_choice(monkeypatch, Numerics(numerics.memory_format))
+    other = trained(build("evaluation.num_epochs=3", "evaluation.training.average=0.9"), network(), 3)
+    saved, again, in_float32 = ((restored(each.training or b"") or {})["model"] for each in (whole, parts, other))
+    for name, value in saved.items():
+        assert torch.equal(value, again[name])
         assert value.is_contiguous()
+    is_equal = all(torch.equal(value, in_float32[name]) for name, value in saved.items())
+    assert is_equal == (numerics.precision == "float32")
 
 
 def test_channels_last_without_images_raises():

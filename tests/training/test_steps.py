@@ -198,8 +198,8 @@ def test_channels_last_kernels_take_equal_steps(optimizer):
 
     plain, last = images(), images()
     config = options(optimizer=optimizer, weight_decay=0.3, clip=0.05, average=0.5)
-    for model, config in ((plain, config), (last, replace(config, memory_format="channels_last"))):
-        steps = candidate_steps(model, config, num_steps=NUM_STEPS)
+    for model, options_of_side in ((plain, config), (last, replace(config, memory_format="channels_last"))):
+        steps = candidate_steps(model, options_of_side, num_steps=NUM_STEPS)
         for batch in batches():
             steps.take(model(batch.view(7, 3, 2, 5).repeat(1, 1, 2, 1)).square().mean().backward)
         steps.finish()

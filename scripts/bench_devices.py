@@ -1,0 +1,102 @@
+"""Measure trainings of convolutional candidates: memory format and precision, both sides in turn.
+
+    python scripts/bench_devices.py [--quick] [--json FILE]
+
+Each round trains the same network on the same images by the product's trainer, on one thread; times are CPU time. The
+plain side is contiguous and float32. Rows of a GPU need one; without it they are named as skipped.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from torch import nn
+
+from gflownet.evaluation.config import EvaluationConfig, TrainingConfig
+from gflownet.evaluation.examples import Split
+from gflownet.evaluation.metrics import build_loss
+from gflownet.evaluation.training import Length, ModelTrainer, ModelTraining
+from gflownet.training.precision import Numerics
+from gflownet.training.random_states import seeded
+from scripts.bench import Row, at_least, figure, finish, interleaved, median_ratio, parse_arguments, skip
+
+NUM_CLASSES, BATCH_SIZE, NUM_BATCHES = 10, 64, 4
+ROUNDS, ROUNDS_QUICK = 15, 5
+GOAL_CONVOLUTIONS = 1.8  # times as fast on 28 x 28
+PLAIN = Numerics()
+SIDES = (PLAIN, Numerics("channels_last"), Numerics(precision="bfloat16"), Numerics("channels_last", "bfloat16"))
+
+
+def convolutions() -> nn.Module:
+    """Return three convolutions with batch norms and a classifier."""
+    widths = (1, 16, 16, 32)
+    layers: list[nn.Module] = []
+    for inner, outer in pairwise(widths):
+        layers += [nn.Conv2d(inner, outer, 3, padding=1, bias=False), nn.BatchNorm2d(outer), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], NUM_CLASSES))
+
+
+def images(size: int, device: torch.device) -> Split:
+    """Return random images of a size with random classes."""
+    generator = torch.Generator().manual_seed(0)
+    num = BATCH_SIZE * NUM_BATCHES
+    inputs = torch.randn(num, 1, size, size, generator=generator)
+    return Split(inputs.to(device), torch.randint(NUM_CLASSES, (num,), generator=generator).to(device))
+
+
+def train(data: Split, numerics: Numerics, clock: Callable[[], float]) -> float:
+    """Train for one epoch and return the seconds per step."""
+    options = EvaluationConfig(
+        batch_size=BATCH_SIZE,
+        memory_format=numerics.memory_format,  # type: ignore[arg-type]
+        precision=numerics.precision,  # type: ignore[arg-type]
+        training=TrainingConfig(optimizer="adamw", weight_decay=0.05, label_smoothing=0.1),
+    )
+    loss = build_loss(options.training, is_classification=True)
+    with seeded(0):
+        training = ModelTraining(convolutions().to(data.inputs.device), torch.Generator().manual_seed(0))
+        start = clock()
+        ModelTrainer(data, loss, options).continue_training(training, Length(1, 1))
+        return (clock() - start) / NUM_BATCHES
+
+
+def rows_of(device: torch.device, *, size: int, rounds: int) -> list[Row]:
+    """Return the time of the plain side and the ratios of the others."""
+    data = images(size, device)
+    # A GPU works while the CPU waits; the epoch ends with the copy of its loss.
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    seconds = interleaved({side: partial(train, data, side, clock) for side in SIDES}, rounds=rounds)
+    label = f"{device.type}, convolutions on {size} x {size}"
+    rows = [figure(f"{label}: contiguous float32", 1e3 * median(seconds[PLAIN]), "ms per step")]
+    for side in SIDES[1:]:
+        goal = GOAL_CONVOLUTIONS if side == SIDES[-1] and size == 28 and device.type == "cpu" else None
+        ratio = median_ratio(seconds[PLAIN], seconds[side])
+        rows.append(at_least(f"{label}: {side.memory_format} {side.precision}", ratio, "x", goal))
+    return rows
+
+
+def main() -> int:
+    """Run the benchmark and return the exit status."""
+    arguments = parse_arguments(__doc__)
+    torch.set_num_threads(1)
+    devices = [torch.device("cpu")]
+    if torch.cuda.is_available():
+        devices.append(torch.device("cuda"))
+    else:
+        skip("trainings on a GPU", "not measured, no CUDA device")
+    rounds = ROUNDS_QUICK if arguments.quick else ROUNDS
+    rows = [row for device in devices for size in (8, 28) for row in rows_of(device, size=size, rounds=rounds)]
+    return finish(rows, json_path=arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
