@@ -281,9 +281,9 @@ class RunFolder:
 
 
 def with_stored_choices(config: Config) -> Config:
-    """Return the config of a run; if it resumes one, the options with `auto` have the values that its task chose."""
+    """Return the config of a run; if it resumes one, the options with `auto` have the values that this run chose."""
     marker = read_marker(Path(config.log_dir)) if config.resume else None
-    names = [name for name in CHOSEN_BY_TASK if getattr(config.evaluation, name) == "auto"]
+    names = [name for name in (*CHOSEN_BY_TASK, "device") if getattr(config.evaluation, name) == "auto"]
     if marker is None or not names:
         return config
     config, started = copy.deepcopy(config), marker.config.get("evaluation", {})

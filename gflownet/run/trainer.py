@@ -405,7 +405,6 @@ class GFNTrainer:
         if folder.resumed:
             folder.check_unchanged(self.chosen_config)
             self._check_method(folder)
-            self._use_device(folder.started_options.get("evaluation", {}).get("device", "auto"))
             checkpoint = folder.last_checkpoint()
             raised = raised_limits(folder.started_options.get("evaluation", {}), self.config.evaluation)
         if checkpoint is not None:
@@ -421,13 +420,9 @@ class GFNTrainer:
             folder.checkpoints.save(self.step, self.state_dict())
         return raised
 
-    def _use_device(self, device: str) -> None:
-        """Replace evaluation.device=auto by the choice of the run: another device rounds differently."""
-        if self.config.evaluation.device == "auto":
-            self.config.evaluation.device = self.chosen_config.evaluation.device = device
-
     def _keep_device(self, folder: RunFolder, device: str) -> None:
-        self._use_device(device)
+        """Store the device that evaluation.device=auto stands for: a resumed run has it too."""
+        self.config.evaluation.device = self.chosen_config.evaluation.device = device
         folder.write_config(self.chosen_config)
 
     def _check_method(self, folder: RunFolder) -> None:

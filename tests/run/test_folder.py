@@ -257,14 +257,17 @@ def test_resume_older_run_uses_default_of_new_option(path):
     [("channels_last", "auto", "channels_last"), (None, "true", "contiguous"), ("channels_last", "false", "auto")],
 )
 def test_resumed_run_has_the_choice_of_its_start(path, started, resume, expected):
-    start(path, f"evaluation.memory_format={started or 'auto'}")
+    start(path, f"evaluation.memory_format={started or 'auto'}", "evaluation.device=cpu")
     if started is None:  # a run of an earlier version
         marker = json.loads((path / "run.json").read_text())
         del marker["config"]["evaluation"]["memory_format"]
         (path / "run.json").write_text(json.dumps(sealed(marker)))
     config = config_with(f"log_dir={path}", f"resume={resume}", "evaluation.memory_format=auto")
-    assert with_stored_choices(config).evaluation.memory_format == expected
-    fixed = config_with(f"log_dir={path}", "resume=true", "evaluation.memory_format=contiguous")
+    chosen = with_stored_choices(config).evaluation
+    assert (chosen.memory_format, chosen.device) == (expected, "auto" if resume == "false" else "cpu")
+    fixed = config_with(
+        f"log_dir={path}", "resume=true", "evaluation.memory_format=contiguous", "evaluation.device=cpu"
+    )
     assert with_stored_choices(fixed) is fixed
 
 
