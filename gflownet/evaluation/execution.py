@@ -19,6 +19,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.job import MAX_ERROR_LENGTH, EvaluationStatus, Job, Outcome
 from gflownet.evaluation.task import CandidateTraining, GFNTask, Score
 from gflownet.operations.values import shown
+from gflownet.training.steps import map_tensors
 
 # The largest integer of a store.
 MAX_NUM_PARAMETERS = 2**63 - 1
@@ -134,21 +135,8 @@ def is_device_error(error: BaseException) -> bool:
 def saved(training: CandidateTraining) -> bytes:
     """Return the state of a training as bytes, safe to load with `weights_only=True`."""
     buffer = io.BytesIO()
-    torch.save(_on_cpu(training.state_dict()), buffer)
+    torch.save(map_tensors(torch.Tensor.cpu, training.state_dict()), buffer)
     return buffer.getvalue()
-
-
-def _on_cpu(state: Any) -> Any:
-    """Return nested containers with their tensors on the CPU."""
-    match state:
-        case torch.Tensor():
-            return state.cpu()
-        case dict():
-            return {key: _on_cpu(value) for key, value in state.items()}
-        case list() | tuple():
-            return type(state)(map(_on_cpu, state))
-        case _:
-            return state
 
 
 def restored(training: bytes | None) -> dict[str, Any] | None:

@@ -26,7 +26,15 @@ from gflownet.training.optimisers import OptimiserOptions, build_optimisers
 from gflownet.training.precision import Numerics, synchronize
 from gflownet.training.random_states import get_random_state, seeded, set_random_state
 from gflownet.training.schedules import Schedule
-from gflownet.training.steps import DIVERGED_LOSS, Clipping, DivergedError, Steps, flat_steps, state_by_parameter
+from gflownet.training.steps import (
+    DIVERGED_LOSS,
+    Clipping,
+    DivergedError,
+    Steps,
+    flat_steps,
+    map_tensors,
+    state_by_parameter,
+)
 from gflownet.translation import DirectTraining, TranslatedModel
 
 _PLAIN = torch.contiguous_format  # of saved weights
@@ -62,7 +70,7 @@ class ModelTraining:
             "num_epochs": self.num_epochs,
             "train_loss": self.train_loss,
             "values": list(self.values),
-            "optimisation": _compact(self.optimisation),
+            "optimisation": map_tensors(Tensor.clone, self.optimisation),
             "global_states": self.global_states,
         }
 
@@ -344,19 +352,6 @@ class _AtOnce:
                 for part, state in zip(self._group.parts(joined[name]), each, strict=True):
                     part.copy_(state[name])
         self._steps.load_state_dict({"step": states[0]["step"], "optimisers": [{0: joined}]})
-
-
-def _compact(state: Any) -> Any:
-    """Return a copy of nested containers whose tensors are no views of larger ones."""
-    match state:
-        case Tensor():
-            return state.clone()
-        case dict():
-            return {key: _compact(value) for key, value in state.items()}
-        case list():
-            return [_compact(value) for value in state]
-        case _:
-            return state
 
 
 def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:

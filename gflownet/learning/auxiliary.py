@@ -75,7 +75,9 @@ class AuxiliaryNetwork:
             FloatingPointError: the loss or its gradient is not finite; the weights are unchanged.
         """
         try:
-            metrics = self._steps.take(lambda: differentiate(loss, self._optimizer))
+            metrics, norm = self._steps.compute_gradients(lambda: differentiate(loss))
+            self._steps.check_gradients(norm)
+            self._steps.update()
         except FloatingPointError as error:
             raise FloatingPointError(f"{self.name}: {error}") from error
         finally:

@@ -12,7 +12,6 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from gflownet.data.replay import ActionSequences, action_sequences
 from gflownet.data.sampler import Exploration, sample_forward
@@ -81,20 +80,16 @@ def restore_schedule(schedule: torch.optim.lr_scheduler.LambdaLR, state: dict[st
         group["lr"] = rate * factor(schedule.last_epoch)
 
 
-def differentiate(loss: Loss, optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """Accumulate the gradient of a loss in the parameters of an optimiser and return its metrics.
+def differentiate(loss: Loss) -> dict[str, float]:
+    """Accumulate the gradient of a loss in its parameters and return its metrics.
 
     Raises:
-        FloatingPointError: the loss or its gradient is not finite.
+        FloatingPointError: the loss is not finite.
     """
     value = float(loss.value.detach())
     if not math.isfinite(value):
         raise FloatingPointError(f"expected a finite loss, got {value}")
     loss.value.backward()
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    norm = float(get_total_norm([each.grad for each in parameters if each.grad is not None]))
-    if not math.isfinite(norm):
-        raise FloatingPointError(f"expected a gradient with a finite norm, got {norm}")
     return dict(loss.metrics)
 
 
@@ -293,8 +288,9 @@ class Learner:
         Raises:
             FloatingPointError: the loss or its gradient is not finite.
         """
-        loss = lambda: self.objective.loss(self.trained, batch)  # noqa: E731
-        return self._steps.compute_gradients(lambda: differentiate(loss(), self.optimizer))[0]
+        metrics, norm = self._steps.compute_gradients(lambda: differentiate(self.objective.loss(self.trained, batch)))
+        self._steps.check_gradients(norm)
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

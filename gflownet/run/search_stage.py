@@ -99,7 +99,8 @@ class SearchStage(StepStage):
     def write(self, run: Run, metrics: dict[str, float]) -> None:
         """Write the metrics of a step, with its failures and the status of the executor."""
         parts, evaluator, logger, progress = self._parts, self._evaluator, run.logger, self._parts.progress
-        config, self.is_sound = parts.config, self.step != self.skipped.last
+        config = parts.config
+        self.is_sound = self.step != self.skipped.last
         for line in progress.new_failures:
             logger.warn(f"step {self.step}: {line}")
         if parts.search is None and config.validate_every and self.step % config.validate_every == 0:

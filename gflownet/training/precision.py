@@ -154,8 +154,7 @@ def _measured(sides: Sequence[Numerics], image: Sequence[int], batch_size: int, 
 
         def step(side: Numerics) -> None:
             side.outputs(models[side], inputs).sum().backward()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            synchronize(device)
 
         calls = {side: (lambda side=side: step(side)) for side in sides}
         return fastest(calls, seconds=_SECONDS, share=_SHARE)

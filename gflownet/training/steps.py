@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,19 @@ from gflownet.training.schedules import Schedule
 DIVERGED_LOSS = 1_000.0
 
 Result = TypeVar("Result")
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], state: Any) -> Any:
+    """Return nested containers, such as a saved state, with a function applied to each tensor."""
+    match state:
+        case Tensor():
+            return function(state)
+        case dict():
+            return {key: map_tensors(function, value) for key, value in state.items()}
+        case list() | tuple():
+            return type(state)(map_tensors(function, value) for value in state)
+        case _:
+            return state
 
 
 class DivergedError(RuntimeError):
@@ -38,13 +52,19 @@ class Clipping:
     by: str = "norm"  # norm: the global norm, value: each entry, none
 
     def clip(self, parameters: Sequence[Tensor]) -> Tensor | None:
-        """Clip the gradients in place and return their global norm before, where it is limited."""
+        """Clip the gradients in place and return their global norm before; None where they are not clipped."""
         if not self.limit or self.by == "none":
             return None
         if self.by == "norm":
             return nn.utils.clip_grad_norm_(parameters, self.limit)
+        norm = _norm(parameters)
         nn.utils.clip_grad_value_(parameters, self.limit)
-        return None
+        return norm
+
+
+def _norm(parameters: Sequence[Tensor]) -> Tensor:
+    """Return the global norm of the gradients."""
+    return nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
 
 
 @torch.no_grad()
@@ -87,6 +107,9 @@ class Steps:
         self._has_fixed_gradients = has_fixed_gradients
         self._average, self._averaged = average, averaged if average else ()
         self._averages = [tensor.clone() for tensor in self._averaged]
+        clipped = set(map(id, parameters))
+        groups = [group for optimiser in optimisers for group in optimiser.param_groups]
+        self._unclipped = [each for group in groups for each in group["params"] if id(each) not in clipped]
 
     def take(self, differentiate: Callable[[], Result]) -> Result:
         """Take one step on the gradients that `differentiate` accumulates, and return its result."""
@@ -104,6 +127,17 @@ class Steps:
         result = differentiate()
         self.number += 1
         return result, self._clipping.clip(self._parameters)
+
+    def check_gradients(self, norm: Tensor | None) -> None:
+        """Raise FloatingPointError unless all gradients are finite.
+
+        Args:
+            norm: of the clipped ones, from `compute_gradients`.
+        """
+        parameters = self._unclipped if norm is not None else [*self._parameters, *self._unclipped]
+        for value in map(float, (_norm(parameters),) if norm is None else (norm, _norm(parameters))):
+            if not math.isfinite(value):
+                raise FloatingPointError(f"expected a gradient with a finite norm, got {value}")
 
     def update(self, done: float = 0.0) -> None:
         """Update parameters and averages, with the learning rates after a share of the training."""

@@ -1,5 +1,7 @@
 """Optimiser steps against torch on single parameters: schedules, weight decay, clipping, averages, states."""
 
+import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -205,3 +207,16 @@ def test_channels_last_kernels_take_equal_steps(optimizer):
         steps.finish()
     assert last[0](torch.zeros(1, 3, 4, 5).double()).is_contiguous(memory_format=torch.channels_last)
     assert_equal_parameters(last, plain)
+
+
+@pytest.mark.parametrize("by", ["norm", "value", "none"])
+def test_check_gradients_before_clipping(by):
+    weight, other = (nn.Parameter(torch.ones(2)) for _ in range(2))  # the second one is never clipped
+    steps = Steps([SGD([weight, other], lr=0.1)], [weight], clipping=Clipping(1.0, by))
+    for factors, is_finite in (((3.0, 4.0), True), ((math.inf, 4.0), False), ((3.0, math.nan), False)):
+        loss = factors[0] * weight.sum() + factors[1] * other.sum()
+        _, norm = steps.compute_gradients(loss.backward)
+        with (
+            nullcontext() if is_finite else pytest.raises(FloatingPointError, match="gradient with a finite norm, got")
+        ):
+            steps.check_gradients(norm)
