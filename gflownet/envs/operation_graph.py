@@ -7,17 +7,18 @@ accepts a further input only if it can be aligned to the shape of the present in
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gflownet.envs.config import EnvConfig
 from gflownet.envs.operation_choices import ACTIVATION, MERGE, OFFERED_MERGES, OperationChoices
-from gflownet.envs.operation_tables import HEAD, UNKNOWN, Budget, build_tables
+from gflownet.envs.operation_tables import HEAD, Budget, Completions, ShapeInference, build_tables
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.elements import Node
 from gflownet.graphs.operation import read_operation
@@ -79,6 +80,13 @@ class OperationGraphEnv(Environment):
         self._last_facts: tuple[weakref.ref[GraphStates], StateFacts] | None = None
         limits = torch.tensor(self.budget.limits)
         self.limits = torch.where(limits > 0, limits, torch.iinfo(torch.int64).max // 4)  # [2]
+        self.inference = ShapeInference.of(self.tables, max_nodes=self.vocabulary.max_nodes)
+        self.is_output = self.inference.is_output
+        self.is_hidden_type = torch.arange(len(self.vocabulary.node_types)) >= self.num_ends
+        # [S, types, K] of new nodes behind a shape
+        self._of_new = self.tables.completions[self.tables.roots].mapped(
+            lambda x: torch.nn.functional.pad(x.transpose(0, 1), (0, 0, self.num_ends, 0)).contiguous()
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without the facts of a batch, which are computed again."""
@@ -99,72 +107,71 @@ class OperationGraphEnv(Environment):
 
     def facts(self, states: GraphStates) -> StateFacts:
         """Return shapes, costs and other properties of a batch of states, computed once per batch."""
-        last = self._last_facts
-        # Tensors of inference mode cannot be used in training.
-        if (
-            last is not None
-            and last[0]() is states
-            and last[1].head.is_inference() == torch.is_inference_mode_enabled()
-        ):
-            return last[1]
-        facts = StateFacts(self, states)
+        guess = None
+        if self._last_facts is not None:
+            last_states, last = self._last_facts
+            # Tensors of inference mode cannot be used in training.
+            if last_states() is states and last.output.is_inference() == torch.is_inference_mode_enabled():
+                return last
+            # The batch before is often the same but for one action each.
+            if last.output.shape == states.node_type.shape and last.output.device == states.node_type.device:
+                guess = last.output
+        facts = StateFacts(self, states, guess)
         self._last_facts = weakref.ref(states), facts
         return facts
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        facts = self.facts(states)
+        facts, texts = self.facts(states), self._texts
         complete = Rule("a hidden node still has settings to be set", _graph(~facts.incomplete.any(1)))
-        num_sinks = facts.sink.sum(1)
-        needed = num_sinks[:, None] + (~facts.sink).long()
-        budget = f"at most {self.max_edges} edges, and every node must still be joined to the output"
-        tables, operations = self.tables, torch.arange(len(self.vocabulary.node_types))
-        child = tables.child[facts.prefix]  # [B, N, C]
+        # Edges with one more from each node, if all sinks are joined to the output.
+        num_edges = (facts.num_edges + facts.sink.sum(1))[:, None] - facts.sink.long()  # [B, N]
         return {
-            Kind.Stop: [complete, Rule("every node must lead to the output", _graph(num_sinks == 0))],
+            Kind.Stop: [complete, Rule("every node must lead to the output", _graph(~facts.sink.any(1)))],
             Kind.AddNode: [
                 complete,
-                Rule("only hidden nodes are added", operations >= self.num_ends),
+                Rule("only hidden nodes are added", self.is_hidden_type),
                 Rule("the source is not there, or is the output", facts.is_source[:, :, None]),
                 Rule(
                     f"the graph already has {self.max_hidden_nodes} hidden nodes",
                     _graph(states.num_nodes < self.vocabulary.max_nodes),
                 ),
-                Rule(budget, (facts.num_edges[:, None] + 1 + needed <= self.max_edges)[:, :, None]),
-                Rule(self._misfit("the operation", "the source"), self._affordable_operations(facts)),
+                Rule(texts.budget, (num_edges < self.max_edges - 1)[:, :, None]),
+                Rule(texts.new_node, self._affordable_operations(facts)),
             ],
-            Kind.AddEdge: [Rule(complete.text, complete.holds[..., None]), *self._edge_rules(states, facts, budget)],
+            Kind.AddEdge: [Rule(complete.text, complete.holds[..., None]), *self._edge_rules(states, facts, num_edges)],
             Kind.SetNodeAttr: [
                 Rule("only hidden nodes have settings to set", facts.is_hidden[:, :, None]),
-                Rule("the operation's own settings are set, once and in order", child != UNKNOWN),
-                Rule(self._misfit("the operation with this value", "the input"), self._affordable_values(facts, child)),
+                Rule("the operation's own settings are set, once and in order", facts.open[:, :, 1:]),
+                Rule(texts.value, self._affordable_values(facts)),
             ],
         }
 
     def backward_rules(self, states: GraphStates) -> Rules:
         facts, edge = self.facts(states), states.has_edge
-        leaf = facts.is_hidden & (edge.sum(1) == 1) & ~edge.any(2)
+        leaf = (facts.is_hidden & (edge.sum(1) == 1) & ~edge.any(2))[:, :, None]
         num_incomplete = facts.incomplete.sum(1, keepdim=True)
-        others_complete = num_incomplete - facts.incomplete.long() == 0
-        num_set = (states.node_attr != UNSET).sum(-1)
-        attributes = torch.arange(len(self.vocabulary.node_attributes))
-        last_set = ((states.node_attr != UNSET) * (attributes + 1)).amax(-1) - 1 if len(attributes) else num_set - 1
+        others_complete = (num_incomplete == facts.incomplete)[:, :, None]
+        # From 1 on; 0: none.
+        attributes = torch.arange(1, len(self.vocabulary.node_attributes) + 1)
+        is_set = states.node_attr != UNSET
+        last_set = (is_set * attributes).amax(-1, keepdim=True) if len(attributes) else is_set.sum(-1, keepdim=True)
         decisive = edge & (facts.output[:, :, None] == facts.input[:, None, :])
-        spare = ~decisive | (decisive.sum(1) >= 2)[:, None, :] | ~facts.is_hidden[:, None, :]
+        has_others = (decisive.sum(1) >= 2) | ~facts.is_hidden
         return {
             Kind.RemoveNode: [
-                Rule("only a hidden node with one in-edge and no other can be removed", leaf[:, :, None]),
-                Rule("another hidden node still has settings to be set", others_complete[:, :, None]),
-                Rule("the node still has settings", (num_set == 0)[:, :, None]),
+                Rule("only a hidden node with one in-edge and no other can be removed", leaf),
+                Rule("another hidden node still has settings to be set", others_complete),
+                Rule("the node still has settings", last_set == 0),
             ],
             Kind.RemoveEdge: [
                 Rule("a hidden node still has settings to be set", _graph(num_incomplete[:, 0] == 0)[..., None]),
                 Rule("the edge is not there", edge[..., None]),
-                Rule("the shape of the target's inputs would change", spare[..., None]),
+                Rule("the shape of the target's inputs would change", (~decisive | has_others[:, None, :])[..., None]),
             ],
             Kind.RemoveNodeAttr: [
-                Rule("only a hidden node with one in-edge and no other can change", leaf[:, :, None]),
-                Rule("another hidden node still has settings to be set", others_complete[:, :, None]),
-                Rule("the setting set last is unset first", attributes == last_set[:, :, None]),
+                Rule("only a hidden node with one in-edge and no other can change", leaf),
+                Rule("another hidden node still has settings to be set", others_complete),
+                Rule("the setting set last is unset first", attributes == last_set),
             ],
         }
 
@@ -195,48 +202,53 @@ class OperationGraphEnv(Environment):
         return GraphDescription([kind for kind, _ in described], [values for _, values in described], edges)
 
     def _affordable_operations(self, facts: StateFacts) -> Tensor:
-        """Return which operations fit a new node behind each node, [B, N, types] bool."""
-        num = len(self.choices.operations)
-        minimal = self.tables.minimal[self.tables.roots].transpose(0, 1)[facts.output]  # [B, N, operations, K, 4]
-        legal = self._within(facts, minimal).any(-1)
-        return torch.nn.functional.pad(legal, (self.vocabulary.num_columns(Kind.AddNode) - num, 0))
+        """Return which types fit a new node behind each node, [B, N, types] bool."""
+        return self._within(facts, self._of_new[facts.output])
 
-    def _affordable_values(self, facts: StateFacts, child: Tensor) -> Tensor:
+    def _affordable_values(self, facts: StateFacts) -> Tensor:
         """Return which values fit the incomplete node of each graph, [B, 1, C] bool."""
-        node, graph = facts.incomplete.int().argmax(1), torch.arange(len(child))
-        shape = facts.input[graph, node]
-        minimal = self.tables.minimal[child[graph, node], shape[:, None]]  # [B, C, K, 4]
-        return self._within(facts, minimal[:, None]).any(-1)[:, 0, None, :]
+        node = facts.incomplete.view(torch.uint8).argmax(1, keepdim=True)
+        child = self.tables.child[facts.prefix.gather(1, node)]  # [B, 1, C]
+        return self._within(facts, self.tables.completions[child, facts.input.gather(1, node)[:, :, None]])
 
-    def _within(self, facts: StateFacts, completions: Tensor) -> Tensor:
-        """Return which completions [B, N, X, K, 4] of a new node are within the limits, [B, N, X, K] bool."""
-        cost, head = completions.split(2, -1)
-        total = facts.cost[:, None, None, None] + cost + torch.maximum(facts.head[:, None, None, None], head)
-        return (total <= self.limits).all(-1)
+    def _within(self, facts: StateFacts, completions: Completions) -> Tensor:
+        """Return whether one of the completions [B, N, X, K] of a new node is within the limits, [B, N, X] bool."""
+        left, head = self.limits - facts.cost, facts.head
+        within = [
+            torch.maximum(of_head, head[:, dim, None, None, None]).add_(cost) <= left[:, dim, None, None, None]
+            for dim, cost, of_head in zip(completions.dims, completions.cost, completions.head, strict=True)
+        ]
+        return functools.reduce(torch.logical_and, within).any(-1)
 
-    def _edge_rules(self, states: GraphStates, facts: StateFacts, budget: str) -> list[Rule]:
-        ends = facts.is_source[:, :, None] & (facts.is_hidden | facts.is_output)[:, None, :]
-        sinks_after = facts.sink.sum(1)[:, None, None] - facts.sink[:, :, None].long()
-        fits = self.tables.fits[facts.output[:, :, None], facts.input[:, None, :]] | facts.is_output[:, None, :]
+    def _edge_rules(self, states: GraphStates, facts: StateFacts, num_edges: Tensor) -> list[Rule]:
+        ends = facts.is_source[:, :, None] & (facts.is_hidden | self.is_output)[:, None, :]
+        fits = self.inference.fits(facts.output, facts.input)
         rules = [
             Rule("an edge leads from a node that is there into a hidden node or the output", ends),
             Rule("the edge is already there", ~states.has_edge),
             Rule("the edge would close a cycle", ~states.reach.transpose(1, 2)),
-            Rule(budget, facts.num_edges[:, None, None] + 1 + sinks_after <= self.max_edges),
+            Rule(self._texts.budget, (num_edges < self.max_edges)[:, :, None]),
             Rule("the source's shape does not fit into the shape of the target's inputs", fits),
         ]
         if self.align == "auto":
             adapter = self.tables.adapter[facts.output[:, :, None], facts.input[:, None, :]]
             total = adapter + (facts.cost + facts.head)[:, None, None]
-            affordable = (total <= self.limits).all(-1) | facts.is_output[:, None, :]  # the output pads
-            rules.append(Rule(self._misfit("the edge's projection", "the rest"), affordable))
+            affordable = (total <= self.limits).all(-1) | self.is_output  # the output pads
+            rules.append(Rule(self._texts.projection, affordable))
         return [Rule(rule.text, rule.holds[..., None]) for rule in rules]
 
-    def _misfit(self, operation: str, place: str) -> str:
-        """Return the rule of operations that do not fit."""
+    @cached_property
+    def _texts(self) -> _Texts:
+        """Return the rules of limits."""
         limits = dict(zip(("parameters", "multiply-adds"), self.budget.limits, strict=True))
         within = " and ".join(f"{limit:,} {name}" for name, limit in limits.items() if limit)
-        return f"{operation} does not fit {place}" + (f", or not within {within}" if within else "")
+        misfit = "{} does not fit {}" + (f", or not within {within}" if within else "")
+        return _Texts(
+            budget=f"at most {self.max_edges} edges, and every node must still be joined to the output",
+            new_node=misfit.format("the operation", "the source"),
+            value=misfit.format("the operation with this value", "the input"),
+            projection=misfit.format("the edge's projection", "the rest"),
+        )
 
     def _add_hidden(self, graph: ComputationGraph, node: int, operation: int, values: Sequence[int]) -> None:
         offered = self.choices.operations[operation]
@@ -319,8 +331,17 @@ class OperationGraphEnv(Environment):
         return {"operation": operation, "aggregation": self.output_merge, "align": "pad"}
 
 
+class _Texts(NamedTuple):
+    """Rules that name a limit."""
+
+    budget: str
+    new_node: str
+    value: str
+    projection: str
+
+
 class StateFacts:
-    """Shapes, costs and other properties of a batch of states.
+    """Shapes, costs and other properties of a batch of states, each computed when it is read.
 
     The cost of a state counts the output layer at the widest node, so that no action ever lowers it.
     """
@@ -328,47 +349,46 @@ class StateFacts:
     prefix: Tensor  # [B, N] operation and values set so far
     input: Tensor  # [B, N] shape of the merged inputs of hidden nodes
     output: Tensor  # [B, N] shape of inputs and complete hidden nodes
-    node_cost: Tensor  # [B, N, 2] parameters and multiply-adds of hidden nodes
-    cost: Tensor  # [B, 2] of all hidden nodes
-    head: Tensor  # [B, 2] of the output layer at the widest node
+    open: Tensor  # [B, N, 1 + C] bool, whether settings are left to be set, and to which values the next one
 
-    def __init__(self, env: OperationGraphEnv, states: GraphStates) -> None:
-        position, tables, edge = torch.arange(env.vocabulary.max_nodes), env.tables, states.has_edge
-        self.is_hidden = states.exists & (position >= env.num_ends)
-        self.is_output = (position == env.num_inputs).expand(states.exists.shape)
-        self.is_source = self.is_hidden | (position < env.num_inputs)
-        self.prefix = torch.where(self.is_hidden, states.node_type.long() - env.num_ends, UNKNOWN)
-        for attribute, child in enumerate(tables.child_of):
-            self.prefix = child[self.prefix, states.node_attr[:, :, attribute].long()]
-        self.incomplete = ~tables.complete[self.prefix]
-        self.sink = self.is_source & ~edge.any(2)
-        self.num_edges = edge.flatten(1).sum(1)
-        self.input, self.output = _inferred(env, edge, self.prefix)
-        self.node_cost = tables.cost[self.prefix, self.input]
-        if env.align == "auto":
-            adapters = tables.adapter[self.output[:, :, None], self.input[:, None, :]]
-            self.node_cost = self.node_cost + (adapters * (edge & self.is_hidden[:, None, :])[..., None]).sum(1)
-        self.cost = self.node_cost.sum(1)
-        self.head = tables.head[self.output].amax(1)
+    def __init__(self, env: OperationGraphEnv, states: GraphStates, guess: Tensor | None = None) -> None:
+        self._env, self._edge = env, states.has_edge
+        self.is_hidden = states.node_type >= env.num_ends
+        self.is_source = states.exists & ~env.is_output
+        self.prefix = env.tables.prefixes(states.node_type, states.node_attr)
+        self.input, self.output = env.inference(self._edge, self.prefix, guess)
+        self.open = env.tables.open[self.prefix]
+        self.incomplete = self.open[:, :, 0]
 
+    @cached_property
+    def sink(self) -> Tensor:
+        """Return which nodes need an edge, [B, N] bool."""
+        return self.is_source & ~self._edge.any(2)
 
-def _inferred(env: OperationGraphEnv, edge: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the shapes of the merged inputs and of the outputs of all nodes, [B, N] each.
+    @cached_property
+    def num_edges(self) -> Tensor:
+        """Return the number of edges, [B]."""
+        return self._edge.flatten(1).sum(1)
 
-    Every round finds the shapes of the nodes behind those that are known.
-    """
-    tables = env.tables
-    output = torch.full_like(prefix, UNKNOWN)
-    output[:, : env.num_inputs] = tables.inputs
-    of_inputs = output
-    merged = output
-    for _ in range(env.vocabulary.max_nodes):  # no path is longer
-        merged = output[:, :, None].masked_fill(~edge, UNKNOWN).amax(1)
-        following = torch.maximum(tables.output[prefix, merged], of_inputs)
-        if output.device.type == "cpu" and torch.equal(following, output):  # waits for a device
-            break
-        output = following
-    return merged, output
+    @cached_property
+    def node_cost(self) -> Tensor:
+        """Return the parameters and multiply-adds of hidden nodes, [B, N, 2]."""
+        tables = self._env.tables
+        cost = tables.cost[self.prefix, self.input]
+        if self._env.align != "auto":
+            return cost
+        adapters = tables.adapter[self.output[:, :, None], self.input[:, None, :]]
+        return cost + (adapters * (self._edge & self.is_hidden[:, None, :])[..., None]).sum(1)
+
+    @cached_property
+    def cost(self) -> Tensor:
+        """Return the cost of all hidden nodes, [B, 2]."""
+        return self.node_cost.sum(1)
+
+    @cached_property
+    def head(self) -> Tensor:
+        """Return the cost of the output layer at the widest node, [B, 2]."""
+        return self._env.tables.head[self.output].amax(1)
 
 
 class OperationGraphContext(GraphBuildingEnvContext):

@@ -9,8 +9,9 @@ nodes without an operation, the last one of S for shapes not known yet.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -26,6 +27,7 @@ HEAD = "head"
 _MAX_SHAPES = 2_000
 _MAX_EVALUATIONS = 50_000  # of shapes by operations
 _NEVER = 2**60  # cost of an impossible completion
+_MAX_CODES = 2**18  # entries of a table of prefixes, unless one attribute needs more
 Settings = tuple[str, tuple[tuple[str, Hashable], ...]]  # an operation and its varying settings
 
 
@@ -54,14 +56,111 @@ class OperationTables:
     inputs: Tensor  # [number of inputs] int64, their shapes
     roots: Tensor  # [number of operations] int64, prefix without values
     child: Tensor  # [P, C] int64, prefix after a value, or UNKNOWN
-    child_of: tuple[Tensor, ...]  # per attribute [P, values + 1] int64: the same, itself if the attribute is not set
-    complete: Tensor  # [P] bool
+    prefix_lookups: tuple[PrefixLookup, ...]  # one after another: node type, then prefix
+    open: Tensor  # [P, 1 + C] bool, whether a setting is left to be set, and to which values
     output: Tensor  # [P, S] int64, shape after a complete prefix, or UNKNOWN
     cost: Tensor  # [P, S, 2] int64, of a complete prefix
     head: Tensor  # [S, 2] int64, cost of the output node at a source of this shape
     adapter: Tensor  # [S, S, 2] int64, cost of the learned projection of a source (first) to a shape
     fits: Tensor  # [S, S] bool, the first shape can be aligned to the second
-    minimal: Tensor  # [P, S, K, 4] int64, cost and head cost of the cheapest completions
+    completions: Completions  # [P, S, K]
+
+    def prefixes(self, node_type: Tensor, node_attr: Tensor) -> Tensor:
+        """Return the prefix of every node, [B, N], P - 1 for nodes without an operation."""
+        row = node_type
+        for lookup in self.prefix_lookups:
+            code = (node_attr[..., lookup.attributes] * lookup.weights).sum(-1)
+            row = lookup.table[code.add_(row, alpha=lookup.num_codes)]
+        return row
+
+
+@dataclass(frozen=True)
+class PrefixLookup:
+    """Table of the prefix after the values of some attributes."""
+
+    table: Tensor  # [rows * codes] int64, rotated so that type -1 and unset values, all -1, are counted from its end
+    attributes: slice
+    weights: Tensor  # [attributes] int64
+    num_codes: int
+
+
+@dataclass(frozen=True)
+class Completions:
+    """Cheapest completions by each limited cost: parameters, multiply-adds, or both."""
+
+    dims: tuple[int, ...]  # of the costs with a limit; the first if there is none
+    cost: tuple[Tensor, ...]  # each [..., K] int64
+    head: tuple[Tensor, ...]  # the same, of the output layer
+
+    def __getitem__(self, index: Tensor | tuple[Tensor, ...]) -> Completions:
+        """Return the completions at an index."""
+        return Completions(self.dims, tuple(x[index] for x in self.cost), tuple(x[index] for x in self.head))
+
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> Completions:
+        """Return the completions with a function applied to each tensor."""
+        return Completions(self.dims, tuple(map(function, self.cost)), tuple(map(function, self.head)))
+
+
+@dataclass(frozen=True)
+class ShapeInference:
+    """Shapes of all nodes of graphs with one output, by tables that are read at one index.
+
+    UNKNOWN, -1, comes first in their rows.
+    """
+
+    num_shapes: int  # S, with UNKNOWN
+    row_offset: Tensor  # [N] int64, added to the rows of prefixes: each input has a row
+    output: Tensor  # [rows * S] int64, shape of the output of a row and a shape
+    fits_target: Tensor  # [S * (S + 1)] bool, whether a shape fits another; all of them fit the output
+    inputs: Tensor  # [N] int64, shapes of the inputs, else UNKNOWN
+    is_output: Tensor  # [N] bool
+
+    @staticmethod
+    def of(tables: OperationTables, *, max_nodes: int) -> ShapeInference:
+        """Return the inference by some tables for graphs of up to `max_nodes` nodes."""
+        num_inputs, num_shapes = len(tables.inputs), tables.output.shape[1]
+        of_inputs = tables.inputs[:, None].expand(num_inputs, num_shapes)
+        row_offset = torch.arange(1, max_nodes + 1).where(torch.arange(max_nodes) < num_inputs, 0) * num_shapes
+        fits = torch.cat([tables.fits, torch.ones(num_shapes, 1, dtype=torch.bool)], 1).roll(1, 0)
+        fits[:, :-1] = fits[:, :-1].roll(1, 1)
+        inputs = torch.full((max_nodes,), UNKNOWN)
+        inputs[:num_inputs] = tables.inputs
+        return ShapeInference(
+            num_shapes=num_shapes,
+            row_offset=row_offset,
+            output=torch.cat([tables.output, of_inputs]).roll(1, 1).flatten(),
+            fits_target=fits.flatten().roll(-num_shapes - 2),
+            inputs=inputs,
+            is_output=torch.arange(max_nodes) == num_inputs,
+        )
+
+    def __call__(self, edge: Tensor, prefix: Tensor, guess: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the shapes of the merged inputs and of the outputs of all nodes, [B, N] each.
+
+        Every round finds the shapes of the nodes behind those that are known. No graph has a cycle: the result, which
+        a round does not change, is the same from any start.
+
+        Args:
+            edge: [B, N, N] bool.
+            prefix: [B, N] int64, of the nodes.
+            guess: outputs of similar graphs, from which few rounds are needed.
+        """
+        row = torch.add(self.row_offset, prefix, alpha=self.num_shapes)
+        output = merged = self.inputs.expand_as(prefix) if guess is None else guess
+        weights = edge.mT.contiguous().long()
+        for _ in range(prefix.shape[1]):  # no path is longer
+            # 0 stands for UNKNOWN in the products.
+            merged = (weights * (output + 1)[:, None]).amax(2)
+            following = self.output.take(row + merged)
+            if output.device.type == "cpu" and torch.equal(following, output):  # waits for a device
+                return merged - 1, following
+            output = following
+        return merged - 1, output
+
+    def fits(self, output: Tensor, merged: Tensor) -> Tensor:
+        """Return which outputs [B, N] fit the merged inputs [B, N] of other nodes, [B, N, N] bool."""
+        target = merged.masked_fill(self.is_output, self.num_shapes - 1)
+        return self.fits_target.take((output * (self.num_shapes + 1))[:, :, None] + target[:, None, :])
 
 
 class _Evaluator:
@@ -127,20 +226,22 @@ def build_tables(
     shapes = _reachable(evaluate, {id(a): a for a in applied if a is not None}.values(), inputs, max_depth)
     output, cost = _results(evaluate, applied, shapes)
     head = torch.tensor([*map(evaluate.head, shapes), (0, 0)])
-    children = _children(choices)
+    children, roots = _children(choices), torch.arange(len(choices.operations))
+    child = torch.cat(children, 1) if children else torch.empty(len(prefixes) + 1, 0, dtype=torch.int64)
+    minimal = _minimal(choices, output, torch.cat([cost, head[output]], -1), budget)
     return OperationTables(
         shapes=shapes,
         inputs=torch.tensor([shapes.index(shape) for shape in inputs]),
-        roots=torch.arange(len(choices.operations)),
-        child=torch.cat(children, 1) if children else torch.empty(len(prefixes) + 1, 0, dtype=torch.int64),
-        child_of=tuple(torch.cat([child, torch.arange(len(child))[:, None]], 1) for child in children),
-        complete=torch.tensor([*complete, True]),
+        roots=roots,
+        child=child,
+        prefix_lookups=_prefix_lookups(children, roots, num_ends=len(inputs) + 1),
+        open=torch.cat([~torch.tensor([*complete, True])[:, None], child != UNKNOWN], 1),
         output=output,
         cost=cost,
         head=head,
         adapter=_adapters(shapes),
         fits=_fits(shapes),
-        minimal=_minimal(choices, output, torch.cat([cost, head[output]], -1), budget),
+        completions=_completions(minimal, budget),
     )
 
 
@@ -207,6 +308,35 @@ def _children(choices: OperationChoices) -> list[Tensor]:
     return children
 
 
+def _prefix_lookups(children: Sequence[Tensor], roots: Tensor, *, num_ends: int) -> tuple[PrefixLookup, ...]:
+    """Return the tables from the type and the values of a node to its prefix.
+
+    Args:
+        children: per attribute the prefix after each value, [P, values].
+        roots: prefix of each operation without values.
+        num_ends: number of types before the operations.
+    """
+    num_prefixes = len(children[0]) if children else len(roots) + 1
+    after = [  # code 0: not set
+        torch.cat([torch.arange(num_prefixes)[:, None], child % num_prefixes], 1) for child in children
+    ]
+    sizes, bounds = [child.shape[1] for child in after], [0]
+    for attribute in range(1, len(sizes)):
+        if prod(sizes[bounds[-1] : attribute + 1]) * (num_ends + num_prefixes) > _MAX_CODES:
+            bounds.append(attribute)
+    rows, offset, lookups = torch.cat([torch.full((1 + num_ends,), num_prefixes - 1), roots]), 1, []  # from type -1 on
+    for start, stop in pairwise([*bounds, len(sizes)]):
+        prefix = rows[:, None]
+        for attribute in range(start, stop):
+            prefix = after[attribute][prefix].flatten(1)
+        weights = torch.tensor([prod(sizes[a + 1 : stop]) for a in range(start, stop)], dtype=torch.int64)
+        num_codes = prefix.shape[1]
+        table = prefix.flatten().roll(-offset * num_codes - int(weights.sum()))
+        lookups.append(PrefixLookup(table, slice(start, stop), weights, num_codes))
+        rows, offset = torch.arange(num_prefixes), 0
+    return tuple(lookups)
+
+
 def _fits(shapes: Sequence[Shape]) -> Tensor:
     """Return which shapes can be aligned to which without a change of the second, [S, S] bool."""
     is_vector = torch.tensor([shape.layout is Layout.VECTOR for shape in shapes])
@@ -255,6 +385,13 @@ def _minimal(choices: OperationChoices, output: Tensor, cost: Tensor, budget: Bu
     width = max(1, *(len(points) for row in completions for points in row))
     padded = [[[*points, *[(_NEVER,) * 4] * (width - len(points))] for points in row] for row in completions]
     return torch.tensor(padded)
+
+
+def _completions(minimal: Tensor, budget: Budget) -> Completions:
+    """Return the completions [P, S, K, 4] by limited cost; an impossible one exceeds every limit."""
+    dims = tuple(dim for dim, limit in enumerate(budget.limits) if limit) or (0,)
+    cost, head = minimal.split(2, -1)
+    return Completions(dims, *(tuple(x[..., dim].contiguous() for dim in dims) for x in (cost, head)))
 
 
 def _pareto(points: set[tuple[int, ...]]) -> set[tuple[int, ...]]:

@@ -5,10 +5,11 @@ Letters of this package: B graphs, N maximum number of nodes, R rows and C colum
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property, lru_cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -142,6 +143,55 @@ def _positions(mask: Tensor, num: int | None) -> Tensor:
 
 
 @dataclass(frozen=True)
+class ActionLayout:
+    """Positions [A] of all actions in flat masks: type after type, row after row."""
+
+    shapes: tuple[tuple[int, int, int], ...]  # type, R and C
+
+    @cached_property
+    def slices(self) -> Mapping[int, slice]:
+        """Return the positions of each type."""
+        ends = accumulate(rows * columns for _, rows, columns in self.shapes)
+        return {
+            kind: slice(end - rows * columns, end) for (kind, rows, columns), end in zip(self.shapes, ends, strict=True)
+        }
+
+    def extents(self, kind: Tensor) -> Tensor:
+        """Return the first position, R and C of some types, [3, ...] int64; all 0 for a type without actions here."""
+        return _extents(self.shapes, kind.device)[:, kind]
+
+    def find(self, actions: ActionBatch) -> Tensor:
+        """Return the position of each action, negative if there is no such action."""
+        offset, rows, columns = self.extents(actions.kind)
+        inside = (actions.row >= 0) & (actions.row < rows) & (actions.column >= 0) & (actions.column < columns)
+        return torch.where(inside, offset + actions.row * columns + actions.column, -1)
+
+    def at(self, position: Tensor) -> ActionBatch:
+        """Return the actions at positions [B]."""
+        return ActionBatch(*_entries(self.shapes, position.device)[position].unbind(1))
+
+
+@lru_cache(maxsize=256)
+def _extents(shapes: tuple[tuple[int, int, int], ...], device: torch.device) -> Tensor:
+    """Return the first position, R and C of every type, [3, types + 1]; a last column of zeros for no type."""
+    with torch.inference_mode(False):
+        extents = torch.zeros(3, len(GraphActionType) + 1, dtype=torch.int64, device="cpu")
+        offset = 0
+        for kind, rows, columns in shapes:
+            extents[:, kind] = torch.tensor([offset, rows, columns], device="cpu")
+            offset += rows * columns
+        return extents.to(device)
+
+
+@lru_cache(maxsize=256)
+def _entries(shapes: tuple[tuple[int, int, int], ...], device: torch.device) -> Tensor:
+    """Return (type, row, column) of every position, [A, 3]."""
+    with torch.inference_mode(False):
+        entries = [(kind, *divmod(i, columns)) for kind, rows, columns in shapes for i in range(rows * columns)]
+        return torch.tensor(entries, dtype=torch.int64, device=device).reshape(-1, 3)
+
+
+@dataclass(frozen=True)
 class ActionMasks:
     """The legal actions: for every type a boolean tensor over its rows and columns."""
 
@@ -151,9 +201,24 @@ class ActionMasks:
         """Return the masks of the graphs at an index."""
         return ActionMasks({kind: mask[index] for kind, mask in self.masks.items()})
 
+    @cached_property
+    def layout(self) -> ActionLayout:
+        """Return the positions of the actions in `flat`."""
+        return ActionLayout(tuple((int(kind), mask.shape[1], mask.shape[2]) for kind, mask in self.masks.items()))
+
+    @cached_property
+    def flat(self) -> Tensor:
+        """Return the masks of all types side by side, [B, A] bool."""
+        parts = [mask.flatten(1) for mask in self.masks.values()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def without_stop(self) -> ActionMasks:
+        """Return the masks of the other types than Stop."""
+        return ActionMasks({kind: mask for kind, mask in self.masks.items() if kind != GraphActionType.Stop})
+
     def num_actions(self) -> Tensor:
         """Return the number of legal actions of each graph, [B] int64."""
-        return functools.reduce(torch.add, [mask.flatten(1).sum(1) for mask in self.masks.values()])
+        return self.flat.sum(1)
 
     def contains(self, actions: ActionBatch) -> Tensor:
         """Return which actions are legal, bool; types without a mask are illegal.
@@ -161,13 +226,10 @@ class ActionMasks:
         Args:
             actions: one action per graph, [B], or several, [B, T].
         """
-        legal = torch.zeros_like(actions.kind, dtype=torch.bool)
-        for kind, mask in self.masks.items():
-            inside = (actions.kind == kind) & (actions.row >= 0) & (actions.row < mask.shape[1])
-            inside &= (actions.column >= 0) & (actions.column < mask.shape[2])
-            index = inside.nonzero(as_tuple=True)
-            legal[index] = mask[index[0], actions.row[index], actions.column[index]]
-        return legal
+        position = self.layout.find(actions)
+        index = position.clamp(min=0)
+        legal = self.flat.gather(1, index if index.dim() == 2 else index[:, None]).view_as(position)
+        return legal & (position >= 0)
 
     def positions(self) -> tuple[Tensor, ActionBatch]:
         """Return the graph [M] of every legal action, and the actions: by type, graphs ascending in each type."""
@@ -184,23 +246,8 @@ class ActionMasks:
         Raises:
             ValueError: a graph has no legal action; the message names it.
         """
-        flat = torch.cat([mask.flatten(1) for mask in self.masks.values()], 1)
-        stuck = (~flat.any(1)).nonzero().squeeze(1)
-        if len(stuck):
-            raise ValueError(f"graph {int(stuck[0])}: expected at least one legal action, got none")
-        noise = torch.rand(flat.shape, generator=generator).masked_fill_(~flat, -1.0)
-        return self.at(noise.argmax(1))
-
-    def at(self, position: Tensor) -> ActionBatch:
-        """Return the actions at positions [B] of the concatenated flat masks, legal or not."""
-        kind, row, column = (torch.zeros_like(position) for _ in range(3))
-        offset = 0
-        for action_type, mask in self.masks.items():
-            size = mask.shape[1] * mask.shape[2]
-            inside = (position >= offset) & (position < offset + size)
-            local = position - offset
-            kind = torch.where(inside, int(action_type), kind)
-            row = torch.where(inside, local.div(max(mask.shape[2], 1), rounding_mode="floor"), row)
-            column = torch.where(inside, local % max(mask.shape[2], 1), column)
-            offset += size
-        return ActionBatch(kind, row, column)
+        has_action = self.flat.any(1)
+        if not bool(has_action.all()):
+            raise ValueError(f"graph {int(has_action.int().argmin())}: expected at least one legal action, got none")
+        noise = torch.rand(self.flat.shape, generator=generator).masked_fill_(~self.flat, -1.0)
+        return self.layout.at(noise.argmax(1))

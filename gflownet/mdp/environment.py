@@ -264,7 +264,8 @@ class Environment(ABC):
     def _masks(self, states: GraphStates, rules: Rules, kinds: Sequence[GraphActionType]) -> ActionMasks:
         masks = {}
         for kind in kinds:
-            mask = functools.reduce(torch.logical_and, [rule.holds for rule in rules[kind]])
+            holds = sorted((rule.holds for rule in rules[kind]), key=Tensor.numel)  # small ones are cheap to combine
+            mask = functools.reduce(torch.logical_and, holds)
             shape = self._shape(len(states), kind)
             mask = mask if mask.shape == shape else mask.expand(shape)
             masks[kind] = mask.flatten(1, 2) if kind in PAIR_TYPES else mask

@@ -317,5 +317,5 @@ def _packed(parts: list[Tensor]) -> Tensor:
 def _mixed(values: Tensor) -> Tensor:
     """Return the values hashed, int64."""
     values = values + _STEP  # so that zero is not special
-    values = (values ^ (values >> 30)) * _FIRST
-    return (values ^ (values >> 27)) * _SECOND
+    values.bitwise_xor_(values >> 30).mul_(_FIRST)
+    return values.bitwise_xor_(values >> 27).mul_(_SECOND)

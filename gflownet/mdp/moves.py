@@ -7,6 +7,7 @@ Letters: B states, N maximum number of nodes, T steps, C columns, K moves.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -46,8 +47,7 @@ class Moves:
     def of(env: Environment, states: GraphStates, generator: torch.Generator) -> Moves:
         """Return the moves of terminal states, each in a random order of construction."""
         plan = taken_apart(env, states, generator)
-        masks = env.forward_masks(states).masks
-        after = ActionMasks({kind: mask for kind, mask in masks.items() if kind != Kind.Stop})
+        after = env.forward_masks(states).without_stop()
         changes = _changes(env)
         on_edge, on_node = plan.kind == int(Kind.AddEdge), plan.kind == int(Kind.AddNode)
         ends = torch.stack([on_edge | (on_node & (plan.source != NONE)), on_edge], -1)  # [B, T, 2]
@@ -86,16 +86,19 @@ class Moves:
         self, owner: Tensor, kind: Tensor, position: Tensor, generator: torch.Generator
     ) -> tuple[GraphStates, Tensor]:
         """Return the terminal states [K] after an edit of the states `owner` [K], and the number of repairs [K]."""
-        plan = self.plan[owner]
-        kind_of, source, target, column = (
-            pad(part, (0, _NUM_EDITS), value=NONE) for part in (plan.kind, plan.source, plan.target, plan.column)
-        )
-        plan = Construction(kind_of, source, target, column, plan.position)
+        original = self.plan[owner]
+        before = original.kind, original.source, original.target, original.column
+        kind_of, source, target, column = (pad(part, (0, _NUM_EDITS), value=NONE) for part in before)
+        plan = Construction(kind_of, source, target, column, original.position)
         for move, edit in _EDITS.items():
             rows = (kind == int(move)).nonzero().squeeze(1)
             if len(rows):
                 edit(self, plan, rows, position[rows])
-        return built(self.env, plan, generator)
+        after, num_steps = (plan.kind, plan.source, plan.target, plan.column), original.kind.shape[1]
+        parts = zip(before, after, strict=True)
+        differs = functools.reduce(torch.logical_or, [old != new[:, :num_steps] for old, new in parts])
+        num_legal = pad(differs, (0, 1), value=True).view(torch.uint8).argmax(1)  # the steps before the edit
+        return built(self.env, plan, generator, num_legal=num_legal)
 
 
 def _changes(env: Environment) -> Tensor:
@@ -153,7 +156,7 @@ def _insert(moves: Moves, plan: Construction, rows: Tensor, position: Tensor) ->
     num_types = moves.edits[Move.RELABEL].shape[1] // max(num_steps, 1) - 1
     num_inside = num_steps * num_types
     inside = position < num_inside
-    rows, after_rows, after = rows[inside], rows[~inside], moves.after.at(position[~inside] - num_inside)
+    rows, after_rows, after = rows[inside], rows[~inside], moves.after.layout.at(position[~inside] - num_inside)
     step, column = position[inside] // num_types, position[inside] % num_types
     last = plan.kind.shape[1] - 1
     # A node in an edge is added at its source; the edge starts from the new node.

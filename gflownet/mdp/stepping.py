@@ -48,8 +48,8 @@ class GraphEditor:
     def apply(self, states: GraphStates, actions: ActionBatch, ordered: Tensor) -> GraphStates:
         """Return the states after one action each; `ordered` [B, N] marks nodes that rank their in-edges."""
         kinds = actions.kinds()
-        only_attributes = kinds <= _ON_NODE_ATTRIBUTES
-        after = replace(states, node_attr=states.node_attr.clone()) if only_attributes else states.clone()
+        edited = {name for kind in kinds for name in _EDITED[GraphActionType(kind)]}
+        after = replace(states, **{name: getattr(states, name).clone() for name in edited})
         for kind in sorted(self._edits.keys() & kinds):
             if len(kinds) == 1:
                 graphs = torch.arange(len(actions), device=actions.row.device)
@@ -163,6 +163,8 @@ class GraphEditor:
         if not self.vocabulary.directed:
             pairs.append((states.num_bridges, 0))
         for tensor, blank in pairs:
+            if not tensor.numel():
+                continue
             tensor[graphs, row] = blank
             tensor[graphs, :, row] = blank
             tensor[graphs] = tensor[g[:, :, None], source[:, :, None], source[:, None, :]]
@@ -191,8 +193,18 @@ class GraphEditor:
         self._write_edge_attr(edit, edit.column, torch.full_like(edit.column, UNSET, dtype=torch.int8))
 
 
-# Actions that change nothing but `node_attr`.
-_ON_NODE_ATTRIBUTES = {GraphActionType.Stop, GraphActionType.SetNodeAttr, GraphActionType.RemoveNodeAttr}
+_ON_NODE, _ON_PATHS = ("num_nodes", "node_type", "edge_type"), ("reach", "num_bridges")
+_EDITED = {  # arrays that an action changes
+    GraphActionType.Stop: (),
+    GraphActionType.AddNode: (*_ON_NODE, *_ON_PATHS),
+    GraphActionType.AddEdge: ("edge_type", "edge_order", *_ON_PATHS),
+    GraphActionType.SetNodeAttr: ("node_attr",),
+    GraphActionType.SetEdgeAttr: ("edge_attr",),
+    GraphActionType.RemoveNode: (*_ON_NODE, "node_attr", "edge_attr", "edge_order", *_ON_PATHS),
+    GraphActionType.RemoveEdge: ("edge_type", "edge_order", *_ON_PATHS),
+    GraphActionType.RemoveNodeAttr: ("node_attr",),
+    GraphActionType.RemoveEdgeAttr: ("edge_attr",),
+}
 
 _INVERSE = {
     GraphActionType.AddNode: GraphActionType.RemoveNode,

@@ -156,6 +156,33 @@ def test_tables_match_alignment_of_shapes(name):
                 assert tables.adapter[i, j].tolist() == [adapter.num_parameters, adapter.multiply_adds]
 
 
+@pytest.mark.parametrize("max_codes", [1, 200, 2**18])
+def test_prefixes_of_nodes_name_their_values(max_codes, monkeypatch):
+    monkeypatch.setattr(operation_tables, "_MAX_CODES", max_codes)
+    env = larger()
+    states = random_networks(env, 12, torch.Generator().manual_seed(3))
+    attributes, prefixes = env.vocabulary.node_attributes, env.tables.prefixes(states.node_type, states.node_attr)
+    for graph, node in states.exists.nonzero().tolist():
+        values = zip(attributes, states.node_attr[graph, node].tolist(), strict=True)
+        chosen = {attribute.name: attribute.values[value] for attribute, value in values if value >= 0}
+        if node < env.num_ends:
+            assert int(prefixes[graph, node]) == len(env.choices.prefixes)
+        else:
+            prefix = env.choices.prefixes[int(prefixes[graph, node])]
+            assert prefix.operation == int(states.node_type[graph, node]) - env.num_ends
+            assert dict(prefix.values) == chosen
+
+
+def test_shapes_are_the_same_from_any_guess():
+    env = larger()
+    states = random_networks(env, 12, torch.Generator().manual_seed(3))
+    prefix = env.tables.prefixes(states.node_type, states.node_attr)
+    expected = env.inference(states.has_edge, prefix)
+    guess = torch.randint(-1, env.inference.num_shapes - 1, prefix.shape, generator=torch.Generator().manual_seed(4))
+    for shapes, of_expected in zip(env.inference(states.has_edge, prefix, guess), expected, strict=True):
+        assert torch.equal(shapes, of_expected)
+
+
 def test_fixed_setting_may_be_a_mapping():
     choices = {"opaque": {"module": ["torch.nn:PReLU", "torch.nn:Softplus"], "arguments": [{}]}}
     env = operation_graphs(operations=("opaque",), choices=choices, max_hidden_nodes=1, max_parameters=21)

@@ -10,6 +10,7 @@ from torch import Tensor
 from gflownet.data.sampler import uniform_states
 from gflownet.envs.labelled_dag import LabelledDAGEnv
 from gflownet.graphs.canonical import ColouredGraph
+from gflownet.mdp import moves as moves_module
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.construction import NONE, built, taken_apart
 from gflownet.mdp.environment import Environment
@@ -19,6 +20,7 @@ from gflownet.search.enumeration import enumerated
 from gflownet.search.proposals import mutated
 from tests.contracts.environments import ENVIRONMENTS
 from tests.contracts.test_environments import CASES
+from tests.oracles.construction import built_one_by_one
 from tests.search.terminal_states import ENVIRONMENT_NAMES
 
 NUM_STATES = 6
@@ -152,3 +154,24 @@ def test_illegal_edit_is_left_out_and_counted_as_a_repair():
     missing = replace(plan, source=plan.source.masked_fill(plan.source == 1, 3))
     assert built(env, missing, generator())[1].tolist() == [1]
     assert NONE not in plan.kind.tolist()[0]
+
+
+@pytest.mark.parametrize("name", ENVIRONMENT_NAMES)
+def test_results_of_moves_against_states_built_one_by_one(name, monkeypatch):
+    env = ENVIRONMENTS[name]()
+    states = uniform_states(env, NUM_STATES, generator=generator())
+    owner = torch.arange(len(states)).repeat(len(Move))
+    kinds = torch.arange(len(Move)).repeat_interleave(len(states))
+    outcomes = []
+    for one_by_one in (False, True):
+        if one_by_one:
+            monkeypatch.setattr(moves_module, "built", lambda *args, **_: built_one_by_one(*args))
+        random = generator(5)
+        moves = Moves.of(env, states, random)
+        has_move = moves.kinds()[owner, kinds].nonzero().squeeze(1)
+        chosen = owner[has_move], kinds[has_move]
+        results, repairs = moves.results(*chosen, moves.sample(*chosen, random), random)
+        outcomes.append((results, torch.as_tensor(repairs).tolist(), random.get_state().tolist()))
+    (fast, *of_fast), (slow, *of_slow) = outcomes
+    assert bool(fast.equals(slow).all())
+    assert of_fast == of_slow
