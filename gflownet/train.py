@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 import traceback
@@ -36,14 +37,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train(command: Command) -> int:
     """Build the trainer and run it."""
     start = time.monotonic()
-    with _refused_values_as_user_errors():
+    with _frozen_start(), _refused_values_as_user_errors():
         trainer = _build(command)
     if trainer is None:
         return 0
     trainer.start_seconds = time.monotonic() - start
-    with limited(Path(trainer.config.log_dir)):
-        stopped_by = trainer.run()
+    try:
+        with limited(Path(trainer.config.log_dir)):
+            stopped_by = trainer.run()
+    finally:
+        gc.unfreeze()
     return 0 if stopped_by is None else EXIT_SIGNAL + stopped_by
+
+
+@contextmanager
+def _frozen_start() -> Iterator[None]:
+    """Pause the garbage collector, and let it skip the objects of the block until `gc.unfreeze`.
+
+    Imports and tables make many objects and free few: to look at them again and again takes .6 CPU seconds of a start.
+    """
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        if is_enabled:
+            gc.enable()
 
 
 def _build(command: Command) -> GFNTrainer | None:

@@ -30,19 +30,25 @@ GOAL_HELP = 0.3
 # Run the command line and write the CPU seconds after the first step to the file descriptor `sys.argv[1]`.
 _RUN = """
 import os, resource, sys
-from gflownet.train import main
-from gflownet.learning.learner import Learner
+from gflownet import train
 
-learn = Learner.learn
+build = train._build
 
-def first_step(self, rollout):
-    metrics = learn(self, rollout)
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    os.write(int(sys.argv[1]), str(usage.ru_utime + usage.ru_stime).encode())
-    return metrics
+def watched(command):
+    from gflownet.run.progress import Progress
+    trainer, add = build(command), Progress.add
 
-Learner.learn = first_step
-sys.exit(main(sys.argv[2:]))
+    def first_step(self, *arguments, **options):
+        metrics, Progress.add = add(self, *arguments, **options), add
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        os.write(int(sys.argv[1]), str(usage.ru_utime + usage.ru_stime).encode())
+        return metrics
+
+    Progress.add = first_step
+    return trainer
+
+train._build = watched
+sys.exit(train.main(sys.argv[2:]))
 """
 PROGRAMS = {
     "import torch": ["-c", "import torch"],
@@ -77,7 +83,13 @@ def run_seconds(wandb_mode: str) -> tuple[float, float]:
     reader, writer = os.pipe()
     try:
         with tempfile.TemporaryDirectory() as folder:
-            options = [f"log_dir={folder}/run", "num_training_steps=1", "final.top=0", f"wandb.mode={wandb_mode}"]
+            options = [
+                f"log_dir={folder}/run",
+                "budget.evaluations=2",
+                "num_training_steps=1",
+                "final.top=0",
+                f"wandb.mode={wandb_mode}",
+            ]
             whole = cost_of([sys.executable, "-c", _RUN, str(writer), *options], pass_fds=(writer,)).cpu
         return float(os.read(reader, 100)), whole
     finally:

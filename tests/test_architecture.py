@@ -22,14 +22,8 @@ SOURCE_FOLDERS = ("gflownet", "tasks", "scripts", "tests")
 # A package imports only packages in earlier rows. A set restricts it to the named packages; None means no restriction.
 LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"errors": None, "moved": set()},
-    {
-        "terminal": {"errors"},
-        "files": {"errors"},
-        "pictures": {"errors"},
-        "options": {"errors"},
-        "training": {"errors"},
-    },
-    {"plugins": {"errors"}},
+    {"terminal": {"errors"}, "files": {"errors"}, "pictures": {"errors"}, "options": {"errors"}},
+    {"plugins": {"errors"}, "training": {"errors", "files"}},
     {"records": {"errors", "files", "plugins"}},
     {"autodiff": set(), "rhn": set(), "workers": set()},
     {"operations": {"rhn"}},

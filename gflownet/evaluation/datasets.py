@@ -5,7 +5,9 @@ N: examples.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import io
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -26,6 +28,7 @@ from gflownet.evaluation.examples import DatasetSplit, Examples, Split, Splits
 from gflownet.evaluation.labelled_arrays import LabelledArrays, labelled
 from gflownet.evaluation.table_files import Reading
 from gflownet.evaluation.table_fitting import fitted, table_of_numbers
+from gflownet.files import cached
 from gflownet.plugins import load_function
 from gflownet.training.random_states import seeded
 from gflownet.translation.table_columns import TableColumns, Target
@@ -262,11 +265,22 @@ def _mnist5k() -> LabelledArrays:
 
 @cache
 def _mnist1d() -> LabelledArrays:
-    data = _imported("mnist1d.data", package="mnist1d", source="mnist1d")
-    with seeded(0):  # the generator of the package seeds the global generators
-        made = data.make_dataset(data.get_dataset_args())
-    test = LabelledArrays(made["x_test"][:, None, :], made["y_test"])
-    return LabelledArrays(made["x"][:, None, :], made["y"], test, layout="signal")
+    package = {"package": "mnist1d", "source": "mnist1d"}
+    version, libraries = _version_of(**package), (np.__version__, importlib.metadata.version("scipy"))
+
+    def generated() -> bytes:  # a CPU second, half of it for the imports of the package
+        data, file = _imported("mnist1d.data", **package), io.BytesIO()
+        with seeded(0):  # the generator of the package seeds the global generators
+            made = data.make_dataset(data.get_dataset_args())
+        np.savez(file, **{name: made[name] for name in ("x", "y", "x_test", "y_test")})
+        return file.getvalue()
+
+    def read(content: bytes) -> LabelledArrays:
+        with np.load(io.BytesIO(content)) as made:
+            test = LabelledArrays(made["x_test"][:, None, :], made["y_test"])
+            return LabelledArrays(made["x"][:, None, :], made["y"], test, layout="signal")
+
+    return cached("data.npz", f"mnist1d {version} {libraries}", compute=generated, parse=read)
 
 
 def _scikit_learn(name: str) -> Callable[[], LabelledArrays]:
@@ -290,9 +304,19 @@ def _imported(module: str, *, package: str, source: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"data {source}: expected the package {package}, got none ({error}): pip install 'gflownet[data]'"
-        ) from None
+        raise _missing(error, package=package, source=source) from None
+
+
+def _version_of(*, package: str, source: str) -> str:
+    """Return the version of a package without its import."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise _missing(error, package=package, source=source) from None
+
+
+def _missing(error: Exception, *, package: str, source: str) -> UserError:
+    return UserError(f"data {source}: expected the package {package}, got none ({error}): pip install 'gflownet[data]'")
 
 
 def _is_path(source: str) -> bool:

@@ -22,6 +22,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.config import scoring_context
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import GFNTask
+from gflownet.files import cached
 from gflownet.graphs.operation import graph_name
 from gflownet.plugins import load_function
 
@@ -111,14 +112,14 @@ def source_digest(task_class: type) -> str:
     Raises:
         UserError: a file that the class depends on has a syntax error.
     """
-    return _digest_of(modules_of(task_class))
+    return code_digest(modules_of(task_class))
 
 
 def function_digest(function: Callable[..., Any]) -> str:
     """Return a digest of the code of a function, as `source_digest` does for a class. Raises as it does."""
     modules: dict[str, Path] = {}
     _add_module(function.__module__, modules)
-    return _digest_of(modules)
+    return code_digest(modules)
 
 
 def modules_of(task_class: type) -> dict[str, Path]:
@@ -136,7 +137,8 @@ def _add_module(module_name: str, modules: dict[str, Path]) -> None:
         _add_with_imports(name, path, _project_of(name, path), modules)
 
 
-def _digest_of(modules: dict[str, Path]) -> str:
+def code_digest(modules: dict[str, Path]) -> str:
+    """Return a digest of the code of modules. Raises as `source_digest`."""
     digest = hashlib.sha256()
     for name, path in sorted(modules.items()):
         code, _ = _code_of(path, _package_of(name, path), path.stat().st_mtime_ns)
@@ -245,13 +247,23 @@ def _code_of(path: Path, package: str, _mtime: int) -> tuple[str, tuple[str, ...
     Raises:
         UserError: the file is no Python code.
     """
-    try:
-        tree = ast.parse(path.read_bytes())
-    except SyntaxError as error:
-        where = str(path) if error.lineno is None else f"{path}:{error.lineno}"
-        raise UserError(f"{where}: expected Python code, got a syntax error ({error.msg})") from error
-    imports = tuple(dict.fromkeys(_imported_names(tree, package)))
-    return hashlib.sha256(ast.dump(_without_docstrings(tree)).encode()).hexdigest(), imports
+    source = path.read_bytes()
+
+    def analysed() -> bytes:
+        try:
+            tree = ast.parse(source)
+        except SyntaxError as error:
+            where = str(path) if error.lineno is None else f"{path}:{error.lineno}"
+            raise UserError(f"{where}: expected Python code, got a syntax error ({error.msg})") from error
+        imports = tuple(dict.fromkeys(_imported_names(tree, package)))
+        return json.dumps([hashlib.sha256(ast.dump(_without_docstrings(tree)).encode()).hexdigest(), imports]).encode()
+
+    def read(content: bytes) -> tuple[str, tuple[str, ...]]:
+        digest, imports = json.loads(content)
+        return digest, tuple(imports)
+
+    key = json.dumps([sys.version, package, hashlib.sha256(source).hexdigest()])
+    return cached("sources.json", key, compute=analysed, parse=read)
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.operation_costs import OperationCost, graph_cost
+from gflownet.graphs.operation_costs import OperationCost, inferred_cost
 from gflownet.graphs.operation_problems import static_problems
-from gflownet.graphs.operation_shapes import NodeShapeError, infer_shapes, output_shape
+from gflownet.graphs.operation_shapes import NodeShapeError, NodeShapes, infer_shapes, output_shape
 from gflownet.graphs.subgraphs import MAX_LEVELS
 from gflownet.operations.operation import Operation, check_class, complete_settings, example_inputs
 from gflownet.operations.tensor_shape import Shape, ShapeError
@@ -40,7 +40,7 @@ class Composite(Operation):
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return _expanded(cls, *_key(inputs, settings))[1]
+        return output_shape(_expanded(cls, *_key(inputs, settings))[1])
 
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
@@ -79,7 +79,7 @@ _PATH: ContextVar[tuple[Any, ...]] = ContextVar("composites being expanded", def
 @lru_cache(maxsize=4096)
 def _expanded(
     row: type[Composite], inputs: tuple[tuple[str, Shape], ...], settings: tuple[tuple[str, Any], ...]
-) -> tuple[ComputationGraph, Shape]:
+) -> tuple[ComputationGraph, dict[int, NodeShapes]]:
     key = row, inputs, settings
     if key in (path := _PATH.get()):
         raise ShapeError("expected a graph of other operations, got one that applies itself")
@@ -90,7 +90,9 @@ def _expanded(
         graph = ComputationGraph.from_dict(row.graph(dict(inputs), dict(settings)))
         for problem in static_problems(graph):
             raise ShapeError(f"expected a valid graph, got {problem.message}")
-        return graph, output_shape(infer_shapes(graph))
+        shapes = infer_shapes(graph)
+        output_shape(shapes)
+        return graph, shapes
     except NodeShapeError as error:
         raise ShapeError(error.reason) from None
     finally:
@@ -101,7 +103,7 @@ def _expanded(
 def _cost(
     row: type[Composite], inputs: tuple[tuple[str, Shape], ...], settings: tuple[tuple[str, Any], ...]
 ) -> OperationCost:
-    return graph_cost(_expanded(row, inputs, settings)[0])
+    return inferred_cost(*_expanded(row, inputs, settings))
 
 
 class GraphData:

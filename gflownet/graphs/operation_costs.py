@@ -42,7 +42,14 @@ def graph_cost(graph: GraphElements, projection: str | None = None, *, late: Ite
         projection: overrides the setting of the graph.
         late: ids of recurrent edges besides those that are marked.
     """
-    node_shapes, projection = infer_shapes(graph, late=late), projection or own_projection(graph)
+    return inferred_cost(graph, infer_shapes(graph, late=late), projection)
+
+
+def inferred_cost(
+    graph: GraphElements, node_shapes: Mapping[int, NodeShapes], projection: str | None = None
+) -> OperationCost:
+    """Return the cost of `graph_cost` for a graph with known shapes."""
+    projection = projection or own_projection(graph)
     cost = total_cost(graph, node_shapes, projection)
     if not is_dense(graph):
         return replace(cost, elementwise_flops=0)

@@ -103,27 +103,45 @@ def _assignments(env: SlotEnv, max_num: int) -> GraphStates | None:
 
 
 def _reachable(env: Environment, max_num: int) -> GraphStates:
-    frontier = env.initial_states(1)
-    codes, finished = set(env.identify(frontier).tolist()), []
-    num_transitions = num_finished = 0
-    size = max(max_num, _MIN_STATES)
+    frontier, finished = env.initial_states(1), []
+    codes, count = set(env.identify(frontier).tolist()), _Count(env, max_num)
+    count.add(frontier)
     while len(frontier):
         following = []
         for part in _chunks(frontier):
-            masks = env.forward_masks(part)
-            stop = masks.masks[GraphActionType.Stop].flatten(1).any(1)
-            finished.append(part[stop])
-            num_finished += int(stop.sum())
-            num_transitions += int(masks.num_actions().sum())
-            if num_finished > max_num or num_transitions > _TRANSITIONS_PER_TERMINAL * size:
-                raise _TooLargeError
-            graph, action = ActionMasks({k: m for k, m in masks.masks.items() if k != GraphActionType.Stop}).positions()
+            masks = env.forward_masks(part).masks
+            finished.append(part[masks[GraphActionType.Stop].flatten(1).any(1)])
+            graph, action = ActionMasks({k: m for k, m in masks.items() if k != GraphActionType.Stop}).positions()
             children = env.apply(part[graph], action)
             following.append(children[first_mask(env.identify(children), codes)])
-            if len(codes) > _STATES_PER_TERMINAL * size:
-                raise _TooLargeError
+            count.add(following[-1])
         frontier = GraphStates.cat(following)
     return GraphStates.cat(finished)
+
+
+class _Count:
+    """Numbers of states, terminal states and transitions that a visit has met; those of a new state count at once.
+
+    The identification of states takes most of a visit: counted when they are expanded, a level more is identified.
+    """
+
+    def __init__(self, env: Environment, max_num: int) -> None:
+        self._env, self._max_num, self._size = env, max_num, max(max_num, _MIN_STATES)
+        self._num_states = self._num_finished = self._num_transitions = 0
+
+    def add(self, states: GraphStates) -> None:
+        """Count distinct states. Raises _TooLargeError above a limit."""
+        for part in _chunks(states):
+            masks = self._env.forward_masks(part)
+            self._num_states += len(part)
+            self._num_finished += int(masks.masks[GraphActionType.Stop].flatten(1).any(1).sum())
+            self._num_transitions += int(masks.num_actions().sum())
+            if (
+                self._num_finished > self._max_num
+                or self._num_transitions > _TRANSITIONS_PER_TERMINAL * self._size
+                or self._num_states > _STATES_PER_TERMINAL * self._size
+            ):
+                raise _TooLargeError
 
 
 def _chunks(states: GraphStates) -> list[GraphStates]:

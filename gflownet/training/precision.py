@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from gflownet.errors import UserError
+from gflownet.files import cached
 from gflownet.training.random_states import seeded
 
 Precision = Literal["float32", "bfloat16"]
@@ -101,9 +98,12 @@ def choose_numerics(
     if len(sides) == 1:
         return sides[0]
     key = json.dumps([_machine(device), list(image), batch_size, [asdict(side) for side in sides]], sort_keys=True)
-    path = cache_folder() / "numerics" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-    known = _read_choice(path, sides)
-    return known or _keep_choice(path, _measured(sides, image, batch_size, device), sides)
+    return cached(
+        "numerics.json",
+        key,
+        compute=lambda: json.dumps(asdict(_measured(sides, image, batch_size, device))).encode(),
+        parse=lambda content: sides[sides.index(Numerics(**json.loads(content)))],
+    )
 
 
 def fastest(sides: Mapping[Choice, Callable[[], object]], *, seconds: float, share: float) -> Choice:
@@ -121,11 +121,6 @@ def fastest(sides: Mapping[Choice, Callable[[], object]], *, seconds: float, sha
     shortest = {side: min(values[1:]) for side, values in times.items()}
     first, best = next(iter(sides)), min(shortest, key=lambda side: shortest[side])
     return best if shortest[best] <= share * shortest[first] else first
-
-
-def cache_folder() -> Path:
-    """Return the folder of this user for results that can be computed again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "gflownet"
 
 
 # A choice that saves less would depend on the noise of the measurement.
@@ -177,30 +172,3 @@ def _network(num_channels: int, memory_format: str) -> nn.Module:
     if memory_format == "channels_last":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
-
-
-def _read_choice(path: Path, sides: Sequence[Numerics]) -> Numerics | None:
-    """Return the side in a file, None without a file or for a damaged one."""
-    try:
-        choice = Numerics(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-    return choice if choice in sides else None
-
-
-def _keep_choice(path: Path, choice: Numerics, sides: Sequence[Numerics]) -> Numerics:
-    """Write a choice and return it, or the one that another process has written meanwhile."""
-    text = json.dumps(asdict(choice))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        known = _read_choice(path, sides)
-        if known is not None:
-            return known
-        with suppress(OSError):
-            path.write_text(text, encoding="utf-8")
-    except OSError:  # no place for the file: each run measures, and keeps the choice in its folder
-        pass
-    return choice

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gflownet.errors import UserError
 from gflownet.evaluation.execution import describe
-from gflownet.evaluation.fingerprint import modules_of, source_digest
+from gflownet.evaluation.fingerprint import code_digest, modules_of, source_digest
 from gflownet.evaluation.task import GFNTask
 
 
@@ -39,10 +39,9 @@ class TaskSources:
         """
         name = task_class.__name__
         try:
-            files = tuple(
-                SourceFile(module, str(path), digest_of(path)) for module, path in modules_of(task_class).items()
-            )
-            return cls(name, source_digest(task_class), files)
+            modules = modules_of(task_class)
+            files = tuple(SourceFile(module, str(path), digest_of(path)) for module, path in modules.items())
+            return cls(name, code_digest(modules), files)
         except OSError as error:
             raise UserError(f"task {name}: expected source files that can be read: {describe(error)}") from None
 
