@@ -1,12 +1,16 @@
 """Imports of a run before its final stage and its report, which need scipy, as the generator of MNIST-1D does."""
 
 import copy
+import gc
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
+from gflownet import train
+from gflownet.command_line.parser import Command
 from gflownet.training import optimisers
 from tests.tiny_run import TINY_RUN
 
@@ -18,7 +22,7 @@ from gflownet.train import main
 
 assert main(["--help"]) == 0
 print("by --help:", [name for name in ("torch", "numpy", *{SLOW_PACKAGES}) if name in sys.modules])
-options = [*{TINY_RUN}, "final.top=0", "search.surrogate.name=gaussian_process"]
+options = [*{TINY_RUN}, "budget.evaluations=4", "final.top=0", "search.surrogate.name=gaussian_process"]
 assert main(["--config", "images", "log_dir=run", *options]) == 0
 print("by a run:", [name for name in {SLOW_PACKAGES} if name in sys.modules])
 """
@@ -32,6 +36,21 @@ def test_run_imports_no_slow_package(tmp_path: Path, checkout: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("by ")]
     assert lines == ["by --help: []", "by a run: []"]
+
+
+def test_objects_of_the_start_are_not_collected_during_the_run(tmp_path: Path, monkeypatch) -> None:
+    def run() -> None:
+        assert gc.isenabled()
+        assert gc.get_freeze_count()
+
+    def build(_: Command) -> SimpleNamespace:
+        assert not gc.isenabled()
+        return SimpleNamespace(config=SimpleNamespace(log_dir=tmp_path), run=run)
+
+    monkeypatch.setattr(train, "_build", build)
+    assert train.train(Command()) == 0
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
 
 
 def test_optimisers_match_torch() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from gflownet.config import load_config
 from gflownet.errors import UserError
+from gflownet.evaluation import fingerprint
 from gflownet.evaluation.fingerprint import context_of, data_digest, modules_of, report_earlier_versions, source_digest
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.tasks import TASKS
@@ -73,6 +74,18 @@ def test_edit_changes_the_source_digest(
     before = source_digest(project({}))
     assert (source_digest(project(changes)) != before) is is_new
     assert source_digest(project({})) == before
+
+
+def test_known_source_is_not_parsed_again(
+    project: Callable[[dict[str, str]], type], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = project({"unused.py": f"Z = '{os.urandom(8).hex()}'\n"})
+    digest = source_digest(task)
+    fingerprint._code_of.cache_clear()  # as in another process
+    monkeypatch.setattr(fingerprint.ast, "parse", None)
+    assert source_digest(task) == digest
+    with pytest.raises(TypeError):
+        source_digest(project({"scores.py": "def score(graph):\n    return 0.75\n"}))
 
 
 def test_digest_of_the_main_script_is_the_same_in_children(

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gflownet.certificate.exact import enumerate_states
+from gflownet.search import enumeration
 from gflownet.search.enumeration import enumerated, terminal_states_of
 from tests.contracts.environments import ENVIRONMENTS
 
@@ -26,6 +27,21 @@ def test_terminal_states_equal_those_of_all_states(name):
     assert states is not None
     assert sorted(env.identify(states).tolist()) == sorted(graph.code[graph.terminal].tolist())
     assert terminal_states_of(env, max_num=len(graph.terminal) - 1) is None
+
+
+def test_large_space_is_refused_before_its_states_are_expanded(monkeypatch):
+    """Transitions of new states count when these are met: no child of the last ones is identified."""
+    env, num_identified = ENVIRONMENTS["undirected"](), list[int]()
+    first = int(env.forward_masks(env.initial_states(1)).num_actions())
+    identify = type(env).identify
+    monkeypatch.setattr(
+        type(env), "identify", lambda self, states: num_identified.append(len(states)) or identify(self, states)
+    )
+    monkeypatch.setattr(enumeration, "_CHUNK", 1)
+    monkeypatch.setattr(enumeration, "_TRANSITIONS_PER_TERMINAL", first + 1)
+    monkeypatch.setattr(enumeration, "_MIN_STATES", 1)
+    assert terminal_states_of(env, max_num=1) is None
+    assert sum(num_identified) <= 1 + first
 
 
 def test_enumerated_is_cached_by_contents(monkeypatch):
