@@ -321,11 +321,12 @@ def bits_per_byte(model: nn.Module, text: Tensor, *, sequence_length: int, num_b
         num_bytes: total number of predicted bytes, rounded up to whole sequences, at most the length of the text.
     """
     model.eval()
+    device = next(model.parameters()).device
     num = max(1, min(math.ceil(num_bytes / sequence_length), (len(text) - 1) // sequence_length))
     starts = torch.linspace(0, len(text) - sequence_length - 1, num, dtype=torch.float64).long()
     total = 0.0
     for part in starts.split(_ROWS):
-        rows = rows_at(text, part, sequence_length)
+        rows = rows_at(text, part, sequence_length).to(device)
         total += float(_cross_entropy(model, rows, reduction="sum").double())
     return total / (num * sequence_length * math.log(2))
 
