@@ -10,10 +10,14 @@ import torch
 from gflownet.config import load_config
 from gflownet.errors import UserError
 from gflownet.objectives.config import OBJECTIVES
+from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.run import trainer as trainer_module
 from gflownet.run.folder import policy_weights
 from gflownet.run.trainer import GFNTrainer
 from gflownet.testing import ObjectiveContract
+from gflownet.testing.objectives import gradient_of, trajectories
 from gflownet.train import main
+from tests.device_with_values import device_with_values
 
 
 def test_objectives_declare_the_backward_policies_they_train() -> None:
@@ -48,6 +52,26 @@ def test_objective_in_parts(method):
     ObjectiveContract(method).run(IN_PARTS)
 
 
+@pytest.mark.parametrize("options", [{}, {"backward_policy": "pessimistic", "symmetry": "actions"}], ids=["", "both"])
+def test_gradient_on_a_device_equals_that_on_the_cpu(method, options):
+    contract = ObjectiveContract(method)
+    accepted = {"backward_policy": contract.objective_class.backward_policies}
+    accepted["symmetry"] = contract.objective_class.symmetries
+    context, policy, objective = contract.build(**{k: v for k, v in options.items() if v in accepted[k]})
+    batch, gradients = trajectories(context, policy), []
+    objective.prepare(policy, batch)
+    gradients.append(gradient_of(objective, policy, batch))
+    with device_with_values() as device:
+        on_device = PolicyOnDevice(policy.to(device), device=device, precision="float32")
+        objective.to(device).prepare(on_device, batch)
+        loss = objective.loss(on_device, objective.annotated(on_device, batch))
+        policy.zero_grad()
+        loss.value.backward()
+        assert all(isinstance(metric, float) for metric in loss.metrics.values())
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]).cpu())
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5 * float(gradients[0].abs().max()))
+
+
 SMALL_RUN = (
     *("task=structure_learning", "env.name=labelled_dag", "env.labelled_dag.num_nodes=3"),
     *("algo.num_from_policy=6", "replay.warmup=4", "replay.num_from_replay=4", "model.num_emb=8"),
@@ -72,6 +96,17 @@ def test_resumed_run_repeats_losses_of_uninterrupted_run(tmp_path):
     assert main([*command, "num_training_steps=2", f"log_dir={tmp_path / 'resumed'}", "resume=true"]) == 0
     assert len(losses(tmp_path / "uninterrupted")) == 2
     assert losses(tmp_path / "uninterrupted") == losses(tmp_path / "resumed")
+
+
+@pytest.mark.slow
+def test_run_on_a_device_resumes_on_the_cpu(tmp_path, monkeypatch):
+    command = [*SMALL_RUN, "algo.teacher.share=0.5", "algo.qgfn.use=true", "algo.sampling_tau=0.9"]
+    assert main([*command, "num_training_steps=2", f"log_dir={tmp_path / 'cpu'}"]) == 0
+    with monkeypatch.context() as patch, device_with_values() as device:
+        patch.setattr(trainer_module, "_device", lambda name: device)
+        assert main([*command, "num_training_steps=1", f"log_dir={tmp_path / 'device'}"]) == 0
+    assert main([*command, "num_training_steps=2", f"log_dir={tmp_path / 'device'}", "resume=true"]) == 0
+    assert losses(tmp_path / "device") == pytest.approx(losses(tmp_path / "cpu"), rel=1e-4)
 
 
 def test_relative_balance_loads_prior_from_run_folder(tmp_path):

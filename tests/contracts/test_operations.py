@@ -5,6 +5,7 @@ A new row is picked up by its class attribute `examples`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from gflownet.operations.operation import Example
 from gflownet.testing import OperationContract
 from gflownet.testing.operations import inputs_of, one_node_graph
 from gflownet.translation import to_onnx, to_pytorch_model
+from tests.device_with_values import device_with_values
 
 # They depend on the class more than on the example.
 ONCE = {
@@ -43,6 +45,24 @@ def test_operation(name: str, example: Example, is_complete: bool) -> None:
     for check in contract.names():
         if is_complete or is_first or check not in ONCE:
             contract.run(check)
+
+
+@pytest.mark.parametrize(("name", "example"), CASES)
+def test_operation_on_a_device_equals_that_on_the_cpu(name: str, example: Example) -> None:
+    torch.manual_seed(0)
+    model = to_pytorch_model(one_node_graph(name, example))
+    inputs, results = inputs_of(model), []
+    with device_with_values() as device:
+        on_device = copy.deepcopy(model).to(device)
+        for each, place in ((model, torch.device("cpu")), (on_device, device)):
+            torch.manual_seed(3)  # dropout
+            output = each(*(x.to(place) for x in inputs))
+            if output.requires_grad:
+                output.float().square().sum().backward()
+            tensors = [output, *each.buffers(), *(p.grad for p in each.parameters() if p.grad is not None)]
+            assert {tensor.device for tensor in tensors} == {place}
+            results.append([tensor.detach().cpu() for tensor in tensors])
+    torch.testing.assert_close(*results, equal_nan=True)
 
 
 def test_operations_have_docstrings_and_examples() -> None:

@@ -1,6 +1,5 @@
 """TensorTask: scores, costs, trainings in parts, and candidates of a wrong shape."""
 
-import itertools
 import json
 import math
 import pickle
@@ -13,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
@@ -29,11 +26,12 @@ from gflownet.evaluation.reference_models import model_reference
 from gflownet.evaluation.store import EvaluationStatus
 from gflownet.evaluation.tasks import TASKS
 from gflownet.evaluation.tensor_task import TensorTask, automatic_batch_size
-from gflownet.evaluation.training import CandidateDivergedError, outputs_of
+from gflownet.evaluation.training import CandidateDivergedError
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.training.precision import Numerics
 from gflownet.translation import to_pytorch_model
 from tasks.images import lenet5
+from tests.device_with_values import device_with_values
 from tests.evaluation.candidates import classifier_graph, config_with
 from tests.evaluation.data_sources import LENGTH, NUM_TOKENS
 
@@ -107,44 +105,32 @@ def test_convolutions_learn_the_digits():
     assert cast(float, task.test(graph, seed=0)) > 0.8
 
 
-class OneDevice(TorchDispatchMode):
-    """Refuses operations on tensors of the CPU and of the meta device; copies and scalars may mix them."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-        devices = {each.device.type for each in tensors if each.ndim}
-        assert len(devices) < 2 or "copy" in str(func), f"{func}: {devices}"
-        return func(*args, **(kwargs or {}))
+_LABELS = ("evaluation.training.label_smoothing=0.1", "evaluation.training.clip=1")
+_AVERAGES = ("evaluation.training.average=0.9", "evaluation.training.schedule=one_cycle")
+_MUON = ("evaluation.training.optimizer=muon", "evaluation.memory_format=channels_last")
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("evaluation.training.augment=[crop,flip,noise,mixup]", f"task_options.data={SOURCES}:stripes_in_memory"),
-        ("evaluation.training.label_smoothing=0.1", f"task_options.data={SOURCES}:noisy_stripes"),
+        ("evaluation.training.augment=[crop,flip,noise,mixup]", *_LABELS),
+        (*_AVERAGES, "evaluation.training.metric=auc", f"task_options.data={SOURCES}:noisy_stripes"),
+        (*_MUON, "evaluation.training.class_weights=balanced", "evaluation.training.metric=f1"),
+        ("evaluation.objectives=[accuracy,latency]", "evaluation.training.metric=log_loss"),
     ],
-    ids=["augmentation", "data set"],
+    ids=["augmentation", "data set, averages", "muon, class weights", "latency"],
 )
-def test_no_tensor_of_a_moved_task_stays_on_the_cpu(overrides):
-    task = build(*overrides)
-    task.to_device(torch.device("meta"))
-    training = task._new_training(network(), seed=1)
-    model = training.model
-    with OneDevice():
-        for inputs, targets in itertools.islice(task.trainer.batches(training.generator), 2):
-            loss = task.trainer.loss(outputs_of(model.train(), inputs), targets).mean()
-            loss.backward()
-            assert loss.device == task.device
-        for measure in (task.measure, task.test_measure):
-            inputs, targets = next(measure.examples.in_order())
-            assert measure.metric.values(outputs_of(model.eval(), inputs), targets).device == task.device
-    tensors = [
-        *model.parameters(),
-        *model.buffers(),
-        *(each.grad for each in model.parameters() if each.grad is not None),
-    ]
-    assert {each.device for each in tensors} == {task.device}
-    assert len(list(model.parameters())) > 0
+def test_training_on_a_device_equals_that_on_the_cpu(overrides):
+    task = build("evaluation.num_epochs=2", *overrides)
+    here = trained(task, network(), 1, 2)
+    with device_with_values() as device:
+        task.to_device(device)
+        there = trained(task, network(), 1, 2)
+        assert task.fingerprint() == build("evaluation.num_epochs=2", *overrides).fingerprint()
+    assert (here.status, here.error, here.test_error) == (there.status, there.error, there.test_error)
+    assert (here.curve, here.test) == (there.curve, there.test)
+    one, two = cast(Any, restored(here.training))["model"], cast(Any, restored(there.training))["model"]
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
 
 
 @pytest.mark.parametrize(
