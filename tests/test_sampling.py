@@ -1,6 +1,8 @@
 """gflownet.sample: conditioning, moving average, errors."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,13 @@ def asked(monkeypatch) -> list[dict]:
 
     monkeypatch.setattr("gflownet.run.sampling.sample_forward", watched)
     return calls
+
+
+def test_run_on_gpus_is_sampled_without_one(several, tmp_path):
+    folder = shutil.copytree(several, tmp_path / "run")
+    text = (folder / "config.yaml").read_text().replace("executor: inline", "executor: pool")
+    (folder / "config.yaml").write_text(re.sub(r"(?m)^( *device): \w+$", r"\1: cuda:0", text))
+    assert len(gflownet.sample(folder, 2)) == 2
 
 
 def test_sample_conditioning_reaches_policy(several, task, asked):

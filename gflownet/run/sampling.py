@@ -112,7 +112,7 @@ def restore(
 
 def _restored(folder: Path, *, device: str) -> GFNTrainer:
     """Restore the trainer of a run from its last checkpoint; random states of this process are unchanged."""
-    config = stored_config(folder, [f"device={device}"])
+    config = stored_config(folder, [f"device={device}", "evaluation.device=cpu"])  # no candidate is trained
     if config is None:
         raise UserError(f"run_folder: expected the log_dir of a run with a checkpoint, got {folder}")
     with RunLock(folder):  # an active run deletes checkpoints
