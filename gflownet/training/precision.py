@@ -20,6 +20,7 @@ from gflownet.training.random_states import seeded
 Precision = Literal["float32", "bfloat16"]
 Choice = TypeVar("Choice")
 
+_AMPERE = (8, 0)  # the first GPUs of NVIDIA with matrix products in bfloat16
 # Instructions for matrix products in bfloat16, as torch names them.
 _BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
 
@@ -36,8 +37,8 @@ def choose_device(name: str) -> torch.device:
 
 def has_bfloat16(device: torch.device) -> bool:
     """Return whether matrix products in bfloat16 are faster than in float32."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported()
+    if device.type == "cuda":  # earlier GPUs compute it in float32
+        return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= _AMPERE
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name) for name in _BFLOAT16_INSTRUCTIONS)
 

@@ -162,7 +162,9 @@ def test_global_state_is_restored(executors, executor):
     _, in_same_job = finished(executor, [stub_job("set_default_dtype", "a")])[0]
     (in_next_job,) = finished(executor, [stub_job("a")])[0]
     for outcome in (in_same_job, in_next_job):
-        assert score_of(outcome).metrics["item_size"] == score_of(clean).metrics["item_size"] == 4
+        names = ("item_size", "has_low_precision")
+        values = [[score_of(each).metrics[name] for name in names] for each in (outcome, clean)]
+        assert values == [[4, 0], [4, 0]]
 
 
 @pytest.mark.parametrize("poison", ["patch_class", "patch_function"])

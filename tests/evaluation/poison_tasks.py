@@ -79,6 +79,9 @@ def start_program_and_spin() -> None:
     spin()
 
 
+PRODUCTS: Any = torch.backends.cuda.matmul
+
+
 def print_much() -> None:
     for _ in range(50):
         print("x" * 10**6)
@@ -86,11 +89,15 @@ def print_much() -> None:
 
 def set_default_dtype() -> None:
     torch.set_default_dtype(torch.float64)
+    PRODUCTS.fp32_precision = "tf32"  # unreadable by torch.get_float32_matmul_precision from here on
 
 
 def change_everything() -> None:
     """Change all global state that is known to change results."""
     torch.set_default_dtype(torch.float64)
+    PRODUCTS.fp32_precision = "tf32"
+    cast(Any, torch.backends.cudnn).enabled = False
+    torch.set_autocast_enabled("cuda", True)
     torch.set_num_threads(2)
     torch.set_grad_enabled(False)
     torch.set_default_device("cpu:0")
@@ -201,6 +208,9 @@ class PoisonTask(GFNTask):
 def global_state() -> dict[str, float]:
     return {
         "item_size": float(torch.zeros(()).element_size()),
+        "has_low_precision": float(PRODUCTS.fp32_precision == "tf32"),
+        "has_cudnn": float(torch.backends.cudnn.enabled),
+        "has_autocast": float(torch.is_autocast_enabled("cuda")),
         "num_threads": float(torch.get_num_threads()),
         "requires_grad": float((torch.zeros(1, requires_grad=True) * 2).requires_grad),
         "has_default_device": float(torch.get_default_device() != torch.device("cpu")),

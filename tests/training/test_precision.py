@@ -53,6 +53,13 @@ def test_auto_without_instructions_is_float32(measured, monkeypatch):
     assert measured == []
 
 
+@pytest.mark.parametrize(("capability", "has_it"), [((7, 5), False), ((8, 0), True), ((12, 0), True)])
+def test_gpu_that_computes_bfloat16_in_float32_has_none(monkeypatch, capability, has_it):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or has_it)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", {torch.device("cuda:1"): capability}.__getitem__)
+    assert precision.has_bfloat16(torch.device("cuda:1")) == has_it
+
+
 def test_choice_of_another_process_wins(measured, monkeypatch):
     """Two runs that measure at the same time and with different results make the same choice."""
 

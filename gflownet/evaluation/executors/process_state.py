@@ -165,8 +165,25 @@ def _default_device() -> torch.device | None:
     return None if context is None else context.device
 
 
+def _matmul_precision() -> str | None:
+    """Return the precision by torch's first function for it; None after a mixture with the later attributes."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+
+
+def _set_matmul_precision(value: str | None) -> None:
+    if value is not None:
+        torch.set_float32_matmul_precision(value)
+
+
 def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
     return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
+def _autocast(kind: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    return lambda: torch.is_autocast_enabled(kind), lambda value: torch.set_autocast_enabled(kind, value)
 
 
 _CATCHABLE = [
@@ -174,16 +191,24 @@ _CATCHABLE = [
     for number in sorted(signal.valid_signals())
     if number not in (signal.SIGKILL, signal.SIGSTOP) and number < 32
 ]
+_BACKENDS: Any = torch.backends
+# Since torch 2.9; the precision of a backend holds where its operations have none.
+_WITH_PRECISION = [_BACKENDS, _BACKENDS.cuda.matmul, _BACKENDS.cudnn, _BACKENDS.mkldnn] + [
+    getattr(backend, name)
+    for backend, names in ((_BACKENDS.cudnn, ("conv", "rnn")), (_BACKENDS.mkldnn, ("matmul", "conv", "rnn")))
+    for name in names
+    if hasattr(backend, name)
+]
 _TORCH_SETTINGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (_default_device, torch.set_default_device),
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (_matmul_precision, _set_matmul_precision),
+    *(_attribute(each, "fp32_precision") for each in _WITH_PRECISION if hasattr(each, "fp32_precision")),
     (_deterministic, _set_deterministic),
-    (lambda: torch.is_autocast_enabled("cpu"), lambda value: torch.set_autocast_enabled("cpu", value)),
+    *(_autocast(kind) for kind in ("cpu", "cuda", "mps")),
     _attribute(torch.backends.mkldnn, "enabled"),
-    _attribute(torch.backends.cudnn, "benchmark"),
-    _attribute(torch.backends.cudnn, "deterministic"),
+    *(_attribute(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
 ]
