@@ -15,7 +15,6 @@ import psutil
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 # Longest time for all descendants to end after SIGKILL, seconds.
 _END_TIMEOUT_S = 5.0
-_PAUSE_S = 0.002
 
 
 def adopt_orphans() -> None:
@@ -37,37 +36,16 @@ def has_descendants() -> bool:
     return True
 
 
-def end_descendants() -> None:
-    """Kill all descendants of this process, which adopts orphans, and wait for their end."""
+def end_descendants(pid: int | None = None) -> None:
+    """Kill all descendants of a process that adopts and reaps orphans, by default this one, and wait for their end."""
     end = time.monotonic() + _END_TIMEOUT_S
-    while has_descendants() and time.monotonic() < end:
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):
-                process.kill()
-        _reap()
-        time.sleep(_PAUSE_S)
-
-
-def end_descendants_of(pid: int) -> None:
-    """Kill all descendants of another process, which adopts and reaps orphans, and wait for their end."""
-    end = time.monotonic() + _END_TIMEOUT_S
-    while time.monotonic() < end:
-        try:
-            processes = psutil.Process(pid).children(recursive=True)
-        except psutil.Error:  # it has ended
-            return
-        if not processes:
-            return
-        for process in processes:
-            with suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(processes, timeout=_END_TIMEOUT_S)
-
-
-def _reap() -> None:
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+    with suppress(psutil.NoSuchProcess):  # it has ended
+        root = psutil.Process(pid)
+        while (processes := root.children(recursive=True)) and time.monotonic() < end:
+            for process in processes:
+                with suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(processes, timeout=_END_TIMEOUT_S)  # reaps those of this process
 
 
 def _prctl(option: int, value: int) -> None:

@@ -30,7 +30,7 @@ from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.execution import capped, describe, lost_job
 from gflownet.evaluation.executors import child, parent, server
 from gflownet.evaluation.executors.base import Executor, Handle
-from gflownet.evaluation.executors.descendants import end_descendants_of
+from gflownet.evaluation.executors.descendants import end_descendants
 from gflownet.evaluation.executors.devices import DEVICES, Devices, Slot, SlotFolder, slots_of
 from gflownet.evaluation.executors.forkserver import IndependentContext
 from gflownet.evaluation.executors.machine import memory_per_process
@@ -332,7 +332,7 @@ class PoolExecutor(Executor):
         pool.stop()
         pool.join()
         if server is not None:
-            end_descendants_of(server)  # of monitors that were killed
+            end_descendants(server)  # of monitors that were killed
 
     def _start_error(self, reason: str) -> UserError:
         script = (
