@@ -33,14 +33,16 @@ _OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "out of me
 _DEVICE_TEXTS = ("CUDA error", "cuDNN error", "CUBLAS_STATUS", "MPS backend")
 
 
-def attempt(task: GFNTask, job: Job, *, report: Report = lambda _: None) -> tuple[tuple[Outcome, ...], int]:
+def attempt(
+    task: GFNTask, job: Job, *, report: Report = lambda _: None, raises: tuple[type[BaseException], ...] = ()
+) -> tuple[tuple[Outcome, ...], int]:
     """Return the outcomes of a job, and how many candidates were done when one ended the job, for example by sys.exit.
 
-    The remaining candidates share an outcome; evaluated alone, some may succeed. `report`: see `run_job`.
+    The remaining candidates share an outcome; evaluated alone, some may succeed. `report`: see `run_job`. `raises`: no
+    end of a candidate, but of the evaluation.
 
     Raises:
         UserError: `evaluate_many` or `train_many` yielded another number of outcomes.
-        KeyboardInterrupt: an interrupt.
     """
     start = time.perf_counter()
     finished: list[Outcome] = []
@@ -51,7 +53,7 @@ def attempt(task: GFNTask, job: Job, *, report: Report = lambda _: None) -> tupl
 
     try:
         return tuple(run_job(task, job, report=keep)), len(finished)
-    except (UserError, KeyboardInterrupt):
+    except (UserError, *raises):
         raise
     except Exception as error:
         outcome = failure(error, time.perf_counter() - start)

@@ -51,8 +51,12 @@ class StartError(Exception):
     """A worker cannot load the task."""
 
 
-class _EndedError(Exception):
-    """The worker has ended or closed its pipe."""
+class _LostWorkerError(Exception):
+    """The worker has ended, or was ended over a limit."""
+
+    def __init__(self, status: EvaluationStatus, text: str) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class _LostDeviceError(Exception):
@@ -106,7 +110,7 @@ class Monitor:
         self._pid = self._descriptor = self._output = -1
         self._connection: Connection | None = None
         self._is_ready = False
-        self._tail = b""
+        self._tail, self._num_kills = b"", 0
         main = multiprocessing.parent_process()
         assert main is not None
         self._main = main.sentinel
@@ -140,22 +144,13 @@ class Monitor:
         finished: list[bytes] = []
         while self._drain():  # of the previous job
             pass
-        self._tail, start, num_kills = b"", time.monotonic(), num_kills_without_memory()
+        self._tail, start = b"", time.monotonic()
         try:
             with suppress(BrokenPipeError, ConnectionResetError):
                 self._connection.send_bytes(job)
             message = self._receive(deadline, finished)
-        except TimeoutError:
-            self._end_worker()
-            status, error = EvaluationStatus.TIMEOUT, f"expected a result within {deadline:g} s"
-            return Loss(status, time.monotonic() - start, error, tuple(finished))
-        except MemoryError as memory_error:
-            self._end_worker()
-            status, error = EvaluationStatus.OUT_OF_MEMORY, str(memory_error)
-            return Loss(status, time.monotonic() - start, error, tuple(finished))
-        except _EndedError:
-            status, error = self._cause(self._end_worker(), num_kills)
-            return Loss(status, time.monotonic() - start, error, tuple(finished))
+        except _LostWorkerError as lost:
+            return Loss(lost.status, time.monotonic() - start, str(lost), tuple(finished))
         kind, content = split_reply(message)
         if kind in (ReplyKind.DONE_AND_LEAVING, ReplyKind.LOST):
             self._end_worker()
@@ -179,16 +174,11 @@ class Monitor:
                 return
             try:
                 kind, content = split_reply(self._receive(START_LIMIT_S, []))
-            except TimeoutError:
-                self._end_worker()
-                raise StartError(f"expected to load the task within {START_LIMIT_S:g} s") from None
-            except MemoryError as error:
-                self._end_worker()
-                raise StartError(str(error)) from None
-            except _EndedError:
-                error = self._cause(self._end_worker(), num_kills_without_memory())[1]
+            except _LostWorkerError as lost:
+                if lost.status is EvaluationStatus.TIMEOUT:
+                    raise StartError(f"expected to load the task within {START_LIMIT_S:g} s") from None
                 if is_last:
-                    raise StartError(f"{_MAX_LOST_STARTS} processes ended while they loaded it: {error}") from None
+                    raise StartError(f"{_MAX_LOST_STARTS} processes ended while they loaded it: {lost}") from None
                 continue
             if kind is ReplyKind.LOST:  # or has no memory, before that of an earlier worker is free
                 self._end_worker()
@@ -206,11 +196,10 @@ class Monitor:
         """Return the next message of the worker, and read its output and finished outcomes meanwhile.
 
         Raises:
-            TimeoutError: none within the limit, seconds.
-            _EndedError: the worker ended.
-            MemoryError: it holds more memory than its limit.
+            _LostWorkerError: the worker ended, sent none within the limit (seconds), or holds too much memory.
         """
         assert self._connection is not None
+        self._num_kills = num_kills_without_memory()
         end = None if limit is None else time.monotonic() + limit
         sources: list = [self._connection, self._output, self._main]
         if self._descriptor >= 0:
@@ -224,8 +213,8 @@ class Monitor:
             if self._connection in ready:
                 try:
                     message = self._connection.recv_bytes()
-                except (EOFError, OSError) as error:
-                    raise _EndedError from error
+                except (EOFError, OSError):
+                    raise self._lost() from None
                 kind, content = split_reply(message)
                 if kind is not ReplyKind.ONE_DONE:
                     return message
@@ -233,19 +222,19 @@ class Monitor:
                 end = None if limit is None else time.monotonic() + limit
                 continue
             if self._descriptor in ready or (self._descriptor < 0 and self._has_ended()):
-                raise _EndedError
+                raise self._lost()
             if end is not None and time.monotonic() >= end:
-                raise TimeoutError
-            if self._settings.slot.is_accelerator:
-                self._check_memory()
+                raise self._lost(EvaluationStatus.TIMEOUT, f"expected a result within {limit:g} s")
+            if self._settings.slot.is_accelerator and (size := self._memory()) > self._settings.memory_limit:
+                most = f"expected at most {self._settings.memory_limit / 1e9:.3g} GB of memory"
+                raise self._lost(EvaluationStatus.OUT_OF_MEMORY, f"{most}, got {size / 1e9:.3g} GB")
 
-    def _check_memory(self) -> None:
-        size, limit = 0, self._settings.memory_limit
+    def _memory(self) -> int:
+        """Return the bytes of the worker, without the libraries of CUDA."""
         with suppress(psutil.Error):
             used = psutil.Process(self._pid).memory_info()
-            size = used.rss - getattr(used, "shared", 0)  # without the libraries of CUDA
-        if size > limit:
-            raise MemoryError(f"expected at most {limit / 1e9:.3g} GB of memory, got {size / 1e9:.3g} GB")
+            return used.rss - getattr(used, "shared", 0)
+        return 0
 
     def _wait(self, sources: Sequence, end: float | None) -> list:
         """Return the sources that can be read, as soon as there is one or the time is over."""
@@ -289,16 +278,18 @@ class Monitor:
         before = self._tail
         return self._read_output() and self._tail != before
 
-    def _cause(self, code: int, num_kills: int) -> tuple[EvaluationStatus, str]:
-        """Return status and error text of a worker that ended with this exit status."""
-        tail = self._tail.decode(errors="replace")
+    def _lost(self, status: EvaluationStatus | None = None, text: str = "") -> _LostWorkerError:
+        """End the worker, and return the error; without a status, from its exit status and its last output."""
+        code, tail = self._end_worker(), self._tail.decode(errors="replace")
+        if status is not None:
+            return _LostWorkerError(status, text)
         name = f"exited with status {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
         has_no_memory = "std::bad_alloc" in tail
-        if code == -signal.SIGKILL and num_kills_without_memory() > num_kills:
+        if code == -signal.SIGKILL and num_kills_without_memory() > self._num_kills:
             has_no_memory, name = True, f"{name} for lack of memory"
         status = EvaluationStatus.OUT_OF_MEMORY if has_no_memory else EvaluationStatus.CRASHED
         output = f"; it printed last: {tail}" if tail.strip() else ""
-        return status, capped(f"its process {name}{output}")
+        return _LostWorkerError(status, capped(f"its process {name}{output}"))
 
 
 _monitor: Monitor | None = None

@@ -54,7 +54,8 @@ class InlineExecutor(Executor):
 
         try:
             with self._interruption.block():
-                handle.outcomes, handle.num_finished = attempt(self._task, handle.job, report=report)
+                done = attempt(self._task, handle.job, report=report, raises=(KeyboardInterrupt,))
+            handle.outcomes, handle.num_finished = done
         except EvaluationInterruptedError:
             handle.outcomes, handle.num_finished = tuple(finished), len(finished)
             raise

@@ -8,7 +8,6 @@ import pickle
 import resource
 import signal
 import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,7 +19,7 @@ import threadpoolctl
 import torch
 
 from gflownet.errors import UserError
-from gflownet.evaluation.execution import Report, attempt, crash, describe, failure, lost_job
+from gflownet.evaluation.execution import attempt, describe, failure
 from gflownet.evaluation.executors.descendants import adopt_orphans, end_descendants, end_with_parent, has_descendants
 from gflownet.evaluation.executors.devices import CORE, DEVICES, Devices, Slot
 from gflownet.evaluation.executors.forkserver import THREAD_LIMITS
@@ -184,7 +183,9 @@ def _serve(task: GFNTask, connection: Connection, devices: Devices | None) -> No
     while not is_leaving:
         message = connection.recv_bytes()
         try:
-            outcomes, num_finished = _evaluate(task, pickle.loads(message), report)
+            job = pickle.loads(message)
+            is_probe = job.measures_device
+            outcomes, num_finished = ((_measured(task, job),), 1) if is_probe else attempt(task, job, report=report)
         except UserError as error:
             connection.send_bytes(reply(ReplyKind.REFUSED, str(error).encode(errors="replace")))
             continue
@@ -199,24 +200,6 @@ def _serve(task: GFNTask, connection: Connection, devices: Devices | None) -> No
         is_leaving |= num_finished < len(outcomes) or bool(names.first_changed)
         kind = ReplyKind.DONE_AND_LEAVING if is_leaving else ReplyKind.DONE
         connection.send_bytes(reply(kind, pickle.dumps((outcomes, num_finished))))
-
-
-def _evaluate(task: GFNTask, job: Job, report: Report) -> tuple[tuple[Outcome, ...], int]:
-    """Return outcomes and their number, see `attempt`; an interrupt is a crash, as signals do not come from a user."""
-    finished: list[Outcome] = []
-
-    def keep(outcome: Outcome) -> None:
-        finished.append(outcome)
-        report(outcome)
-
-    start = time.perf_counter()
-    try:
-        if job.measures_device:
-            return (_measured(task, job),), 1
-        return attempt(task, job, report=keep)
-    except KeyboardInterrupt as error:
-        lost = crash(error, time.perf_counter() - start)
-        return lost_job(job, lost, finished=finished), len(finished)
 
 
 def _measured(task: GFNTask, job: Job) -> Outcome:
