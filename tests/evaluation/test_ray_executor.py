@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -202,8 +203,9 @@ def test_declared_gpus_and_lost_node(tmp_path):
             keys = [name[2] for name in noted(notes, "finished")]
             assert len(keys) == len(set(keys))
             process.send_signal(signal.SIGTERM)  # then the report tests the best graphs once more
-            _, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=60)
             assert process.returncode == 128 + signal.SIGTERM, errors
+            assert output.count("evaluation.ray.num_gpus: no GPU on ") == 1
     assert {row["failed_share"] for row in metrics_of(tmp_path / "run")} == {0.0}
 
 
@@ -252,7 +254,8 @@ def test_lost_owner_is_no_error_of_the_user(monkeypatch):
 
     monkeypatch.setattr(ray_worker, "_pool_of", lost)
     reply = ray_worker.evaluate_job([None], "id", b"", deadline=None, memory_limit=None, paths=[])
-    assert isinstance(reply, ray_worker.Lost)
+    assert isinstance(reply, ray_worker.Failed)
+    assert reply.is_lost
     executor = RayExecutor(RewardsHiddenNodes(CONFIG), CONFIG.evaluation, num_cpus=1)
     executor._ray = SimpleNamespace(get=lambda reference: reply, exceptions=exceptions)
     executor._reference = "of the task"
@@ -366,12 +369,14 @@ def test_candidate_has_a_slot_on_the_gpu_of_ray(monkeypatch):
     monkeypatch.setattr(FakeDevices, "memories", lambda self, kind: ())
     monkeypatch.setattr(ray_worker, "DEVICES", FakeDevices())
     assert ray_worker._slots(0.25) == (), "a declared GPU that torch does not see"
+    words = f"evaluation.ray.num_gpus: no GPU on {platform.node()}, its candidates train on cores: "
+    assert (ray_worker._remark(0.25), ray_worker._remark(0)) == (f"{words}no device answers", "")
     monkeypatch.undo()
     monkeypatch.setattr(ray_worker, "DEVICES", FakeDevices())
     ((slot,), (whole,)) = ray_worker._slots(0.25), ray_worker._slots(2)
     assert (slot.device, whole.device) == ("cuda:0", "cuda:0")
     assert slot.share < 0.25 < whole.share < 1
-    assert ray_worker._slots(0) == ()
+    assert (ray_worker._slots(0), ray_worker._remark(2)) == ((), "")
 
 
 def test_missing_ray_raises(monkeypatch):

@@ -138,11 +138,7 @@ class PoolExecutor(Executor):
         if self._accelerators:
             self._choose_device(job)
         handle = Handle(job)
-        try:
-            message = pickle.dumps(job)
-        except Exception as error:
-            raise UserError(f"candidates: expected graphs that can be pickled: {describe(error)}; {_ADVICE}") from None
-        self._schedule(handle, message, deadline)
+        self._schedule(handle, pickled(job, "candidates: expected graphs"), deadline)
         return handle
 
     def wait(self, handles: Collection[Handle], *, timeout: float | None) -> list[Handle]:
@@ -341,6 +337,14 @@ class PoolExecutor(Executor):
         return UserError(f"evaluation.executor=pool: cannot start processes: {reason}{script}")
 
 
+def pickled(value: object, expectation: str) -> bytes:
+    """Return an object of the user as bytes. Raises UserError, a line that starts with the expectation."""
+    try:
+        return pickle.dumps(value)
+    except Exception as error:
+        raise UserError(f"{expectation} that can be pickled: {describe(error)}; {_ADVICE}") from None
+
+
 def pickled_task(task: GFNTask) -> bytes:
     """Return a task as bytes that another process can load.
 
@@ -348,11 +352,7 @@ def pickled_task(task: GFNTask) -> bytes:
         UserError: it cannot be pickled, or its class is in a main script that every process would run again.
     """
     name = type(task).__name__
-    try:
-        payload = pickle.dumps(task)
-    except Exception as error:
-        reason = describe(error)
-        raise UserError(f"task {name}: expected a task that can be pickled: {reason}; {_ADVICE}") from None
+    payload = pickled(task, f"task {name}: expected a task")
     if b"__main__" in payload and not _has_main_guard():
         raise UserError(
             f"task {name}: defined in the main script, which has no `if __name__ == '__main__':` and would run again "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import pickle
 import sys
 import time
 from collections.abc import Collection, Mapping
@@ -14,11 +13,11 @@ from typing import Any
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import EvaluationConfig
-from gflownet.evaluation.execution import capped, describe, lost_job
+from gflownet.evaluation.execution import capped, lost_job
 from gflownet.evaluation.executors.base import Executor, Handle
-from gflownet.evaluation.executors.pool import PickledTask
+from gflownet.evaluation.executors.pool import PickledTask, pickled
 from gflownet.evaluation.executors.ray_cluster import RayCluster, check_address, import_ray
-from gflownet.evaluation.executors.ray_worker import Evaluated, Lost, evaluate_job
+from gflownet.evaluation.executors.ray_worker import Failed, evaluate_job
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
 from gflownet.evaluation.task import GFNTask
 
@@ -101,6 +100,7 @@ class RayExecutor(Executor):
         self._reference: Any = None  # of the task, in Ray's store
         self._evaluate: Any = None
         self._running: dict[Handle, Any] = {}  # references to results
+        self._remarks: set[str] = set()  # lines that the user has
         self._capacity, self._capacity_time = 0, -math.inf
         if self._address:
             self._connected()
@@ -115,16 +115,11 @@ class RayExecutor(Executor):
         return self._capacity
 
     def submit(self, job: Job, *, deadline: float | None) -> Handle:
-        try:
-            pickled = pickle.dumps(job)
-        except Exception as error:
-            raise UserError(
-                f"candidates: expected graphs that can be pickled: {describe(error)}; {_ADVICE[3:]}"
-            ) from None
+        message = pickled(job, "candidates: expected graphs")
         self._connected()
         handle = Handle(job)
         self._running[handle] = self._evaluate.remote(
-            [self._reference], self._task_id, pickled, deadline=deadline, **self._constants
+            [self._reference], self._task_id, message, deadline=deadline, **self._constants
         )
         return handle
 
@@ -198,22 +193,24 @@ class RayExecutor(Executor):
         except (exceptions.RayTaskError, exceptions.RuntimeEnvSetupError) as error:  # not raised by the task's code
             if isinstance(getattr(error, "cause", None), exceptions.RayError):
                 return _lose(handle, EvaluationStatus.CRASHED, error.cause)
-            raise UserError(f"evaluation.executor=ray: {_last_line(error)}") from None
+            raise UserError(f"evaluation.executor=ray: {_line(error, -1)}") from None
         except exceptions.RayError as error:
             return _lose(handle, EvaluationStatus.CRASHED, error)
-        if isinstance(reply, Lost):
+        if isinstance(reply, Failed):
+            if not reply.is_lost:
+                raise UserError(reply.error)
             self._reference = None  # sent again with the next job
             return _lose(handle, EvaluationStatus.CRASHED, RuntimeError(reply.error))
-        if not isinstance(reply, Evaluated):
-            raise UserError(reply.error)
+        if reply.remark and reply.remark not in self._remarks:
+            self._remarks.add(reply.remark)
+            self.notify(reply.remark)
         handle.outcomes, handle.num_finished = reply.outcomes, reply.num_finished
         handle.process_ended = reply.process_ended
         return None
 
 
 def _lose(handle: Handle, status: EvaluationStatus, error: Exception) -> None:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    outcome = Outcome(status, 0.0, error=f"its Ray worker was lost: {capped(lines[0], 500)}", is_transient=True)
+    outcome = Outcome(status, 0.0, error=f"its Ray worker was lost: {_line(error, 0)}", is_transient=True)
     handle.outcomes, handle.process_ended = lost_job(handle.job, outcome), True
 
 
@@ -224,9 +221,9 @@ def _num_times(amount: float, available: float, *, name: str) -> int:
     return math.floor(available / amount + 1e-6)  # Ray rounds to 1e-4
 
 
-def _last_line(error: Exception) -> str:
+def _line(error: Exception, number: int) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return capped(lines[-1], 500)
+    return capped(lines[number], 500)
 
 
 def _module_folders() -> list[str]:

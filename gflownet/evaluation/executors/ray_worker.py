@@ -27,20 +27,15 @@ class Evaluated:
     outcomes: tuple[Outcome, ...]
     num_finished: int
     process_ended: bool
+    remark: str = ""  # line for the user
 
 
 @dataclass(frozen=True)
-class Lost:
-    """The text of an error of Ray: a node, an owner or an object of the cluster is lost, not the user's code broken."""
+class Failed:
+    """The text of the error of a job without outcomes."""
 
     error: str
-
-
-@dataclass(frozen=True)
-class Refused:
-    """The text of a UserError: the user's code is missing or broken on this machine."""
-
-    error: str
+    is_lost: bool  # a node, an owner or an object of the cluster; else the user's code is missing or broken there
 
 
 # The pool of the last task on the last devices, the id of that task, and the devices.
@@ -56,7 +51,7 @@ def evaluate_job(
     memory_limit: float | None,
     paths: Sequence[str],
     num_gpus: float = 0.0,
-) -> Evaluated | Lost | Refused:
+) -> Evaluated | Failed:
     """Return the outcomes of a job. Runs as a Ray task.
 
     The pool isolates candidates from Ray's process, which takes seconds to start, and keeps deadline and memory limit.
@@ -74,14 +69,11 @@ def evaluate_job(
         pool = _pool_of(task[0], task_id, memory_limit=memory_limit, paths=paths, num_gpus=num_gpus)
         handle = pool.submit(pickle.loads(job), deadline=deadline)
         pool.wait([handle], timeout=None)
-    except UserError as error:
-        return Refused(f"{error} (on {platform.node()})")
     except Exception as error:
-        if type(error).__module__ == "ray.exceptions":
-            return Lost(f"{describe(error)} (on {platform.node()})")
-        return Refused(f"{describe(error)} (on {platform.node()})")
+        text = str(error) if isinstance(error, UserError) else describe(error)
+        return Failed(f"{text} (on {platform.node()})", is_lost=type(error).__module__ == "ray.exceptions")
     assert handle.outcomes is not None
-    return Evaluated(handle.outcomes, handle.num_finished, handle.process_ended)
+    return Evaluated(handle.outcomes, handle.num_finished, handle.process_ended, _remark(num_gpus))
 
 
 def _pool_of(
@@ -101,6 +93,14 @@ def _pool_of(
         config = EvaluationConfig(capacity=1, memory_limit=memory_limit)
         _pool = task_id, devices, PoolExecutor(ray.get(reference), config, slots=_slots(num_gpus))
     return _pool[2]
+
+
+def _remark(num_gpus: float) -> str:
+    """Return a line about a GPU that Ray has assigned and torch does not see; empty: none."""
+    if not num_gpus or DEVICES.memories("cuda"):
+        return ""
+    cause = DEVICES.cause("cuda") or "no device answers"
+    return f"evaluation.ray.num_gpus: no GPU on {platform.node()}, its candidates train on cores: {cause}"
 
 
 def _slots(num_gpus: float) -> tuple[Slot, ...]:
