@@ -112,7 +112,7 @@ class EvaluationConfig:
     device: str = option(
         "auto",
         "where candidates train: auto (a GPU where their measured steps are faster than on the cores), cpu, cuda (all "
-        "GPUs), cuda:0,1, mps, or several: cpu,cuda:0; for executor pool",
+        "GPUs), cuda:0,1, or several: cpu,cuda:0; for executor pool",
     )
     slots_per_device: int = option(
         0, "processes that share a GPU; 0: as many as its memory and the cores allow", NOT_NEGATIVE
@@ -285,7 +285,7 @@ def device_names(text: str) -> tuple[str, ...]:
     are_valid = all(_DEVICE.fullmatch(name) for name in names) or names == ["auto"]
     has_one_twice = len(set(names)) < len(names) or ("cuda" in names and any(":" in name for name in names))
     if not are_valid or has_one_twice:
-        raise ValueError(f"evaluation.device: expected auto, cpu, cuda, cuda:0,1, mps or cpu,cuda:0, got {text!r}")
+        raise ValueError(f"evaluation.device: expected auto, cpu, cuda, cuda:0,1 or cpu,cuda:0, got {text!r}")
     return tuple(names)
 
 

@@ -366,7 +366,7 @@ def test_pool_restarts_on_other_devices(monkeypatch):
 
 
 def test_candidate_has_a_slot_on_the_gpu_of_ray(monkeypatch):
-    monkeypatch.setattr(FakeDevices, "memories", lambda self, kind: ())
+    monkeypatch.setattr(FakeDevices, "memories", lambda self: ())
     monkeypatch.setattr(ray_worker, "DEVICES", FakeDevices())
     assert ray_worker._slots(0.25) == (), "a declared GPU that torch does not see"
     words = f"evaluation.ray.num_gpus: no GPU on {platform.node()}, its candidates train on cores: "

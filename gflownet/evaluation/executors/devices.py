@@ -19,7 +19,7 @@ import torch
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import EvaluationConfig, device_names
-from gflownet.evaluation.executors.machine import memory, num_cores, num_cuda_devices
+from gflownet.evaluation.executors.machine import num_cores, num_cuda_devices
 
 # Assumed memory of a GPU per process: libraries and kernels, outside the share that torch limits, and a candidate.
 _CONTEXT_BYTES, _CANDIDATE_BYTES = 500_000_000, 1_500_000_000
@@ -33,6 +33,8 @@ _SURVEY_LIMIT_S = 120
 # Texts of errors of a GPU that does not come back.
 _LOST_TEXTS = ("ECC error", "device lost", "GPU is lost", "no CUDA-capable device", "busy or unavailable")
 _LOOK_EVERY_S = 0.1
+# Torch 2.13 hangs or crashes there (pytorch issue 178037).
+_FORKED = "Metal does not work in forked processes, as those of candidates"
 
 
 @dataclass(frozen=True)
@@ -52,25 +54,17 @@ CORE = Slot()
 
 
 class Devices:
-    """The accelerators that torch sees. Pickled for the workers; tests replace it."""
+    """The GPUs that torch sees through CUDA. Pickled for the workers; tests replace it."""
 
-    def memories(self, kind: str) -> tuple[int, ...]:
-        """Return the memory of each device in bytes, without a context in this process.
+    def memories(self) -> tuple[int, ...]:
+        """Return the memory of each GPU in bytes, without a context in this process.
 
         CUDA_VISIBLE_DEVICES is torch's to read: numbers, UUIDs or names of MIG instances.
         """
-        if kind == "mps":
-            return (memory(),) if torch.backends.mps.is_available() else ()
-        return () if self.cause(kind) else _cuda_memories(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return () if self.cause() else _cuda_memories(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
-    def kind(self) -> str:
-        """Return the kind of accelerator that evaluation.device=auto may choose; empty: none."""
-        return next((kind for kind in ("cuda", "mps") if self.memories(kind)), "")
-
-    def cause(self, kind: str) -> str:
-        """Return the reason for no device; empty where only a context shows it."""
-        if kind == "mps":
-            return "" if torch.backends.mps.is_available() else "torch finds no Metal"
+    def cause(self) -> str:
+        """Return the reason for no GPU; empty where only a context shows it."""
         if not torch.backends.cuda.is_built():
             return f"torch {torch.__version__} is built without CUDA"
         if num_cuda_devices() != 0:
@@ -85,13 +79,14 @@ class Devices:
             RuntimeError: the device does not answer.
         """
         device = torch.device(slot.device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-            torch.cuda.set_per_process_memory_fraction(slot.share, device)
-        elif device.type == "mps":
-            torch.mps.set_per_process_memory_fraction(slot.share)
+        torch.cuda.set_device(device)
+        torch.cuda.set_per_process_memory_fraction(slot.share, device)
         torch.ones(1, device=device).add_(1).cpu()
         return device
+
+    def give_back(self) -> None:
+        """Give the memory that torch keeps for later tensors to other processes: Ray's idle workers stay."""
+        torch.cuda.empty_cache()
 
     def is_lost(self, error: str | None) -> bool:
         """Return whether the text of an error means that its device does not come back."""
@@ -144,12 +139,10 @@ def slots_of(config: EvaluationConfig, devices: Devices, *, names: Sequence[str]
 def _numbered(name: str, devices: Devices, option: str) -> list[tuple[str, int]]:
     """Return a name of evaluation.device as devices with a number, each with its memory."""
     kind, _, index = name.partition(":")
-    memories = devices.memories(kind)
+    memories = () if kind == "mps" else devices.memories()
     if not memories:
-        reason = devices.cause(kind) or "no device answers"
+        reason = _FORKED if kind == "mps" else devices.cause() or "no device answers"
         raise UserError(f"evaluation.device={option}: expected a device {name}, got none: {reason}")
-    if kind == "mps":
-        return [(name, memories[0])]
     if index and int(index) >= len(memories):
         raise UserError(f"evaluation.device={option}: expected cuda:0 to cuda:{len(memories) - 1}, got {name}")
     return [(f"{kind}:{each}", memories[each]) for each in ([int(index)] if index else range(len(memories)))]

@@ -112,18 +112,18 @@ class PoolExecutor(Executor):
         Raises:
             UserError: the task cannot be sent to another process, or a device of the config is not there.
         """
-        pickled = PickledTask.of(task) if isinstance(task, GFNTask) else task
+        parts = PickledTask.of(task) if isinstance(task, GFNTask) else task
         self._config, self._devices = config, devices
         self._slots = tuple(slots) or slots_of(config, devices)
         self._accelerators: tuple[Slot, ...] = ()  # that auto may choose with the first job
         is_measured = isinstance(task, GFNTask) and type(task).seconds_per_step is not GFNTask.seconds_per_step
-        if is_measured and not slots and config.device == "auto" and (kind := devices.kind()):
-            self._accelerators = slots_of(config, devices, names=[kind])
+        if is_measured and not slots and config.device == "auto" and devices.memories():
+            self._accelerators = slots_of(config, devices, names=["cuda"])
         self._slot_folder: SlotFolder | None = None
         self._lost: dict[int, str] = {}  # reasons by the number of the slot
         limit = memory_per_process(config.memory_limit, capacity=len(self._slots))
-        self._settings = WorkerSettings(pickled.content, pickled.sources, limit, devices=devices)
-        self._context = IndependentContext(preload=pickled.modules, imports_main=pickled.is_of_main_script)
+        self._settings = WorkerSettings(parts.content, parts.sources, limit, devices=devices)
+        self._context = IndependentContext(preload=parts.modules, imports_main=parts.is_of_main_script)
         self._pool: ProcessPool | None = None
         self._num_broken_pools = 0
         self._submissions: dict[Handle, _Submission] = {}

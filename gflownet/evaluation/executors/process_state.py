@@ -208,7 +208,7 @@ _TORCH_SETTINGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     (_matmul_precision, _set_matmul_precision),
     *(_attribute(each, "fp32_precision") for each in _WITH_PRECISION if hasattr(each, "fp32_precision")),
     (_deterministic, _set_deterministic),
-    *(_autocast(kind) for kind in ("cpu", "cuda", "mps")),
+    *(_autocast(kind) for kind in ("cpu", "cuda")),
     _attribute(torch.backends.mkldnn, "enabled"),
     *(_attribute(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
 ]

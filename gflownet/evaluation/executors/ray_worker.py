@@ -97,15 +97,15 @@ def _pool_of(
 
 def _remark(num_gpus: float) -> str:
     """Return a line about a GPU that Ray has assigned and torch does not see; empty: none."""
-    if not num_gpus or DEVICES.memories("cuda"):
+    if not num_gpus or DEVICES.memories():
         return ""
-    cause = DEVICES.cause("cuda") or "no device answers"
+    cause = DEVICES.cause() or "no device answers"
     return f"evaluation.ray.num_gpus: no GPU on {platform.node()}, its candidates train on cores: {cause}"
 
 
 def _slots(num_gpus: float) -> tuple[Slot, ...]:
     """Return the slot on the first GPU that Ray has assigned; none where torch sees no GPU: a core."""
-    if not num_gpus or not DEVICES.memories("cuda"):
+    if not num_gpus or not DEVICES.memories():
         return ()
     config = EvaluationConfig(device="cuda:0", slots_per_device=max(1, int(1 / num_gpus)), capacity=1)
     return slots_of(config, DEVICES)

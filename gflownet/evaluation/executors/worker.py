@@ -198,6 +198,8 @@ def _serve(task: GFNTask, connection: Connection, devices: Devices | None) -> No
             end_descendants()
         is_leaving = any(outcome.status in _LEAVES_AFTER for outcome in outcomes) or not state.is_clean()
         is_leaving |= num_finished < len(outcomes) or bool(names.first_changed)
+        if devices is not None and not is_leaving:
+            devices.give_back()
         kind = ReplyKind.DONE_AND_LEAVING if is_leaving else ReplyKind.DONE
         connection.send_bytes(reply(kind, pickle.dumps((outcomes, num_finished))))
 
