@@ -6,7 +6,7 @@ A new row is picked up by its class attribute `examples`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from gflownet.testing import OperationContract
 from gflownet.testing.operations import inputs_of, one_node_graph
 from gflownet.translation import to_onnx, to_pytorch_model
 from tests.device_with_values import device_with_values
+from tests.translation.operation_graphs import random_graph, random_stateful_graph
 
 # They depend on the class more than on the example.
 ONCE = {
@@ -49,8 +50,21 @@ def test_operation(name: str, example: Example, is_complete: bool) -> None:
 
 @pytest.mark.parametrize(("name", "example"), CASES)
 def test_operation_on_a_device_equals_that_on_the_cpu(name: str, example: Example) -> None:
+    assert_equal_on_a_device(one_node_graph(name, example))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("make", [random_graph, random_stateful_graph])
+def test_random_graphs_on_a_device_equal_those_on_the_cpu(make: Callable[[int], Any], memory_format: str) -> None:
+    for seed in range(200):
+        assert_equal_on_a_device(make(seed), memory_format=memory_format)
+
+
+def assert_equal_on_a_device(graph: Any, **settings: Any) -> None:
+    """Compare output, buffers and gradients of a model."""
     torch.manual_seed(0)
-    model = to_pytorch_model(one_node_graph(name, example))
+    model = to_pytorch_model(graph, settings)
     inputs, results = inputs_of(model), []
     with device_with_values() as device:
         on_device = copy.deepcopy(model).to(device)
@@ -62,7 +76,7 @@ def test_operation_on_a_device_equals_that_on_the_cpu(name: str, example: Exampl
             tensors = [output, *each.buffers(), *(p.grad for p in each.parameters() if p.grad is not None)]
             assert {tensor.device for tensor in tensors} == {place}
             results.append([tensor.detach().cpu() for tensor in tensors])
-    torch.testing.assert_close(*results, equal_nan=True)
+    torch.testing.assert_close(*results, equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
 def test_operations_have_docstrings_and_examples() -> None:
