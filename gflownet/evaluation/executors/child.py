@@ -94,6 +94,11 @@ def evaluate(job: bytes, deadline: float | None) -> bytes | Loss:
         _leave(LOST_STATUS)
 
 
+def end_of(code: int) -> str:
+    """Return an exit status, negative for a signal, in words."""
+    return f"exited with status {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+
+
 def _leave(status: int = 0) -> NoReturn:
     """End this process with all its descendants."""
     end_descendants()
@@ -283,8 +288,7 @@ class Monitor:
         code, tail = self._end_worker(), self._tail.decode(errors="replace")
         if status is not None:
             return _LostWorkerError(status, text)
-        name = f"exited with status {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
-        has_no_memory = "std::bad_alloc" in tail
+        name, has_no_memory = end_of(code), "std::bad_alloc" in tail
         if code == -signal.SIGKILL and num_kills_without_memory() > self._num_kills:
             has_no_memory, name = True, f"{name} for lack of memory"
         status = EvaluationStatus.OUT_OF_MEMORY if has_no_memory else EvaluationStatus.CRASHED

@@ -225,7 +225,8 @@ class PoolExecutor(Executor):
                 self._lose_slots(self._slot_folder)
                 self._schedule(handle, submission.job, submission.deadline)
                 return
-            reply = child.Loss(EvaluationStatus.CRASHED, 0.0, _end_of_monitor(error.exitcode))
+            end = child.end_of(error.exitcode or 0)
+            reply = child.Loss(EvaluationStatus.CRASHED, 0.0, f"its monitor process {end}")
         except TimeoutError:
             reply = child.Loss(EvaluationStatus.TIMEOUT, 0.0, "its monitor process did not answer")
         except Exception as error:  # raised by the monitor: no further process, no further file
@@ -272,14 +273,13 @@ class PoolExecutor(Executor):
         All slots of the accelerators measure at the same time.
         """
         cores, self._slots, self._accelerators = self._slots, self._accelerators, ()
-        kind = self._slots[0].device.partition(":")[0]
         try:
             seconds = self._seconds_per_step(Job(job.candidates[:1], job.seeds[:1], measures_device=True))
             rates = len(cores) / seconds[0], self.capacity / seconds[1]
             reason = f"{rates[0]:.3g} steps per second on {len(cores)} cores, {rates[1]:.3g} on {self.capacity} slots"
         except UserError as error:
-            rates, reason = (1.0, 0.0), f"its first candidate cannot be measured on {kind}: {error}"
-        choice = kind if rates[1] > rates[0] else "cpu"
+            rates, reason = (1.0, 0.0), f"its first candidate cannot be measured on cuda: {error}"
+        choice = "cuda" if rates[1] > rates[0] else "cpu"
         if choice == "cpu":
             self._end_pool()
             self._remove_slot_folder()
@@ -415,8 +415,3 @@ def _is_installed(module: str) -> bool:
         return True
     file = getattr(sys.modules[module], "__file__", None) or ""
     return not _PACKAGE_FOLDERS.isdisjoint(Path(file).parts)
-
-
-def _end_of_monitor(code: int | None) -> str:
-    cause = f"exited with status {code}" if code is None or code >= 0 else f"was killed by {signal.Signals(-code).name}"
-    return f"its monitor process {cause}"

@@ -13,7 +13,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.execution import describe
 from gflownet.evaluation.executors.devices import DEVICES, Slot, slots_of
-from gflownet.evaluation.executors.machine import memory, num_cores
+from gflownet.evaluation.executors.machine import memory_per_process, num_cores
 from gflownet.evaluation.executors.pool import PoolExecutor
 from gflownet.evaluation.job import Outcome
 
@@ -89,7 +89,7 @@ def _pool_of(
             _pool[2].close()
         sys.path.extend(path for path in paths if path not in sys.path)
         if memory_limit is None:  # the other processes of this machine get a share too
-            memory_limit = memory() / (num_cores() + 1) / _GIGABYTE
+            memory_limit = memory_per_process(None, capacity=num_cores()) / _GIGABYTE
         config = EvaluationConfig(capacity=1, memory_limit=memory_limit)
         _pool = task_id, devices, PoolExecutor(ray.get(reference), config, slots=_slots(num_gpus))
     return _pool[2]
