@@ -57,6 +57,7 @@ from gflownet.search.history import History
 from gflownet.search.loop import SearchLoop
 from gflownet.search.method import SearchSetup
 from gflownet.search.surrogate import Surrogate
+from gflownet.training.precision import choose_device
 from gflownet.training.random_states import get_random_state, set_random_state
 from gflownet.workers.process import keep_freed_memory, seed_all, set_main_process_device, stream_seed
 
@@ -80,7 +81,7 @@ class GFNTrainer:
         config = self.config
         keep_freed_memory()
         torch.set_num_threads(config.num_threads)
-        self.device = _device(config.device)
+        self.device = choose_device(config.device)
         set_main_process_device(self.device)
         self.task = self.build_task()
         self.plan = self._resolve_method()
@@ -490,11 +491,3 @@ class GFNTrainer:
             tensorboard=config.tensorboard,
             limits=limits,
         )
-
-
-def _device(name: str) -> torch.device:
-    """Return the device; raise UserError if it does not exist."""
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device: expected cpu or one of {torch.cuda.device_count()} CUDA devices, got {name}")
-    return device

@@ -103,7 +103,7 @@ def test_run_on_a_device_resumes_on_the_cpu(tmp_path, monkeypatch):
     command = [*SMALL_RUN, "algo.teacher.share=0.5", "algo.qgfn.use=true", "algo.sampling_tau=0.9"]
     assert main([*command, "num_training_steps=2", f"log_dir={tmp_path / 'cpu'}"]) == 0
     with monkeypatch.context() as patch, device_with_values() as device:
-        patch.setattr(trainer_module, "_device", lambda name: device)
+        patch.setattr(trainer_module, "choose_device", lambda name: device)
         assert main([*command, "num_training_steps=1", f"log_dir={tmp_path / 'device'}"]) == 0
     assert main([*command, "num_training_steps=2", f"log_dir={tmp_path / 'device'}", "resume=true"]) == 0
     assert losses(tmp_path / "device") == pytest.approx(losses(tmp_path / "cpu"), rel=1e-4)
