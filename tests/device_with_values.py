@@ -18,7 +18,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-DEVICE = torch.device("lazy")
+DEVICE, _NUMBERED = torch.device("lazy"), torch.device("lazy:0")  # as cuda, and the device of its tensors
 _CPU = torch.device("cpu")
 _COPIES = frozenset({"_to_copy", "copy_"})
 # Their indices may lie on the CPU, as may numbers without dimensions.
@@ -41,7 +41,7 @@ class DeviceTensor(Tensor):
         make: Any = Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
         layout = {"strides": values.stride(), "storage_offset": values.storage_offset()}
         with torch.inference_mode(values.is_inference()):  # a view of a tensor from outside is none of inference
-            tensor = make(cls, values.shape, dtype=values.dtype, device=DEVICE, **layout)
+            tensor = make(cls, values.shape, dtype=values.dtype, device=_NUMBERED, **layout)
         tensor.values = values
         return tensor
 

@@ -74,7 +74,7 @@ def assert_equal_on_a_device(graph: Any, **settings: Any) -> None:
             if output.requires_grad:
                 output.float().square().sum().backward()
             tensors = [output, *each.buffers(), *(p.grad for p in each.parameters() if p.grad is not None)]
-            assert {tensor.device for tensor in tensors} == {place}
+            assert {tensor.device.type for tensor in tensors} == {place.type}
             results.append([tensor.detach().cpu() for tensor in tensors])
     torch.testing.assert_close(*results, equal_nan=True, rtol=1e-4, atol=1e-4)
 
