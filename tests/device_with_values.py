@@ -1,7 +1,7 @@
 """A device whose tensors have the values of the CPU, to compute on what a GPU refuses and with what it returns.
 
-It refuses an operation on tensors of two devices and a generator of another device. torch has the name lazy for a
-device without a build of its own, with autograd.
+It refuses an operation on tensors of two devices and a generator of another device, and a copy without a wait holds
+zeros until the device is waited for. torch has the name lazy for a device without a build of its own, with autograd.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _COPIES = frozenset({"_to_copy", "copy_"})
 # Their indices may lie on the CPU, as may numbers without dimensions.
 _INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 _OPTIMISERS: Any = sys.modules[torch.optim.Optimizer.__module__]
+_open_copies: list[tuple[Tensor, Tensor]] = []  # to the CPU, and their values
 _KERNELS = ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices")
 
 
@@ -81,12 +82,20 @@ def device_with_values() -> Iterator[torch.device]:
         for name in _KERNELS:
             names = [*getattr(_OPTIMISERS, name)(), DEVICE.type]
             stack.enter_context(patch.object(_OPTIMISERS, name, lambda names=names: names))
-        stack.enter_context(patch.object(torch.accelerator, "synchronize", lambda device: None))
+        stack.enter_context(patch.object(torch.accelerator, "synchronize", _finish_copies))
         stack.enter_context(patch.object(torch, "autocast", _without_effect_on_device(autocast)))
         stack.callback(torch._C._set_only_lift_cpu_tensors, lifts)
+        stack.callback(_open_copies.clear)
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor copies to a device by an operation
         stack.enter_context(_Device())
         yield DEVICE
+
+
+def _finish_copies(device: torch.device) -> None:
+    with torch.inference_mode():
+        while _open_copies:
+            target, values = _open_copies.pop()
+            target.copy_(values)
 
 
 def _without_effect_on_device(autocast: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,7 +121,10 @@ def _computed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if name == "copy_":
         return args[0]
     if not is_on_device:
-        return values
+        if name != "_to_copy" or not kwargs.get("non_blocking"):
+            return values
+        _open_copies.append((torch.zeros_like(values), values))
+        return _open_copies[-1][0]
     arguments = {id(each.values): each for each in tensors}  # results of in-place operations
     return tree_map(lambda each: _on_device(each, arguments), values)
 

@@ -26,6 +26,7 @@ from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.on_device import PolicyOnDevice
 from tests.contracts.environments import ENVIRONMENTS
+from tests.device_with_values import device_with_values
 from tests.waits import counted_waits
 
 CPU, META, NUM = torch.device("cpu"), torch.device("meta"), 16
@@ -127,12 +128,22 @@ def test_sparse_layout_stays_on_the_cpu():
     assert sampler._device_of_states(context_of(context.env), policy) == META
 
 
+@pytest.mark.parametrize("name", sorted(QUICK))
+def test_device_samples_as_the_cpu(name):
+    with device_with_values() as device:
+        assert_samples_as_the_cpu(name, device)
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", sorted(QUICK))
 def test_cuda_samples_as_the_cpu(name):
+    assert_samples_as_the_cpu(name, torch.device("cuda"))
+
+
+def assert_samples_as_the_cpu(name: str, device: torch.device) -> None:
     context = context_of(ENVIRONMENTS[name]())
-    policy, device = small_policy(context), torch.device("cuda")
+    policy = small_policy(context)
     conditioning = Conditioning(torch.zeros(NUM, 1), torch.ones(NUM))
     here, there = (
         sample_forward(
@@ -146,3 +157,4 @@ def test_cuda_samples_as_the_cpu(name):
     assert there.log_backward.device == CPU
     assert torch.equal(here.trajectory, there.trajectory)
     assert all(torch.equal(a, b) for a, b in zip(here.actions.parts, there.actions.parts, strict=True))
+    assert bool(here.terminal.equals(there.terminal).all())
