@@ -145,7 +145,8 @@ def test_num_cuda_devices(visible: str | None, num_on_machine: int, num: int, mo
     assert machine.num_cuda_devices() == num
     if num:
         checks.check_device(f"cuda:{num - 1}")
-    with pytest.raises(UserError, match=f"device: expected cpu or one of {num} CUDA devices, got cuda:{num}"):
+    cause = "" if num else ": CUDA_VISIBLE_DEVICES hides all"
+    with pytest.raises(UserError, match=f"device: expected cpu or one of {num} CUDA devices, got cuda:{num}{cause}$"):
         checks.check_device(f"cuda:{num}")
 
 

@@ -17,7 +17,7 @@ from gflownet.config import OPTIONS, Config, resolved, to_mapping
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
 from gflownet.evaluation.config import check_conditionals, check_evaluation, check_store_url
-from gflownet.evaluation.executors.machine import num_cuda_devices
+from gflownet.evaluation.executors.machine import cause_of_no_cuda_device, num_cuda_devices
 from gflownet.evaluation.tasks import TASKS
 from gflownet.objectives.config import num_taught
 from gflownet.operations.vocabulary import ACTIVATIONS, AGGREGATIONS
@@ -217,4 +217,5 @@ def check_device(name: str) -> None:
     kind, _, index = name.partition(":")
     num = num_cuda_devices() if kind == "cuda" else None
     if num is not None and int(index or 0) >= num:
-        raise UserError(f"device: expected cpu or one of {num} CUDA devices, got {name}")
+        cause = "" if num else f": {cause_of_no_cuda_device()}"
+        raise UserError(f"device: expected cpu or one of {num} CUDA devices, got {name}{cause}")

@@ -31,7 +31,8 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = name.partition(":")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device: expected cpu or one of {torch.cuda.device_count()} CUDA devices, got {name}")
+        cause = "" if torch.backends.cuda.is_built() else f": torch {torch.__version__} is built without CUDA"
+        raise UserError(f"device: expected cpu or one of {torch.cuda.device_count()} CUDA devices, got {name}{cause}")
     return torch.device(name)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from gflownet.errors import UserError
 from gflownet.training import precision
 from gflownet.training.precision import Numerics, choose_numerics, fastest
 
@@ -58,6 +59,17 @@ def test_gpu_that_computes_bfloat16_in_float32_has_none(monkeypatch, capability,
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or has_it)
     monkeypatch.setattr(torch.cuda, "get_device_capability", {torch.device("cuda:1"): capability}.__getitem__)
     assert precision.has_bfloat16(torch.device("cuda:1")) == has_it
+
+
+@pytest.mark.parametrize(
+    ("is_built", "cause"), [(False, f": torch {torch.__version__} is built without CUDA"), (True, "")]
+)
+def test_missing_gpu_names_the_cause(monkeypatch, is_built, cause):
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: is_built)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError) as error:
+        precision.choose_device("cuda:1")
+    assert str(error.value) == f"device: expected cpu or one of 0 CUDA devices, got cuda:1{cause}"
 
 
 def test_choice_of_another_process_wins(measured, monkeypatch):

@@ -19,7 +19,7 @@ import torch
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import EvaluationConfig, device_names
-from gflownet.evaluation.executors.machine import num_cores, num_cuda_devices
+from gflownet.evaluation.executors.machine import cause_of_no_cuda_device, num_cores, num_cuda_devices
 
 # Assumed memory of a GPU per process: libraries and kernels, outside the share that torch limits, and a candidate.
 _CONTEXT_BYTES, _CANDIDATE_BYTES = 500_000_000, 1_500_000_000
@@ -67,10 +67,7 @@ class Devices:
         """Return the reason for no GPU; empty where only a context shows it."""
         if not torch.backends.cuda.is_built():
             return f"torch {torch.__version__} is built without CUDA"
-        if num_cuda_devices() != 0:
-            return ""
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace(" ", "").split(",")
-        return "CUDA_VISIBLE_DEVICES hides all" if {*visible} <= {"", "-1"} else "no driver"
+        return "" if num_cuda_devices() != 0 else cause_of_no_cuda_device()
 
     def take(self, slot: Slot) -> torch.device:
         """Create the context of a slot's device in this process, limited to the slot's share, and return the device.

@@ -44,6 +44,12 @@ def num_kills_without_memory() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
+def cause_of_no_cuda_device() -> str:
+    """Return the reason where `num_cuda_devices` is 0."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace(" ", "").split(",")
+    return "CUDA_VISIBLE_DEVICES hides all" if {*visible} <= {"", "-1"} else "no driver"
+
+
 def num_cuda_devices() -> int | None:
     """Return the number of visible CUDA devices, None if only torch can tell. CUDA itself is not initialised."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
