@@ -60,6 +60,13 @@ class DeviceTask(GFNTask):
         super().__init__(cast(Any, config_with()))
         self.folder, self.seconds = folder, seconds
 
+    def to_device(self, device: torch.device) -> None:
+        super().to_device(device)
+        occupied = self.folder / "occupied"  # by a process that has ended
+        if occupied.exists():
+            occupied.unlink()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
     def evaluate(self, graph: StubCandidate, *, seed: int) -> Score:
         with (self.folder / "evaluated").open("a") as file:
             file.write(f"{graph.key}\n")

@@ -166,12 +166,14 @@ def test_out_of_memory_of_one_slot_leaves_the_others_alone(tmp_path):
     names = ["a", "b", "too large", "c", "breaks the context", "d"]
     candidates = [StubCandidate(name) for name in names]
     config = evaluation("cuda:0", "slots_per_device=2")
+    (tmp_path / "occupied").touch()  # the memory of a slot, at the start
     with pool_of(tmp_path, "cuda:0", "slots_per_device=2") as pool, EvaluationStore(tmp_path / "store.sqlite") as store:
         evaluations = Dispatcher(DeviceTask(tmp_path), store, pool, config=config, seed=1).evaluate(candidates, step=1)
     assert [each.status for each in evaluations] == [OK, OK, OUT_OF_MEMORY, OK, CRASHED, OK]
     cap = (0.5 - 500_000_000 / MEMORY) * MEMORY
     assert f"CUDA out of memory: expected at most {cap:.0f} bytes" in (evaluations[2].error or "")
     assert list(tmp_path.glob("given back by *")), "after each job"
+    assert not (tmp_path / "occupied").exists()
     counts = Counter((tmp_path / "evaluated").read_text().splitlines())
     assert [counts[name] for name in ("a", "b", "c", "d")] == [1] * 4
     assert counts["too large"] in (2, 3), "retried alone, after the group if it was in one"

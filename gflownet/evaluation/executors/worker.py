@@ -19,7 +19,7 @@ import threadpoolctl
 import torch
 
 from gflownet.errors import UserError
-from gflownet.evaluation.execution import attempt, describe, failure
+from gflownet.evaluation.execution import attempt, describe, failure, is_device_error, is_out_of_memory
 from gflownet.evaluation.executors.descendants import adopt_orphans, end_descendants, end_with_parent, has_descendants
 from gflownet.evaluation.executors.devices import CORE, DEVICES, Devices, Slot
 from gflownet.evaluation.executors.forkserver import THREAD_LIMITS
@@ -142,7 +142,7 @@ def _close_files(*, kept: set[int | None]) -> None:
 
 def _load(settings: WorkerSettings, connection: Connection) -> GFNTask | None:
     """Return the task; None after a reply if that fails, or if its code is not that of the start of the run."""
-    task, reason = None, ""
+    task, reason, kind = None, "", ReplyKind.REFUSED
     try:
         device = settings.devices.take(settings.slot) if settings.slot.is_accelerator else None
     except Exception as error:
@@ -164,9 +164,11 @@ def _load(settings: WorkerSettings, connection: Connection) -> GFNTask | None:
         if task is not None:
             task.warm_up()
     except Exception as error:
+        if step == "to_device" and (is_out_of_memory(error) or is_device_error(error)):
+            kind = ReplyKind.LOST  # another start may find the memory of an ended process free
         task, reason = None, f"{type(task).__name__}.{step}: {describe(error)}"
     if task is None:
-        connection.send_bytes(reply(ReplyKind.REFUSED, reason.encode(errors="replace")))
+        connection.send_bytes(reply(kind, reason.encode(errors="replace")))
     return task
 
 
