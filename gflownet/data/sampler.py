@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from gflownet.data.tabulated import StateTable, state_table
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import ActionBatch, ActionMasks, GraphActionType
 from gflownet.mdp.answer import AnswersBothWays, ask, ask_both
@@ -75,6 +76,10 @@ def sample_forward(
     """
     exploration = Exploration(random_action_prob, temperature)
     device = _device_of_states(context, policy)
+    table = state_table(context) if device == _CPU else None
+    if table is not None and table.suits(conditioning.encoding):
+        step = _tabulated_step(context, table, policy, conditioning.encoding, generator, exploration)
+        return assembled(context.env, [step], conditioning, Origin.SAMPLED)
     steps = sampled_steps(context, policy, conditioning.encoding, generator, exploration, device)
     steps = steps if device == _CPU else [_in_main_memory(steps, device)]
     return assembled(context.env, steps, conditioning, Origin.SAMPLED)
@@ -99,6 +104,22 @@ def sampled_steps(
         vars(states)["largest"] = start.largest
         choose = chosen_by(there, policy, sent(encoding, device), generator, exploration)
         return roll_out(there.env, states, choose)
+
+
+@torch.inference_mode()
+def _tabulated_step(
+    context: GraphBuildingEnvContext,
+    table: StateTable,
+    policy: PolicyFunction,
+    encoding: Tensor,
+    generator: torch.Generator,
+    exploration: Exploration,
+) -> Step:
+    """Return all steps of one trajectory per conditioning [B, C], all equal, as one."""
+    categorical = exploration.of(policy(table.batch, encoding[:1].expand(len(table.states), -1))[0])
+    walks = table.walk(categorical, len(encoding), generator)
+    actions = context.from_indices(table.batch, categorical.actions_at(walks.slot), graphs=walks.state)
+    return Step(table.states[walks.state], walks.trajectory, actions, None, walks.log_backward)
 
 
 def sample_backward(

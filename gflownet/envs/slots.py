@@ -23,6 +23,7 @@ from gflownet.mdp.environment import Environment, Rule, Rules
 from gflownet.mdp.isomorphism import CanonicalForms, combine_codes
 from gflownet.mdp.states import UNSET, Attribute, GraphStates, GraphVocabulary
 
+_MAX_STATES = 1_024  # that are listed; the number of assignments is at most this
 _BITS = 62  # bits of a code into which places are packed
 
 
@@ -43,6 +44,18 @@ class SlotEnv(Environment):
 
     def initial_states(self, num: int) -> GraphStates:
         return GraphStates.with_nodes(num, self.vocabulary, self.vocabulary.max_nodes)
+
+    def every_state(self) -> GraphStates | None:
+        """Return all states that actions reach if there are at most _MAX_STATES, else None."""
+        if (len(self.values) + 1) ** self.vocabulary.max_nodes > _MAX_STATES:
+            return None
+        levels = [self.initial_states(1)]
+        while len(levels[-1]):
+            graph, actions = self.forward_masks(levels[-1]).without_stop().positions()
+            after = self.apply(levels[-1][graph], actions)  # no state is on two levels: each fills one place more
+            codes, owner = self.identify(after).unique(return_inverse=True)
+            levels.append(after[torch.empty_like(codes).scatter_(0, owner, torch.arange(len(owner)))])
+        return GraphStates.cat(levels)
 
     def terminal(self, states: GraphStates, index: int) -> Assignment:
         filled = states.node_attr[index, :, 0].tolist()

@@ -7,7 +7,7 @@ type t, A = sum of R_t C_t slots of a graph, L legal actions of all graphs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
@@ -166,16 +166,35 @@ class GraphActionCategorical:
 
     @torch.no_grad()
     def _sampled_slots(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Return a slot of each graph, [B, 1], by inverting the cumulative distribution, and whether it is valid.
+        """Return a slot of each graph, [B, 1], and whether it is valid."""
+        cumulated = self._cumulated()
+        slot = _inverted(cumulated, generator)
+        return slot, cumulated[:, -1:] > 0  # nan otherwise: softmax of nan, of inf, or of no legal action
 
-        The uniform numbers come from main memory, so that all devices sample the same actions.
+    def _cumulated(self) -> Tensor:
+        """Return the cumulative distributions, [B, A] float64."""
+        return self._logits.softmax(1).cumsum(1, dtype=torch.float64)
+
+    @torch.no_grad()
+    def sampler(self, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+        """Return a function that samples one slot for each of some graphs, [K] int64 to [K] int64.
+
+        Raises:
+            FloatingPointError: a graph has nan or inf logits; the message names it.
         """
-        cumulated = self._logits.softmax(1).cumsum(1, dtype=torch.float64)
-        total = cumulated[:, -1:]
-        uniform = torch.rand(total.shape, dtype=torch.float64, generator=generator, device=_CPU).mul_(_BELOW_ONE)
-        # The first slot above the threshold is legal, because cumulative sums only rise at legal actions.
-        slot = torch.searchsorted(cumulated, sent(uniform, cumulated.device).mul_(total), right=True)
-        return slot, total > 0  # nan otherwise: softmax of nan, of inf, or of no legal action
+        cumulated = self._cumulated()
+        is_valid = cumulated[:, -1] > 0
+        if not bool(is_valid.all()):
+            refuse_invalid(torch.where(is_valid, 0, INVALID))
+        return lambda graphs: _inverted(cumulated[graphs], generator).squeeze(1)
+
+    def slots_of(self, actions: Tensor, *, graphs: Tensor) -> Tensor:
+        """Return the slots of legal actions (type, row, column) [K, 3] of some graphs, [K] int64."""
+        return self._slots(actions, graphs)[0]
+
+    def actions_at(self, slots: Tensor) -> Tensor:
+        """Return the actions (type, row, column) at slots [K], [K, 3] int64."""
+        return self._actions(slots)
 
     def argmax(self) -> Tensor:
         """Return the most likely action of each graph, [B, 3] int64; the first one of ties."""
@@ -248,6 +267,17 @@ class GraphActionCategorical:
         inside = is_type & (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
         slot = torch.where(inside, start + row * columns + column, 0)
         return slot, inside & self._mask[graphs, slot]
+
+
+def _inverted(cumulated: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Return a slot sampled from each cumulative distribution [B, A], [B, 1].
+
+    The uniform numbers come from main memory, so that all devices sample the same actions.
+    """
+    total = cumulated[:, -1:]
+    uniform = torch.rand(total.shape, dtype=torch.float64, generator=generator, device=_CPU).mul_(_BELOW_ONE)
+    # The first slot above the threshold is legal, because cumulative sums only rise at legal actions.
+    return torch.searchsorted(cumulated, sent(uniform, cumulated.device).mul_(total), right=True)
 
 
 def refuse_invalid(kinds: Tensor) -> None:

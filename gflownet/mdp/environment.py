@@ -68,6 +68,10 @@ class Environment(ABC):
     def initial_states(self, num: int) -> GraphStates:
         """Return `num` copies of the initial state."""
 
+    def every_state(self) -> GraphStates | None:
+        """Return all states, the initial one first, if they are few and have no symmetries; None by default."""
+        return None
+
     @abstractmethod
     def forward_rules(self, states: GraphStates) -> Rules:
         """Return the rules of the forward actions, for every type of `forward_types`."""
