@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from gflownet.data.tabulated import StateTable, state_table
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import ActionBatch, ActionMasks, GraphActionType
 from gflownet.mdp.answer import AnswersBothWays, ask, ask_both
@@ -24,6 +23,7 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
+from gflownet.mdp.tabulated import StateTable, state_table
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.policy.on_device import PolicyOnDevice
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gflownet.graphs.canonical import Candidate
 
 _CPU = torch.device("cpu")
+_MAX_PER_TRAJECTORY = 4  # states per trajectory that are evaluated at once where all states are few
 _CROWDED = 0.9  # share of distinct states up to which the next step removes duplicate states
 
 
@@ -77,9 +78,9 @@ def sample_forward(
     exploration = Exploration(random_action_prob, temperature)
     device = _device_of_states(context, policy)
     table = state_table(context) if device == _CPU else None
-    if table is not None and table.suits(conditioning.encoding):
-        step = _tabulated_step(context, table, policy, conditioning.encoding, generator, exploration)
-        return assembled(context.env, [step], conditioning, Origin.SAMPLED)
+    if table is not None and table.suits(conditioning.encoding, num=_MAX_PER_TRAJECTORY * len(conditioning.beta)):
+        step = _tabulated(table, policy, conditioning.encoding, generator, exploration)
+        return _joined(context.env, step, conditioning, Origin.SAMPLED)
     steps = sampled_steps(context, policy, conditioning.encoding, generator, exploration, device)
     steps = steps if device == _CPU else [_in_main_memory(steps, device)]
     return assembled(context.env, steps, conditioning, Origin.SAMPLED)
@@ -106,20 +107,15 @@ def sampled_steps(
         return roll_out(there.env, states, choose)
 
 
-@torch.inference_mode()
-def _tabulated_step(
-    context: GraphBuildingEnvContext,
-    table: StateTable,
-    policy: PolicyFunction,
-    encoding: Tensor,
-    generator: torch.Generator,
-    exploration: Exploration,
+def _tabulated(
+    table: StateTable, policy: PolicyFunction, encoding: Tensor, generator: torch.Generator, exploration: Exploration
 ) -> Step:
-    """Return all steps of one trajectory per conditioning [B, C], all equal, as one."""
-    categorical = exploration.of(policy(table.batch, encoding[:1].expand(len(table.states), -1))[0])
+    """Return all steps of one trajectory per conditioning [B, C], all equal, from one evaluation of the policy."""
+    with torch.inference_mode():
+        categorical = exploration.of(policy(table.batch, encoding[:1].expand(len(table.states), -1))[0])
     walks = table.walk(categorical, len(encoding), generator)
-    actions = context.from_indices(table.batch, categorical.actions_at(walks.slot), graphs=walks.state)
-    return Step(table.states[walks.state], walks.trajectory, actions, None, walks.log_backward)
+    actions, backward = table.actions(walks)
+    return Step(table.states[walks.state], walks.trajectory, actions, backward, table.log_backward[walks.after])
 
 
 def sample_backward(
@@ -245,18 +241,28 @@ def _roll_back(
 
 def assembled(env: Environment, steps: Sequence[Step], conditioning: Conditioning, origin: Origin) -> TrajectoryBatch:
     """Assemble trajectories from their steps, earlier ones first, without rewards."""
-    states, actions = GraphStates.cat([s.states for s in steps]), ActionBatch.cat([s.actions for s in steps])
-    trajectory = torch.cat([s.trajectory for s in steps])
     backward = [s.backward for s in steps if s.backward is not None]
-    stops = (actions.kind == int(GraphActionType.Stop)).nonzero().squeeze(1)
-    terminal = states[stops[trajectory[stops].argsort()]]
+    step = Step(
+        states=GraphStates.cat([s.states for s in steps]),
+        trajectory=torch.cat([s.trajectory for s in steps]),
+        actions=ActionBatch.cat([s.actions for s in steps]),
+        backward=ActionBatch.cat(backward) if len(backward) == len(steps) else None,
+        log_backward=torch.cat([s.log_backward for s in steps]),
+    )
+    return _joined(env, step, conditioning, origin)
+
+
+def _joined(env: Environment, step: Step, conditioning: Conditioning, origin: Origin) -> TrajectoryBatch:
+    """Return the trajectories of all their steps, earlier ones first."""
+    stops = (step.actions.kind == int(GraphActionType.Stop)).nonzero().squeeze(1)
+    terminal = step.states[stops[step.trajectory[stops].argsort()]]
     counts = torch.tensor(env.num_automorphisms(terminal), dtype=torch.float64)
     return TrajectoryBatch(
-        states=states,
-        trajectory=trajectory,
-        actions=actions,
-        backward=ActionBatch.cat(backward) if len(backward) == len(steps) else env.reverse(states, actions),
-        log_backward=torch.cat([s.log_backward for s in steps]),
+        states=step.states,
+        trajectory=step.trajectory,
+        actions=step.actions,
+        backward=env.reverse(step.states, step.actions) if step.backward is None else step.backward,
+        log_backward=step.log_backward,
         terminal=terminal,
         origin=torch.full((len(terminal),), int(origin), dtype=torch.int8),
         conditioning=conditioning.encoding,

@@ -46,16 +46,17 @@ class SlotEnv(Environment):
         return GraphStates.with_nodes(num, self.vocabulary, self.vocabulary.max_nodes)
 
     def every_state(self) -> GraphStates | None:
-        """Return all states that actions reach if there are at most _MAX_STATES, else None."""
+        """Return all states that actions reach if they are few, None also where isomorphic ones have one code."""
         if (len(self.values) + 1) ** self.vocabulary.max_nodes > _MAX_STATES:
             return None
         levels = [self.initial_states(1)]
         while len(levels[-1]):
             graph, actions = self.forward_masks(levels[-1]).without_stop().positions()
             after = self.apply(levels[-1][graph], actions)  # no state is on two levels: each fills one place more
-            codes, owner = self.identify(after).unique(return_inverse=True)
+            codes, owner = SlotEnv.identify(self, after).unique(return_inverse=True)
             levels.append(after[torch.empty_like(codes).scatter_(0, owner, torch.arange(len(owner)))])
-        return GraphStates.cat(levels)
+        states = GraphStates.cat(levels)
+        return states if len(self.identify(states).unique()) == len(states) else None
 
     def terminal(self, states: GraphStates, index: int) -> Assignment:
         filled = states.node_attr[index, :, 0].tolist()
@@ -79,12 +80,16 @@ class SlotEnv(Environment):
     def identify(self, states: GraphStates) -> Tensor:
         """Return a code for each state, [B] int64, equal for equal states."""
         digits = states.node_attr[..., 0].long() + 1
-        base = len(self.values) + 1
-        codes = []
-        for part in digits.split(self._places_per_code, 1):
-            weights = torch.tensor([base**i for i in range(part.shape[1])], dtype=torch.int64)
-            codes.append((part * weights).sum(1))
-        return combine_codes(*codes)
+        parts = zip(
+            digits.split(self._places_per_code, 1), self._code_weights.split(self._places_per_code), strict=True
+        )
+        return combine_codes(*((part * weights).sum(1) for part, weights in parts))
+
+    @cached_property
+    def _code_weights(self) -> Tensor:
+        """Return the weight of each place in its code, [N] int64."""
+        base, places = len(self.values) + 1, range(self.vocabulary.max_nodes)
+        return torch.tensor([base ** (place % self._places_per_code) for place in places], dtype=torch.int64)
 
     def canonical_forms(self, states: GraphStates) -> CanonicalForms:
         counts = torch.ones(len(states), dtype=torch.int64)

@@ -312,8 +312,10 @@ class Learner:
         options, step = self.options, self.num_steps_done
         share = min(step / options.num_steps, 1.0) if options.remembered_growth == "linear" else 1.0
         num = math.ceil(options.num_remembered * share)
-        generator = torch.Generator().manual_seed(stream_seed(options.seed, step, update))
-        batches = [batch, *self.memory.sample(num, generator=generator)]
+        batches = [batch]
+        if num:
+            generator = torch.Generator().manual_seed(stream_seed(options.seed, step, update))
+            batches += self.memory.sample(num, generator=generator)
         trajectories = batch.trajectories
         if len(batches) > 1:
             trajectories = TrajectoryBatch.cat([each.trajectories for each in batches])

@@ -18,6 +18,7 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
+from gflownet.mdp.tabulated import StateTable, state_table
 
 
 class AnswersBothWays(Protocol):
@@ -39,7 +40,7 @@ class Answer:
 
     context: GraphBuildingEnvContext
     batch: Batch  # of U states and padding
-    first: Tensor | None  # [U] one of the B states for each distinct one; None if U = B
+    first: Tensor | None  # [U] one of the B states for each distinct one, any for one that is not there; None if U = B
     owner: Tensor | None  # [B] distinct state of each of the B states; None if U = B
     forward: GraphActionCategorical  # U distributions
     numbers: Tensor  # [B]
@@ -115,6 +116,9 @@ def ask(
     Equal states are evaluated once (`look_for_twins`): all trajectories start from the same state, so most early
     states of a batch are equal.
     """
+    table = state_table(context) if look_for_twins else None
+    if table is not None and table.suits(conditioning, num=len(states)):
+        return _from_table(context, policy, table, table.locate(states), conditioning[:1])
     first, owner = distinct(states, conditioning) if look_for_twins else (None, None)
     if first is None or owner is None or len(first) == len(owner):
         batch = context.to_batch(states)
@@ -123,6 +127,16 @@ def ask(
     batch = context.to_batch(states[padded])
     forward, numbers = policy(batch, conditioning[padded])
     return Answer(context, batch, first, owner, forward, numbers[owner.to(numbers.device)])
+
+
+def _from_table(
+    context: GraphBuildingEnvContext, policy: PolicyFunction, table: StateTable, owner: Tensor, conditioning: Tensor
+) -> Answer:
+    """Return the policy's outputs on states at places [B] of a table under one conditioning [1, C]."""
+    num = len(table.codes)
+    forward, numbers = policy(table.batch, conditioning.expand(num, -1))
+    first = torch.zeros(num, dtype=torch.int64).scatter_(0, owner, torch.arange(len(owner)))
+    return Answer(context, table.batch, first, owner, forward, numbers[owner.to(numbers.device)])
 
 
 def ask_both(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -166,35 +167,43 @@ class GraphActionCategorical:
 
     @torch.no_grad()
     def _sampled_slots(self, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Return a slot of each graph, [B, 1], and whether it is valid."""
+        """Return a slot of each graph, [B, 1], by inverting the cumulative distribution, and whether it is valid.
+
+        The uniform numbers come from main memory, so that all devices sample the same actions.
+        """
         cumulated = self._cumulated()
-        slot = _inverted(cumulated, generator)
-        return slot, cumulated[:, -1:] > 0  # nan otherwise: softmax of nan, of inf, or of no legal action
+        total = cumulated[:, -1:]
+        uniform = torch.rand(total.shape, dtype=torch.float64, generator=generator, device=_CPU).mul_(_BELOW_ONE)
+        # The first slot above the threshold is legal, because cumulative sums only rise at legal actions.
+        slot = torch.searchsorted(cumulated, sent(uniform, cumulated.device).mul_(total), right=True)
+        return slot, total > 0  # nan otherwise: softmax of nan, of inf, or of no legal action
 
     def _cumulated(self) -> Tensor:
         """Return the cumulative distributions, [B, A] float64."""
         return self._logits.softmax(1).cumsum(1, dtype=torch.float64)
 
     @torch.no_grad()
-    def sampler(self, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
-        """Return a function that samples one slot for each of some graphs, [K] int64 to [K] int64.
+    def sampler(self, generator: torch.Generator) -> Callable[[np.ndarray], np.ndarray]:
+        """Return a function that samples one slot for each of some graphs, [K] int64, as `sample` does.
 
         Raises:
             FloatingPointError: a graph has nan or inf logits; the message names it.
         """
-        cumulated = self._cumulated()
+        cumulated = self._cumulated().cpu().numpy()
         is_valid = cumulated[:, -1] > 0
-        if not bool(is_valid.all()):
-            refuse_invalid(torch.where(is_valid, 0, INVALID))
-        return lambda graphs: _inverted(cumulated[graphs], generator).squeeze(1)
+        if not is_valid.all():
+            refuse_invalid(torch.where(torch.from_numpy(is_valid), 0, INVALID))
+
+        def sample(graphs: np.ndarray) -> np.ndarray:
+            uniform = torch.rand((len(graphs), 1), dtype=torch.float64, generator=generator, device=_CPU).numpy()
+            rows = cumulated[graphs]
+            return (rows > uniform * _BELOW_ONE * rows[:, -1:]).argmax(1)
+
+        return sample
 
     def slots_of(self, actions: Tensor, *, graphs: Tensor) -> Tensor:
         """Return the slots of legal actions (type, row, column) [K, 3] of some graphs, [K] int64."""
         return self._slots(actions, graphs)[0]
-
-    def actions_at(self, slots: Tensor) -> Tensor:
-        """Return the actions (type, row, column) at slots [K], [K, 3] int64."""
-        return self._actions(slots)
 
     def argmax(self) -> Tensor:
         """Return the most likely action of each graph, [B, 3] int64; the first one of ties."""
@@ -267,17 +276,6 @@ class GraphActionCategorical:
         inside = is_type & (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
         slot = torch.where(inside, start + row * columns + column, 0)
         return slot, inside & self._mask[graphs, slot]
-
-
-def _inverted(cumulated: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Return a slot sampled from each cumulative distribution [B, A], [B, 1].
-
-    The uniform numbers come from main memory, so that all devices sample the same actions.
-    """
-    total = cumulated[:, -1:]
-    uniform = torch.rand(total.shape, dtype=torch.float64, generator=generator, device=_CPU).mul_(_BELOW_ONE)
-    # The first slot above the threshold is legal, because cumulative sums only rise at legal actions.
-    return torch.searchsorted(cumulated, sent(uniform, cumulated.device).mul_(total), right=True)
 
 
 def refuse_invalid(kinds: Tensor) -> None:

@@ -61,8 +61,7 @@ class DenseLayout(BatchLayout):
 
     def to_indices(self, batch: Batch, actions: ActionBatch, graphs: Tensor | None, kinds: Kinds) -> Tensor:
         """Return the (type, row, column) of legal actions, [A, 3] int64; `graphs` is not needed."""
-        position = torch.zeros(max(GraphActionType) + 1, dtype=torch.int64)
-        position[[int(kind) for kind in kinds]] = torch.arange(len(kinds))
+        position = _positions(tuple(kinds), actions.kind.device)
         max_nodes, n = self.context.env.vocabulary.max_nodes, batch["node_type"].shape[1]
         row = _renumbered(actions.kind, actions.row, max_nodes, n)
         return torch.stack([position[actions.kind], row, actions.column], 1)
@@ -141,6 +140,14 @@ class DenseLayout(BatchLayout):
         if key == "reach":
             padded.diagonal(dim1=1, dim2=2).fill_(True)
         return padded.flatten(1, 2) if key in _PAIR_MASKS else padded
+
+
+@lru_cache(maxsize=64)
+def _positions(kinds: tuple[GraphActionType, ...], device: torch.device) -> Tensor:
+    """Return the position of each type among these types, int64."""
+    positions = [kinds.index(kind) if kind in kinds else 0 for kind in GraphActionType]
+    with torch.inference_mode(False):
+        return torch.tensor(positions, device=device)
 
 
 @lru_cache
