@@ -209,6 +209,12 @@ class SearchStage(StepStage):
     def _rounds(self, search: SearchLoop, run: Run) -> Iterator[dict[str, float]]:
         """Take the remaining rounds of a search method, and yield the metrics of each."""
         parts, was_fallback = self._parts, False
+
+        def report_pace(line: str) -> None:
+            run.logger.print(line)
+            run.logger.view.expect(parts.num_steps)
+
+        search.notify = report_pace
         with closing(search.steps(self._evaluator)) as steps:
             while not run.is_stopped and not search.end:
                 try:

@@ -122,8 +122,7 @@ class GFNTrainer:
         """Return the expected number of steps: rounds of the search method and training steps of the policy."""
         if self.search is None:
             return self.config.num_training_steps
-        num_rounds = math.ceil(self.search.num_evaluations / self.search.batch_size)
-        return num_rounds + self.trains_sampler * self.config.num_training_steps
+        return self.search.num_rounds + self.trains_sampler * self.config.num_training_steps
 
     @property
     def trains_sampler(self) -> bool:
@@ -243,6 +242,7 @@ class GFNTrainer:
             self.extensions.method(setup),
             history,
             batch_size=options.batch_size or places(self.task, config.evaluation),
+            may_grow=not options.batch_size,
             max_in_flight=config.asynchronous.max_in_flight,
             num_evaluations=num_evaluations,
             patience=options.patience,
@@ -258,7 +258,9 @@ class GFNTrainer:
         """Build a learner with new weights, for a search method that trains a policy on predictions."""
         policy, objective = self.build_policy().to(self.device), self.build_objective().to(self.device)
         options = LearnerOptions(num_steps=self.config.num_training_steps, num_updates=self.config.algo.num_updates)
-        return Learner(policy, objective, self.context, config=self.config.opt, options=options, device=self.device)
+        learner = Learner(policy, objective, self.context, config=self.config.opt, options=options, device=self.device)
+        learner.on_skip = lambda error, batch: self.learner.on_skip(error, batch)  # steps are skipped by one rule
+        return learner
 
     def build_executor(self) -> Executor:
         """Build the executor of candidate evaluations."""

@@ -219,6 +219,10 @@ class View(ABC):
     def show_text(self, heading: str, text: str) -> None:
         """Show a text of the run."""
 
+    def expect(self, num_steps: int) -> None:
+        """Set the expected number of steps."""
+        self._clock.num_steps = num_steps
+
     def enter(self, phase: Phase) -> None:
         """Show the beginning of a phase."""
         self._phase = phase

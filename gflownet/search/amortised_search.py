@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
 from itertools import count
 from typing import Any
 
@@ -27,7 +26,7 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.search.history import ProposalOrigin
 from gflownet.search.method import SearchSetup
-from gflownet.search.proposals import LogValues, Pool
+from gflownet.search.proposals import LogValues
 from gflownet.search.surrogate_search import SurrogateSearch
 from gflownet.training.random_states import seeded
 from gflownet.workers.process import stream_seed
@@ -38,7 +37,7 @@ _NUM_SAMPLED = 256  # trajectories of each half that are sampled together: more 
 _RANDOM_ACTION_PROB = 0.05
 # Log-rewards are at most 0 and at least this: acquisitions of hopeless candidates differ by thousands.
 _LOG_RANGE = -50.0
-_MIN_UPDATES = 2  # of a round
+_MIN_UPDATES = 2  # of a round, where the time of evaluations bounds them
 # Random streams of a sampling.
 _FORWARD, _BACKWARD, _CHOICE = range(3)
 
@@ -71,6 +70,7 @@ class AmortisedPolicy:
 
     def __init__(self, context: GraphBuildingEnvContext, build_learner: Callable[[], Learner], *, seed: int) -> None:
         self.context, self.num_updates = context, 0
+        self.update_seconds = 0.0  # CPU time of the last one
         with seeded(seed % 2**32):  # of numpy, too
             self.learner = build_learner()
 
@@ -136,10 +136,12 @@ class AmortisedPolicy:
         self.num_updates = state["num_updates"]
 
     def _update(self, batch: TrajectoryBatch) -> None:
+        start, num = time.process_time(), self.learner.options.num_updates * self.learner.objective.num_epochs
         if not self.num_updates:
             self.learner.objective.prepare(self.learner.trained, batch)
         self.learner.learn(Rollout(batch, len(batch), ()))
-        self.num_updates += self.learner.options.num_updates * self.learner.objective.num_epochs
+        self.num_updates += num
+        self.update_seconds = (time.process_time() - start) / num
 
     def _forward(self, num: int, generator: torch.Generator) -> TrajectoryBatch:
         return sample_forward(
@@ -161,26 +163,9 @@ class AmortisedPolicy:
         )
 
 
-def updates_within(*, overhead: float, evaluation_s: float, used_s: float, update_s: float, maximum: int) -> int:
-    """Return the number of updates that keep the own work within a share of the evaluation seconds.
-
-    Args:
-        overhead: seconds of own work per second of evaluation; inf: no bound.
-        evaluation_s: of all evaluations so far.
-        used_s: own work so far.
-        update_s: of an update; 0: unknown, for the first round.
-        maximum: of a round, and its number where nothing bounds it.
-    """
-    if math.isinf(overhead):
-        return maximum
-    allowed = int((overhead * evaluation_s - used_s) / update_s) if update_s > 0 else 0
-    return min(maximum, max(_MIN_UPDATES, allowed))
-
-
 # Random streams of a call or a round, and of the weights; after those of the base class.
 _SAMPLES, _CANDIDATES, _UPDATE, _WEIGHTS = range(10, 14)
 _NUM_BEST = 64  # candidates into which backward trajectories are sampled
-_SHORT_S = 0.5  # mean seconds of an evaluation below which measured time bounds the updates
 _MAX_CAUGHT_UP = 32  # evaluations whose updates are due at once
 
 
@@ -193,9 +178,9 @@ class SurrogateGFlowNet(SurrogateSearch):
     def __init__(self, setup: SearchSetup) -> None:
         super().__init__(setup)
         self.policy: AmortisedPolicy | None = None
-        self._training_s = 0.0
+        # Largest number of updates of a round; until `limit_work` the updates of a round are measured.
+        self._max_updates: int | None = None if setup.task.is_cheap else _MIN_UPDATES
         self._num_due = 0  # updates between this round and the next
-        self._best: GraphStates | None = None  # of the candidates of the last proposal
         self._sampled: TrajectoryBatch | None = None  # by the policy for the last proposal
         self._sampled_call = 0  # that sampled them; 0: none since the last update
         self._before: dict[str, Any] | None = None  # state of the policy before work that is not done
@@ -226,13 +211,6 @@ class SurrogateGFlowNet(SurrogateSearch):
         is_trained = self.policy is not None and self.policy.num_updates
         return ProposalOrigin.POLICY if is_trained else ProposalOrigin.RANDOM
 
-    def pool(self, call: int) -> Pool:
-        """Return the candidates, of which the best are kept for the training of the policy."""
-        pool = super().pool(call)
-        if self.policy is not None:
-            self._best = _best_of(pool)
-        return pool
-
     def learn(self, round: int) -> Mapping[str, float]:
         if self.policy is None:
             return {}
@@ -240,20 +218,27 @@ class SurrogateGFlowNet(SurrogateSearch):
             self._num_due = self._num_updates(self.policy)
         return {"policy_updates": float(self.policy.num_updates)}
 
+    def limit_work(self, seconds: float) -> int:
+        """Bound the updates of later rounds to the smallest number and `seconds` more, and return the bound."""
+        if self.policy is None:
+            return 0
+        update_s = self.policy.update_seconds
+        self._max_updates = _MIN_UPDATES + (int(max(seconds, 0.0) / update_s) if update_s else 0)
+        return self._max_updates
+
     def work(self, round: int) -> Iterator[None]:
         """Train the policy on the acquisition, on its last samples and on trajectories into the best candidates."""
         if self.policy is None or not self._num_due:
             return
-        start, self._before = time.perf_counter(), _copied(self.policy.state_dict())
-        for _ in self._training(self.policy, round):
-            self._training_s += time.perf_counter() - start
-            yield
-            start = time.perf_counter()
+        self._before = _copied(self.policy.state_dict())
+        yield from self._training(self.policy, round)
         self._num_due, self._sampled_call, self._sampled, self._before = 0, 0, None, None
 
     def _training(self, policy: AmortisedPolicy, round: int) -> Iterator[None]:
         generator = self.setup.generator(round, _CANDIDATES)
-        best = _best_of(self.evolved_pool(round, generator)) if self._best is None else self._best
+        best = self.best_of_pool(_NUM_BEST)
+        if best is None:
+            best = self.evolved_pool(round, generator).best(_NUM_BEST).states
         yield
         if not len(best):
             return
@@ -274,23 +259,20 @@ class SurrogateGFlowNet(SurrogateSearch):
 
     def state_dict(self) -> dict[str, Any]:
         policy = self._before or (None if self.policy is None else self.policy.state_dict())
-        best = None if self._best is None else {f.name: getattr(self._best, f.name) for f in fields(GraphStates)}
         return {
             **super().state_dict(),
             "policy": policy,
-            "training_s": self._training_s,
+            "max_updates": self._max_updates,
             "num_due": self._num_due,
             "sampled_call": self._sampled_call,
-            "best": best,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state_dict`; earlier checkpoints have no work that is not done."""
+        """Restore the result of `state_dict`; earlier checkpoints have no limit and no work that is not done."""
         super().load_state_dict(state)
-        self._training_s = state["training_s"]
+        self._max_updates = state.get("max_updates", self._max_updates)
         self._num_due, self._sampled_call = state.get("num_due", 0), state.get("sampled_call", 0)
         self._sampled, self._before = None, None
-        self._best = GraphStates(**state["best"]) if state.get("best") else None
         if self.policy is not None:
             self.policy.load_state_dict(state["policy"])
 
@@ -298,19 +280,13 @@ class SurrogateGFlowNet(SurrogateSearch):
         return policy.sample(self.config.proposals.num_sampled, self.setup.generator(call, _SAMPLES))
 
     def _num_updates(self, policy: AmortisedPolicy) -> int:
-        """Return the updates that are due after a round; measured time bounds them for short evaluations alone."""
-        options, seconds = self.config.proposals, math.fsum(self.history.seconds)
-        rate = options.updates_per_evaluation
-        due = round(rate * min(len(self.history), policy.num_updates / max(rate, 1e-9) + _MAX_CAUGHT_UP))
-        num = due - policy.num_updates if options.num_updates is None else options.num_updates
-        is_bounded = not self.setup.task.is_cheap and seconds < _SHORT_S * len(self.history)
-        return updates_within(
-            overhead=self.config.overhead if is_bounded else math.inf,
-            evaluation_s=seconds,
-            used_s=self.history.method_seconds,
-            update_s=self._training_s / max(policy.num_updates, 1),
-            maximum=max(num, 0),
-        )
+        """Return the updates that are due after a round."""
+        options, num = self.config.proposals, self.config.proposals.num_updates
+        if num is None:
+            rate = options.updates_per_evaluation
+            evaluations = min(len(self.history), policy.num_updates / max(rate, 1e-9) + _MAX_CAUGHT_UP)
+            num = max(round(rate * evaluations) - policy.num_updates, 0)
+        return num if self._max_updates is None else min(num, self._max_updates)
 
 
 def _copied(state: Any) -> Any:
@@ -320,7 +296,3 @@ def _copied(state: Any) -> Any:
     if isinstance(state, Mapping):
         return {name: _copied(value) for name, value in state.items()}
     return [_copied(value) for value in state] if isinstance(state, list) else state
-
-
-def _best_of(pool: Pool) -> GraphStates:
-    return pool.states[pool.log_values.argsort(descending=True, stable=True)[:_NUM_BEST]]

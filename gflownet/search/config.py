@@ -107,8 +107,10 @@ class ProposalConfig:
     num_enumerated: int = option(
         50_000, "largest number of architectures of a space that is scored as a whole", NOT_NEGATIVE
     )
-    num_mutations: int = option(256, "mutations of the best architectures per round", NOT_NEGATIVE)
-    num_sampled: int = option(256, "samples of the policy per round", NOT_NEGATIVE)
+    num_mutations: int = option(
+        64, "mutations of the best architectures per round, and of each generation", NOT_NEGATIVE
+    )
+    num_sampled: int = option(64, "samples of the policy per round", NOT_NEGATIVE)
     updates_per_evaluation: float = option(
         6.0, "training steps of the policy on the acquisition per evaluation", NOT_NEGATIVE
     )
@@ -123,7 +125,11 @@ class SearchConfig:
 
     method: str = option(AUTO, _METHOD_HELP)
     options: Any = option({}, "options of the method, search.options.NAME=VALUE")
-    batch_size: int = option(0, "candidates proposed together; 0: one per place of the executor", NOT_NEGATIVE)
+    batch_size: int = option(
+        0,
+        "candidates proposed together; 0: one per place of the executor, and up to 8 in rounds of short trainings",
+        NOT_NEGATIVE,
+    )
     num_initial: int = option(10, "candidates before the first prediction, unlike each other", AT_LEAST_ONE)
     train_sampler: bool = option(
         True, "train a policy on measured and predicted scores after a search with a surrogate"
@@ -141,9 +147,9 @@ class SearchConfig:
         NOT_NEGATIVE,
     )
     overhead: float = option(
-        0.25,
-        "share of the seconds of evaluation up to which a round trains its policy by more than 2 steps, where "
-        "evaluations take less than half a second",
+        0.1,
+        "CPU seconds of the method per second of evaluation: rounds grow and the updates of the policy are bounded "
+        "accordingly, once, after the first predictions",
         Interval(0),
     )
     surrogate: SurrogateConfig = field(default_factory=SurrogateConfig)

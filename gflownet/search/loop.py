@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from heapq import nlargest
 from itertools import count
@@ -31,6 +31,10 @@ _WORK_S = 0.1
 _MAX_REPEATS = 2_000
 # Best proposals whose origins are counted.
 _NUM_BEST = 10
+# Largest size of the rounds of short evaluations, unless there are more places: larger ones find less.
+_LARGEST_ROUND = 8
+# Share of the method's own time that proposals and fits may take before rounds grow.
+_SHARE_OF_PROPOSALS = 0.5
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,11 @@ class SearchLoop:
     """Rounds of a search method until its budget is spent.
 
     Without `max_in_flight` a round is proposed from the results of all rounds but the last `lookahead` ones, which are
-    evaluated meanwhile: timing decides nothing. With it, a round ends with every finished evaluation, and the timing
-    of evaluations decides its contents.
+    evaluated meanwhile: timing decides no contents. With it, a round ends with every finished evaluation, and the
+    timing of evaluations decides its contents.
+
+    The size of rounds and the method's work in each are chosen once, from the time of the first predicted round and of
+    the evaluations before it: short evaluations leave little time between them.
     """
 
     def __init__(
@@ -67,6 +74,7 @@ class SearchLoop:
         history: History,
         *,
         batch_size: int,
+        may_grow: bool = False,
         max_in_flight: int = 0,
         num_evaluations: int,
         patience: int = 0,
@@ -77,14 +85,21 @@ class SearchLoop:
             method: proposes.
             history: gets the results; that of the method.
             batch_size: candidates proposed together.
+            may_grow: whether this number grows where evaluations are short and in other processes.
             max_in_flight: bound on the candidates without a result; 0: rounds.
             num_evaluations: new evaluations after which the search ends.
             patience: evaluations without a better score after which it ends; 0: no end.
         """
         self.method, self.history, self.batch_size = method, history, batch_size
         self.max_in_flight, self.num_evaluations, self.patience = max_in_flight, num_evaluations, patience
+        self.notify: Callable[[str], None] = lambda line: None  # called with lines for the user
         self.round = 0
         self.lookahead = 0  # set by `steps`
+        self._may_grow, self._num_places = may_grow, batch_size
+        self._is_paced = not method.uses_surrogate or method.setup.task.is_cheap  # whether the size of rounds is final
+        # Size and seconds of a predicted one, and own seconds up to its end.
+        self._last_proposal: tuple[int, float, float] | None = None
+        self._has_learned = False  # since that proposal
         self._num_calls = 0  # of `propose`
         self._work: Iterator[None] = iter(())  # of the method, until the next round is learned
         self.end = ""  # reason of the end, empty before
@@ -100,6 +115,7 @@ class SearchLoop:
             EvaluationStoppedError: a stop request, or the budget is spent; the round is not counted.
         """
         self.lookahead = 0 if self.max_in_flight else self._chosen_lookahead(evaluator)
+        self._may_grow = self._may_grow and not (self._is_paced or self.max_in_flight) and evaluator.executor.isolates
         self._resubmit(evaluator)
         for number in count(self.round + 1):
             if self._is_over():
@@ -123,6 +139,7 @@ class SearchLoop:
             "num_calls": self._num_calls,
             "num_repeats": self._num_repeats,
             "num_trained_on": self.num_trained_on,
+            "batch_size": self.batch_size if self._is_paced else None,
             "history": self.history.state_dict(),
             "method": self.method.state_dict(),
             **self._pending_state(),
@@ -144,6 +161,10 @@ class SearchLoop:
         self.round = state["round"]
         self._num_repeats, self._num_calls = state["num_repeats"], state["num_calls"]
         self.num_trained_on = state.get("num_trained_on", 0)  # missing in earlier checkpoints
+        if state.get("batch_size") is not None:
+            self._is_paced = True
+            if self._may_grow:  # otherwise search.batch_size names one
+                self.batch_size = state["batch_size"]
         self.history.load_state_dict(state["history"])
         self.method.load_state_dict(state["method"])
         self._stored = {name: state[name] for name in state if name.startswith("pending") and state["pending"]}
@@ -152,6 +173,11 @@ class SearchLoop:
         """Replace the results of known architectures; the method's model is fitted to the new ones."""
         self.history.revise(evaluations)
         self.method.load_state_dict(self.method.state_dict())
+
+    @property
+    def num_rounds(self) -> int:
+        """Return the expected number of rounds."""
+        return self.round + math.ceil(max(self.num_evaluations - self.history.num_new, 0) / self.batch_size)
 
     def _num_left(self) -> int:
         return self.num_evaluations - self.history.num_new - len(self._pending)
@@ -193,7 +219,7 @@ class SearchLoop:
         return self._round(number, evaluator)
 
     def _round(self, number: int, evaluator: Dispatcher) -> SearchStep | None:
-        states = self.propose(min(self.batch_size, self._num_left()))
+        states = self.propose(self._next_size())
         if states is None:
             return None
         env = self.history.env
@@ -206,7 +232,7 @@ class SearchLoop:
     def _overlapped_round(self, number: int, evaluator: Dispatcher) -> SearchStep | None:
         """Propose further rounds while the oldest one is evaluated, and learn from that one."""
         while self._may_propose():
-            states = self.propose(min(self.batch_size, self._num_left()))
+            states = self.propose(self._next_size())
             if states is None:
                 break
             self._submit(states, evaluator, round=self._pending[-1].round + 1 if self._pending else number)
@@ -236,10 +262,10 @@ class SearchLoop:
 
     def _do_work(self, limit_s: float) -> bool:
         """Do pieces of the method's work for about `limit_s` seconds; return whether there were any."""
-        start, is_working = time.perf_counter(), False
-        while time.perf_counter() - start < limit_s and next(self._work, self) is not self:
+        start, is_working = time.process_time(), False
+        while time.process_time() - start < limit_s and next(self._work, self) is not self:
             is_working = True
-        self.history.method_seconds += time.perf_counter() - start
+        self.history.method_seconds += time.process_time() - start
         return is_working
 
     def _advance(self, evaluator: Dispatcher) -> None:
@@ -260,7 +286,7 @@ class SearchLoop:
         while True:
             room = min(self.max_in_flight - len(self._pending), self._num_left())
             if room > 0 and (is_first or not self._pending):
-                states = self.propose(min(room, self.batch_size))
+                states = self.propose(min(room, self._next_size()))
                 if states is None and not self._pending:
                     return None
                 if states is not None:
@@ -280,9 +306,13 @@ class SearchLoop:
         Raises:
             UserError: proposals that are no terminal states.
         """
-        start, self.method.origins = time.perf_counter(), None
+        start, self.method.origins = time.process_time(), None
+        is_predicted = len(self.history) >= self.method.setup.config.num_initial
         states = self.method.propose(self._num_calls + 1, num)
-        self.history.method_seconds += time.perf_counter() - start
+        seconds = time.process_time() - start
+        self.history.method_seconds += seconds
+        if not self._is_paced and is_predicted:
+            self._last_proposal, self._has_learned = (num, seconds, self.history.method_seconds), False
         self._check(states)
         if not len(states):
             if not self.history.in_flight:  # whose results may lead to others
@@ -292,6 +322,30 @@ class SearchLoop:
         self.history.start(states, [ProposalOrigin(each) for each in origins if len(origins) == len(states)])
         self._num_calls += 1
         return states
+
+    def _next_size(self) -> int:
+        """Return the size of the next round, chosen after the first predicted round."""
+        if not self._is_paced and self._has_learned and self._last_proposal is not None:
+            num, proposal_s, own_s = self._last_proposal
+            self._choose_pace(num, proposal_s + self.history.method_seconds - own_s)
+        return min(self.batch_size, self._num_left())
+
+    def _choose_pace(self, num: int, own_s: float) -> None:
+        """Choose the size of rounds and the method's work from the own seconds of one with the smallest work."""
+        self._is_paced = True
+        evaluation_s = math.fsum(self.history.seconds) / len(self.history.seconds)
+        allowed_s = self.method.setup.config.overhead * evaluation_s  # own time per evaluation
+        if self._may_grow:
+            sizes = range(self._num_places, max(_LARGEST_ROUND, self._num_places) + 1, self._num_places)
+            fitting = (size for size in sizes if own_s <= _SHARE_OF_PROPOSALS * allowed_s * size)
+            num = self.batch_size = next(fitting, sizes[-1])
+        num_steps = self.method.limit_work(allowed_s * num - own_s)
+        if self.batch_size > self._num_places:
+            work = f" and at most {counted(num_steps, 'policy update')}" if num_steps else ""
+            self.notify(
+                f"search.batch_size=0: rounds of {counted(self.batch_size, 'candidate')}{work} (evaluations take "
+                f"{evaluation_s:.2g} s, the smallest round of the method {own_s:.2g} s)"
+            )
 
     def _check(self, states: GraphStates) -> None:
         """Raise UserError for proposals that are no terminal states."""
@@ -343,9 +397,10 @@ class SearchLoop:
             evaluations += of_states
         is_repeated = self.history.num_new == num_before
         self._num_repeats = self._num_repeats + len(evaluations) if is_repeated else 0
-        start = time.perf_counter()
+        start = time.process_time()
         metrics = dict(self.method.observe(number))
-        self.history.method_seconds += time.perf_counter() - start
+        self.history.method_seconds += time.process_time() - start
+        self._has_learned = True
         metrics |= origin_counts(self.history.proposals, num_proposals)
         return SearchStep(number, evaluations, metrics | self._metrics())
 

@@ -6,8 +6,9 @@ Letters: B candidates or terminal states.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,6 +105,24 @@ class Pool:
     def __len__(self) -> int:
         """Return B."""
         return len(self.states)
+
+    def best(self, num: int) -> Pool:
+        """Return up to `num` candidates with the highest values, best first."""
+        order = self.log_values.argsort(descending=True, stable=True)[:num]
+        return Pool(self.states[order], self.log_values[order], self.origin[order])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the tensors by name, safe to load with `weights_only=True`."""
+        return {
+            "states": {f.name: getattr(self.states, f.name) for f in fields(GraphStates)},
+            "log_values": self.log_values,
+            "origin": self.origin,
+        }
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any]) -> Pool:
+        """Return the pool of a `state_dict`."""
+        return cls(GraphStates(**state["states"]), state["log_values"], state["origin"])
 
 
 def sampled_order(log_weights: Tensor, generator: torch.Generator, *, beta: float = 1.0) -> Tensor:

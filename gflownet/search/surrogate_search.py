@@ -41,6 +41,7 @@ _RANDOM, _POOL, _VALUES, _ORDER, _BATCH = range(5)
 _NUM_DESIGN = 256  # random architectures of which the first ones are chosen
 _NUM_BELIEVED = 256  # best candidates of a pool, out of which a batch is chosen one by one
 _NUM_GENERATIONS = 2  # of mutations of the pool's best candidates
+_NUM_KEPT = 256  # best candidates of a pool, with which the next one begins
 _CHUNK = 4_096  # architectures predicted at once for `completed_scores`, to bound memory
 
 
@@ -48,7 +49,7 @@ class SurrogateSearch(SearchMethod):
     """Fits a surrogate to all scores, and samples a batch of unknown architectures in proportion to acquisition^beta.
 
     A small space is scored as a whole. Elsewhere candidates are mutations of the best architectures and of the best
-    candidates, and `samples`. Failed evaluations count with the floor score, refused ones not at all.
+    candidates, `samples`, and the best candidates of the last proposal. Failed evaluations count with the floor score, refused ones not at all.
     """
 
     uses_surrogate = True
@@ -61,6 +62,7 @@ class SurrogateSearch(SearchMethod):
         self.calibration = Calibration()
         self._num_fitted = 0  # architectures of the history at the last fit
         self._mean = 0.0  # of the warped scores of the last fit
+        self._kept: dict[int, Pool] = {}  # best candidates of the last two pools, by call
         max_num = self.model.enumeration_limit(self.config.proposals.num_enumerated)
         states = enumerated(self.env, max_num=max_num)
         self.space = None if states is None else ScoredSpace(self.env, states)
@@ -147,9 +149,12 @@ class SurrogateSearch(SearchMethod):
             "num_fitted": self._num_fitted,
             "calibration": self.calibration.state_dict(),
             "model": self.model.state_dict(),
+            "kept": {call: pool.state_dict() for call, pool in self._kept.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`; earlier checkpoints have no candidates of the last proposals."""
+        self._kept = {call: Pool.of_state(pool) for call, pool in state.get("kept", {}).items()}
         self.calibration.load_state_dict(state["calibration"])
         self.model.load_state_dict(state["model"])
         if state["num_fitted"]:
@@ -193,25 +198,37 @@ class SurrogateSearch(SearchMethod):
             is_unknown = unknown_mask(self.history, states)
             return _equal(states[is_unknown], origin[is_unknown])
         if (space := self.space) is None:
-            return self.evolved_pool(call, self.setup.generator(call, _POOL))
+            pool = self.evolved_pool(call, self.setup.generator(call, _POOL))
+            # That of the call before stays, because an interrupted call is repeated.
+            earlier = [(number, each) for number, each in self._kept.items() if number < call]
+            self._kept = dict([*earlier[-1:], (call, pool.best(_NUM_KEPT))])
+            return pool
         values = self.model.log_values(space.features(self.model), self.setup.generator(call, _VALUES))
         positions = self.history.is_unknown(space.codes).nonzero().squeeze(1)
         return Pool(space.states[positions], values[positions], origin_of((ProposalOrigin.SPACE, len(positions))))
 
     def evolved_pool(self, call: int, generator: torch.Generator) -> Pool:
-        """Return mutations of the best architectures, samples, and mutations of the best of these."""
-        options = self.config.proposals
+        """Return earlier candidates, mutations of the best architectures, samples, and mutations of the best of these.
+
+        It begins with the best candidates of the last proposal, whose predictions are renewed: generations continue.
+        """
+        options, samples = self.config.proposals, self.samples(call)
         varied = mutations(self.env, best_states(self.history), options.num_mutations, generator)
-        samples = self.samples(call)
+        earlier = [pool for number, pool in self._kept.items() if number < call][-1:]
+        origin = origin_of((ProposalOrigin.MUTATION, len(varied)), (self.samples_origin, len(samples)))
         return evolved(
             self.history,
-            GraphStates.cat([varied, samples]),
+            GraphStates.cat([*(pool.states for pool in earlier), varied, samples]),
             lambda states: self.log_values(states, generator),
-            origin=origin_of((ProposalOrigin.MUTATION, len(varied)), (self.samples_origin, len(samples))),
+            origin=torch.cat([*(pool.origin for pool in earlier), origin]),
             num_mutations=options.num_mutations,
             num_generations=_NUM_GENERATIONS,
             generator=generator,
         )
+
+    def best_of_pool(self, num: int) -> GraphStates | None:
+        """Return up to `num` best candidates of the last proposal, best first; None before the first one."""
+        return list(self._kept.values())[-1].states[:num] if self._kept else None
 
     def log_values(self, states: GraphStates, generator: torch.Generator) -> Tensor:
         """Return the logarithm of the acquisition of terminal states, [B] float64."""

@@ -41,6 +41,12 @@ class ScoresPlaces(GFNTask):
         return Score(score_of(graph), num_parameters=1)
 
 
+class TrainsPlaces(ScoresPlaces):
+    """The same scores, as of trainings."""
+
+    is_cheap = False
+
+
 class ScoresAlike(ScoresPlaces):
     """One score for all settings: none is better than the first."""
 

@@ -1,7 +1,5 @@
 """The policy trained on an acquisition, against the exact distribution on a small space."""
 
-import math
-
 import pytest
 import torch
 
@@ -14,7 +12,7 @@ from gflownet.certificate.exact import (
     total_variation,
 )
 from gflownet.errors import UserError
-from gflownet.search.amortised_search import AmortisedPolicy, Rewards, SurrogateGFlowNet, updates_within
+from gflownet.search.amortised_search import AmortisedPolicy, Rewards, SurrogateGFlowNet
 from tests.search.searches import RIDGE, build, method_of, proposals
 
 UPDATES = "search.proposals.num_updates=100"
@@ -105,12 +103,21 @@ def test_rewards_are_predicted_once_per_architecture():
     assert float(rewards.of_values(torch.tensor([-1e9]))) == -50
 
 
-@pytest.mark.parametrize(
-    ("overhead", "used", "update", "num"),
-    [(0.25, 1.0, 0.1, 15), (0.25, 2.4, 0.1, 2), (0.25, 9.0, 0.1, 2), (0.25, 0.0, 0.0, 2), (math.inf, 9.0, 0.1, 50)],
-)
-def test_updates_within_share_of_evaluation_seconds(overhead, used, update, num):
-    assert updates_within(overhead=overhead, evaluation_s=10.0, used_s=used, update_s=update, maximum=50) == num
+def test_updates_of_a_round_are_limited_by_seconds(monkeypatch):
+    trainer, num_updates = build("surrogate_gflownet", RIDGE, *SEARCH, "search.num_initial=4"), []
+    method, policy = gflownet_of(trainer), policy_of(trainer)
+    monkeypatch.setattr(method, "_max_updates", 2)  # as for a task that is not cheap
+    for call, _ in enumerate(proposals(trainer, 4, batch_size=4)):
+        num_updates.append(policy.num_updates)
+        if call == 1:
+            policy.update_seconds = 0.01
+            assert method.limit_work(0.035) == 5
+    assert num_updates == [2, 4, 9, 14]
+    assert method.limit_work(-1.0) == 2
+    restored = gflownet_of(build("surrogate_gflownet", RIDGE, *SEARCH))
+    restored.history.load_state_dict(method.history.state_dict())
+    restored.load_state_dict(method.state_dict())
+    assert restored._max_updates == 2
 
 
 @pytest.mark.parametrize(

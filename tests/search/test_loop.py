@@ -1,5 +1,6 @@
 """The loop of a search: rounds, its end, evaluations in flight, and interrupted rounds."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,6 +164,51 @@ def test_default_lookahead(is_cheap, isolates, lookahead, monkeypatch):
     monkeypatch.setattr(loop_of(trainer), "_next_round", lambda number, evaluator: None)
     assert list(steps) == []
     assert loop_of(trainer).lookahead == lookahead
+
+
+def paced(monkeypatch, *, proposal_s: float = 0.2):
+    """Return a search of trainings that take a second, with places for two; its clock counts proposals."""
+    clock = SimpleNamespace(now=0.0, process_time=lambda: clock.now)
+    monkeypatch.setattr(loop_module, "time", clock)
+    options = ("task=tests.search.searches:TrainsPlaces", "search.proposals.num_enumerated=0", "evaluation.capacity=2")
+    trainer = build(
+        "surrogate", RIDGE, *options, "search.num_initial=4", "search.batch_size=0", "budget.evaluations=24"
+    )
+    propose = loop_of(trainer).method.propose
+
+    def timed(call, num):
+        clock.now += proposal_s
+        return propose(call, num)
+
+    monkeypatch.setattr(loop_of(trainer).method, "propose", timed)
+    return trainer
+
+
+@pytest.mark.parametrize(("proposal_s", "size"), [(0.05, 2), (0.2, 4), (9.0, 8)])
+def test_rounds_grow_where_proposals_take_long(monkeypatch, proposal_s, size):
+    trainer, lines = paced(monkeypatch, proposal_s=proposal_s), []
+    loop_of(trainer).notify = lines.append
+    _, steps = run_search(trainer, UnorderedEvaluator(trainer.task))
+    sizes = [len(step.evaluations) for step in steps]
+    assert sizes[:4] == [2, 2, 2, 2]  # two of the first design, two that are measured
+    assert sum(sizes) == 24
+    assert set(sizes[4:-1]) == {size}
+    assert len(lines) == (size > 2)
+    assert not lines or lines[0].startswith(f"search.batch_size=0: rounds of {size} candidates (evaluations take 1 s")
+
+
+def test_size_of_rounds_is_restored(monkeypatch):
+    whole = paced(monkeypatch)
+    run_search(whole, UnorderedEvaluator(whole.task))
+    interrupted = paced(monkeypatch)
+    with pytest.raises(EvaluationStoppedError):
+        run_search(interrupted, UnorderedEvaluator(interrupted.task, num_until_stop=13))
+    resumed = paced(monkeypatch, proposal_s=9.0)
+    loop_of(resumed).load_state_dict(loop_of(interrupted).state_dict())
+    run_search(resumed, UnorderedEvaluator(resumed.task, seed=1))
+    names = [[proposal.hash for proposal in loop_of(each).history.proposals] for each in (resumed, whole)]
+    assert loop_of(resumed).batch_size == 4
+    assert names[0] == names[1]
 
 
 def test_metrics_count_the_origins_of_proposals():
