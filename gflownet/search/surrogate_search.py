@@ -48,8 +48,9 @@ _CHUNK = 4_096  # architectures predicted at once for `completed_scores`, to bou
 class SurrogateSearch(SearchMethod):
     """Fits a surrogate to all scores, and samples a batch of unknown architectures in proportion to acquisition^beta.
 
-    A small space is scored as a whole. Elsewhere candidates are mutations of the best architectures and of the best
-    candidates, `samples`, and the best candidates of the last proposal. Failed evaluations count with the floor score, refused ones not at all.
+    A small space is scored as a whole. Elsewhere candidates are the best ones of the last proposal, mutations of the
+    best architectures and of the best candidates, and `samples`. Failed evaluations count with the floor score, refused
+    ones not at all.
     """
 
     uses_surrogate = True
