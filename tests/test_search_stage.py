@@ -64,7 +64,12 @@ def test_policy_steps_without_finite_loss_are_skipped_until_too_many_rounds(tmp_
 
     monkeypatch.setattr(TrajectoryBalance, "loss", loss)
     options = ("search.method=surrogate_gflownet", "search.proposals.num_enumerated=0", "wandb.mode=disabled")
-    options += ("search.proposals.num_updates=2", "search.train_sampler=false", "opt.max_skipped=2")
+    options += (
+        "search.proposals.num_updates=2",
+        "search.train_sampler=false",
+        "opt.max_skipped=2",
+        "checkpoint_every=1",
+    )
     broken = {2}  # one of the first round with predictions
     assert run(tmp_path / "skipped", *options) == 0
     out, rows = capsys.readouterr().out, metric_rows(tmp_path / "skipped")
@@ -74,7 +79,7 @@ def test_policy_steps_without_finite_loss_are_skipped_until_too_many_rounds(tmp_
     num_losses[0], broken = 0, set(range(3, 9))  # all of the next rounds
     assert run(tmp_path / "ended", *options) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: step 4: expected a finite loss, got nan; resume=true continues from step 2: lower ")
+    assert error.startswith("error: after step 3: expected a finite loss, got nan; resume=true continues from step 1: ")
 
 
 def test_rounds_and_training_steps_are_numbered_together(finished):
