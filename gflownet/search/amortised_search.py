@@ -228,6 +228,7 @@ class SurrogateGFlowNet(SurrogateSearch):
 
     def work(self, round: int) -> Iterator[None]:
         """Train the policy on the acquisition, on its last samples and on trajectories into the best candidates."""
+        yield from super().work(round)
         if self.policy is None or not self._num_due:
             return
         self._before = _copied(self.policy.state_dict())

@@ -100,6 +100,10 @@ class Automatic(Surrogate):
     def unwarp(self, values: Tensor) -> Tensor:
         return self.models[0].unwarp(values)
 
+    def prepare(self) -> None:
+        for model in self.models:
+            model.prepare()
+
     def fit(self, features: ModelFeatures, scores: Tensor) -> None:
         """Fit all models, and choose the weights again after enough new observations."""
         check_scores(features, scores)

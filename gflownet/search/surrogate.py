@@ -93,6 +93,9 @@ class Surrogate(Configurable, ABC):
             extra: [B, D] numeric features, such as zero-cost proxies; None: none.
         """
 
+    def prepare(self) -> None:  # noqa: B027, optional
+        """Load what `fit` needs: called while the first candidates train."""
+
     @abstractmethod
     def fit(self, features: Any, scores: Tensor) -> None:
         """Fit the model to all n observations; features that extend those of the last call cost less.

@@ -95,6 +95,12 @@ class SurrogateSearch(SearchMethod):
         metrics = {**self.calibration.metrics(), "fallback": float(self.calibration.is_worse_than_mean)}
         return {**metrics, **self.surrogate.metrics(), **(self.learn(round) if self._num_fitted else {})}
 
+    def work(self, round: int) -> Iterator[None]:
+        """Prepare the first fit, while the first design trains."""
+        if not self._num_fitted:
+            self.surrogate.prepare()
+            yield
+
     @classmethod
     def check_config(cls, config: Any) -> None:
         """Raise UserError for objectives that need more than rewards of terminal states."""
