@@ -218,13 +218,11 @@ class SurrogateGFlowNet(SurrogateSearch):
             self._num_due = self._num_updates(self.policy)
         return {"policy_updates": float(self.policy.num_updates)}
 
-    def limit_work(self, seconds: float) -> int:
-        """Bound the updates of later rounds to the smallest number and `seconds` more, and return the bound."""
-        if self.policy is None:
-            return 0
-        update_s = self.policy.update_seconds
-        self._max_updates = _MIN_UPDATES + (int(max(seconds, 0.0) / update_s) if update_s else 0)
-        return self._max_updates
+    def limit_work(self, seconds: float) -> None:
+        """Bound the updates of later rounds to the smallest number and `seconds` more."""
+        if self.policy is not None:
+            update_s = self.policy.update_seconds
+            self._max_updates = _MIN_UPDATES + (int(max(seconds, 0.0) / update_s) if update_s else 0)
 
     def work(self, round: int) -> Iterator[None]:
         """Train the policy on the acquisition, on its last samples and on trajectories into the best candidates."""

@@ -95,11 +95,10 @@ class SearchLoop:
         self.notify: Callable[[str], None] = lambda line: None  # called with lines for the user
         self.round = 0
         self.lookahead = 0  # set by `steps`
-        self._may_grow, self._num_places = may_grow, batch_size
-        self._is_paced = not method.uses_surrogate or method.setup.task.is_cheap  # whether the size of rounds is final
-        # Size and seconds of a predicted one, and own seconds up to its end.
-        self._last_proposal: tuple[int, float, float] | None = None
-        self._has_learned = False  # since that proposal
+        # Whether the size of rounds and the bound of the method's work are open, and chosen by their time.
+        self._is_open = method.uses_surrogate and not method.setup.task.is_cheap
+        self._may_grow = may_grow and self._is_open
+        self._fit_s, self._proposal_s, self._work_s = 0.0, 0.0, 0.0  # of the last round; 0: not measured
         self._num_calls = 0  # of `propose`
         self._work: Iterator[None] = iter(())  # of the method, until the next round is learned
         self.end = ""  # reason of the end, empty before
@@ -115,7 +114,7 @@ class SearchLoop:
             EvaluationStoppedError: a stop request, or the budget is spent; the round is not counted.
         """
         self.lookahead = 0 if self.max_in_flight else self._chosen_lookahead(evaluator)
-        self._may_grow = self._may_grow and not (self._is_paced or self.max_in_flight) and evaluator.executor.isolates
+        self._may_grow = self._may_grow and not self.max_in_flight and evaluator.executor.isolates
         self._resubmit(evaluator)
         for number in count(self.round + 1):
             if self._is_over():
@@ -139,7 +138,8 @@ class SearchLoop:
             "num_calls": self._num_calls,
             "num_repeats": self._num_repeats,
             "num_trained_on": self.num_trained_on,
-            "batch_size": self.batch_size if self._is_paced else None,
+            "batch_size": None if self._may_grow else self.batch_size,
+            "is_open": self._is_open,
             "history": self.history.state_dict(),
             "method": self.method.state_dict(),
             **self._pending_state(),
@@ -161,10 +161,9 @@ class SearchLoop:
         self.round = state["round"]
         self._num_repeats, self._num_calls = state["num_repeats"], state["num_calls"]
         self.num_trained_on = state.get("num_trained_on", 0)  # missing in earlier checkpoints
-        if state.get("batch_size") is not None:
-            self._is_paced = True
-            if self._may_grow:  # otherwise search.batch_size names one
-                self.batch_size = state["batch_size"]
+        self._is_open = self._is_open and state.get("is_open", True)
+        if self._may_grow and state.get("batch_size"):  # otherwise search.batch_size names one
+            self.batch_size, self._may_grow = state["batch_size"], False
         self.history.load_state_dict(state["history"])
         self.method.load_state_dict(state["method"])
         self._stored = {name: state[name] for name in state if name.startswith("pending") and state["pending"]}
@@ -258,14 +257,16 @@ class SearchLoop:
 
     def _start_work(self, round: int) -> None:
         """Begin the method's work on the results up to a round; without further proposals none is needed."""
-        self._work = self.method.work(round) if self._num_left() > 0 else iter(())
+        self._work, self._work_s = self.method.work(round) if self._num_left() > 0 else iter(()), 0.0
 
     def _do_work(self, limit_s: float) -> bool:
         """Do pieces of the method's work for about `limit_s` seconds; return whether there were any."""
         start, is_working = time.process_time(), False
         while time.process_time() - start < limit_s and next(self._work, self) is not self:
             is_working = True
-        self.history.method_seconds += time.process_time() - start
+        seconds = time.process_time() - start
+        self.history.method_seconds += seconds
+        self._work_s += seconds if self._proposal_s else 0.0
         return is_working
 
     def _advance(self, evaluator: Dispatcher) -> None:
@@ -311,8 +312,8 @@ class SearchLoop:
         states = self.method.propose(self._num_calls + 1, num)
         seconds = time.process_time() - start
         self.history.method_seconds += seconds
-        if not self._is_paced and is_predicted:
-            self._last_proposal, self._has_learned = (num, seconds, self.history.method_seconds), False
+        if is_predicted:
+            self._proposal_s = seconds
         self._check(states)
         if not len(states):
             if not self.history.in_flight:  # whose results may lead to others
@@ -324,28 +325,36 @@ class SearchLoop:
         return states
 
     def _next_size(self) -> int:
-        """Return the size of the next round, chosen after the first predicted round."""
-        if not self._is_paced and self._has_learned and self._last_proposal is not None:
-            num, proposal_s, own_s = self._last_proposal
-            self._choose_pace(num, proposal_s + self.history.method_seconds - own_s)
+        """Return the size of the next round, chosen once by the time of the first predicted proposal."""
+        if self._is_open and self._proposal_s:
+            own_s = self._fit_s + self._proposal_s
+            allowed_s = self.method.setup.config.overhead * self._evaluation_seconds()
+            if self._may_grow:
+                self._grow(own_s, allowed_s)
+            if self._work_s:
+                self.method.limit_work(allowed_s * self.batch_size - own_s - self._work_s)
+                self._is_open = False
         return min(self.batch_size, self._num_left())
 
-    def _choose_pace(self, num: int, own_s: float) -> None:
-        """Choose the size of rounds and the method's work from the own seconds of one with the smallest work."""
-        self._is_paced = True
-        evaluation_s = math.fsum(self.history.seconds) / len(self.history.seconds)
-        allowed_s = self.method.setup.config.overhead * evaluation_s  # own time per evaluation
-        if self._may_grow:
-            sizes = range(self._num_places, max(_LARGEST_ROUND, self._num_places) + 1, self._num_places)
-            fitting = (size for size in sizes if own_s <= _SHARE_OF_PROPOSALS * allowed_s * size)
-            num = self.batch_size = next(fitting, sizes[-1])
-        num_steps = self.method.limit_work(allowed_s * num - own_s)
-        if self.batch_size > self._num_places:
-            work = f" and at most {counted(num_steps, 'policy update')}" if num_steps else ""
+    def _grow(self, own_s: float, allowed_s: float) -> None:
+        """Choose the size of rounds.
+
+        Args:
+            own_s: seconds of a fit and a proposal.
+            allowed_s: the method's seconds per evaluation.
+        """
+        places, self._may_grow = self.batch_size, False
+        sizes = range(places, max(_LARGEST_ROUND, places) + 1, places)
+        fitting = (size for size in sizes if own_s <= _SHARE_OF_PROPOSALS * allowed_s * size)
+        self.batch_size = next(fitting, sizes[-1])
+        if self.batch_size > places:
             self.notify(
-                f"search.batch_size=0: rounds of {counted(self.batch_size, 'candidate')}{work} (evaluations take "
-                f"{evaluation_s:.2g} s, the smallest round of the method {own_s:.2g} s)"
+                f"search.batch_size=0: rounds of {counted(self.batch_size, 'candidate')} (an evaluation takes "
+                f"{self._evaluation_seconds():.2g} s, a fit and a proposal {own_s:.2g} s)"
             )
+
+    def _evaluation_seconds(self) -> float:
+        return math.fsum(self.history.seconds) / len(self.history)
 
     def _check(self, states: GraphStates) -> None:
         """Raise UserError for proposals that are no terminal states."""
@@ -399,8 +408,8 @@ class SearchLoop:
         self._num_repeats = self._num_repeats + len(evaluations) if is_repeated else 0
         start = time.process_time()
         metrics = dict(self.method.observe(number))
-        self.history.method_seconds += time.process_time() - start
-        self._has_learned = True
+        self._fit_s = time.process_time() - start
+        self.history.method_seconds += self._fit_s
         metrics |= origin_counts(self.history.proposals, num_proposals)
         return SearchStep(number, evaluations, metrics | self._metrics())
 

@@ -80,13 +80,12 @@ class SearchMethod(Configurable, ABC):
         """
         return iter(())
 
-    def limit_work(self, seconds: float) -> int:
-        """Bound the `work` of later rounds, and return the bound in steps of the work; 0: there is none.
+    def limit_work(self, seconds: float) -> None:
+        """Bound the `work` of later rounds.
 
         Args:
             seconds: CPU time of a round that it may take in addition to the smallest work, which the rounds had so far.
         """
-        return 0
 
     def completed_scores(self, states: GraphStates) -> Tensor:
         """Return scores of terminal states [B]: measured ones where they are known, predictions elsewhere."""

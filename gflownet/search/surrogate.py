@@ -93,7 +93,7 @@ class Surrogate(Configurable, ABC):
             extra: [B, D] numeric features, such as zero-cost proxies; None: none.
         """
 
-    def prepare(self) -> None:  # noqa: B027, optional
+    def prepare(self) -> None:
         """Load what `fit` needs: called while the first candidates train."""
 
     @abstractmethod

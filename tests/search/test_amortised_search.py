@@ -111,9 +111,9 @@ def test_updates_of_a_round_are_limited_by_seconds(monkeypatch):
         num_updates.append(policy.num_updates)
         if call == 1:
             policy.update_seconds = 0.01
-            assert method.limit_work(0.035) == 5
+            method.limit_work(0.035)
     assert num_updates == [2, 4, 9, 14]
-    assert method.limit_work(-1.0) == 2
+    method.limit_work(-1.0)
     restored = gflownet_of(build("surrogate_gflownet", RIDGE, *SEARCH))
     restored.history.load_state_dict(method.history.state_dict())
     restored.load_state_dict(method.state_dict())
