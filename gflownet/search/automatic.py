@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -76,11 +76,10 @@ class Automatic(Surrogate):
     def __init__(self, env: Environment, config: SurrogateConfig, *, seed: int) -> None:
         super().__init__(env, config, seed=seed)
         descriptors = Descriptors(env, seed=seed)
-        self.models: list[CrossValidated] = [
-            GaussianProcess(env, config, seed=seed),
-            GaussianProcess(env, config, seed=seed, descriptors=descriptors),
-            RandomForest(env, config, seed=seed, descriptors=descriptors),
-        ]
+        self._labels = GaussianProcess(env, config, seed=seed)
+        self._numbers = GaussianProcess(env, config, seed=seed, descriptors=descriptors)
+        forest = RandomForest(env, config, seed=seed, descriptors=descriptors)
+        self.models: list[CrossValidated] = [self._labels, self._numbers, forest]
         if isinstance(config.options, AutomaticConfig) and config.options.graph_networks:
             self.models.append(GraphNetworks(env, config, seed=seed))
         self.weights = [1 / len(self.models)] * len(self.models)
@@ -89,9 +88,9 @@ class Automatic(Surrogate):
         self._is_loaded = False  # since the last fit
 
     def encode(self, states: GraphStates, extra: Tensor | None = None) -> ModelFeatures:
-        labels, numbers, *others = (model.encode(states, extra) for model in self.models)
-        numbers = replace(numbers, labels=labels.labels, counts=labels.counts)  # the same, kept once
-        return ModelFeatures((labels, numbers, *others))
+        labels = self._labels.encode(states, extra)
+        numbers = self._numbers.with_descriptors(labels, states, extra)  # with the same labels, kept once
+        return ModelFeatures((labels, numbers, *(model.encode(states, extra) for model in self.models[2:])))
 
     def warp(self, scores: Tensor) -> Tensor:
         """Return warped scores; all models have one warping."""

@@ -68,13 +68,16 @@ class Descriptors:
         self._columns = varying.nonzero().squeeze(1)
         self.names = tuple(names[column] for column in self._columns.tolist())
         self.groups = torch.tensor(groups)[self._columns]  # [D]
+        self._last: tuple[GraphStates, Tensor] | None = None  # of the last call: several models read the same numbers
 
     def __call__(self, states: GraphStates) -> Tensor:
         """Return the numbers [B, D] float64 of terminal states, 0 for an unknown one."""
-        starts = range(0, max(len(states), 1), _CHUNK)
-        values = torch.cat([self._numbers(states[first : first + _CHUNK])[2] for first in starts])
-        values = (values - self._mean) / self._deviation
-        return values[:, self._columns].nan_to_num(0.0).clamp(-_BOUND, _BOUND).round(decimals=_DECIMALS)
+        if self._last is None or self._last[0] is not states:
+            starts = range(0, max(len(states), 1), _CHUNK)
+            values = torch.cat([self._numbers(states[first : first + _CHUNK])[2] for first in starts])
+            values = ((values - self._mean) / self._deviation)[:, self._columns]
+            self._last = states, values.nan_to_num(0.0).clamp(-_BOUND, _BOUND).round(decimals=_DECIMALS)
+        return self._last[1]
 
     def _numbers(self, states: GraphStates) -> tuple[tuple[str, ...], tuple[Group, ...], Tensor]:
         """Return the names [D], the groups [D] and the values [B, D] float64 of all numbers."""
@@ -194,7 +197,8 @@ class ShapeNumbers:
 
     def __init__(self, env: OperationGraphEnv) -> None:
         self.env, tables = env, env.tables
-        self._costs: dict[tuple[int, int], tuple[int, int]] = {}  # by prefix and shape of the input
+        size = len(tables.output), len(tables.shapes) + 1
+        self._costs = torch.full((*size, 2), torch.nan, dtype=torch.float64)  # [P, S, 2]; NaN: not computed yet
         sizes = [(shape.channels, shape.num_elements // shape.channels) for shape in tables.shapes]
         self._shape = torch.tensor([*sizes, (1, 1)], dtype=torch.float64).log2()  # [S, 2] channels, positions
         extents = [_extent(env, prefix) for prefix in env.choices.prefixes]
@@ -229,18 +233,15 @@ class ShapeNumbers:
 
     def _cost(self, facts: StateFacts) -> Tensor:
         """Return parameters and multiply-adds [B, 2] float64, without learned projections of inputs."""
-        pairs = torch.stack([facts.prefix, facts.input], -1)  # [B, N, 2]
-        unique, index = pairs[facts.is_hidden].unique(dim=0, return_inverse=True)
-        costs = torch.tensor([self._of_operation(*pair) for pair in unique.tolist()]).reshape(-1, 2)
-        total = torch.zeros(*pairs.shape, dtype=torch.float64)
-        total[facts.is_hidden] = costs.double()[index]
+        prefix, shape = facts.prefix[facts.is_hidden], facts.input[facts.is_hidden]
+        is_missing = self._costs[prefix, shape, 0].isnan()
+        for pair in dict.fromkeys(zip(prefix[is_missing].tolist(), shape[is_missing].tolist(), strict=True)):
+            applied = self.env.choices.applied(self.env.choices.prefixes[pair[0]])
+            cost = applied.cost({INPUT_PORT: self.env.tables.shapes[pair[1]]})
+            self._costs[pair] = torch.tensor(cost, dtype=torch.float64)
+        total = torch.zeros(*facts.prefix.shape, 2, dtype=torch.float64)
+        total[facts.is_hidden] = self._costs[prefix, shape]
         return total.sum(1) + facts.head.double()
-
-    def _of_operation(self, prefix: int, shape: int) -> tuple[int, int]:
-        if (prefix, shape) not in self._costs:
-            applied = self.env.choices.applied(self.env.choices.prefixes[prefix])
-            self._costs[prefix, shape] = applied.cost({INPUT_PORT: self.env.tables.shapes[shape]})
-        return self._costs[prefix, shape]
 
 
 def _ends_first(env: OperationGraphEnv, states: GraphStates) -> GraphStates:

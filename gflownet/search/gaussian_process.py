@@ -5,6 +5,7 @@ Letters: n observations, m of them in the model, B predicted graphs, K distances
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,13 +44,17 @@ class GaussianProcess(CrossValidated):
 
     def encode(self, states: GraphStates, extra: Tensor | None = None) -> GraphFeatures:
         """Return the features of B terminal states, with numeric features [B, D]."""
-        if self._descriptors is None:
-            return self._encoder.encode(states, extra)
+        labels = self._encoder.encode(states, extra)
+        return labels if self._descriptors is None else self.with_descriptors(labels, states, extra)
+
+    def with_descriptors(self, labels: GraphFeatures, states: GraphStates, extra: Tensor | None) -> GraphFeatures:
+        """Return features with the numbers of the descriptors, and the labels of features without them."""
+        assert self._descriptors is not None
         groups, numbers = self._descriptors.groups, self._descriptors(states)
         if extra is not None:
             own = torch.arange(extra.shape[1]) + len(Group)  # a distance for each
             groups, numbers = torch.cat([groups, own]), torch.cat([numbers, extra.double()], 1)
-        return self._encoder.encode(states, numbers, groups.unique(return_inverse=True)[1])
+        return replace(labels, numbers=numbers, groups=groups.unique(return_inverse=True)[1])
 
     def fit(self, features: GraphFeatures, scores: Tensor) -> None:
         """Fit to n observations."""

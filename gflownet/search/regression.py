@@ -241,6 +241,7 @@ class CrossCovariance:
     def __init__(self, features: GraphFeatures) -> None:
         self.features = features
         self._regression: Regression | None = None
+        self._distances: WeightedDistances | None = None  # of the B graphs, once one of them is needed
         self._blocks: list[Tensor] = []  # [rows, B] each, of L^-1 k(observations, graphs)
         self._explained = torch.empty(0)  # [B] float64, sums of squares of its columns
         self._num_rows = 0
@@ -265,7 +266,7 @@ class CrossCovariance:
             pairs = (self.features[torch.cat([torch.tensor([row]), part])] for part in parts)
             return torch.cat([CrossCovariance(each).covariance(regression, 0)[1:] for each in pairs])
         self._update(regression)
-        covariances = correlation(self._distances(self.features[row : row + 1]))[0]
+        covariances = self._correlations(regression, self.features[row : row + 1])
         for _, whitened in self._whitened():
             covariances -= whitened[:, row] @ whitened
         return regression.posterior.variance * covariances
@@ -293,7 +294,7 @@ class CrossCovariance:
         num, size = regression.num_fitted, len(self.features)
         dtype = torch.float64 if num * size <= _MAX_DOUBLES else torch.float32
         self._blocks = []  # before the next ones are allocated
-        self._distances = WeightedDistances(self.features, regression.weights)
+        self._distances = None
         if dtype == torch.float32:
             _trim_heap()
         self._blocks, self._num_rows = [torch.empty(num, size, dtype=dtype)], num
@@ -309,8 +310,14 @@ class CrossCovariance:
         if dtype == torch.float32:
             _trim_heap()
 
+    def _correlations(self, regression: Regression, other: GraphFeatures) -> Tensor:
+        """Return the correlations [B] with one other graph."""
+        if self._distances is None:
+            self._distances = WeightedDistances(self.features, regression.weights)
+        return correlation(self._distances(other))[0]
+
     def _append(self, regression: Regression, row: int) -> None:
-        covariance = correlation(self._distances(regression.points.features[row : row + 1]))[0]
+        covariance = self._correlations(regression, regression.points.features[row : row + 1])
         factor = regression.factor[row]
         for rows, known in self._whitened():
             covariance -= factor[rows].to(known) @ known
