@@ -129,6 +129,7 @@ def proposal_rows(table: Path, num: int) -> list[Row]:
     assert method.space is not None
     order = torch.randperm(len(method.space.states), generator=torch.Generator().manual_seed(0))
     before = _memory("VmRSS")
+    method.space.features(method.model)  # once in a search, by its first proposal
     for call, rows in enumerate((order[:num], order[num : num + 1]), start=1):
         _add_scores(trainer, method.space.states[rows])
         method.observe(call)

@@ -151,7 +151,7 @@ class LabelIndex:
     """Histograms of n graphs by label, times a factor for each block and graph."""
 
     def __init__(self, features: GraphFeatures, scales: Tensor) -> None:
-        """Index the labels of blocks whose factors [K, n] are not zero."""
+        """Index the labels of blocks whose factors [K, n], in the precision of the products, are not zero."""
         self.num_graphs = len(features)
         rows, labels, counts = _scaled_labels(features, scales)
         labels, order = labels.sort()
@@ -161,7 +161,7 @@ class LabelIndex:
         self._column[frequent] = torch.arange(len(frequent))
         column = self._column.repeat_interleave(self._size)
         dense, rows, counts = column >= 0, rows[order], counts[order]
-        self._matrix = torch.zeros(self.num_graphs, len(frequent), dtype=torch.float64)
+        self._matrix = torch.zeros(self.num_graphs, len(frequent), dtype=scales.dtype)
         self._matrix[rows[dense], column[dense]] = counts[dense]
         self._rows, self._counts = rows[~dense], counts[~dense]  # lists of the others
         num_listed = self._size.masked_fill(self._column >= 0, 0)
@@ -171,12 +171,12 @@ class LabelIndex:
         """Return the scalar products of the histograms of B graphs, times factors [K, B], with these n, [B, n]."""
         rows, labels, counts = _scaled_labels(features, scales)
         if not len(self._labels):
-            return torch.zeros(len(features), self.num_graphs, dtype=torch.float64)
+            return torch.zeros(len(features), self.num_graphs, dtype=scales.dtype)
         position = torch.searchsorted(self._labels, labels).clamp(max=len(self._labels) - 1)
         indexed = self._labels[position] == labels
         column = self._column[position].masked_fill(~indexed, -1)
         dense, sparse = column >= 0, indexed & (column < 0)
-        matrix = torch.zeros(len(features), self._matrix.shape[1], dtype=torch.float64)
+        matrix = torch.zeros(len(features), self._matrix.shape[1], dtype=scales.dtype)
         matrix[rows[dense], column[dense]] = counts[dense]
         products = matrix @ self._matrix.T
         self._add_rare(products, position[sparse], rows[sparse], counts[sparse])
@@ -288,8 +288,9 @@ class WeightedDistances:
     |x - y|^2 = |x|^2 + |y|^2 - 2 x y for scaled histograms and numbers: one array in place of one per distance.
     """
 
-    def __init__(self, features: GraphFeatures, weights: Tensor) -> None:
+    def __init__(self, features: GraphFeatures, weights: Tensor, dtype: torch.dtype = torch.float64) -> None:
         """Scale the features of n graphs by the roots of weights [K]; those without a weight are left out."""
+        self._dtype = dtype  # of the products
         roots, num = weights.sqrt(), features.num_blocks
         self._label_roots, of_numbers = roots[:num, None], roots[num:][features.groups]
         self._used = of_numbers.nonzero().squeeze(1)
@@ -298,7 +299,7 @@ class WeightedDistances:
         self._index = LabelIndex(features, scales)
 
     def __call__(self, features: GraphFeatures) -> Tensor:
-        """Return the weighted squared distances of B others to the n graphs, [B, n] float64."""
+        """Return the weighted squared distances of B others to the n graphs, [B, n]."""
         scales, numbers, squares = self._scaled(features)
         products = self._index.products(features, scales).addmm_(numbers, self._numbers.T)
         return products.mul_(-2).add_(self._squares).add_(squares[:, None]).clamp_(min=0)
@@ -308,4 +309,5 @@ class WeightedDistances:
         lengths = Points(features).inverse_lengths
         numbers = (features.numbers[:, self._used] - self._centre) * self._scale
         squares = ((lengths > 0) * self._label_roots.square()).sum(0) + numbers.square().sum(1)
-        return lengths * self._label_roots, numbers, squares
+        scales = lengths * self._label_roots
+        return scales.to(self._dtype), numbers.to(self._dtype), squares.to(self._dtype)

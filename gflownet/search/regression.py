@@ -151,7 +151,7 @@ def _distinct(squared: Tensor) -> Tensor:
 
 
 _MAX_FIT_ROWS = 200  # observations of a fit of hyperparameters, whose cost grows with their third power
-_MAX_ENTRIES = 2**18  # of one array at a time, to bound memory
+_MAX_ENTRIES = 2**19  # of one array at a time, to bound memory
 _MAX_DOUBLES = 2**23  # of the whitened covariances of all predicted graphs; float32 above
 MAX_KEPT_BYTES = 160 * 2**20  # of the same, at the last fit of hyperparameters
 _BLOCK_ROWS = 32  # rows allocated together
@@ -300,9 +300,9 @@ class CrossCovariance:
         self._blocks, self._num_rows = [torch.empty(num, size, dtype=dtype)], num
         self._explained = torch.empty(size, dtype=torch.float64)
         factor = regression.factor[:num, :num].to(dtype)
-        distances = WeightedDistances(regression.points.features[:num], regression.weights)
+        distances = WeightedDistances(regression.points.features[:num], regression.weights, dtype)
         for part in torch.arange(size).split(max(1, _MAX_ENTRIES // num)):
-            covariance = correlation(distances(self.features[part]).to(dtype)).T
+            covariance = correlation(distances(self.features[part])).T
             whitened = torch.linalg.solve_triangular(factor, covariance, upper=False)
             self._blocks[0][:, part] = whitened
             self._explained[part] = whitened.square().sum(0, dtype=torch.float64)

@@ -1,13 +1,19 @@
 """The mixture of surrogates: weights by left out observations, and the left out predictions themselves."""
 
+from dataclasses import fields
+
+import numpy as np
 import pytest
 import torch
+from sklearn.tree import DecisionTreeRegressor
 
 from gflownet.search.automatic import MODELS, Automatic, AutomaticConfig, stacked
 from gflownet.search.config import MIXED_MODELS, SurrogateConfig
+from gflownet.search.descriptors import Descriptors
+from gflownet.search.forest import RandomForest, RandomForestConfig
 from gflownet.search.gaussian_process import GaussianProcess
 from gflownet.search.regression import Hyperparameters, Regression
-from gflownet.search.surrogate import Prediction, mixture
+from gflownet.search.surrogate import Prediction, Warping, mixture
 from tests.contracts.environments import computation_graphs
 from tests.search.terminal_states import random_terminal_states
 
@@ -53,6 +59,40 @@ def test_mixture_has_mean_and_variance_of_its_parts():
     assert float(result.mean) == 1.0
     assert float(result.std) == pytest.approx(2**0.5)
     assert result.noise == pytest.approx((0.5 * 0.25) ** 0.5)
+
+
+def test_automatic_encodes_as_its_models_and_once(env, monkeypatch):
+    states, extra = random_terminal_states(env, 9, seed=0), torch.arange(9.0)[:, None]
+    surrogate, calls = Automatic(env, SurrogateConfig(), seed=0), list[int]()
+    original = Descriptors._numbers
+    monkeypatch.setattr(Descriptors, "_numbers", lambda self, batch: calls.append(len(batch)) or original(self, batch))
+    parts = surrogate.encode(states, extra).parts
+    assert calls == [9]
+    labels, numbers, forest = (model.encode(states, extra) for model in surrogate.models)
+    assert torch.equal(parts[2], forest)
+    for part, expected in zip(parts[:2], (labels, numbers), strict=True):
+        assert all(torch.equal(getattr(part, each.name), getattr(expected, each.name)) for each in fields(part))
+    assert parts[1].labels is parts[0].labels
+    other = surrogate.encode(states[:5], extra[:5]).parts
+    assert torch.equal(other[2], forest[:5])
+
+
+def test_forest_equals_trees_of_scikit_learn(env):
+    states = random_terminal_states(env, NUM, seed=0)
+    config = SurrogateConfig(options=RandomForestConfig(num_trees=5))
+    forest, scores = RandomForest(env, config, seed=3), states.num_nodes.double().sin()
+    features = forest.encode(states)
+    forest.fit(features[:30], scores[:30])
+    forest.fit(features[:31], scores[:31])  # the same trees in other warped scores
+    generator = np.random.default_rng(3)
+    rows, growth, trees = generator.integers(30, size=(5, 30)), Warping.of(scores[:30]), []
+    for sample in rows:
+        seed = int(generator.integers(2**31))
+        tree = DecisionTreeRegressor(min_samples_leaf=2, max_features=0.5, random_state=seed)
+        trees.append(tree.fit(features.numpy()[sample], growth.warp(scores[:30]).numpy()[sample]))
+    outputs = torch.stack([torch.from_numpy(tree.predict(features.numpy())) for tree in trees])
+    expected = Warping.of(scores[:31]).warp(growth.unwarp(outputs)).mean(0)
+    assert torch.equal(forest.predict(features).mean, expected)
 
 
 def test_automatic_shows_weights_and_covariances(env):

@@ -119,6 +119,16 @@ def test_covariances_in_parts_match_those_of_all(env, states, monkeypatch, max_d
     assert not parts._blocks
 
 
+def test_covariances_follow_new_hyperparameters(env, states):
+    features, values = process(env).encode(states), scores_of(states)
+    cross, other = CrossCovariance(features), Hyperparameters(HYPERPARAMETERS.weights + 1, HYPERPARAMETERS.noise)
+    for hyperparameters in (HYPERPARAMETERS, other):
+        regression = Regression(features, torch.arange(NUM), hyperparameters)
+        regression.observe(values)
+        covariance = cross.covariance(regression, 3 * NUM - 1)
+        assert torch.equal(covariance, CrossCovariance(features).covariance(regression, 3 * NUM - 1))
+
+
 def test_candidates_of_a_batch_leave_the_covariances_of_the_space(env, states):
     gp = process(env)
     features = gp.encode(states)
