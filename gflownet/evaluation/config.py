@@ -136,12 +136,13 @@ class EvaluationConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     store_url: str = option("", "database URL of the store; empty: evaluations.sqlite in log_dir")
     memory_format: Literal["contiguous", "channels_last", "auto"] = option(
-        "contiguous", "of images in training: contiguous, channels_last or auto (the faster one, measured once)"
+        "contiguous",
+        "of images and signals in training: contiguous, channels_last or auto (the faster one, measured once)",
     )
     precision: Literal["float32", "bfloat16", "auto"] = option(
         "float32",
         "of matrix products and convolutions in training: float32, bfloat16 (mixed precision) or auto (the faster one "
-        "for images, measured once)",
+        "for images and signals, measured once)",
     )
     num_epochs: int = option(4, "passes over the training data per candidate", POSITIVE)
     batch_size: int = option(

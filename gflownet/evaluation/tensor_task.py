@@ -224,10 +224,10 @@ class TensorTask(GFNTask):
         The options of the run name the choice from here on, so that its folder, its store, its processes and a resumed
         run have the same one.
         """
-        options, is_image = self._evaluation, self.input_shape.layout is Layout.IMAGE
-        if options.memory_format == "channels_last" and not is_image:
+        options, has_channels = self._evaluation, self.input_shape.layout in (Layout.IMAGE, Layout.SIGNAL)
+        if options.memory_format == "channels_last" and not has_channels:
             raise UserError(f"evaluation.memory_format: expected contiguous for {self.input_shape}, got channels_last")
-        image, device = self.input_shape.sizes if is_image else (), self.train.example.device
+        image, device = self.input_shape.sizes if has_channels else (), self.train.example.device
         sides = options.memory_format, options.precision
         chosen = choose_numerics(*sides, image=image, batch_size=options.batch_size, device=device)
         self._evaluation = replace(options, **asdict(chosen))

@@ -20,6 +20,8 @@ class Dialect:
     module: Callable[[str], str]
     is_sequence: bool = False  # rows are all time steps, one after the other
     scaled: Mapping[str, str] = field(default_factory=dict)  # by edge label: variables that hold weight times matrix
+    # Whether means over positions are taken over the first axes, so that their gradients are in channels_last.
+    moves_channels: bool = False
 
     def weight(self, name: str) -> str:
         """The weight matrix of a submodule."""
@@ -30,6 +32,7 @@ FAST = Dialect(
     # Straight from the dicts of nn.Module: its __getattr__ costs as much as a small kernel.
     parameter=lambda name: f'p["{name}"]',
     module=lambda name: f'm["{name}"]',
+    moves_channels=True,
 )
 SEQUENCE = replace(FAST, is_sequence=True)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gflownet.training.optimisers import OptimiserOptions, build_optimisers, is_wide, split_parameters
+from gflownet.training.precision import use_channels_last
 from gflownet.training.schedules import Schedule
 
 # A cross-entropy of 1,000 nats means logits that are off by 1,000: the training does not recover.
@@ -207,9 +208,11 @@ def flat_steps(
     """Return the steps of a model whose parameters and gradients become views of flat tensors.
 
     Updating dozens of small tensors as one saves a sixth of the training time of a small model. Norms and biases have
-    no weight decay; the averages include the buffers. The parameters share one dtype and device. Kernels of images get
-    the memory format, which convolutions pass on to their outputs.
+    no weight decay; the averages include the buffers. The parameters share one dtype and device. Kernels of images and
+    signals get the memory format, which convolutions pass on to their outputs.
     """
+    if memory_format == "channels_last":
+        use_channels_last(model)
     uses_muon, decay = options.name == "muon", options.weight_decay
     matrices, decayed, remaining = split_parameters(
         model, for_muon=lambda _, parameter: uses_muon and is_wide(parameter.flatten(1)), decays=decay > 0
@@ -234,7 +237,7 @@ def flat_steps(
 
 def _flattened(parameters: Sequence[nn.Parameter], memory_format: str) -> nn.Parameter:
     """Return one parameter that holds all others, which become views of it, as do their gradients."""
-    orders = [_CHANNELS_LAST if memory_format == "channels_last" and each.ndim == 4 else () for each in parameters]
+    orders = [_CHANNELS_LAST.get(each.ndim, ()) if memory_format == "channels_last" else () for each in parameters]
     ordered = [_permuted(each.detach(), order) for each, order in zip(parameters, orders, strict=True)]
     flat = nn.Parameter(torch.cat([each.reshape(-1) for each in ordered]))
     flat.grad = torch.zeros_like(flat)
@@ -246,7 +249,7 @@ def _flattened(parameters: Sequence[nn.Parameter], memory_format: str) -> nn.Par
     return flat
 
 
-_CHANNELS_LAST = (0, 2, 3, 1)
+_CHANNELS_LAST = {3: (0, 2, 1), 4: (0, 2, 3, 1)}  # order of the axes of a kernel in memory, by their number
 
 
 def _permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
@@ -256,7 +259,7 @@ def _permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
 def _as_matrix(parameter: nn.Parameter) -> nn.Parameter:
     """Return a kernel as a matrix of its output channels that shares values and gradient."""
     assert parameter.grad is not None
-    order = () if parameter.is_contiguous() else _CHANNELS_LAST  # columns may be in any order
+    order = () if parameter.is_contiguous() else _CHANNELS_LAST[parameter.ndim]  # columns may be in any order
     matrix = nn.Parameter(_permuted(parameter.detach(), order).view(len(parameter), -1))
     matrix.grad = _permuted(parameter.grad, order).view(len(parameter), -1)
     return matrix

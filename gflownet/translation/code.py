@@ -176,6 +176,9 @@ class ClassWriter:
         assert step.shapes.operation is not None
         row, settings = step.shapes.operation.row, step.shapes.operation.settings
         call = row.call(step.input_shapes, settings)
+        if self.dialect.moves_channels and "{input}.mean(" in call:
+            shape = step.input_shapes[INPUT_PORT]
+            call = call.replace(f"{{input}}{_mean(shape)}", f"{{input}}{_mean(shape, moves_channels=True)}")
         state = {slot.kind: slot_name(slot.kind, step.node_id) for slot in step.slots}
         expression = call.format(module=self.dialect.module(step.label), **values, **state)
         if step.slots:
@@ -251,7 +254,7 @@ class ClassWriter:
         """The aligned and weighted value of one in-edge."""
         edge, adapter = merge.edges[position], merge.adapters[position]
         label = step.edge_labels[edge.edge_id]
-        value = pooled(read_value(edge.source, is_late=edge.edge_id in merge.late), adapter)
+        value = pooled(read_value(edge.source, is_late=edge.edge_id in merge.late), adapter, self.dialect)
         if adapter.changes_channels and merge.is_learned:
             value = f"{self.dialect.module(f'adapt_{label}')}({value})"
         elif adapter.changes_channels:
@@ -259,7 +262,7 @@ class ClassWriter:
         return f"{value} * {self.dialect.parameter(f'weight_{label}')}" if is_weighted else value
 
 
-def pooled(value: str, adapter: Adapter) -> str:
+def pooled(value: str, adapter: Adapter, dialect: Dialect) -> str:
     """The expression of a value with its positions averaged to those of the target, or with axes of size 1."""
     source, target = adapter.source, adapter.target
     if source is target:
@@ -268,7 +271,7 @@ def pooled(value: str, adapter: Adapter) -> str:
         axes = [":" if axis == target.channel_axis else "None" for axis in range(target.channel_axis + 1)]
         return f"{value}[:, {', '.join(axes + ['None'] * (len(target.sizes) - len(axes)))}]"
     if adapter.pools_to_vector:
-        return f"{value}.mean(dim={tuple(a + 1 for a in range(len(source.sizes)) if a != source.channel_axis)})"
+        return f"{value}{_mean(source, moves_channels=dialect.moves_channels)}"
     if not adapter.pools_positions:
         return value
     before, after = source.positions, target.positions
@@ -282,6 +285,14 @@ def pooled(value: str, adapter: Adapter) -> str:
     if source.layout is Layout.SEQUENCE:
         return f"F.{function}({value}.mT, {argument}).mT"
     return f"F.{function}({value}, {argument})"
+
+
+def _mean(shape: Shape, *, moves_channels: bool = False) -> str:
+    """The call of the mean over all positions of a value."""
+    axis = shape.channel_axis + 1
+    if moves_channels and axis == 1 < len(shape.sizes):
+        return f".movedim(1, -1).mean(dim={tuple(range(1, len(shape.sizes)))})"
+    return f".mean(dim={tuple(each for each in range(1, len(shape.sizes) + 1) if each != axis)})"
 
 
 def _padded(value: str, adapter: Adapter) -> str:
@@ -321,7 +332,7 @@ class _NeuronEmitter(NodeEmitter):
 
     def source(self, edge: EdgePlan) -> str:
         adapter = self.adapters[edge.edge_id]
-        value = pooled(super().source(edge), adapter)
+        value = pooled(super().source(edge), adapter, self.dialect)
         return f"{value}.flatten(0, 1)" if adapter.target.layout is Layout.SEQUENCE else value
 
 

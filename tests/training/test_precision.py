@@ -36,7 +36,8 @@ def test_auto_is_measured_once_per_shape(measured):
     assert len(measured) == 1
     choose(image=(3, 6, 6))
     choose(batch_size=8)
-    assert len(measured) == 3
+    choose(image=(1, 6))  # a signal
+    assert len(measured) == 4
 
 
 def test_fixed_options_and_vectors_are_not_measured(measured):
@@ -117,10 +118,12 @@ def test_fastest_keeps_the_first_unless_the_other_saves_enough(monkeypatch, seco
     assert fastest(sides, seconds=40.0, share=0.9) == expected
 
 
-def test_measurement_leaves_threads_and_generator_as_they_were():
+@pytest.mark.parametrize("image", [IMAGE, IMAGE[:2]])
+def test_measurement_leaves_threads_and_generator_as_they_were(monkeypatch, image):
+    monkeypatch.setattr(precision, "_SECONDS", 0.0)
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     sides = [Numerics(*pair) for pair in itertools.product(["contiguous", "channels_last"], ["float32", "bfloat16"])]
-    assert precision._measured(sides, IMAGE, 4, CPU) in sides
+    assert precision._measured(sides, image, 4, CPU) in sides
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
 

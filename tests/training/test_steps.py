@@ -192,20 +192,38 @@ def test_trapezoid_falls_in_its_last_fifth():
     assert Schedule.named("trapezoid").factor(0.9) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_channels_last_kernels_take_equal_steps(optimizer):
-    def images() -> nn.Sequential:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 17, 1), nn.Flatten()).double()
+def images() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 17, 1), nn.Flatten()).double()
 
-    plain, last = images(), images()
+
+def signals() -> nn.Sequential:
+    torch.manual_seed(0)
+    first, groups = nn.Conv1d(1, 16, 1, bias=False), nn.Conv1d(16, 32, 3, stride=2, padding=2, dilation=2, groups=4)
+    head = (nn.AvgPool1d(2), nn.Flatten(), nn.BatchNorm1d(192), nn.Linear(192, 5))
+    return nn.Sequential(first, nn.BatchNorm1d(16), nn.ReLU(), groups, *head).double()
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "optimizer"),
+    [
+        (images, (3, 4, 5), "adamw"),
+        (images, (3, 4, 5), "muon"),
+        (signals, (1, 24), "adamw"),
+        (signals, (1, 24), "muon"),
+    ],
+)
+def test_channels_last_kernels_take_equal_steps(build, shape, optimizer):
+    plain, last = build(), build()
     config = options(optimizer=optimizer, weight_decay=0.3, clip=0.05, average=0.5)
     for model, options_of_side in ((plain, config), (last, replace(config, memory_format="channels_last"))):
         steps = candidate_steps(model, options_of_side, num_steps=NUM_STEPS)
         for batch in batches():
-            steps.take(model(batch.view(7, 3, 2, 5).repeat(1, 1, 2, 1)).square().mean().backward)
+            inputs = batch.flatten(1).repeat(1, 2)[:, : math.prod(shape)].view(7, *shape)
+            steps.take(model(inputs).square().mean().backward)
         steps.finish()
-    assert last[0](torch.zeros(1, 3, 4, 5).double()).is_contiguous(memory_format=torch.channels_last)
+    for end in (1, 3 if build is images else 5):  # the first convolution, and the last or a pooling
+        assert last[:end](torch.randn(2, *shape).double()).movedim(1, -1).is_contiguous()
     assert_equal_parameters(last, plain)
 
 

@@ -205,6 +205,20 @@ def test_channels_last_and_autocast(x):
     assert 0 < (outputs["plain"] - outputs["cast"]).abs().max() < 0.05
 
 
+@pytest.mark.parametrize("operation", ["head", "global_pool", "linear"])
+def test_gradient_of_a_mean_over_positions_is_channels_last(x, operation):
+    """Pooling and activations of channels_last are slow for another format of the gradient."""
+    settings = {} if operation == "global_pool" else {"features": 5}
+    output = hidden(2, operation, kind="output", aggregation="sum", align="pool", **settings)
+    nodes, edges = [image_input(3, 8, 8), hidden(1, "conv2d", features=6), output], [(0, 1), (1, 2)]
+    if operation == "linear":  # the image becomes a vector as the other input
+        nodes, edges = [*nodes, {"id": 3, "node_type": "input", "output_size": 6}], [*edges, (3, 2)]
+    model, gradients = to_pytorch_model(graph_of(nodes, edges)), list[torch.Tensor]()
+    model.conv2d_1.register_forward_hook(lambda _, inputs, y: y.register_hook(gradients.append) and None)
+    model(x, *[torch.ones(4, 6)] * (len(nodes) - 3)).square().sum().backward()
+    assert gradients[0].is_contiguous(memory_format=torch.channels_last)
+
+
 def test_options_of_images_are_refused_for_vector_graphs():
     graph = ComputationGraph()
     graph.add_node(0, "input", output_size=3)
