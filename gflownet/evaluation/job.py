@@ -150,6 +150,7 @@ class JobQueue:
         """
         self._seed, self._deadline, self._halving = seed, deadline, halving
         self._trains_together = type(task).evaluate_many is not GFNTask.evaluate_many
+        self._trains_seeds = task.trains_seeds_together
         self._tickets: deque[Ticket] = deque()
         self._mean_seconds = math.inf  # of a candidate, moving average
 
@@ -209,7 +210,7 @@ class JobQueue:
             tests=first.tests,
         )
         deadline = self._deadline
-        if deadline is not None and self._trains_together:
+        if deadline is not None and (self._trains_together or self._trains_seeds):
             deadline *= len(tickets)
         return job, deadline, tickets
 
@@ -217,10 +218,14 @@ class JobQueue:
         """Remove and return the tickets of the next job: equal requests, as many as every place gets."""
         first = self._tickets.popleft()
         tickets = [first]
-        if first.is_alone or (not self._trains_together and self._mean_seconds > SHORT_S):
+        is_group = self._trains_together or self._mean_seconds <= SHORT_S
+        if first.is_alone or not (is_group or self._trains_seeds):
             return tickets
-        size = math.ceil((1 + sum(self._may_share(first, ticket) for ticket in self._tickets)) / num_places)
-        while self._tickets and len(tickets) < size and self._may_share(first, self._tickets[0]):
+        if not is_group:  # of one graph; the places are divided among the graphs
+            num_places = max(1, num_places // len({_key(ticket) for ticket in (first, *self._tickets)}))
+        may_share = self._may_share if is_group else self._are_seeds
+        size = math.ceil((1 + sum(may_share(first, ticket) for ticket in self._tickets)) / num_places)
+        while self._tickets and len(tickets) < size and may_share(first, self._tickets[0]):
             tickets.append(self._tickets.popleft())
         return tickets
 
@@ -230,8 +235,15 @@ class JobQueue:
         own = {"candidate": other.candidate, "repeat": other.repeat, "saves_training": other.saves_training}
         return not second.is_alone and replace(one, **own) == other
 
+    def _are_seeds(self, first: Ticket, second: Ticket) -> bool:
+        return _key(first) == _key(second) and self._may_share(first, second)
+
     def _request(self, ticket: Ticket) -> Request:
         """Return a request for the executor, which continues a saved training to the end."""
         if ticket.training is None or ticket.parent is not None or self._halving is None:
             return ticket.request
         return replace(ticket.request, fidelity=self._halving.max_fidelity, schedule=self._halving.max_fidelity)
+
+
+def _key(ticket: Ticket) -> str:
+    return ticket.request.candidate.canonical_key()

@@ -100,6 +100,7 @@ class Race:
     num_trainings: int  # of all finalists together
     num_seeds: int  # maximum number of trainings of one finalist
     guess: float  # the noise before any repeated training
+    num_at_once: int = 1  # seeds of one finalist after its first
     is_shifted: bool = False  # the trainings are of another length than those of the prior, which gets their mean
     scores: list[list[float]] = field(init=False)  # of new seeds
     failed: set[int] = field(default_factory=set, init=False)  # finalists with a failed training
@@ -140,9 +141,16 @@ class Race:
         ]:
             unseen = [finalist for finalist in lacking if not self.scores[finalist]]
             num_before = self._num_done
-            wanted = (unseen or self._near(lacking)[:_WIDTH])[: self.num_trainings - num_before]
+            left = self.num_trainings - num_before
+            wanted = (unseen or self._near(lacking)[:_WIDTH])[:left]
             if wanted:
-                yield [(finalist, len(self.scores[finalist]) + 1) for finalist in wanted]
+                num = 1 if unseen else max(1, min(self.num_at_once, left // len(wanted)))
+                ends = [min(len(self.scores[finalist]) + num, self.num_seeds) for finalist in wanted]
+                yield [
+                    (k, seed)
+                    for k, end in zip(wanted, ends, strict=True)
+                    for seed in range(len(self.scores[k]) + 1, end + 1)
+                ]
             if self._num_done == num_before:
                 return
 

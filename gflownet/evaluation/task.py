@@ -132,6 +132,11 @@ class GFNTask(Configurable, ABC):
         limited = (name for name in self.limits if name in self.objectives)
         return tuple(dict.fromkeys((*self.chosen_objectives, *limited)))
 
+    @property
+    def trains_seeds_together(self) -> bool:
+        """Whether several seeds of one candidate in a call of `train_many` take less time than one by one."""
+        return False
+
     def to_device(self, device: torch.device) -> None:
         """Train and measure candidates on a device from now on: `self.device`. Overridden to move the data there.
 

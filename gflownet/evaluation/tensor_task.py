@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import groupby
 from statistics import fmean, median
 from time import perf_counter
 from typing import Any
@@ -37,7 +39,7 @@ from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.plugins import load_function
 from gflownet.training.precision import choose_numerics, synchronize
 from gflownet.training.random_states import seeded
-from gflownet.translation import to_pytorch_model
+from gflownet.translation import TranslatedModel, can_stack, to_pytorch_model
 
 # Forward passes whose median is the latency. The median varied by 3 to 11 % with 20 passes, by 0.3 to 8 % with 100 (a
 # few milliseconds) and by 0.3 to 1 % with 400.
@@ -129,6 +131,12 @@ class TensorTask(GFNTask):
     def evaluate(self, graph: Any, *, seed: int) -> Score:
         """Return the score on validation data after training, scaled by size with `evaluation.size_weight`."""
         return self.score_of(graph, self._trained(graph, seed=seed))
+
+    @property
+    def trains_seeds_together(self) -> bool:
+        """Whether seeds of one graph train as one model; grouped convolutions are fast in channels_last only."""
+        options = self._evaluation
+        return options.memory_format == "channels_last" and options.training.optimizer != "muon"
 
     def seconds_per_step(self, graph: Any, *, seed: int) -> float:
         with seeded(seed):
@@ -267,8 +275,26 @@ class TensorTask(GFNTask):
 
     def _continued_many(self, starts: Sequence[Start], length: Length) -> Iterator[ModelTraining | Exception]:
         """Yield the training of each candidate up to an epoch, in order; a function of candidate and seed."""
-        for start in starts:
-            yield self._prepared(start, length)
+        for _, seeds in groupby(starts, self._structure):
+            yield from self._continued_seeds(list(seeds), length)
+
+    def _structure(self, start: Start) -> Any:
+        """Return a key that is equal for seeds of one graph that may train side by side."""
+        is_new_graph = isinstance(start.candidate, ComputationGraph) and start.state is None
+        return start.candidate.canonical_key() if self.trains_seeds_together and is_new_graph else object()
+
+    def _continued_seeds(self, starts: Sequence[Start], length: Length) -> Iterable[ModelTraining | Exception]:
+        """Return the trainings of one candidate: side by side where its model allows it, else one by one."""
+        with suppress(Exception):  # one by one, only the faulty one fails
+            trainings = [self._begun(start) for start in starts] if len(starts) > 1 else []
+            if trainings and all(_can_stack(training.model) for training in trainings):
+                errors = self.trainer.continue_side_by_side(trainings, length, validation=self.measure)
+                return [error or training for error, training in zip(errors, trainings, strict=True)]
+        return (self._prepared(start, length) for start in starts)
+
+    def _begun(self, start: Start) -> ModelTraining:
+        with seeded(start.seed):
+            return self._new_training(start.candidate, seed=start.seed)
 
     def _prepared(self, start: Start, length: Length) -> ModelTraining | Exception:
         """Return a training by autograd up to an epoch, or the exception; one of a group has only begun."""
@@ -329,6 +355,10 @@ class TensorTask(GFNTask):
 
 
 _SPLITS = ("train", "validation", "test")
+
+
+def _can_stack(model: nn.Module) -> bool:
+    return isinstance(model, TranslatedModel) and can_stack(model.plan)
 
 
 def automatic_batch_size(num_examples: int) -> int:

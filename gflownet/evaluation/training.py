@@ -35,7 +35,7 @@ from gflownet.training.steps import (
     map_tensors,
     state_by_parameter,
 )
-from gflownet.translation import DirectTraining, TranslatedModel
+from gflownet.translation import DirectTraining, StackedModel, TranslatedModel, join_copies
 
 _PLAIN = torch.contiguous_format  # of saved weights
 # Targets of one batch when a constant prediction is measured.
@@ -110,6 +110,17 @@ class Measure:
         with nullcontext() if is_deterministic else seeded(0), torch.inference_mode():
             return self.value_of((outputs_of(model, inputs), targets) for inputs, targets in self.examples.in_order())
 
+    def values(self, stack: StackedModel, positions: Iterable[int]) -> list[float]:
+        """Return the metrics of some copies in their unit."""
+        stack.eval()
+        num, batches = stack.num_copies, list[Batch]()
+        with seeded(0), torch.inference_mode():
+            for inputs, targets in self.examples.in_order():
+                size = -(-len(inputs) // num)  # activations of a larger batch leave the cache of a core
+                outputs = [stack(join_copies([part] * num)) for part in inputs.split(size)]
+                batches.append((torch.cat(outputs), targets))
+            return [self.value_of((outputs[:, k], targets) for outputs, targets in batches) for k in positions]
+
     def value_of(self, batches: Iterable[Batch]) -> float:
         """Return the metric of batches (outputs, targets) of all examples in its unit."""
         if self.metric.is_whole:
@@ -145,6 +156,16 @@ class ModelTrainer:
         (error,) = _continue(models, [training], length, limit=self.loss_limit, validation=validation)
         if error is not None:
             raise error
+
+    def continue_side_by_side(
+        self, trainings: Sequence[ModelTraining], length: Length, *, validation: Measure | None = None
+    ) -> list[CandidateDivergedError | None]:
+        """Train new models of one structure (`can_stack`) in place as one model; return the error of each.
+
+        Each result equals that of `continue_training` up to rounding.
+        """
+        models = _SideBySide(self, trainings, length.schedule * num_steps(self.train, self.config.batch_size))
+        return _continue(models, trainings, length, limit=self.loss_limit, validation=validation)
 
     def seconds_per_step(self, training: ModelTraining) -> float:
         """Return the median time of a training step, after the first ones."""
@@ -201,7 +222,7 @@ def continue_trainings(
 
 
 def _continue(
-    models: _ByAutograd | _AtOnce,
+    models: _ByAutograd | _AtOnce | _SideBySide,
     trainings: Sequence[ModelTraining],
     length: Length,
     *,
@@ -219,8 +240,10 @@ def _continue(
                 errors[position] = _error_of(training.train_loss, epoch=epoch, limit=limit)
             if errors[position] is None:
                 training.num_epochs = epoch
-                if validation is not None and epoch > length.measure_after:
-                    training.values.append(models.value(validation, training.model))
+        trained = [position for position, error in enumerate(errors) if error is None]
+        if validation is not None and epoch > length.measure_after and trained:
+            for position, value in zip(trained, models.values(validation, trained), strict=True):
+                trainings[position].values.append(value)
     models.save()
     return errors
 
@@ -250,8 +273,8 @@ def _schedule(config: EvaluationConfig) -> Schedule:
     return Schedule.named(options.schedule, warmup=0.0 if options.schedule == "constant" else options.warmup)
 
 
-def candidate_steps(model: nn.Module, config: EvaluationConfig, *, num_steps: int) -> Steps:
-    """Return the optimiser steps of a candidate, `num_steps` in its whole training."""
+def candidate_steps(model: nn.Module, config: EvaluationConfig, *, num_steps: int, num_copies: int = 1) -> Steps:
+    """Return the optimiser steps of a candidate, or of copies of one, `num_steps` in its whole training."""
     return flat_steps(
         model,
         _optimiser_options(config),
@@ -260,6 +283,7 @@ def candidate_steps(model: nn.Module, config: EvaluationConfig, *, num_steps: in
         clipping=Clipping(config.training.clip),
         average=config.training.average,
         memory_format=config.memory_format,
+        num_copies=num_copies,
     )
 
 
@@ -289,16 +313,51 @@ class _ByAutograd:
             self._steps.take(loss.backward)
         return loss.detach()
 
-    def value(self, validation: Measure, model: nn.Module) -> float:
+    def values(self, validation: Measure, positions: Sequence[int]) -> list[float]:
         """Return the validation metric of the model with its averaged weights."""
         with self._steps.averaged_weights():
-            return validation.value(model)
+            return [validation.value(self._training.model)]
 
     def save(self) -> None:
         """Give the training the state from which it continues."""
         self._training.optimisation = self._steps.state_dict()
         self._steps.finish()
         self._training.global_states = get_random_state()
+
+
+class _SideBySide:
+    """K new models of one structure as one, by autograd."""
+
+    def __init__(self, trainer: ModelTrainer, trainings: Sequence[ModelTraining], num_steps: int) -> None:
+        self._trainer, self._trainings = trainer, trainings
+        self._stack = StackedModel([cast(TranslatedModel, training.model) for training in trainings])
+        self._steps = candidate_steps(self._stack, trainer.config, num_steps=num_steps, num_copies=len(trainings))
+
+    def train_epoch(self) -> list[float]:
+        """Take one optimiser step per batch and return the mean loss of each model."""
+        self._stack.train()
+        batches = [self._trainer.batches(training.generator) for training in self._trainings]
+        return torch.stack([self._take_step(step) for step in zip(*batches, strict=True)]).mean(0).tolist()
+
+    def _take_step(self, batches: Sequence[Batch]) -> Tensor:
+        outputs = Numerics(precision=self._trainer.config.precision).outputs(
+            self._stack, join_copies([x for x, _ in batches])
+        )
+        losses = [self._trainer.loss(outputs[:, k], targets).mean() for k, (_, targets) in enumerate(batches)]
+        self._steps.take(torch.stack(losses).sum().backward)
+        return torch.stack(losses).detach()
+
+    def values(self, validation: Measure, positions: Sequence[int]) -> list[float]:
+        """Return the validation metrics of some models with their averaged weights."""
+        with self._steps.averaged_weights():
+            return validation.values(self._stack, positions)
+
+    def save(self) -> None:
+        """Give each training the state from which it continues; the models draw no random numbers."""
+        for training, state in zip(self._trainings, self._steps.states_of_copies(), strict=True):
+            training.optimisation = state
+        self._steps.finish()
+        self._stack.copy_to([training.model for training in self._trainings])
 
 
 class _AtOnce:
@@ -328,9 +387,9 @@ class _AtOnce:
         # Summed here, one by one: how a tensor's mean over steps rounds may depend on the number of columns.
         return [sum(history) / len(history) for history in zip(*torch.stack(losses).tolist(), strict=True)]
 
-    def value(self, validation: Measure, model: nn.Module) -> float:
-        """Return the validation metric of a model."""
-        return validation.value(model)
+    def values(self, validation: Measure, positions: Sequence[int]) -> list[float]:
+        """Return the validation metrics of some models."""
+        return [validation.value(self._trainings[position].model) for position in positions]
 
     def save(self) -> None:
         """Give each training its part of the optimiser's state, as `Steps.state_dict` writes it."""

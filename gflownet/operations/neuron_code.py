@@ -22,6 +22,7 @@ class Dialect:
     scaled: Mapping[str, str] = field(default_factory=dict)  # by edge label: variables that hold weight times matrix
     # Whether means over positions are taken over the first axes, so that their gradients are in channels_last.
     moves_channels: bool = False
+    num_copies: int = 1  # of one model, whose channels are next to each other in each value
 
     def weight(self, name: str) -> str:
         """The weight matrix of a submodule."""

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -75,6 +76,31 @@ def update_average(averages: Sequence[Tensor], tensors: Sequence[Tensor], *, dec
         average.lerp_(tensor, 1 - decay)
 
 
+@dataclass(frozen=True)
+class Copies:
+    """Copies of one model in flat tensors: each parameter has the entries of one copy after those of another."""
+
+    num: int
+    sizes: Sequence[Sequence[int]]  # of each flat tensor: entries of its parameters
+
+    def rows(self, value: Tensor, position: int) -> list[Tensor]:
+        """Return the views [num, entries] of the parameters in a flat tensor, or of a buffer after all flat tensors."""
+        sizes = self.sizes[position] if position < len(self.sizes) else [value.numel()]
+        return [part.view(self.num, -1) for part in value.split(list(sizes))]
+
+    def part(self, value: Tensor, position: int) -> Tensor:
+        """Return the entries [num, ...] of each copy in a flat tensor; the number of steps is the same for all."""
+        return torch.cat(self.rows(value, position), 1) if value.ndim else value.expand(self.num)
+
+    def views(self, flats: Sequence[Tensor]) -> list[list[nn.Parameter]]:
+        """Return the parameters of each copy as views of flat tensors, with their gradients."""
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for position, flat in enumerate(flats):
+            assert flat.grad is not None
+            pairs += zip(self.rows(flat.detach(), position), self.rows(flat.grad, position), strict=True)
+        return [[_view(values[k], gradient[k]) for values, gradient in pairs] for k in range(self.num)]
+
+
 class Steps:
     """Steps of optimisers that together update every parameter once, with averaged weights where they are wanted."""
 
@@ -89,6 +115,7 @@ class Steps:
         has_fixed_gradients: bool = False,
         average: float = 0.0,
         averaged: Sequence[Tensor] = (),
+        copies: Copies | None = None,
     ) -> None:
         """Start at step 0.
 
@@ -101,6 +128,7 @@ class Steps:
             has_fixed_gradients: whether the gradients are cleared in place, as views of them exist.
             average: decay per step of the averaged weights; 0: none.
             averaged: tensors of the model that are averaged.
+            copies: of one model, whose gradients are clipped by copy.
         """
         self.optimisers, self.number = optimisers, 0  # number of steps
         self._parameters, self._schedule, self._num_steps, self._clipping = parameters, schedule, num_steps, clipping
@@ -108,6 +136,7 @@ class Steps:
         self._has_fixed_gradients = has_fixed_gradients
         self._average, self._averaged = average, averaged if average else ()
         self._averages = [tensor.clone() for tensor in self._averaged]
+        self._copies, self._clipped = copies, [parameters] if copies is None else copies.views(parameters)
         clipped = set(map(id, parameters))
         groups = [group for optimiser in optimisers for group in optimiser.param_groups]
         self._unclipped = [each for group in groups for each in group["params"] if id(each) not in clipped]
@@ -127,7 +156,8 @@ class Steps:
             parameter.grad.zero_()
         result = differentiate()
         self.number += 1
-        return result, self._clipping.clip(self._parameters)
+        norms = [self._clipping.clip(each) for each in self._clipped]
+        return result, norms[0] if self._copies is None else None
 
     def check_gradients(self, norm: Tensor | None) -> None:
         """Raise FloatingPointError unless all gradients are finite.
@@ -177,6 +207,23 @@ class Steps:
             "weights": [tensor.clone() for tensor in self._averaged],
         }
 
+    def states_of_copies(self) -> list[dict[str, Any]]:
+        """Return the state of the steps of each copy, as `state_dict` returns it for one model."""
+        assert self._copies is not None
+        state, part = self.state_dict(), self._copies.part
+        flats = [
+            {i: {key: part(value, i) for key, value in entry.items()} for i, entry in each["state"].items()}
+            for each in state["optimisers"]
+        ]
+        return [
+            {
+                "step": self.number,
+                "optimisers": [{"state": map_tensors(partial(_row, k), each)} for each in flats],
+                "weights": [_row(k, part(value, i)) for i, value in enumerate(state["weights"])],
+            }
+            for k in range(self._copies.num)
+        ]
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a copy of the result of `state_dict`, for a model with its averaged weights."""
         self.number = state["step"]
@@ -204,12 +251,14 @@ def flat_steps(
     clipping: Clipping = Clipping(),
     average: float = 0.0,
     memory_format: str = "contiguous",
+    num_copies: int = 1,
 ) -> Steps:
     """Return the steps of a model whose parameters and gradients become views of flat tensors.
 
     Updating dozens of small tensors as one saves a sixth of the training time of a small model. Norms and biases have
     no weight decay; the averages include the buffers. The parameters share one dtype and device. Kernels of images and
-    signals get the memory format, which convolutions pass on to their outputs.
+    signals get the memory format, which convolutions pass on to their outputs. With several copies of one model, see
+    `StackedModel`, each takes the steps that it takes alone.
     """
     if memory_format == "channels_last":
         use_channels_last(model)
@@ -223,6 +272,8 @@ def flat_steps(
             flats.append(_flattened(parameters, memory_format))
             groups.append({"params": [flats[-1]], "weight_decay": each_decay})
     views = [{"params": [_as_matrix(parameter) for parameter in matrices]}] if matrices else []
+    assert num_copies == 1 or not matrices, "Muon treats the copies of a matrix as one"
+    sizes = [[each.numel() for each in parameters] for parameters in (decayed, remaining) if parameters]
     return Steps(
         build_optimisers(views, groups, options),
         flats,
@@ -232,6 +283,7 @@ def flat_steps(
         has_fixed_gradients=True,
         average=average,
         averaged=[*(flat.detach() for flat in flats), *(each for each in model.buffers() if each.is_floating_point())],
+        copies=Copies(num_copies, sizes) if num_copies > 1 else None,
     )
 
 
@@ -260,6 +312,18 @@ def _as_matrix(parameter: nn.Parameter) -> nn.Parameter:
     """Return a kernel as a matrix of its output channels that shares values and gradient."""
     assert parameter.grad is not None
     order = () if parameter.is_contiguous() else _CHANNELS_LAST[parameter.ndim]  # columns may be in any order
-    matrix = nn.Parameter(_permuted(parameter.detach(), order).view(len(parameter), -1))
-    matrix.grad = _permuted(parameter.grad, order).view(len(parameter), -1)
-    return matrix
+    values, gradient = (
+        _permuted(each, order).view(len(parameter), -1) for each in (parameter.detach(), parameter.grad)
+    )
+    return _view(values, gradient)
+
+
+def _view(values: Tensor, gradient: Tensor) -> nn.Parameter:
+    """Return a parameter that shares values and gradient with others."""
+    parameter = nn.Parameter(values)
+    parameter.grad = gradient
+    return parameter
+
+
+def _row(position: int, rows: Tensor) -> Tensor:
+    return rows[position].clone()

@@ -4,6 +4,7 @@ from .cache import set_translation_cache_enabled as set_translation_cache_enable
 from .contracts import Activation as Activation
 from .contracts import Aggregation as Aggregation
 from .contracts import Parameter as Parameter
+from .copies import join_copies as join_copies
 from .direct import DirectTraining as DirectTraining
 from .direct_code import is_direct as is_direct
 from .export import export_program as export_program
@@ -16,4 +17,6 @@ from .model import TranslatedModel as TranslatedModel
 from .model import to_pytorch_model as to_pytorch_model
 from .repairs import repair as repair
 from .source import to_source as to_source
+from .stacked import StackedModel as StackedModel
+from .stacked import can_stack as can_stack
 from .weights import copy_weights as copy_weights

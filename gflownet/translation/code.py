@@ -239,6 +239,8 @@ class ClassWriter:
         values = [self._message(step, merge, position, is_weighted=weighted) for position in range(len(merge.edges))]
         if len(values) == 1:
             return ([], values[0]) if values[0].isidentifier() else ([f"{name} = {values[0]}"], name)
+        if merge.merge == "concat" and self.dialect.num_copies > 1:
+            return [f"{name} = concat_copies({self.dialect.num_copies}, {', '.join(values)})"], name
         if merge.merge == "concat":
             return [f"{name} = torch.cat(({', '.join(values)}), dim={merge.concat_axis + 1})"], name
         template, total, lines = _ELEMENTWISE[merge.merge], values[0], []
@@ -258,7 +260,7 @@ class ClassWriter:
         if adapter.changes_channels and merge.is_learned:
             value = f"{self.dialect.module(f'adapt_{label}')}({value})"
         elif adapter.changes_channels:
-            value = _padded(value, adapter)
+            value = _padded(value, adapter, self.dialect)
         return f"{value} * {self.dialect.parameter(f'weight_{label}')}" if is_weighted else value
 
 
@@ -295,10 +297,12 @@ def _mean(shape: Shape, *, moves_channels: bool = False) -> str:
     return f".mean(dim={tuple(each for each in range(1, len(shape.sizes) + 1) if each != axis)})"
 
 
-def _padded(value: str, adapter: Adapter) -> str:
+def _padded(value: str, adapter: Adapter, dialect: Dialect) -> str:
     """The expression of a value with zeros for the missing channels."""
     axes_after = len(adapter.target.sizes) - 1 - adapter.target.channel_axis
     missing = adapter.target.channels - adapter.source.channels
+    if dialect.num_copies > 1:
+        return f"pad_copies({dialect.num_copies}, {value}, {missing})"
     return f"F.pad({value}, {(*(0, 0) * axes_after, 0, missing)})"
 
 

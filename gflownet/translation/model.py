@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations import layers
-from gflownet.operations.neuron_code import FAST, group, outside_name, slot_name, variable
+from gflownet.operations.neuron_code import FAST, Dialect, group, outside_name, slot_name, variable
 from gflownet.operations.sequences import gru_sequence, lstm_sequence, rhn_sequence
 from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.vocabulary import DTYPES, activation, aggregation
 from gflownet.translation.cache import CACHE
 from gflownet.translation.code import ClassWriter, has_own_build, own_build_name, shape_text
+from gflownet.translation.copies import concat_copies, pad_copies
 from gflownet.translation.initial import add_parameters
 from gflownet.translation.plan import ModelPlan, StateSlot, StepPlan
 from gflownet.translation.planning import (
@@ -41,6 +42,7 @@ MIN_STACKED = 8
 # Layers and functions of generated code besides those of torch.
 _NAMES: dict[str, Any] = {name: value for name, value in vars(layers).items() if isinstance(value, type)}
 _NAMES |= {each.__name__: each for each in (gru_sequence, lstm_sequence, rhn_sequence, add_parameters)}
+_NAMES |= {each.__name__: each for each in (pad_copies, concat_copies)}
 
 
 class StateManager:
@@ -306,12 +308,13 @@ class _FastWriter(ClassWriter):
         return [f"add_parameters(self, self.plan.steps[{places[step.node_id]}].parameters, values)" for step in steps]
 
 
-def generate_class(plan: ModelPlan) -> type[TranslatedModel]:
+def generate_class(plan: ModelPlan, dialect: Dialect = FAST) -> type[TranslatedModel]:
     """Return a subclass of TranslatedModel with straight-line code for `plan`."""
     class_names = {body.key: f"{class_name(body)}_{index}" for index, body in enumerate(plan.bodies)}
-    bodies = {class_names[body.key]: _class_of(body) for body in plan.bodies}
-    source = _source(plan, _FastWriter(plan, FAST, class_names))
-    name = f"{class_name(plan)}_{sha256(repr(plan.key).encode()).hexdigest()[:12]}"
+    bodies = {class_names[body.key]: class_of(body, dialect) for body in plan.bodies}
+    source = _source(plan, _FastWriter(plan, dialect, class_names))
+    key = repr(plan.key) + ("" if dialect is FAST else str(dialect.num_copies))
+    name = f"{class_name(plan)}_{sha256(key.encode()).hexdigest()[:12]}"
     filename = f"<gflownet {name}>"
     names = {"torch": torch, "F": F, "nn": nn, "Tensor": Tensor, "Base": TranslatedModel}
     namespace: dict[str, Any] = {**_NAMES, **names, **bodies, **dict(_outside_functions(plan))}
@@ -324,9 +327,12 @@ def generate_class(plan: ModelPlan) -> type[TranslatedModel]:
     return generated
 
 
-def _class_of(plan: ModelPlan) -> type[TranslatedModel]:
+def class_of(plan: ModelPlan, dialect: Dialect = FAST) -> type[TranslatedModel]:
     """Return the class of a plan, from the cache if it is enabled."""
-    return CACHE.get(plan.key, lambda: generate_class(plan)) if CACHE.is_enabled else generate_class(plan)
+    if not CACHE.is_enabled:
+        return generate_class(plan, dialect)
+    key = plan.key if dialect is FAST else (plan.key, dialect.num_copies)
+    return CACHE.get(key, lambda: generate_class(plan, dialect))
 
 
 def class_name(plan: ModelPlan) -> str:
@@ -350,7 +356,9 @@ def _source(plan: ModelPlan, writer: ClassWriter) -> str:
         returned = "return y, state" if plan.slots else "return y"
         head = f"forward(self, {arguments}, state)" if plan.slots else f"forward(self, {arguments})"
         return "\n".join([*functions, _function(head, [*access, *state, *body, returned])])
-    head, checks = f"forward(self, {arguments}, reset_states=False)", _checks(plan, writer.arguments())
+    # Copies are called by their owner alone.
+    checks = _checks(plan, writer.arguments()) if writer.dialect.num_copies == 1 else []
+    head = f"forward(self, {arguments}, reset_states=False)"
     if not plan.slots:
         return "\n".join([*functions, _function(head, [*access, *checks, *body, "return y"])])
     state = f"{slots_of(plan)} = state"
@@ -447,5 +455,5 @@ def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype:
 
 def _empty_model(plan: ModelPlan) -> TranslatedModel:
     """Return an empty instance, filled by pickle and copy."""
-    model_class = _class_of(plan)
+    model_class = class_of(plan)
     return model_class.__new__(model_class)

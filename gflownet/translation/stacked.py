@@ -1,0 +1,128 @@
+"""One module for K copies of a model, such as its seeds: grouped convolutions in place of K small ones.
+
+Calls take half of the time of a small convolutional model, and its few channels do not fill the vectors of a core: five
+seeds of 24 random models for images of 8 x 8 and signals took .45 of the time of one by one, in channels_last. In
+contiguous memory grouped convolutions are slow.
+
+B: batch, C: channels of one copy, O: outputs of one copy.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gflownet.operations.activations import CodeActivation, Softmax
+from gflownet.operations.convolution import Conv1d, Conv2d, DepthwiseConv1d, DepthwiseConv2d
+from gflownet.operations.elementary import Identity
+from gflownet.operations.linear import Head, Linear
+from gflownet.operations.neuron_code import FAST
+from gflownet.operations.normalisation import BatchNorm
+from gflownet.operations.pooling import AvgPool1d, AvgPool2d, GlobalPool, MaxPool1d, MaxPool2d
+from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.operations.vocabulary import activation
+from gflownet.translation.copies import LinearOfCopies, joined
+from gflownet.translation.model import TranslatedModel, class_of
+from gflownet.translation.plan import ModelPlan, StepPlan
+
+# Operations that treat channels alike, or whose module is replaced by one of all copies.
+_OPERATIONS = {Conv1d, Conv2d, DepthwiseConv1d, DepthwiseConv2d, BatchNorm, Linear, Head, Identity}
+_OPERATIONS |= {AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d, GlobalPool}
+_LAYOUTS = (Layout.VECTOR, Layout.SIGNAL, Layout.IMAGE)
+
+
+def can_stack(plan: ModelPlan) -> bool:
+    """Return whether StackedModel holds copies of models of a plan."""
+    is_plain = not (plan.is_dense or plan.slots or plan.autocast or plan.channels_last)
+    has_one = len(plan.inputs) == len(plan.outputs) == 1
+    return is_plain and has_one and plan.outputs[0][1].layout is Layout.VECTOR and _has_known_steps(plan)
+
+
+def _has_known_steps(plan: ModelPlan) -> bool:
+    shapes = [shape for _, _, shape in plan.inputs]
+    return all(shape.layout in _LAYOUTS for shape in shapes) and all(map(_is_known, plan.live_steps))
+
+
+def _is_known(step: StepPlan) -> bool:
+    shapes = step.shapes
+    kind = activation(shapes.node.activation_function)
+    has_known_activation = issubclass(kind, CodeActivation) and kind is not Softmax
+    merges = shapes.inputs.values()
+    has_known_merges = all(
+        (merge.merge != "concat" or merge.concat_axis == merge.shape.channel_axis)
+        and all(_are_alike(adapter.source, adapter.target) for adapter in merge.adapters if adapter.is_broadcast)
+        for merge in merges
+    )
+    if step.neuron is not None or shapes.has_edge_weights or step.tied_to or step.slots:
+        return False
+    if not (has_known_activation and has_known_merges and shapes.output.layout in _LAYOUTS):
+        return False
+    if step.bodies:
+        return all(map(_has_known_steps, step.bodies))
+    return shapes.operation is not None and shapes.operation.row in _OPERATIONS
+
+
+def _are_alike(source: Shape, target: Shape) -> bool:
+    """Return whether a broadcast keeps the channels."""
+    return source.layout is target.layout and source.channels == target.channels
+
+
+class StackedModel(nn.Module):
+    """K models of one plan (`can_stack`). Each parameter and buffer holds those of the copies along its first axis."""
+
+    def __init__(self, models: Sequence[TranslatedModel]) -> None:
+        super().__init__()
+        self.num_copies = len(models)
+        self.model = _stacked(models)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the outputs [B, K, O] of the copies for their inputs [B, K C, ...], see `join_copies`."""
+        return self.model(inputs).unflatten(1, (self.num_copies, -1))
+
+    @torch.no_grad()
+    def copy_to(self, models: Sequence[nn.Module]) -> None:
+        """Give each model the values of its copy."""
+        targets = [model.state_dict() for model in models]
+        for name, value in self.model.state_dict().items():
+            parts = value.chunk(self.num_copies) if value.ndim else [value] * self.num_copies
+            for target, part in zip(targets, parts, strict=True):
+                target[name].copy_(part)
+
+
+def _stacked(models: Sequence[Any]) -> Any:
+    """Return one module for the same module of each copy."""
+    first = models[0]
+    if isinstance(first, nn.Linear):
+        return LinearOfCopies(models)
+    stacked = copy.copy(first)
+    stacked._parameters, stacked._buffers, stacked._modules = (
+        {**each} for each in (first._parameters, first._buffers, {})
+    )
+    for name, parameter in first._parameters.items():
+        if parameter is not None:
+            stacked._parameters[name] = joined([each._parameters[name] for each in models])
+    for name, buffer in first._buffers.items():
+        if buffer is not None and buffer.ndim:
+            stacked._buffers[name] = torch.cat([each._buffers[name] for each in models])
+        elif buffer is not None:  # a count
+            stacked._buffers[name] = buffer.clone()
+    for name in first._modules:
+        stacked._modules[name] = _stacked([each._modules[name] for each in models])
+    match stacked:
+        case TranslatedModel():
+            stacked.__class__ = class_of(first.plan, replace(FAST, num_copies=len(models)))
+        case nn.Conv1d() | nn.Conv2d():
+            for size in ("groups", "in_channels", "out_channels"):
+                setattr(stacked, size, len(models) * getattr(first, size))
+        case nn.BatchNorm1d() | nn.BatchNorm2d():
+            stacked.num_features *= len(models)
+        case nn.ModuleList():
+            pass
+        case _:
+            raise AssertionError(f"no copies of {type(first).__name__}")
+    return stacked
