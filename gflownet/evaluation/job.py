@@ -225,6 +225,7 @@ class JobQueue:
             num_places = max(1, num_places // len({_key(ticket) for ticket in (first, *self._tickets)}))
         may_share = self._may_share if is_group else self._are_seeds
         size = math.ceil((1 + sum(may_share(first, ticket) for ticket in self._tickets)) / num_places)
+        size = size if is_group else max(size, 2)  # a seed alone has no gain
         while self._tickets and len(tickets) < size and may_share(first, self._tickets[0]):
             tickets.append(self._tickets.popleft())
         return tickets
@@ -236,7 +237,8 @@ class JobQueue:
         return not second.is_alone and replace(one, **own) == other
 
     def _are_seeds(self, first: Ticket, second: Ticket) -> bool:
-        return _key(first) == _key(second) and self._may_share(first, second)
+        is_saved = first.request.saves_training, second.request.saves_training  # repeated alone for its weights
+        return _key(first) == _key(second) and is_saved == (False, False) and self._may_share(first, second)
 
     def _request(self, ticket: Ticket) -> Request:
         """Return a request for the executor, which continues a saved training to the end."""

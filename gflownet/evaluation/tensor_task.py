@@ -135,8 +135,8 @@ class TensorTask(GFNTask):
     @property
     def trains_seeds_together(self) -> bool:
         """Whether seeds of one graph train as one model; grouped convolutions are fast in channels_last only."""
-        options = self._evaluation
-        return options.memory_format == "channels_last" and options.training.optimizer != "muon"
+        options, is_known = self._evaluation, isinstance(self.train, Split)  # a Dataset may draw random numbers
+        return is_known and options.memory_format == "channels_last" and options.training.optimizer != "muon"
 
     def seconds_per_step(self, graph: Any, *, seed: int) -> float:
         with seeded(seed):

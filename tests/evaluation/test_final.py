@@ -76,6 +76,16 @@ class TrainedTask(NoisyTask):
                 yield error
 
 
+class SeedsTask(TrainedTask):
+    """Records the seeds of each call."""
+
+    trains_seeds_together = True  # pyright: ignore[reportAssignmentType]
+
+    def train_many(self, graphs, *, seeds, **options) -> Iterator[CandidateTraining | Exception]:
+        self.sizes = [*getattr(self, "sizes", ()), len(seeds)]
+        yield from super().train_many(graphs, seeds=seeds, **options)
+
+
 def candidate_of(data: dict[str, Any]) -> StubCandidate:
     return StubCandidate(data["nodes"][0])
 
@@ -153,6 +163,17 @@ def test_final_stage_ranks_by_new_seeds(store, kind):
         seed = candidate_seed(SEED, StubCandidate(order[0]).canonical_hash(), 1)
         assert cast(Any, final.top[0].weights)["weight"] == torch.tensor([[float(seed % 1_000)]])
         assert final.best_random.weights is not None
+
+
+def test_final_stage_trains_further_seeds_in_one_job(store):
+    task = SeedsTask({"a": 0.5, "b": 0.5})
+    rows = [row("a", score=0.5), row("b", score=0.5)]
+    result = run_final(trainings(task, store, num_seeds=4), rows, 8)
+    assert task.sizes[:2] == [1, 1]
+    assert task.sizes[2:] in ([6], [3, 3])  # trainings of milliseconds share a job
+    for architecture in result.top:
+        key = architecture.record.graph[12]
+        assert list(architecture.scores) == pytest.approx(expected_scores(key, 0.5, 4))
 
 
 def test_final_stage_stops_seeds_out_of_reach(store):

@@ -85,6 +85,24 @@ def test_race_stops_what_is_out_of_reach():
     assert [len(scores) for scores in race.scores] == [1, 5, 1]
 
 
+def test_seeds_at_once_follow_the_first_and_are_shared_out():
+    flat = Belief(np.zeros(3), np.full(3, 10.0))
+    race = Race(lambda noise: flat, 3, num_trainings=12, num_seeds=5, guess=0.5, num_at_once=4)
+    rounds = []
+    for trainings in race.rounds():
+        rounds.append(sorted(trainings))
+        for finalist, _ in trainings:
+            race.scores[finalist].append(0.5)
+    assert rounds[0] == [(0, 1), (1, 1), (2, 1)]
+    assert rounds[1] == [(finalist, seed) for finalist in range(3) for seed in (2, 3, 4)]
+    flat = Belief(np.zeros(1), np.full(1, 10.0))
+    race = Race(lambda noise: flat, 1, num_trainings=9, num_seeds=7, guess=0.5, num_at_once=4)
+    for trainings in race.rounds():
+        race.scores[0] += [0.5] * len(trainings)
+        rounds.append(trainings)
+    assert [[seed for _, seed in trainings] for trainings in rounds[2:]] == [[1], [2, 3, 4, 5], [6, 7]]
+
+
 def test_finalist_behind_returns_when_the_best_turns_out_worse():
     flat = Belief(np.zeros(2), np.full(2, 10.0))
     race = Race(lambda noise: flat, 2, num_trainings=8, num_seeds=5, guess=0.01)

@@ -16,6 +16,7 @@ from torch import nn
 from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
 from gflownet.evaluation import tensor_task
+from gflownet.evaluation import training as training_module
 from gflownet.evaluation.datasets import load_splits
 from gflownet.evaluation.examples import Split, Splits
 from gflownet.evaluation.execution import restored, run_job
@@ -29,7 +30,7 @@ from gflownet.evaluation.tensor_task import TensorTask, automatic_batch_size
 from gflownet.evaluation.training import CandidateDivergedError
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.training.precision import Numerics
-from gflownet.translation import to_pytorch_model
+from gflownet.translation import StackedModel, to_pytorch_model
 from tasks.images import lenet5
 from tests.device_with_values import device_with_values
 from tests.evaluation.candidates import classifier_graph, config_with
@@ -348,6 +349,57 @@ def test_numerics_train_in_parts_as_at_once(monkeypatch, numerics):
         assert value.is_contiguous()
     is_equal = all(torch.equal(value, in_float32[name]) for name, value in saved.items())
     assert is_equal == (numerics.precision == "float32")
+
+
+SEEDS = (3, 4, 5)
+
+
+def seeds_of(task: TensorTask, graph: Any, monkeypatch, *, fails: bool = False) -> tuple[list[Outcome], list[int]]:
+    """Return the outcomes of a job with several seeds, and the number of models of each training side by side."""
+    sizes: list[int] = []
+
+    class Recorded(StackedModel):
+        def __init__(self, models):
+            sizes.append(len(models))
+            super().__init__(models)
+
+        def copy_to(self, models):
+            if fails:
+                raise RuntimeError("out of luck")
+            super().copy_to(models)
+
+    monkeypatch.setattr(training_module, "StackedModel", Recorded)
+    job = Job((graph,) * len(SEEDS), SEEDS, fidelity=2, tests=True)
+    return run_job(task, job), sizes
+
+
+def one_by_one(task: TensorTask, graph: Any) -> list[Outcome]:
+    return [run_job(task, Job((graph,), (seed,), fidelity=2, tests=True))[0] for seed in SEEDS]
+
+
+def test_seeds_train_side_by_side_in_channels_last(monkeypatch):
+    task = build("evaluation.memory_format=channels_last", "task_options.data=digits")
+    outcomes, sizes = seeds_of(task, network(10, (1, 8, 8)), monkeypatch)
+    assert sizes == [3]
+    for together, alone in zip(outcomes, one_by_one(task, network(10, (1, 8, 8))), strict=True):
+        assert together.curve == pytest.approx(alone.curve, abs=0.02)  # of 360 images
+        assert together.test == pytest.approx(alone.test, abs=0.02)
+
+
+@pytest.mark.parametrize("reason", ["format", "dropout", "failure", "muon", "data set"])
+def test_seeds_train_one_by_one_where_they_cannot_be_stacked(monkeypatch, reason):
+    graph = network()
+    if reason == "dropout":
+        graph = chain(({"name": "dropout", "dropout": 0.2}, "linear"), *CONVOLUTIONS, shape=[1, 6, 6], num_outputs=2)
+    format_ = "contiguous" if reason == "format" else "channels_last"
+    optimizer = "evaluation.training.optimizer=muon" if reason == "muon" else "evaluation.training.optimizer=adam"
+    data = f"task_options.data={SOURCES}:stripes{'' if reason == 'data set' else '_in_memory'}"
+    task = build(f"evaluation.memory_format={format_}", optimizer, data)
+    outcomes, sizes = seeds_of(task, graph, monkeypatch, fails=reason == "failure")
+    assert sizes == ([3] if reason == "failure" else [])
+    expected = one_by_one(task, graph)
+    assert [each.score for each in outcomes] == [each.score for each in expected]
+    assert all(each.status is EvaluationStatus.OK for each in outcomes)
 
 
 def test_channels_last_without_images_raises():

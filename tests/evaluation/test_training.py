@@ -17,9 +17,11 @@ from gflownet.evaluation.training import (
     Split,
     continue_trainings,
 )
+from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation import DirectTraining, TranslatedModel, to_pytorch_model
 from tests.evaluation.candidates import classifier_graph
 from tests.oracles.training import train_plainly
+from tests.translation.operation_graphs import graph_of, hidden, image_input
 
 NUM_FEATURES, NUM_CLASSES = 6, 3
 
@@ -181,3 +183,69 @@ def test_a_kept_error_keeps_no_tensors(data):
     while frame is not None:
         assert not any(isinstance(value, torch.Tensor | Split) for value in frame.tb_frame.f_locals.values())
         frame = frame.tb_next
+
+
+def image_graph() -> ComputationGraph:
+    nodes = [
+        image_input(1, 4, 4),
+        hidden(1, "conv_bn_relu", features=5),
+        hidden(2, "head", kind="output", features=3, aggregation="sum", align="pad"),
+    ]
+    return graph_of(nodes, [(0, 1), (0, 2), (1, 2)])
+
+
+def seeds_of(dtype: torch.dtype = torch.float64) -> list[ModelTraining]:
+    trainings = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = to_pytorch_model(image_graph(), {"dtype": dtype})
+        trainings.append(ModelTraining(model, torch.Generator().manual_seed(10 + seed)))
+    return trainings
+
+
+def image_trainer(**options) -> tuple[ModelTrainer, Measure]:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(45, 1, 4, 4, generator=generator, dtype=torch.float64)
+    data = Split(inputs, inputs.flatten(1)[:, :3].argmax(1))
+    values = {"num_epochs": 4, "batch_size": 16, "learning_rate": 0.03, "memory_format": "channels_last"}
+    config = EvaluationConfig(**values, training=TrainingConfig(**options))
+    trainer = ModelTrainer(data, build_loss(config.training, is_classification=True), config, num_outputs=3)
+    return trainer, Measure(METRICS["cross_entropy"], data, 0.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"optimizer": "sgd", "clip": 0.05, "schedule": "one_cycle"},
+        {"optimizer": "adamw", "weight_decay": 0.3, "label_smoothing": 0.2, "average": 0.6, "clip": 0.3},
+        {"augment": ["crop", "noise", "mixup"], "loss": "cross_entropy"},
+    ],
+    ids=["adam", "sgd", "adamw", "augment"],
+)
+def test_side_by_side_equals_one_by_one_and_continues(options):
+    """Losses, metrics, weights and statistics, also after each training goes on alone."""
+    trainer, measure = image_trainer(**options)
+    fast, slow = seeds_of(), seeds_of()
+    assert trainer.continue_side_by_side(fast, Length(2, 3), validation=measure) == [None] * 3
+    for end in (2, 3):
+        for together, alone in zip(fast, slow, strict=True):
+            trainer.continue_training(alone, Length(end, 3), validation=measure)
+            if end == 3:
+                trainer.continue_training(together, Length(3, 3), validation=measure)
+            assert together.train_loss == pytest.approx(alone.train_loss, abs=1e-9)
+            assert together.values == pytest.approx(alone.values, abs=1e-9)
+            torch.testing.assert_close(together.model.state_dict(), alone.model.state_dict(), rtol=0, atol=1e-8)
+
+
+def test_diverged_copy_leaves_others_alone():
+    trainer, measure = image_trainer(clip=0.5)
+    fast, slow = seeds_of(), seeds_of()
+    with torch.no_grad():
+        next(fast[1].model.parameters()).fill_(torch.inf)
+    errors = trainer.continue_side_by_side(fast, Length(2, 2), validation=measure)
+    assert [error is None for error in errors] == [True, False, True]
+    for position in (0, 2):
+        trainer.continue_training(slow[position], Length(2, 2), validation=measure)
+        assert fast[position].values == pytest.approx(slow[position].values, abs=1e-9)
+    assert (fast[1].num_epochs, fast[1].values) == (0, [])
