@@ -23,6 +23,7 @@ import torch
 from gflownet.config import load_config
 from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.supervised import SupervisedTask
+from gflownet.evaluation.tensor_task import TensorTask
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.run.trainer import GFNTrainer
 from gflownet.translation import clear_translation_cache
@@ -36,12 +37,12 @@ MIN_SAME_SHARE = 0.9  # rounding moves an example across a decision boundary now
 SIDES = ("one by one", "at once")
 
 
-def sample_architectures(num: int) -> tuple[SupervisedTask, list[ComputationGraph]]:
-    """Return the task of the digits search and `num` architectures drawn by uniformly random actions."""
+def sample_architectures(num: int, name: str = "digits", *overrides: str) -> tuple[TensorTask, list[ComputationGraph]]:
+    """Return the task of a config and `num` architectures drawn by uniformly random actions."""
     with tempfile.TemporaryDirectory() as folder:
-        config = load_config("digits", [f"log_dir={folder}", "wandb.mode=disabled"])
+        config = load_config(name, [f"log_dir={folder}", "wandb.mode=disabled", *overrides])
         trainer = GFNTrainer(config)
-    assert isinstance(trainer.task, SupervisedTask)
+    assert isinstance(trainer.task, TensorTask)
     generator = torch.Generator().manual_seed(config.seed)
     conditioning = trainer.task.sample_conditioning(num, generator=generator)
     batch = sample_forward(
@@ -75,6 +76,7 @@ def main() -> int:
     torch.set_num_threads(1)
     num_batches = NUM_BATCHES_QUICK if arguments.quick else NUM_BATCHES
     task, graphs = sample_architectures(num_batches * BATCH_SIZE)
+    assert isinstance(task, SupervisedTask)
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
     accuracies: dict[str, list[float]] = {side: [] for side in SIDES}
     for number in range(num_batches):

@@ -1,11 +1,12 @@
-"""Measure trainings of convolutional candidates: memory format and precision, both sides in turn; and a whole search.
+"""Measure trainings of convolutional candidates: memory format, precision, seeds as one model; and a whole search.
 
     python scripts/bench_devices.py [--quick] [--against FOLDER] [--json FILE]
 
 --against names a checkout of another commit: the default search of configs/images.yaml runs in both trees, in turn.
 Each round trains the same network on the same images by the product's trainer, on one thread; times are CPU time. The
 plain side is contiguous and float32. Candidates per second of a search are wall time, and need an idle machine. Rows
-of a GPU need one; without it they are named as skipped.
+of a GPU need one; without it they are named as skipped. Rows of random candidates train architectures drawn by
+uniformly random actions, with the options of their config.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -30,10 +31,13 @@ from torch import nn
 from gflownet.evaluation.config import EvaluationConfig, TrainingConfig
 from gflownet.evaluation.examples import Split
 from gflownet.evaluation.metrics import build_loss
+from gflownet.evaluation.tensor_task import TensorTask
 from gflownet.evaluation.training import Length, ModelTrainer, ModelTraining
+from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.training.precision import Numerics
 from gflownet.training.random_states import seeded
 from scripts.bench import Row, at_least, figure, finish, interleaved, median_ratio, parse_arguments, skip
+from scripts.bench_candidates import sample_architectures
 
 _ROOT = Path(__file__).resolve().parent.parent
 NUM_CLASSES, BATCH_SIZE, NUM_BATCHES = 10, 64, 4
@@ -42,6 +46,11 @@ GOAL_CONVOLUTIONS = 1.8  # times as fast on 28 x 28
 GOAL_SEARCH = 2.0  # candidates per second over f1d482a
 PLAIN = Numerics()
 SIDES = (PLAIN, Numerics("channels_last"), Numerics(precision="bfloat16"), Numerics("channels_last", "bfloat16"))
+
+
+NUM_SEEDS, GOAL_SEEDS = 5, 2.0
+NUM_GRAPHS, NUM_GRAPHS_QUICK = 12, 4
+FORMATS = ("contiguous", "channels_last")
 
 
 def convolutions() -> nn.Module:
@@ -128,6 +137,37 @@ def search_rows(other: Path | None, *, rounds: int, num_evaluations: int) -> lis
     return rows
 
 
+def cpu_seconds(task: TensorTask, graph: ComputationGraph, seeds: Sequence[int]) -> float:
+    """Return the CPU seconds of trainings in one call."""
+    start, num = time.process_time(), task.max_fidelity
+    options = {"fidelity": num, "schedule": num, "states": [None] * len(seeds)}
+    for training in task.train_many([graph] * len(seeds), seeds=seeds, **options):
+        if isinstance(training, Exception):
+            raise training
+    return time.process_time() - start
+
+
+def rows_of_candidates(name: str, *, num: int) -> list[Row]:
+    """Return the gains of channels_last, and of five seeds of a graph as one model, over random candidates."""
+    tasks = {each: sample_architectures(num, name, f"evaluation.memory_format={each}") for each in FORMATS}
+    (plain, graphs), (last, _) = tasks.values()
+    seeds, rounds = range(NUM_SEEDS), []
+    for graph in graphs:
+        sides = {
+            "contiguous": lambda graph=graph: cpu_seconds(plain, graph, (0,)),
+            "one by one": lambda graph=graph: sum(cpu_seconds(last, graph, (seed,)) for seed in seeds) / NUM_SEEDS,
+            "together": lambda graph=graph: cpu_seconds(last, graph, seeds) / NUM_SEEDS,
+        }
+        rounds.append({side: min(values) for side, values in interleaved(sides, rounds=2).items()})
+    contiguous, single, together = (sum(each[side] for each in rounds) for side in rounds[0])
+    label = f"cpu, {num} random candidates of {name}"
+    return [
+        figure(f"{label}: contiguous", contiguous / num, "CPU s per training"),
+        at_least(f"{label}: channels_last", contiguous / single, "x", None),
+        at_least(f"{label}: {NUM_SEEDS} seeds as one model over one by one", single / together, "x", GOAL_SEEDS),
+    ]
+
+
 def main() -> int:
     """Run the benchmark and return the exit status."""
     arguments = parse_arguments(__doc__, paths={"against": "checkout of another commit"})
@@ -141,6 +181,8 @@ def main() -> int:
     rows = [row for device in devices for size in (8, 28) for row in rows_of(device, size=size, rounds=rounds)]
     num_searches, num_evaluations = (1, 24) if arguments.quick else (3, 80)
     rows += search_rows(arguments.against, rounds=num_searches, num_evaluations=num_evaluations)
+    for name in ("images", "mnist1d"):
+        rows += rows_of_candidates(name, num=NUM_GRAPHS_QUICK if arguments.quick else NUM_GRAPHS)
     return finish(rows, json_path=arguments.json)
 
 

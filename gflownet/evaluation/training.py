@@ -343,9 +343,10 @@ class _SideBySide:
         outputs = Numerics(precision=self._trainer.config.precision).outputs(
             self._stack, join_copies([x for x, _ in batches])
         )
-        losses = [self._trainer.loss(outputs[:, k], targets).mean() for k, (_, targets) in enumerate(batches)]
-        self._steps.take(torch.stack(losses).sum().backward)
-        return torch.stack(losses).detach()
+        pairs = zip(outputs.unbind(1), batches, strict=True)
+        losses = torch.stack([self._trainer.loss(each, targets).mean() for each, (_, targets) in pairs])
+        self._steps.take(losses.sum().backward)
+        return losses.detach()
 
     def values(self, validation: Measure, positions: Sequence[int]) -> list[float]:
         """Return the validation metrics of some models with their averaged weights."""

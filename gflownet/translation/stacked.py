@@ -117,11 +117,9 @@ def _stacked(models: Sequence[Any]) -> Any:
         case TranslatedModel():
             stacked.__class__ = class_of(first.plan, replace(FAST, num_copies=len(models)))
         case nn.Conv1d() | nn.Conv2d():
-            for size in ("groups", "in_channels", "out_channels"):
-                setattr(stacked, size, len(models) * getattr(first, size))
-        case nn.BatchNorm1d() | nn.BatchNorm2d():
-            stacked.num_features *= len(models)
-        case nn.ModuleList():
+            stacked.groups *= len(models)
+            stacked.in_channels *= len(models)  # more than one, see SignalConvolution
+        case nn.BatchNorm1d() | nn.BatchNorm2d() | nn.ModuleList():
             pass
         case _:
             raise AssertionError(f"no copies of {type(first).__name__}")
