@@ -30,6 +30,7 @@ from gflownet.training.steps import (
     DIVERGED_LOSS,
     Clipping,
     DivergedError,
+    EntryDecay,
     Steps,
     flat_steps,
     map_tensors,
@@ -189,7 +190,7 @@ class ModelTrainer:
 def trains_together(config: EvaluationConfig, examples: Examples) -> bool:
     """Return whether groups of models can be trained with these options.
 
-    The loss is cross-entropy without label smoothing, and a step treats all parameters alike.
+    The loss is cross-entropy, and a step treats each entry of a parameter by itself.
     """
     options = config.training
     return (
@@ -200,7 +201,7 @@ def trains_together(config: EvaluationConfig, examples: Examples) -> bool:
         and options.optimizer != "muon"
         and config.precision == "float32"
         and options.class_weights == "none"
-        and not (options.augment or options.label_smoothing or options.weight_decay or options.clip or options.average)
+        and not options.augment
     )
 
 
@@ -368,13 +369,28 @@ class _AtOnce:
         self, trainings: Sequence[ModelTraining], data: Split, config: EvaluationConfig, num_steps_of_all: int
     ) -> None:
         self._trainings, self._data, self._size = trainings, data, config.batch_size
-        self._group = DirectTraining(cast("list[TranslatedModel]", [training.model for training in trainings]))
+        options, models = config.training, [cast(TranslatedModel, training.model) for training in trainings]
+        self._group = DirectTraining(models, label_smoothing=options.label_smoothing)
+        flat = self._group.parameter
+        # Of each model, the entries with weight decay and the others, as in `flat_steps`.
+        matrices = [
+            torch.cat([p.new_full((p.numel(),), p.ndim > 1, dtype=torch.bool) for p in m.parameters()]) for m in models
+        ]
+        self._entries = [(mask, ~mask) if options.weight_decay else (mask | True,) for mask in matrices]
+        rates = torch.zeros_like(flat.detach())
+        for part, mask in zip(self._group.parts(rates), matrices, strict=True):
+            part.masked_fill_(mask, options.weight_decay)
         self._steps = Steps(
-            build_optimisers((), [{"params": [self._group.parameter]}], _optimiser_options(config)),
+            build_optimisers((), [{"params": [flat], "weight_decay": 0.0}], _optimiser_options(config)),
             (),  # the group sets the gradients
             schedule=_schedule(config),
             num_steps=num_steps_of_all,
             has_fixed_gradients=True,
+            clipping=Clipping(options.clip),
+            clipped_apart=[list(model.parameters()) for model in models],
+            average=options.average,
+            averaged=[flat.detach()],
+            decay=EntryDecay(flat, rates, options.optimizer == "adamw") if options.weight_decay else None,
         )
         if trainings[0].optimisation is not None:
             self._restore([each.optimisation for each in trainings if each.optimisation is not None])
@@ -389,29 +405,47 @@ class _AtOnce:
         return [sum(history) / len(history) for history in zip(*torch.stack(losses).tolist(), strict=True)]
 
     def values(self, validation: Measure, positions: Sequence[int]) -> list[float]:
-        """Return the validation metrics of some models."""
-        return [validation.value(self._trainings[position].model) for position in positions]
+        """Return the validation metrics of some models with their averaged weights."""
+        with self._steps.averaged_weights():
+            return [validation.value(self._trainings[position].model) for position in positions]
 
     def save(self) -> None:
         """Give each training its part of the optimiser's state, as `Steps.state_dict` writes it."""
-        (optimiser,) = self._steps.optimisers
-        state = optimiser.state[self._group.parameter]
-        for position, training in enumerate(self._trainings if state else ()):
-            part = {
-                name: value if name == "step" else self._group.parts(value)[position] for name, value in state.items()
+        state = self._steps.state_dict()
+        for position, training in enumerate(self._trainings):
+            split = partial(self._split, position)
+            entries = {name: split(value) for name, value in state["optimisers"][0]["state"].get(0, {}).items()}
+            flats = [{name: each[i] for name, each in entries.items()} for i in range(len(self._entries[position]))]
+            buffers = [each.clone() for each in training.model.buffers() if each.is_floating_point()]
+            training.optimisation = {
+                "step": state["step"],
+                "optimisers": [{"state": dict(enumerate(flats)) if entries else {}}],
+                "weights": [each for value in state["weights"] for each in (*split(value), *buffers)],
             }
-            training.optimisation = {"step": self._steps.number, "optimisers": [{"state": {0: part}}], "weights": []}
+        self._steps.finish()
+
+    def _split(self, position: int, value: Tensor) -> list[Tensor]:
+        """Return the entries of a model in a flat tensor, those with weight decay first; a count is shared."""
+        part = self._group.parts(value)[position] if value.ndim else value
+        return [part[mask] if value.ndim else part.clone() for mask in self._entries[position]]
 
     def _restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        joined: dict[str, Any] = {}
-        each = [state_by_parameter(state["optimisers"][0])[0] for state in states]
-        for name, value in each[0].items():
-            joined[name] = value
-            if name != "step":
-                joined[name] = torch.zeros_like(self._group.parameter.detach())
-                for part, state in zip(self._group.parts(joined[name]), each, strict=True):
-                    part.copy_(state[name])
-        self._steps.load_state_dict({"step": states[0]["step"], "optimisers": [{0: joined}]})
+        each = [state_by_parameter(state["optimisers"][0]) for state in states]
+        entries = {
+            name: value if name == "step" else self._joined([[flat[name] for flat in flats.values()] for flats in each])
+            for name, value in (each[0][0] if each[0] else {}).items()
+        }
+        weights = [state.get("weights", ()) for state in states]
+        joined = [self._joined(weights)] if any(weights) else []
+        self._steps.load_state_dict({"step": states[0]["step"], "optimisers": [{0: entries}], "weights": joined})
+
+    def _joined(self, values: Sequence[Sequence[Tensor]]) -> Tensor:
+        """Return the flat tensor of the entries of each model."""
+        flat = torch.zeros_like(self._group.parameter.detach())
+        for part, masks, tensors in zip(self._group.parts(flat), self._entries, values, strict=True):
+            for mask, tensor in zip(masks, tensors, strict=False):  # buffers follow
+                part[mask] = tensor
+        return flat
 
 
 def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:

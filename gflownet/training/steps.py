@@ -101,6 +101,23 @@ class Copies:
         return [[_view(values[k], gradient[k]) for values, gradient in pairs] for k in range(self.num)]
 
 
+@dataclass(frozen=True)
+class EntryDecay:
+    """Weight decay of single entries of a flat parameter, as an optimiser has it for all."""
+
+    parameter: Tensor
+    rates: Tensor  # of each entry
+    is_decoupled: bool  # AdamW (Loshchilov and Hutter 2019); else a part of the gradient
+
+    @torch.no_grad()
+    def apply(self, learning_rate: float) -> None:
+        """Decay the entries, or add the decay to their clipped gradients."""
+        if self.is_decoupled:
+            self.parameter.addcmul_(self.parameter, self.rates, value=-learning_rate)
+        elif self.parameter.grad is not None:
+            self.parameter.grad.addcmul_(self.parameter, self.rates)
+
+
 class Steps:
     """Steps of optimisers that together update every parameter once, with averaged weights where they are wanted."""
 
@@ -116,6 +133,8 @@ class Steps:
         average: float = 0.0,
         averaged: Sequence[Tensor] = (),
         copies: Copies | None = None,
+        clipped_apart: Sequence[Sequence[Tensor]] = (),
+        decay: EntryDecay | None = None,
     ) -> None:
         """Start at step 0.
 
@@ -129,6 +148,8 @@ class Steps:
             average: decay per step of the averaged weights; 0: none.
             averaged: tensors of the model that are averaged.
             copies: of one model, whose gradients are clipped by copy.
+            clipped_apart: parameters of each model in `parameters`, clipped by model.
+            decay: for the only optimiser, which has none.
         """
         self.optimisers, self.number = optimisers, 0  # number of steps
         self._parameters, self._schedule, self._num_steps, self._clipping = parameters, schedule, num_steps, clipping
@@ -136,7 +157,8 @@ class Steps:
         self._has_fixed_gradients = has_fixed_gradients
         self._average, self._averaged = average, averaged if average else ()
         self._averages = [tensor.clone() for tensor in self._averaged]
-        self._copies, self._clipped = copies, [parameters] if copies is None else copies.views(parameters)
+        self._copies, self._decay = copies, decay
+        self._clipped = clipped_apart or [parameters] if copies is None else copies.views(parameters)
         clipped = set(map(id, parameters))
         groups = [group for optimiser in optimisers for group in optimiser.param_groups]
         self._unclipped = [each for group in groups for each in group["params"] if id(each) not in clipped]
@@ -157,7 +179,7 @@ class Steps:
         result = differentiate()
         self.number += 1
         norms = [self._clipping.clip(each) for each in self._clipped]
-        return result, norms[0] if self._copies is None else None
+        return result, norms[0] if len(norms) == 1 else None
 
     def check_gradients(self, norm: Tensor | None) -> None:
         """Raise FloatingPointError unless all gradients are finite.
@@ -177,6 +199,8 @@ class Steps:
             for optimiser, rates in zip(self.optimisers, self._rates, strict=True):
                 for group, rate in zip(optimiser.param_groups, rates, strict=True):
                     group["lr"] = rate * factor
+        if self._decay is not None:
+            self._decay.apply(self.optimisers[0].param_groups[0]["lr"])
         for optimiser in self.optimisers:
             optimiser.step()
         if self._averages:

@@ -38,8 +38,9 @@ class DirectTraining:
     to rounding. A diverging candidate does not affect the others. Train and eval mode are the same: no dropout.
     """
 
-    def __init__(self, models: Sequence[TranslatedModel]) -> None:
+    def __init__(self, models: Sequence[TranslatedModel], *, label_smoothing: float = 0.0) -> None:
         """Raises ValueError for a model without direct code (see is_direct)."""
+        self._label_smoothing = label_smoothing
         for position, model in enumerate(models):
             if not is_direct(model.plan):
                 raise ValueError(
@@ -69,7 +70,7 @@ class DirectTraining:
         with torch.inference_mode():
             self._scaling.forward()
             results = [forward(x) for (forward, _), x in zip(self._code, inputs, strict=True)]
-            losses, gradients = _cross_entropy([logits for logits, _ in results], targets)
+            losses, gradients = _cross_entropy([logits for logits, _ in results], targets, self._label_smoothing)
             for (_, backward), gradient, (_, saved) in zip(self._code, gradients, results, strict=True):
                 backward(gradient, saved)
             self._scaling.backward()
@@ -147,16 +148,18 @@ class _Scaling:
         self.gradients.index_copy_(0, self.weights, sums[1::2] * self.factors)
 
 
-def _cross_entropy(logits: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+def _cross_entropy(
+    logits: Sequence[Tensor], targets: Sequence[Tensor], smoothing: float
+) -> tuple[Tensor, Sequence[Tensor]]:
     """The mean losses [K] and their gradients by logits, from logits [B, C] and targets [B] of each model."""
     shapes = [each.shape for each in logits]
     losses, gradients = logits[0].new_empty(len(logits)), list(logits)
     for shape in set(shapes):
         members = [position for position, other in enumerate(shapes) if other == shape]
         if len(members) == len(logits):
-            return _cross_entropy_of_one_shape(logits, targets)
+            return _cross_entropy_of_one_shape(logits, targets, smoothing)
         shape_losses, shape_gradients = _cross_entropy_of_one_shape(
-            [logits[k] for k in members], [targets[k] for k in members]
+            [logits[k] for k in members], [targets[k] for k in members], smoothing
         )
         losses[members] = shape_losses
         for k, gradient in zip(members, shape_gradients, strict=True):
@@ -164,7 +167,9 @@ def _cross_entropy(logits: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple
     return losses, gradients
 
 
-def _cross_entropy_of_one_shape(logits: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+def _cross_entropy_of_one_shape(
+    logits: Sequence[Tensor], targets: Sequence[Tensor], smoothing: float
+) -> tuple[Tensor, Sequence[Tensor]]:
     """The mean losses and gradients; rows of one model are filled up to a multiple of ALIGNMENT."""
     count, (num_rows, num_classes) = len(logits), logits[0].shape
     num_filled = _aligned(num_rows)
@@ -178,8 +183,14 @@ def _cross_entropy_of_one_shape(logits: Sequence[Tensor], targets: Sequence[Tens
     log_shares = torch.log_softmax(torch.cat(tuple(logits)).t().contiguous(), dim=0)  # [C, K * filled]
     labels_row = torch.cat(tuple(targets)).unsqueeze(0)
     losses = log_shares.gather(0, labels_row).view(count, num_filled)[:, :num_rows].mean(1).neg_()
+    if smoothing:  # Szegedy et al. 2016, section 7
+        uniform = log_shares.mean(0).view(count, num_filled)[:, :num_rows].mean(1)
+        losses.mul_(1 - smoothing).sub_(uniform, alpha=smoothing)
     shares = log_shares.exp_()
-    shares.scatter_add_(0, labels_row, shares.new_full((1, 1), -1.0).expand_as(labels_row)).div_(num_rows)
+    shares.scatter_add_(0, labels_row, shares.new_full((1, 1), smoothing - 1.0).expand_as(labels_row))
+    if smoothing:
+        shares.sub_(smoothing / num_classes)
+    shares.div_(num_rows)
     by_model = shares.t().contiguous().view(count, num_filled, num_classes)
     return losses, by_model[:, :num_rows].unbind()
 

@@ -133,10 +133,14 @@ def test_together_as_the_plain_loop_one_by_one(data):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
 
 
+REGULARISED = {"weight_decay": 0.2, "label_smoothing": 0.1, "clip": 0.3, "average": 0.7}
+
+
+@pytest.mark.parametrize("more", [{}, REGULARISED], ids=["plain", "regularised"])
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
-def test_together_as_one_by_one_with_each_optimiser(data, optimizer):
+def test_together_as_one_by_one_with_each_optimiser(data, optimizer, more):
     data = Split(data.inputs.double(), data.targets)
-    options = {"training": TrainingConfig(optimizer=optimizer, schedule="one_cycle")}
+    options = {"training": TrainingConfig(optimizer=optimizer, schedule="one_cycle", **more)}
     together, alone = three_models(torch.float64), three_models(torch.float64)
     losses = train_together(together, data, **options)
     for seed, model, twin, loss in zip((5, 6, 7), together, alone, losses, strict=True):
@@ -145,11 +149,37 @@ def test_together_as_one_by_one_with_each_optimiser(data, optimizer):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
 
 
-def test_together_to_the_bit_as_alone_and_in_any_order(data):
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_group_continues_as_one_by_one(data, optimizer):
+    """Weights and averages after two epochs together and two alone, or two alone and two together."""
+    data = Split(data.inputs.double(), data.targets)
+    training = TrainingConfig(optimizer=optimizer, **REGULARISED)
+    config = EvaluationConfig(num_epochs=4, batch_size=16, learning_rate=0.03, training=training)
+    trainer = ModelTrainer(data, build_loss(training, is_classification=True), config)
+    results = []
+    for order in ("together alone", "alone together", "alone alone"):
+        trainings = [
+            ModelTraining(m, torch.Generator().manual_seed(k)) for k, m in enumerate(three_models(torch.float64))
+        ]
+        for way, end in zip(order.split(), (2, 4), strict=True):
+            if way == "together":
+                assert continue_trainings(trainings, data, Length(end, 4), config=config) == [None] * 3
+            for each in trainings if way == "alone" else ():
+                trainer.continue_training(each, Length(end, 4))
+        results.append([each.model.state_dict() for each in trainings])
+    for other in results[:2]:
+        torch.testing.assert_close(other, results[2], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("more", [{}, REGULARISED], ids=["plain", "regularised"])
+def test_together_to_the_bit_as_alone_and_in_any_order(data, more):
     together, backwards, alone = three_models(), three_models(), three_models()
-    losses = train_together(together, data)
-    assert train_together(backwards[::-1], data, seeds=(7, 6, 5)) == losses[::-1]
-    assert [train_together([m], data, seeds=(s,))[0] for m, s in zip(alone, (5, 6, 7), strict=True)] == losses
+    options = {"training": TrainingConfig(**more)}
+    losses = train_together(together, data, **options)
+    assert train_together(backwards[::-1], data, seeds=(7, 6, 5), **options) == losses[::-1]
+    assert [
+        train_together([m], data, seeds=(s,), **options)[0] for m, s in zip(alone, (5, 6, 7), strict=True)
+    ] == losses
     for models in zip(together, backwards, alone, strict=True):
         for first, *others in zip(*(model.parameters() for model in models), strict=True):
             assert all(torch.equal(first, other) for other in others)
