@@ -39,7 +39,7 @@ from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.plugins import load_function
 from gflownet.training.precision import choose_numerics, synchronize
 from gflownet.training.random_states import seeded
-from gflownet.translation import TranslatedModel, can_stack, to_pytorch_model
+from gflownet.translation import can_stack, to_pytorch_model
 
 # Forward passes whose median is the latency. The median varied by 3 to 11 % with 20 passes, by 0.3 to 8 % with 100 (a
 # few milliseconds) and by 0.3 to 1 % with 400.
@@ -287,7 +287,7 @@ class TensorTask(GFNTask):
         """Return the trainings of one candidate: side by side where its model allows it, else one by one."""
         with suppress(Exception):  # one by one, only the faulty one fails
             trainings = [self._begun(start) for start in starts] if len(starts) > 1 else []
-            if trainings and all(_can_stack(training.model) for training in trainings):
+            if trainings and all(can_stack(training.model) for training in trainings):
                 errors = self.trainer.continue_side_by_side(trainings, length, validation=self.measure)
                 return [error or training for error, training in zip(errors, trainings, strict=True)]
         return (self._prepared(start, length) for start in starts)
@@ -355,10 +355,6 @@ class TensorTask(GFNTask):
 
 
 _SPLITS = ("train", "validation", "test")
-
-
-def _can_stack(model: nn.Module) -> bool:
-    return isinstance(model, TranslatedModel) and can_stack(model.plan)
 
 
 def automatic_batch_size(num_examples: int) -> int:

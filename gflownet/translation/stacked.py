@@ -24,7 +24,7 @@ from gflownet.operations.linear import Head, Linear
 from gflownet.operations.neuron_code import FAST
 from gflownet.operations.normalisation import BatchNorm
 from gflownet.operations.pooling import AvgPool1d, AvgPool2d, GlobalPool, MaxPool1d, MaxPool2d
-from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.vocabulary import activation
 from gflownet.translation.copies import LinearOfCopies, joined
 from gflownet.translation.model import TranslatedModel, class_of
@@ -36,8 +36,11 @@ _OPERATIONS |= {AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d, GlobalPool}
 _LAYOUTS = (Layout.VECTOR, Layout.SIGNAL, Layout.IMAGE)
 
 
-def can_stack(plan: ModelPlan) -> bool:
-    """Return whether StackedModel holds copies of models of a plan."""
+def can_stack(model: nn.Module) -> bool:
+    """Return whether StackedModel holds copies of a model."""
+    if not isinstance(model, TranslatedModel):
+        return False
+    plan = model.plan
     is_plain = not (plan.is_dense or plan.slots or plan.autocast or plan.channels_last)
     has_one = len(plan.inputs) == len(plan.outputs) == 1
     return is_plain and has_one and plan.outputs[0][1].layout is Layout.VECTOR and _has_known_steps(plan)
@@ -55,7 +58,7 @@ def _is_known(step: StepPlan) -> bool:
     merges = shapes.inputs.values()
     has_known_merges = all(
         (merge.merge != "concat" or merge.concat_axis == merge.shape.channel_axis)
-        and all(_are_alike(adapter.source, adapter.target) for adapter in merge.adapters if adapter.is_broadcast)
+        and not any(adapter.is_broadcast and adapter.source != adapter.target for adapter in merge.adapters)
         for merge in merges
     )
     if step.neuron is not None or shapes.has_edge_weights or step.tied_to or step.slots:
@@ -65,11 +68,6 @@ def _is_known(step: StepPlan) -> bool:
     if step.bodies:
         return all(map(_has_known_steps, step.bodies))
     return shapes.operation is not None and shapes.operation.row in _OPERATIONS
-
-
-def _are_alike(source: Shape, target: Shape) -> bool:
-    """Return whether a broadcast keeps the channels."""
-    return source.layout is target.layout and source.channels == target.channels
 
 
 class StackedModel(nn.Module):

@@ -70,7 +70,7 @@ def inputs_of(shape: tuple[int, ...], num: int = K) -> list[torch.Tensor]:
 @pytest.mark.parametrize("is_last", [False, True])
 def test_stacked_models_equal_single_ones(shape, is_last):
     models, inputs = models_of(merged(shape)), inputs_of(shape)
-    assert can_stack(models[0].plan)
+    assert can_stack(models[0])
     stack = StackedModel(models)
     if is_last:
         use_channels_last(stack)
@@ -122,4 +122,4 @@ REFUSED = {
 def test_other_operations_are_refused(name):
     edges = [(0, 1), (0, 1), (1, 2)] if name == "positions" else [(0, 1), (1, 2)]
     nodes = [image_input(3, 4, 4), REFUSED[name], hidden(2, "head", kind="output", features=2)]
-    assert not can_stack(to_pytorch_model(graph_of(nodes, edges, multigraph=True)).plan)
+    assert not can_stack(to_pytorch_model(graph_of(nodes, edges, multigraph=True)))
