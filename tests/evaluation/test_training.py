@@ -1,6 +1,7 @@
 """Training of one candidate and of several together: equal to a plain loop, reproducible, early end if it diverges."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -133,7 +134,7 @@ def test_together_as_the_plain_loop_one_by_one(data):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
 
 
-REGULARISED = {"weight_decay": 0.2, "label_smoothing": 0.1, "clip": 0.3, "average": 0.7}
+REGULARISED: dict[str, Any] = {"weight_decay": 0.2, "label_smoothing": 0.1, "clip": 0.3, "average": 0.7}
 
 
 @pytest.mark.parametrize("more", [{}, REGULARISED], ids=["plain", "regularised"])
