@@ -69,7 +69,7 @@ class Environment(ABC):
         """Return `num` copies of the initial state."""
 
     def every_state(self) -> GraphStates | None:
-        """Return all states, the initial one first, if they are few and have no symmetries; None by default."""
+        """Return all states, the initial one first, if they are few and have codes of their own; None by default."""
         return None
 
     @abstractmethod
