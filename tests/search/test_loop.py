@@ -184,15 +184,23 @@ def paced(monkeypatch, *, proposal_s: float = 0.15):
     return trainer
 
 
+def one_second(clock):
+    clock.now += 1.0
+    yield
+
+
 @pytest.mark.parametrize(("proposal_s", "size"), [(0.05, 2), (0.15, 4), (9.0, 8)])
 def test_rounds_grow_where_proposals_take_long(monkeypatch, proposal_s, size):
-    trainer, lines = paced(monkeypatch, proposal_s=proposal_s), []
+    trainer, lines, limits = paced(monkeypatch, proposal_s=proposal_s), [], []
     loop_of(trainer).notify = lines.append
+    monkeypatch.setattr(loop_of(trainer).method, "limit_work", limits.append)
+    monkeypatch.setattr(loop_of(trainer).method, "work", lambda round: one_second(loop_module.time))
     _, steps = run_search(trainer, UnorderedEvaluator(trainer.task))
     sizes = [len(step.evaluations) for step in steps]
     assert sizes[:3] == [2, 2, 2]  # two of the first design, one that is measured
     assert sum(sizes) == 24
     assert set(sizes[3:-1]) == {size}
+    assert limits == [pytest.approx(0.1 * size - proposal_s - 1.0)]
     assert len(lines) == (size > 2)
     assert not lines or lines[0].startswith(
         f"search.batch_size=0: rounds of {size} candidates (an evaluation takes 1 s"

@@ -17,7 +17,7 @@ from gflownet.search.descriptors import Descriptors
 from gflownet.search.loop import SearchLoop
 from gflownet.search.proposals import Pool
 from gflownet.search.surrogate_search import SurrogateSearch
-from tests.search.searches import RIDGE, run_search
+from tests.search.searches import RIDGE, build, proposals, run_search
 
 
 def macro_table(folder: Path) -> Path:
@@ -169,3 +169,12 @@ def test_search_of_a_space_with_few_architectures_ends():
     loop, _ = run_search(components)
     assert len(loop.history) == 9
     assert loop.end == "the method has no further proposals"
+
+
+def test_first_fit_is_prepared_while_the_design_trains(monkeypatch):
+    trainer, calls = build("surrogate", RIDGE, "search.num_initial=4"), []
+    assert trainer.search is not None
+    method = method_of(trainer.search)
+    monkeypatch.setattr(method.surrogate, "prepare", lambda: calls.append(len(method.history)))
+    list(proposals(trainer, 3, batch_size=2))
+    assert calls == [2], "in the work after the first two of the design, not after the fit"
