@@ -268,15 +268,20 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     rows, damaged = list[dict[str, Any]](), list[int]()
     lines = path.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
-        try:
-            row = parse_sealed(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
+        if (row := parse_row(line)) is not None:
             rows.append(row)
         elif number < len(lines) or line.endswith(b"\n"):
             damaged.append(number)
     return rows, damaged
+
+
+def parse_row(line: bytes) -> dict[str, Any] | None:
+    """Return the row of a line of metrics, None for a damaged one."""
+    try:
+        row = parse_sealed(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
 def read_entries(path: Path) -> tuple[list[dict[str, Any]], int]:

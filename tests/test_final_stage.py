@@ -2,7 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,11 +11,15 @@ from safetensors.torch import load_file
 
 import gflownet
 from gflownet.config import load_config
+from gflownet.evaluation.executors.base import Executor
+from gflownet.evaluation.final import TopArchitecture
+from gflownet.evaluation.store import EvaluationRecord
 from gflownet.graphs.assignment import Assignment
 from gflownet.report.page import read_run
 from gflownet.report.verdict import spent_on
 from gflownet.rhn.checkpoint import describe
 from gflownet.rhn.network import RecurrentStack
+from gflownet.run.final_stage import best_tested
 from gflownet.train import main
 from gflownet.training.random_states import candidate_seed
 from tasks.digits import DigitsTask
@@ -26,6 +31,15 @@ from tests.tiny_run import TINY_RUN, TINY_TASKS
 
 def entries_of(folder: Path) -> list[dict[str, Any]]:
     return json.loads((folder / "top_architectures.json").read_text())
+
+
+@pytest.mark.parametrize(("is_cheap", "isolates"), [(True, True), (False, False)])
+def test_stopped_run_tests_nothing_that_takes_time(is_cheap, isolates):
+    """After a stop request, neither other processes nor trainings measure test scores."""
+    parts: Any = SimpleNamespace(task=SimpleNamespace(is_cheap=is_cheap), env=None, build_evaluator=None)
+    stopped: Any = SimpleNamespace(is_stopped=True)
+    executor, record = cast(Executor, SimpleNamespace(isolates=isolates)), cast(EvaluationRecord, object())
+    assert best_tested(parts, [record], executor, stopped) == (TopArchitecture(record),)
 
 
 def test_saved_models_have_the_reported_scores(copied_run, capsys):

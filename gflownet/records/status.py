@@ -248,7 +248,8 @@ class StatusLog:
         self._saved = time.monotonic()
 
 
-def _new_session() -> Session:
+def recorded_versions() -> dict[str, str]:
+    """Return the versions of this package, of Python and of the installed distributions behind its results."""
     import gflownet
 
     versions = {"gflownet": gflownet.__version__, "python": platform.python_version()}
@@ -257,11 +258,15 @@ def _new_session() -> Session:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
+    return versions
+
+
+def _new_session() -> Session:
     return Session(
         command=list(sys.argv),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         host=platform.node(),
         pid=os.getpid(),
         process_created=psutil.Process().create_time(),
-        versions=versions,
+        versions=recorded_versions(),
     )

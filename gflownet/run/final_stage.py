@@ -175,11 +175,12 @@ def best_tested(
 ) -> tuple[TopArchitecture, ...]:
     """Return the best architectures of a run without a final stage, with test scores.
 
-    A stop request ends the trainings for test scores; after one, only cheap tasks measure them.
+    A stop request ends the trainings for test scores; after one, only cheap tasks measure them, in this process: other
+    processes, and above all those of Ray, may take the seconds in which a stopped run ends.
     """
     was_stopped = run.is_stopped
     untested = tuple(TopArchitecture(record) for record in records)
-    if was_stopped and not parts.task.is_cheap:
+    if was_stopped and (executor.isolates or not parts.task.is_cheap):
         return untested
     stopped = (lambda: False) if was_stopped else (lambda: run.is_stopped)
     dispatcher, from_dict = (

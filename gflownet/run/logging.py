@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from rich.console import Console
 
-from gflownet.files import CHECKSUM, Closing, cannot_write, parse_sealed, sealed, write_whole
+from gflownet.files import CHECKSUM, Closing, cannot_write, parse_row, sealed, write_whole
 from gflownet.pictures.figure import shortened
 from gflownet.report.architectures import Leader
 from gflownet.run.executor_status import COUNTS
@@ -277,13 +277,8 @@ def _rows_until(path: Path, step: int, *, lines: Sequence[bytes], steps: Sequenc
 
 def _step_of(line: bytes, *, run: str) -> int | None:
     """Return the step of a row; None if the line is damaged or belongs to another run."""
-    try:
-        row = parse_sealed(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict) or row.get("run", "") != run or not isinstance(row.get("step"), int):
-        return None
-    return row["step"]
+    row = parse_row(line)
+    return None if row is None or row.get("run", "") != run else row["step"]
 
 
 def _number(value: float) -> float | int | None:

@@ -99,10 +99,8 @@ def test_lost_worker_and_stop_signal(tmp_path):
         output, errors = process.communicate(timeout=60)
         assert wait_until(lambda: not running(children), timeout=END_S), running(children)
     assert process.returncode == 128 + signal.SIGTERM, errors
-    # The report tests the best graphs, as far as the seconds after the signal suffice.
-    first_line, *further = errors.strip().splitlines()
-    assert first_line.startswith("stopping")
-    assert further in ([], ["stopped 5 s after the signal, before the report was complete"])
+    assert errors.strip().startswith("stopping")
+    assert errors.strip().count("\n") == 0, errors
     assert "raylet" not in output
     first, *_ = metrics_of(tmp_path / "run")
     assert first["failed_share"] == 0
@@ -200,12 +198,12 @@ def test_declared_gpus_and_lost_node(tmp_path):
             assert wait_until(lambda: unfinished <= {name[2] for name in noted(notes, "finished")}), process.poll()
             num_rows = len(metrics_of(tmp_path / "run"))
             assert wait_until(lambda: len(metrics_of(tmp_path / "run")) > num_rows), process.poll()
-            keys = [name[2] for name in noted(notes, "finished")]
-            assert len(keys) == len(set(keys))
-            process.send_signal(signal.SIGTERM)  # then the report tests the best graphs once more
+            process.send_signal(signal.SIGTERM)
             output, errors = process.communicate(timeout=60)
             assert process.returncode == 128 + signal.SIGTERM, errors
             assert output.count("evaluation.ray.num_gpus: no GPU on ") == 1
+    keys = [name[2] for name in noted(notes, "finished")]
+    assert len(keys) == len(set(keys))
     assert {row["failed_share"] for row in metrics_of(tmp_path / "run")} == {0.0}
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from gflownet.errors import printable
 from gflownet.files import json_text, save_whole
 from gflownet.pictures.chart import Chart, svg_of
 from gflownet.pictures.line_charts import Line, line_chart
+from gflownet.records.status import recorded_versions
 from gflownet.report.compared.figures import bounded_intervals
 from gflownet.report.compared.record import JSON_NAME, RESULT_KIND, SVG_NAME
 from gflownet.report.compared.searches import Accounting, Quantity, Searches, Summary
@@ -76,7 +75,6 @@ def _chart(searches: Searches, quantity: Quantity, accounting: Accounting, *, co
 
 
 _FORMAT = 1
-_PACKAGES = ("gflownet", "numpy", "torch")
 
 
 def write_searches(searches: Searches, folder: Path, *, command: Sequence[str], copy: Path | None = None) -> list[Path]:
@@ -97,7 +95,7 @@ def to_json(searches: Searches, *, command: Sequence[str]) -> str:
         "kind": RESULT_KIND,
         "format": _FORMAT,
         "command": list(command),
-        "versions": versions(),
+        "versions": recorded_versions(),
         "title": searches.title,
         "num_evaluations": searches.num_evaluations,
         "seeds": list(searches.seeds),
@@ -122,17 +120,6 @@ def _differences(searches: Searches) -> list[dict[str, Any]]:
         | {"verdict": searches.verdict(first, second, quantity, at, accounting=accounting)}
         for (first, second), quantity, accounting, at in cases
     ]
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages behind the figures."""
-    result = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            result[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return result
 
 
 def _method(searches: Searches, label: str) -> dict[str, Any]:
