@@ -112,6 +112,11 @@ class ChoicesTask(TensorTask):
         """Return the name of the function that builds the module, for `gflownet.load`; empty for other functions."""
         return {"module": {"build": self.config.task_options.build}} if self._trains else {}
 
+    @property
+    def trains_seeds_together(self) -> bool:
+        """Whether seeds train as one model; no scores of a function."""
+        return self._trains and super().trains_seeds_together
+
     def remarks(self) -> Sequence[str]:
         return super().remarks() if self._trains else ()
 
