@@ -114,7 +114,8 @@ class SearchLoop:
             EvaluationStoppedError: a stop request, or the budget is spent; the round is not counted.
         """
         self.lookahead = 0 if self.max_in_flight else self._chosen_lookahead(evaluator)
-        self._may_grow = self._may_grow and not self.max_in_flight and evaluator.executor.isolates
+        self._is_open &= evaluator.executor.isolates  # in one process, equal seeds give equal runs
+        self._may_grow = self._may_grow and not self.max_in_flight and self._is_open
         self._resubmit(evaluator)
         for number in count(self.round + 1):
             if self._is_over():

@@ -122,6 +122,7 @@ class DirectEvaluator:
 
     def __init__(self, task: Any) -> None:
         self.task, self.hashes = task, set()
+        self.executor = SimpleNamespace(isolates=False)
 
     def evaluate(self, candidates: Sequence[Any], *, step: int) -> list[Evaluation]:
         evaluations = []

@@ -207,6 +207,15 @@ def test_rounds_grow_where_proposals_take_long(monkeypatch, proposal_s, size):
     )
 
 
+def test_time_decides_nothing_in_one_process(monkeypatch):
+    trainer, limits = paced(monkeypatch, proposal_s=9.0), []
+    monkeypatch.setattr(loop_of(trainer).method, "limit_work", limits.append)
+    monkeypatch.setattr(loop_of(trainer).method, "work", lambda round: one_second(loop_module.time))
+    _, steps = run_search(trainer)
+    assert {len(step.evaluations) for step in steps} == {2}
+    assert limits == []
+
+
 def test_size_of_rounds_is_restored(monkeypatch):
     whole = paced(monkeypatch)
     run_search(whole, UnorderedEvaluator(whole.task))
