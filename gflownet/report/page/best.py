@@ -156,7 +156,9 @@ def score_words(value: object, interval: object) -> str:
     """Return a score with half the width of its interval: 0.9347 ± 0.0302."""
     match value, interval:
         case (int() | float(), [int() | float() as low, int() | float() as high]):
-            return f"{_score(value)} {PLUS_MINUS} {_score((high - low) / 2)}"
+            half, text = (high - low) / 2, _score(value)
+            has_decimals = text == f"{value:.4f}" and f"{half:.4f}" != "0.0000"
+            return f"{text} {PLUS_MINUS} {f'{half:.4f}' if has_decimals else number_text(half)}"
         case (int() | float(), _):
             return _score(value)
     return number_text(None)

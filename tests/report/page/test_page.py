@@ -22,6 +22,7 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.records.marker import RunMarker, write_marker
 from gflownet.report.compared.figures import best_score
 from gflownet.report.page import page_of, read_run
+from gflownet.report.page.best import score_words
 from gflownet.report.page.overview import progress_of, seconds_left
 from gflownet.report.page.page import reproduce_command
 from gflownet.report.page.secrets import masked_command, masked_options
@@ -537,3 +538,17 @@ def test_columns_of_a_table_are_named(tmp_path):
     assert HOSTILE not in text
     other = page(write_run(tmp_path / "b", choices(8), files={"top_architectures.json": top_of(2)})).text
     assert "Columns of the table" not in other
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "words"),
+    [
+        (0.9644, [0.9598, 0.969], "0.9644 ± 0.0046"),
+        (0.9347, [0.9045, 0.9649], "0.9347 ± 0.0302"),
+        (0.5, None, "0.5000"),
+        (1234.5, [1230.0, 1239.0], "1,234 ± 4.5"),
+        (0.5, [0.49999, 0.50001], "0.5000 ± 1e−5"),
+    ],
+)
+def test_scores_and_their_intervals_have_the_same_decimals(value, interval, words):
+    assert score_words(value, interval) == words
