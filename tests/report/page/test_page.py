@@ -547,7 +547,7 @@ def test_columns_of_a_table_are_named(tmp_path):
         (0.9347, [0.9045, 0.9649], "0.9347 ± 0.0302"),
         (0.5, None, "0.5000"),
         (1234.5, [1230.0, 1239.0], "1,234 ± 4.5"),
-        (0.5, [0.49999, 0.50001], "0.5000 ± 1e−5"),
+        (0.5, [0.49999, 0.50001], "0.5000 ± 1e\N{MINUS SIGN}5"),
     ],
 )
 def test_scores_and_their_intervals_have_the_same_decimals(value, interval, words):
