@@ -253,8 +253,10 @@ class SearchLoop:
         # The first predictions wait for all of the first design.
         num_initial = self.method.setup.config.num_initial if self.method.uses_surrogate else 0
         num_known = len(self.history)
-        is_designed = num_known < num_initial <= num_known + len(self.history.in_flight)
-        return not is_designed and len({each.round for each in self._pending}) <= self.lookahead
+        num_designed = num_known + len(self.history.in_flight)
+        if num_known < num_initial:  # the first design depends on no results
+            return num_designed < num_initial
+        return len({each.round for each in self._pending}) <= self.lookahead
 
     def _start_work(self, round: int) -> None:
         """Begin the method's work on the results up to a round; without further proposals none is needed."""

@@ -15,6 +15,8 @@ from tests.search.searches import RIDGE, UnorderedEvaluator, build, dispatcher, 
 
 NINE_SETTINGS = "env.choices.places={c: [0], d: [0]}"
 
+TRAINS = "task=tests.search.searches:TrainsPlaces"
+
 
 def loop_of(trainer):
     assert trainer.search is not None
@@ -170,7 +172,7 @@ def paced(monkeypatch, *, proposal_s: float = 0.15):
     """Return a search of trainings that take a second, with places for two; its clock counts proposals."""
     clock = SimpleNamespace(now=0.0, process_time=lambda: clock.now)
     monkeypatch.setattr(loop_module, "time", clock)
-    options = ("task=tests.search.searches:TrainsPlaces", "search.proposals.num_enumerated=0", "evaluation.capacity=2")
+    options = (TRAINS, "search.proposals.num_enumerated=0", "evaluation.capacity=2")
     trainer = build(
         "surrogate", RIDGE, *options, "search.num_initial=4", "search.batch_size=0", "budget.evaluations=24"
     )
@@ -205,6 +207,20 @@ def test_rounds_grow_where_proposals_take_long(monkeypatch, proposal_s, size):
     assert not lines or lines[0].startswith(
         f"search.batch_size=0: rounds of {size} candidates (an evaluation takes 1 s"
     )
+
+
+def test_first_design_is_in_flight_at_once(monkeypatch):
+    trainer, num_unfinished = build("surrogate", RIDGE, TRAINS, "search.num_initial=7", "budget.evaluations=12"), []
+    evaluator = UnorderedEvaluator(trainer.task)
+    advance = evaluator.advance
+
+    def counted_advance(*, timeout):
+        num_unfinished.append(len(evaluator._unfinished))
+        return advance(timeout=timeout)
+
+    monkeypatch.setattr(evaluator, "advance", counted_advance)
+    run_search(trainer, evaluator)
+    assert num_unfinished[0] == 7, "of the first design, and no prediction before its results"
 
 
 def test_time_decides_nothing_in_one_process(monkeypatch):
