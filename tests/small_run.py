@@ -4,7 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from gflownet.objectives.base import Loss
+from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.train import main
 
 SMALL = (
@@ -27,6 +30,18 @@ SMALL = (
 
 def run(folder: Path, *overrides: str) -> int:
     return main([*SMALL, f"log_dir={folder}", *overrides])
+
+
+def break_losses(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
+    """Give these losses, counted from 1 after this call, no number."""
+    usual, number = TrajectoryBalance.loss, [0]
+
+    def loss(self, policy, trajectories):
+        number[0] += 1
+        found = usual(self, policy, trajectories)
+        return Loss(found.value * torch.nan, found.metrics) if number[0] in steps else found
+
+    monkeypatch.setattr(TrajectoryBalance, "loss", loss)
 
 
 @pytest.fixture(scope="module")

@@ -7,16 +7,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import torch
 
 from gflownet.errors import UserError
 from gflownet.evaluation.store_database import STORE_NAME
-from gflownet.objectives.base import Loss
-from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.run.folder import CERTIFICATE_STORE_NAME
 from gflownet.run.sampling import sample
 from gflownet.train import main
 from tests.search.searches import PLACES
+from tests.small_run import break_losses
 from tests.tiny_run import metric_rows
 
 SURROGATE = (
@@ -55,14 +53,6 @@ def test_end_of_the_search_is_printed(tmp_path, capsys):
 
 
 def test_policy_steps_without_finite_loss_are_skipped_until_too_many_rounds(tmp_path, monkeypatch, capsys):
-    usual, num_losses = TrajectoryBalance.loss, [0]
-
-    def loss(self, policy, trajectories):
-        num_losses[0] += 1
-        result = usual(self, policy, trajectories)
-        return Loss(result.value * torch.nan, result.metrics) if num_losses[0] in broken else result
-
-    monkeypatch.setattr(TrajectoryBalance, "loss", loss)
     options = ("search.method=surrogate_gflownet", "search.proposals.num_enumerated=0", "wandb.mode=disabled")
     options += (
         "search.proposals.num_updates=2",
@@ -70,13 +60,13 @@ def test_policy_steps_without_finite_loss_are_skipped_until_too_many_rounds(tmp_
         "opt.max_skipped=2",
         "checkpoint_every=1",
     )
-    broken = {2}  # one of the first round with predictions
+    break_losses(monkeypatch, {2})  # one of the first round with predictions
     assert run(tmp_path / "skipped", *options) == 0
     out, rows = capsys.readouterr().out, metric_rows(tmp_path / "skipped")
     assert "step 2: expected a finite loss, got nan; the step is skipped" in out
     assert [path.name for path in (tmp_path / "skipped" / "skipped").iterdir()] == ["step_00000002.pt"]
     assert [row["policy_updates"] for row in rows[1:]] == [0, 2, 4, 6]
-    num_losses[0], broken = 0, set(range(3, 9))  # all of the next rounds
+    break_losses(monkeypatch, set(range(3, 9)))  # all of the next rounds
     assert run(tmp_path / "ended", *options) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: after step 3: expected a finite loss, got nan; resume=true continues from step 1: ")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -106,7 +106,7 @@ class AsynchronousRollouts:
         states = GraphStates.cat([each.state for each in waiting]) if waiting else None
         return {
             "num_batches": self._num_batches,
-            "states": None if states is None else {f.name: getattr(states, f.name) for f in fields(GraphStates)},
+            "states": None if states is None else states.state_dict(),
             "steps": [each.step for each in waiting],
             "are_new": [each.is_new for each in waiting],
         }

@@ -9,7 +9,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +195,7 @@ class ReplayBuffer:
             contents = self._seen
             if contents is None:
                 return {"keys": [], "states": None, "scores": None, "sequences": None}
-            states = {f.name: getattr(contents.terminal, f.name) for f in fields(GraphStates)}
+            states = contents.terminal.state_dict()
             actions = contents.sequences
             sequences = None if actions is None else [actions.num_actions, *actions.actions.parts]
             return {"keys": list(self._keys), "states": states, "scores": contents.scores, "sequences": sequences}

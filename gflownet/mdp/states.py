@@ -122,6 +122,10 @@ class GraphStates:
         """Return the states with a function applied to each array."""
         return GraphStates(*(function(getattr(self, name)) for name in _ARRAYS))
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the arrays by name, for a checkpoint; `GraphStates(**arrays)` restores them."""
+        return {name: getattr(self, name) for name in _ARRAYS}
+
     def clone(self) -> GraphStates:
         """Return a copy that shares no memory."""
         return self.mapped(torch.clone)

@@ -247,7 +247,7 @@ class Search:
             "config": to_mapping(self.config),
             "loop": self._loop.state_dict(),
             "end": self._loop.end,
-            "asked": [{"state": _tensors(each.state), "result": _plain(each.evaluation)} for each in self._entries],
+            "asked": [{"state": each.state.state_dict(), "result": _plain(each.evaluation)} for each in self._entries],
             "results": [{"graph": graph.to_dict(), "result": _plain(row)} for graph, row in self._results.values()],
         }
         buffer = io.BytesIO()
@@ -365,10 +365,6 @@ def _result(graph: Any, evaluation: Evaluation) -> Result:
 
 def _shown(evaluation: Evaluation) -> str:
     return f"the score {evaluation.score:g}" if evaluation.status is EvaluationStatus.OK else "an error"
-
-
-def _tensors(states: GraphStates) -> dict[str, Any]:
-    return {each.name: getattr(states, each.name) for each in fields(GraphStates)}
 
 
 def _plain(evaluation: Evaluation | None) -> dict[str, Any] | None:

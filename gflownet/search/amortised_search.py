@@ -29,6 +29,7 @@ from gflownet.search.method import SearchSetup
 from gflownet.search.proposals import LogValues
 from gflownet.search.surrogate_search import SurrogateSearch
 from gflownet.training.random_states import seeded
+from gflownet.training.steps import map_tensors
 from gflownet.workers.process import stream_seed
 
 BATCH_SIZE = 16  # trajectories of an update: half of the policy, half into the best candidates
@@ -229,7 +230,7 @@ class SurrogateGFlowNet(SurrogateSearch):
         yield from super().work(round)
         if self.policy is None or not self._num_due:
             return
-        self._before = _copied(self.policy.state_dict())
+        self._before = map_tensors(torch.Tensor.clone, self.policy.state_dict())
         yield from self._training(self.policy, round)
         self._num_due, self._sampled_call, self._sampled, self._before = 0, 0, None, None
 
@@ -286,12 +287,3 @@ class SurrogateGFlowNet(SurrogateSearch):
             evaluations = min(len(self.history), policy.num_updates / max(rate, 1e-9) + _MAX_CAUGHT_UP)
             num = max(round(rate * evaluations) - policy.num_updates, 0)
         return num if self._max_updates is None else min(num, self._max_updates)
-
-
-def _copied(state: Any) -> Any:
-    """Return a state dict with copies of its tensors, without the cost of `deepcopy`."""
-    if isinstance(state, Tensor):
-        return state.clone()
-    if isinstance(state, Mapping):
-        return {name: _copied(value) for name, value in state.items()}
-    return [_copied(value) for value in state] if isinstance(state, list) else state

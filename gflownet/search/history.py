@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -143,7 +143,7 @@ class History:
     def state_dict(self) -> dict[str, Any]:
         """Return the contents as tensors and plain values, safe to load with `weights_only=True`."""
         return {
-            "states": {f.name: getattr(self.states, f.name) for f in fields(GraphStates)} if len(self) else None,
+            "states": self.states.state_dict() if len(self) else None,
             "proposals": [
                 (p.hash, p.score, p.is_new, p.position, None if p.origin is None else int(p.origin))
                 for p in self.proposals

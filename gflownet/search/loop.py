@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import count
 from typing import Any
@@ -152,7 +152,7 @@ class SearchLoop:
         states, in_flight = GraphStates.cat([each.state for each in self._pending]), self.history.in_flight
         origins = [in_flight[each.code].origin if each.code in in_flight else None for each in self._pending]
         return {
-            "pending": {f.name: getattr(states, f.name) for f in fields(GraphStates)},
+            "pending": states.state_dict(),
             "pending_rounds": [each.round for each in self._pending],
             "pending_origins": [None if origin is None else int(origin) for origin in origins],
         }

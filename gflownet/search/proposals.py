@@ -6,7 +6,7 @@ Letters: B candidates or terminal states.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -112,12 +112,8 @@ class Pool:
         return Pool(self.states[order], self.log_values[order], self.origin[order])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tensors by name, safe to load with `weights_only=True`."""
-        return {
-            "states": {f.name: getattr(self.states, f.name) for f in fields(GraphStates)},
-            "log_values": self.log_values,
-            "origin": self.origin,
-        }
+        """Return the tensors, safe to load with `weights_only=True`."""
+        return {"states": self.states.state_dict(), "log_values": self.log_values, "origin": self.origin}
 
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> Pool:

@@ -207,8 +207,7 @@ class SurrogateSearch(SearchMethod):
         if (space := self.space) is None:
             pool = self.evolved_pool(call, self.setup.generator(call, _POOL))
             # That of the call before stays, because an interrupted call is repeated.
-            earlier = [(number, each) for number, each in self._kept.items() if number < call]
-            self._kept = dict([*earlier[-1:], (call, pool.best(_NUM_KEPT))])
+            self._kept = {**self._kept_before(call), call: pool.best(_NUM_KEPT)}
             return pool
         values = self.model.log_values(space.features(self.model), self.setup.generator(call, _VALUES))
         positions = self.history.is_unknown(space.codes).nonzero().squeeze(1)
@@ -221,7 +220,7 @@ class SurrogateSearch(SearchMethod):
         """
         options, samples = self.config.proposals, self.samples(call)
         varied = mutations(self.env, best_states(self.history), options.num_mutations, generator)
-        earlier = [pool for number, pool in self._kept.items() if number < call][-1:]
+        earlier = self._kept_before(call).values()
         origin = origin_of((ProposalOrigin.MUTATION, len(varied)), (self.samples_origin, len(samples)))
         return evolved(
             self.history,
@@ -232,6 +231,10 @@ class SurrogateSearch(SearchMethod):
             num_generations=_NUM_GENERATIONS,
             generator=generator,
         )
+
+    def _kept_before(self, call: int) -> dict[int, Pool]:
+        """Return the latest kept pool of an earlier call, by that call; empty without one."""
+        return dict([each for each in self._kept.items() if each[0] < call][-1:])
 
     def best_of_pool(self, num: int) -> GraphStates | None:
         """Return up to `num` best candidates of the last proposal, best first; None before the first one."""

@@ -8,28 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from gflownet.objectives.base import Loss
-from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.records.status import RunState, read_status
 from gflownet.run.folder import RunFolder
-from tests.small_run import run
+from tests.small_run import break_losses, run
 from tests.tiny_run import metric_rows
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def break_losses(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
-    """Give these training steps, counted from 1 in this process, a loss without a number."""
-    usual, number = TrajectoryBalance.loss, [0]
-
-    def loss(self, policy, trajectories):
-        number[0] += 1
-        found = usual(self, policy, trajectories)
-        return Loss(found.value * torch.nan, found.metrics) if number[0] in steps else found
-
-    monkeypatch.setattr(TrajectoryBalance, "loss", loss)
 
 
 @pytest.mark.parametrize("options", [(), pytest.param(("num_workers=1",), marks=pytest.mark.slow)])
