@@ -90,7 +90,7 @@ class ReportConfig:
 class Config:
     """Options of the run."""
 
-    log_dir: str = option("logs/${task}", "run folder: all files of a run")
+    log_dir: str = option("logs/${task}", "run folder: all files of a run; a default one with a run: the next free one")
     seed: int = option(0, "seed of all random numbers of the run", Interval(0, MAX_SEED))
     task: str = option("digits", TASKS.help("task"))
     task_options: Any = option({}, "options of the task, task_options.NAME=VALUE")

@@ -52,12 +52,15 @@ def working_folder(folders_of_tests: Iterator[Path]) -> Iterator[Path]:
     """Run a test in an empty folder, and let it end the threads that renew claims of evaluations."""
     folder = next(folders_of_tests)
     folder.mkdir()
+    before = set(threading.enumerate())
     with contextlib.chdir(folder):
         yield folder
     with contextlib.suppress(OSError):  # not empty
         folder.rmdir()
-    names = {thread.name for thread in threading.enumerate()}
-    assert "evaluation leases" not in names, "a dispatcher with claims was not closed"
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == "evaluation leases":
+            thread.join(1.0)
+            assert not thread.is_alive(), "a dispatcher with claims was not closed"
 
 
 @pytest.fixture(scope="session")
