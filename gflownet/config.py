@@ -29,7 +29,8 @@ from gflownet.objectives.config import AlgoConfig, OptimizerConfig
 from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, Interval, Option, find_options, groups_of, option
 from gflownet.plugins import installed_config_folders
 from gflownet.policy.config import ModelConfig
-from gflownet.records.marker import CONFIG_NAME, MARKER_NAME, not_a_search, read_marker
+from gflownet.records.marker import CONFIG_NAME, MARKER_NAME, newest_run, not_a_search, read_marker
+from gflownet.records.status import free_folder
 from gflownet.records.trust import check_config
 from gflownet.search.config import GFLOWNET, SearchConfig
 
@@ -89,7 +90,7 @@ class ReportConfig:
 class Config:
     """Options of the run."""
 
-    log_dir: str = option("logs/${task}", "run folder: all files of a run")
+    log_dir: str = option("logs/${task}", "run folder: all files of a run; a default one with a run: the next free one")
     seed: int = option(0, "seed of all random numbers of the run", Interval(0, MAX_SEED))
     task: str = option("digits", TASKS.help("task"))
     task_options: Any = option({}, "options of the task, task_options.NAME=VALUE")
@@ -276,9 +277,26 @@ def command_config(source: str | None, overrides: Sequence[str]) -> Config:
     """
     config = load_config(source or config_of_task(overrides), overrides)
     stored = None
+    if config.resume and not names_folder(source, overrides):
+        overrides = [*overrides, f"log_dir={newest_run(Path(config.log_dir))}"]
+        config = load_config(source or config_of_task(overrides), overrides)
     if source is None and config.resume:
         stored = stored_config(Path(config.log_dir), ["overwrite_existing_exp=false", *overrides])
     return stored or config
+
+
+def names_folder(source: str | None, overrides: Sequence[str], room: str = "") -> bool:
+    """Return whether a command names its run folder, as an override or in a file of the user."""
+    in_file = source and find_config(source, room) == Path(source) and "log_dir" in read_yaml(Path(source))
+    return bool(in_file) or any(override.startswith("log_dir=") for override in overrides)
+
+
+def default_folder(config: Any, source: str | None, overrides: Sequence[str], room: str = "") -> str:
+    """Return log_dir of a new run that names none, else ""; where it is taken, set log_dir to the next free folder."""
+    if config.resume or config.overwrite_existing_exp or names_folder(source, overrides, room):
+        return ""
+    folder, config.log_dir = config.log_dir, str(free_folder(Path(config.log_dir)))
+    return folder
 
 
 def config_of(tree: Mapping[str, Any], *, where: str = "") -> Config:
