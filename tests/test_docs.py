@@ -27,6 +27,8 @@ DOCS = (
     "operations.md",
     "add-an-operation.md",
     "ask-and-tell.md",
+    "policies.md",
+    "coming-from/recursionpharma-gflownet.md",
     "coming-from/torchgfn.md",
     "coming-from/nni.md",
     "coming-from/optuna.md",
@@ -50,7 +52,6 @@ SLOW_DOCS = (
     "search-methods.md",
     "training-candidates.md",
     "wandb.md",
-    "coming-from/recursionpharma-gflownet.md",
 )
 _BLOCK = re.compile(r"^```(bash|python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -172,6 +173,13 @@ def test_docs_examples_run(name, tmp_path, checkout, in_process):
 @pytest.mark.parametrize("name", SLOW_DOCS)
 def test_docs_examples_are_valid(name, tmp_path, checkout, read_only):
     assert run_page(checkout / "docs" / name, tmp_path, read_only) >= 1
+
+
+@pytest.mark.parametrize("page", ["recursionpharma-gflownet.md", "torchgfn.md", "nni.md", "optuna.md"])
+def test_migration_pages_assert_results(page, checkout):
+    examples = blocks((checkout / "docs" / "coming-from" / page).read_text())
+    num_commands = sum(language == "bash" for language, _ in examples)
+    assert sum("\nassert " in text for _, text in examples) >= max(1, num_commands)
 
 
 def test_invalid_examples_are_detected(read_only):
