@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -185,7 +186,7 @@ def test_docs_policy_with_torch_geometric_layers_satisfies_the_suite(own_folder,
     (own_folder / "gin_policy.py").write_text(source)
     for directed in (False, True):
         env = GraphBuildingEnv(["red", "blue"], max_nodes=4, directed=directed)
-        batch = GraphBuildingEnvContext(env).to_batch(env.initial_states(3))
+        batch: Any = GraphBuildingEnvContext(env).to_batch(env.initial_states(3))
         assert isinstance(batch, Batch)
         assert batch.num_graphs == 3
         check_policy("gin_policy:GINPolicy", env)
