@@ -113,7 +113,8 @@ def test_hint_of_a_common_mistake_works_when_pasted(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("counting", "rooms", "rooms.moved"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.setitem(sys.modules, name, sys)  # so that the end of the test removes what it imports
+        monkeypatch.delitem(sys.modules, name)
     assert train.main(arguments.split()) == 2
     error = capsys.readouterr().err.rstrip()
     assert error.endswith(line), error
