@@ -203,7 +203,7 @@ MISTAKES = {
     "BadCategory": "{name}.category: expected one of convolution, linear, ",
     "WrongShape": "{name}.examples[0]: expected [2, 4] as from infer_shape, got [2, 2]",
     "Failing": "{name}.examples[0]: expected an output, got KeyError: 'width'",
-    "Missing": "operation: expected a subclass of Operation, got '{name}'; did you mean ",
+    "Missing": "operation: expected a subclass of Operation, got '{name}', which outside_operations.py does not define",
     "Declared": "operation: expected a subclass of Operation, got '{name}'; did you mean ",
 }
 # The end of the problem of a graph that uses a class.
