@@ -264,7 +264,12 @@ def broken_links(page: Path) -> list[str]:
 
 
 def test_docs_links_exist(checkout):
-    pages = [checkout / "README.md", checkout / "CONTRIBUTING.md", *(checkout / "docs").rglob("*.md")]
+    pages = [
+        checkout / "README.md",
+        checkout / "CONTRIBUTING.md",
+        *(checkout / "docs").rglob("*.md"),
+        *(checkout / "dev").rglob("*.md"),
+    ]
     assert [link for page in pages for link in broken_links(page)] == []
     assert [page for page in pages if "<!--" in page.read_text()] == []
 
