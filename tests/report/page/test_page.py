@@ -27,7 +27,6 @@ from gflownet.report.page.overview import progress_of, seconds_left
 from gflownet.report.page.page import reproduce_command
 from gflownet.report.page.secrets import masked_command, masked_options
 from gflownet.run.view import Clock, Limits
-from gflownet.terminal.console import duration
 from tests.evaluation.candidates import classifier_graph
 from tests.report.page.folders import RUN, WRITTEN, Page, assignment_of, metric_rows, page, record, status_of, write_run
 
@@ -269,7 +268,7 @@ def test_time_left_is_that_of_the_first_limit(tmp_path, options, seconds):
     assert seconds_left(run, progress_of(run)) == pytest.approx(seconds)
     limits = Limits(run.option("budget.evaluations"), run.option("budget.seconds"))
     clock = Clock(100, limits=limits, now=iter([0.0, 40.0]).__next__)
-    assert clock.time_left(20, metric_rows(20)[-1]) == duration(seconds), "as on the console"
+    assert clock.seconds_left(20, metric_rows(20)[-1]) == pytest.approx(seconds), "as on the console"
 
 
 @pytest.mark.parametrize(
