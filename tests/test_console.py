@@ -306,6 +306,7 @@ def test_live_panel_shows_each_phase_with_its_figures(width: int) -> None:
     assert (f"final stage, trainings 4/20 {times[2]} report" if width > 40 else times[2]) in final
     for words in ("candidates 3", "new seeds, at most 2", "best mean on new seeds 0.750"):
         assert words in final
+    assert "search done in 0:00:10" in final, "the same as before"
     assert "loss" not in final
     assert "left" not in certificate, "all trainings are done, but not the phase"
     assert "final stage done in 0:00:12 report" in report

@@ -228,9 +228,10 @@ class View(ABC):
             return
         for each in list(self._phases)[: list(self._phases).index(phase)]:
             number = self._phases[each]
-            self._rows.stop_task(number)
-            seconds = duration(self._rows.tasks[number].elapsed or 0.0)
-            self._rows.update(number, description=str(each), completed=1.0, times=f"done in {seconds}")
+            if self._rows.tasks[number].stop_time is None:
+                self._rows.stop_task(number)
+                seconds = duration(self._rows.tasks[number].elapsed or 0.0)
+                self._rows.update(number, description=str(each), completed=1.0, times=f"done in {seconds}")
         self._rows.start_task(self._phases[phase])
         self._phase, self._values, self._left, self._is_done = phase, {}, "", False
         self._rows.update(self._phases[phase], times="")
