@@ -88,7 +88,7 @@ class MetricLogger(Closing):
         self._samples, self._num_sampled_steps, self._step = StepSamples(), 0, resume_step or 0
         self._last_checkpoint: Path | None = None
         self._leader_hashes: list[str] = []
-        self._stage_logged = ("", 0)  # name and completed work
+        self._num_trainings = 0  # of the final stage, logged
         self.view = make_view(
             self.console,
             num_training_steps=num_training_steps,
@@ -127,12 +127,13 @@ class MetricLogger(Closing):
         self.view.write(step, {**values, **(shown or {})})
 
     def stage(self, name: str, done: int, total: int, values: Mapping[str, float] | None = None) -> None:
-        """Show the progress of a stage, and log its values, if any, at the last step plus its completed work."""
+        """Show the progress of a stage; values of new trainings are logged at the last step plus their number."""
         self.view.stage(name, done, total, values)
-        if values and (name, done) != self._stage_logged:
-            self._stage_logged = name, done
+        num_trainings = round((values or {}).get("num_trainings", 0))
+        if values and num_trainings > self._num_trainings:
+            self._num_trainings = num_trainings
             for log in self._logs:
-                log.write(self._step + done, values)
+                log.write(self._step + num_trainings, values)
 
     def write_leaders(self, hashes: Sequence[str], rows_of: Callable[[], Sequence[Leader]]) -> None:
         """Write the best architectures so far to the logs that show them, if they have changed.

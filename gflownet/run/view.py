@@ -22,8 +22,8 @@ from gflownet.records.status import Phase
 from gflownet.search.config import MIXED_MODELS, ORIGINS
 from gflownet.terminal.console import duration, print_line
 
-# Faster updates are not readable.
-MAX_REFRESHES_PER_SECOND = 8
+# Faster updates are hardly readable, and wandb keeps every one with the console output.
+MAX_REFRESHES_PER_SECOND = 2
 # Minimum interval of plain lines about the progress of a stage.
 STAGE_INTERVAL_S = 10.0
 # Terminal width for two columns of metrics, and for the bars.
