@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from gflownet.language.run import LOOK
 from gflownet.records.status import Phase
-from gflownet.run.view import FIGURES, STATUS_FIGURES, Clock, Limits, LivePanel, PlainLines, View, curve, make_view
+from gflownet.run.view import FIGURES, STATUS_FIGURES, Limits, LivePanel, PlainLines, View, curve, make_view
 from gflownet.terminal.console import ReportRow, print_front, print_report
 
 VALUES = {
@@ -47,7 +48,7 @@ class FakeTime:
 
 def test_plain_lines_contain_all_metrics() -> None:
     output = io.StringIO()
-    view = make_view(Console(file=output, width=40), num_training_steps=20, print_every=5)
+    view = make_view(Console(file=output, width=40), limits=Limits(num_steps=20), print_every=5)
     assert isinstance(view, PlainLines)
     view.write(5, VALUES)
     line = output.getvalue()
@@ -70,7 +71,7 @@ SHOWN_STATUS = ("12", "97%", "1,003", "2", "4", "5", "31")
 
 def test_plain_lines_show_status_that_is_not_0() -> None:
     output = io.StringIO()
-    view = PlainLines(Console(file=output), Clock(20), print_every=1)
+    view = PlainLines(Console(file=output), Limits(num_steps=20), print_every=1)
     view.write(1, VALUES | STATUS)
     assert all(
         f"| {figure.short} {shown} |" in output.getvalue().replace("\n", " |")
@@ -100,53 +101,50 @@ def test_live_panel_shows_status_and_values_of_running_step() -> None:
 
 def test_plain_lines_print_every() -> None:
     output = io.StringIO()
-    view = PlainLines(Console(file=output, width=40), Clock(12), print_every=5)
+    view = PlainLines(Console(file=output, width=40), Limits(num_steps=12), print_every=5)
     for step in range(1, 13):
         view.write(step, {"log_Z": math.nan})
     view.close()
     assert output.getvalue() == "step 5/12\nstep 10/12\nstep 12/12\n", "and no dash for what has no value"
 
 
-def test_clock_time_left() -> None:
-    now = FakeTime()
-    clock = Clock(200, first_step=100, now=now)
-    assert clock.seconds_left(100, {}) is None
-    now.moment += 75.5
-    assert clock.seconds_left(101, {}) == 7474.5
-    assert clock.seconds_left(200, {}) == 0
-    assert clock.seconds_left(201, {}) is None, "more steps than expected"
+def time_left(limits: Limits, now: FakeTime, steps: dict[int, dict[str, float]], **options: bool) -> str:
+    """Return the time left in the line of the last of some steps, which take 10 seconds each."""
+    output = io.StringIO()
+    view = PlainLines(Console(file=output), limits, now=now, print_every=1, **options)
+    for step, values in steps.items():
+        now.moment += 10
+        view.write(step, values)
+    return output.getvalue().splitlines()[-1].rpartition(" | ")[2].removesuffix(" left")
 
 
 @pytest.mark.parametrize(
     ("limits", "values", "left"),
     [
-        (Limits(), {"num_distinct": 30, "seconds": 50.0}, 400),  # 400 steps at 1 s
-        (Limits(num_evaluations=130), {"num_distinct": 30, "seconds": 50.0}, 1000 / 3),  # 100 more at 3.33 s
-        (Limits(seconds=350), {"num_distinct": 30, "seconds": 50.0}, 300),
-        (Limits(num_evaluations=10, seconds=350), {"num_distinct": 30, "seconds": 50.0}, 0),
-        (Limits(seconds=350), {}, 400),
-        (Limits(0, 0.0), {"num_distinct": 30, "seconds": 50.0}, 400),  # 0: no limit
+        (Limits(), {"num_distinct": 30, "seconds": 50.0}, "0:00:40"),  # 4 steps of 10 s
+        (Limits(num_evaluations=130), {"num_distinct": 30, "seconds": 5.0}, "0:00:33"),  # 100 more of .333 s
+        (Limits(seconds=350), {"num_distinct": 30, "seconds": 300.0}, "0:00:02"),
+        (Limits(num_evaluations=10, seconds=350), {"num_distinct": 30, "seconds": 50.0}, ""),
+        (Limits(seconds=350), {}, "0:00:40"),
     ],
 )
-def test_clock_time_left_by_budget(limits: Limits, values: dict[str, float], left: float) -> None:
-    now = FakeTime()
-    clock = Clock(500, limits=limits, now=now)
-    now.moment += 100
-    assert clock.seconds_left(100, values) == pytest.approx(left)
-    assert clock.elapsed() == 100
+def test_time_left_by_budget(limits: Limits, values: dict[str, float], left: str) -> None:
+    line = time_left(replace(limits, num_steps=5), FakeTime(), {1: values})
+    assert line == left if left else line.startswith("distinct")
 
 
-def test_clock_counts_evaluations_of_this_process() -> None:
+def test_time_left_counts_steps_and_evaluations_of_this_process() -> None:
     now = FakeTime()
-    clock = Clock(1000, first_step=100, limits=Limits(num_evaluations=220), now=now)
-    clock.seconds_left(101, {"num_distinct": 100})
-    now.moment += 10
-    assert clock.seconds_left(102, {"num_distinct": 120}) == 50
+    steps = {101: dict[str, float](), 102: {}, 103: {}}
+    assert time_left(Limits(num_steps=105), now, steps, is_resumed=True) == "0:00:20"
+    evaluated = {101: {"num_distinct": 100.0}, 102: {"num_distinct": 120.0}}
+    assert time_left(Limits(num_evaluations=220), now, evaluated, is_resumed=True) == "0:00:50"
+    assert time_left(Limits(num_steps=105), now, {106: {}}) == "step 106/106", "more steps than expected"
 
 
 def test_plain_lines_of_a_stage_have_a_minimum_interval() -> None:
     output, now = io.StringIO(), FakeTime()
-    view = PlainLines(Console(file=output), Clock(20, now=now), print_every=5)
+    view = PlainLines(Console(file=output), Limits(num_steps=20), now=now, print_every=5)
     view.stage("final stage", 2, 12)  # 2 of an earlier process
     for done in range(3, 13):
         now.moment += 4
@@ -185,7 +183,7 @@ def test_quiet_view_shows_nothing() -> None:
     for is_terminal in (False, True):
         output = io.StringIO()
         console = Console(file=output, force_terminal=is_terminal)
-        view = make_view(console, num_training_steps=20, print_every=1, is_quiet=True)
+        view = make_view(console, limits=Limits(num_steps=20), print_every=1, is_quiet=True)
         view.write(1, VALUES)
         view.show(VALUES)
         view.stage("final stage", 1, 2)
@@ -196,7 +194,7 @@ def test_quiet_view_shows_nothing() -> None:
 def panel(width: int) -> tuple[LivePanel, io.StringIO, FakeTime]:
     output, now = io.StringIO(), FakeTime()
     console = Console(file=output, force_terminal=True, width=width, height=30, color_system=None)
-    return LivePanel(console, Clock(20, now=now)), output, now
+    return LivePanel(console, Limits(num_steps=20), now=now), output, now
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
@@ -243,7 +241,7 @@ def test_live_panel_refresh_rate() -> None:
 @pytest.mark.parametrize(("term", "kind"), [("xterm", LivePanel), ("dumb", PlainLines), ("unknown", PlainLines)])
 def test_terminal_that_cannot_redraw_gets_plain_lines(term: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", term)
-    view = make_view(Console(file=io.StringIO(), force_terminal=True), num_training_steps=20, print_every=1)
+    view = make_view(Console(file=io.StringIO(), force_terminal=True), limits=Limits(num_steps=20), print_every=1)
     view.close()
     assert type(view) is kind
 
@@ -284,7 +282,7 @@ def go_through_phases(view: View, now: FakeTime) -> Iterator[Phase]:
 def test_live_panel_shows_each_phase_with_its_figures(width: int) -> None:
     output, now = io.StringIO(), FakeTime()
     console = Console(file=output, force_terminal=True, width=width, height=40, color_system=None)
-    view, shown = LivePanel(console, Clock(0, limits=RUN_LIMITS, now=now)), dict[Phase, str]()
+    view, shown = LivePanel(console, RUN_LIMITS, now=now), dict[Phase, str]()
     for phase in go_through_phases(view, now):
         view.show({})
         view._live.refresh()
@@ -314,7 +312,7 @@ def test_live_panel_shows_each_phase_with_its_figures(width: int) -> None:
 
 def test_plain_lines_of_each_phase() -> None:
     output, now = io.StringIO(), FakeTime()
-    view = PlainLines(Console(file=output), Clock(0, limits=RUN_LIMITS, now=now), print_every=1)
+    view = PlainLines(Console(file=output), RUN_LIMITS, now=now, print_every=1)
     assert list(go_through_phases(view, now))[-1] is Phase.REPORT
     assert output.getvalue().splitlines()[2:] == [
         "step 5 | search 5/10 | mean 0.500 | distinct 5 | rank correlation 0.25 | 0:00:10 left",
@@ -336,8 +334,9 @@ TRAINED = {
 
 
 def test_plain_lines_of_a_training() -> None:
-    output = io.StringIO()
-    view = PlainLines(Console(file=output), Clock(0, limits=Limits(seconds=10)), LOOK, print_every=10)
+    output, now = io.StringIO(), FakeTime()
+    view = PlainLines(Console(file=output), Limits(seconds=10), LOOK, now=now, print_every=10)
+    now.moment += 4
     view.write(3, {**TRAINED, "validation_bits_per_byte": 2.25})
     view.write(4, TRAINED)
     view.write(10, TRAINED)
@@ -353,10 +352,11 @@ def test_plain_lines_of_a_training() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_live_panel_of_a_training(width: int) -> None:
-    output = io.StringIO()
+    output, now = io.StringIO(), FakeTime()
     console = Console(file=output, force_terminal=True, width=width, height=40, color_system=None)
     limits = Limits(seconds=10, phases=(Phase.TRAINING, Phase.FINAL))
-    view = LivePanel(console, Clock(0, limits=limits, now=FakeTime()), LOOK)
+    view = LivePanel(console, limits, LOOK, now=now)
+    now.moment += 4
     for step, bits in enumerate((4.0, 2.5), 1):
         view.write(step, {**TRAINED, "bits_per_byte": bits})
     view.show_text("sample after step 2", "\x1b[2J" + "long " * 40 + "\nsecond" * 20)
@@ -398,7 +398,7 @@ def test_curve_of_many_scores() -> None:
 def test_live_panel_in_ascii() -> None:
     written = io.BytesIO()
     file = io.TextIOWrapper(written, encoding="ascii")
-    view = LivePanel(Console(file=file, force_terminal=True, width=80, color_system=None), Clock(2))
+    view = LivePanel(Console(file=file, force_terminal=True, width=80, color_system=None), Limits(num_steps=2))
     view.write(1, VALUES)
     view.write(2, VALUES)
     view.close()
@@ -473,8 +473,9 @@ SHOWING = """
 import pathlib, sys
 from gflownet.config import WandbConfig
 from gflownet.run.logging import MetricLogger
-options = WandbConfig(mode="disabled")
-with MetricLogger(pathlib.Path(sys.argv[1]), num_training_steps=3, print_every=1, wandb=options, config={}) as logger:
+from gflownet.run.view import Limits
+options = {"wandb": WandbConfig(mode="disabled"), "config": {}, "limits": Limits(num_steps=3), "print_every": 1}
+with MetricLogger(pathlib.Path(sys.argv[1]), **options) as logger:
     for step in (1, 2, 3):
         logger.write(step, {"loss": 1 / step, "score_mean": 0.5})
         print("printed by a task")

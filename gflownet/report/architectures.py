@@ -284,19 +284,8 @@ def current_leaders(
         network = task.network(candidate)
         drawing = None if network is None else to_svg(network)
         words = task.words(candidate) or ("" if drawing else settings)
-        origin = origins.get(record.hash, "")
-        leaders.append(
-            Leader(
-                rank,
-                record.score,
-                record.num_parameters,
-                search_score=record.score,
-                origin=origin,
-                seconds=record.seconds,
-                drawing=drawing,
-                words=words,
-            )
-        )
+        searched = record.score, origins.get(record.hash, ""), record.seconds
+        leaders.append(Leader(rank, record.score, record.num_parameters, *searched, drawing=drawing, words=words))
     return leaders
 
 

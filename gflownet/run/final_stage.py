@@ -112,12 +112,8 @@ def final_metrics(rows: Sequence[EvaluationRecord]) -> dict[str, float]:
     metrics: dict[str, float] = {"num_trainings": len(rows)}
     finalists, randoms = ([each for (is_random, _), each in scores.items() if is_random == wanted] for wanted in (0, 1))
     if finalists:
-        best = max(math.fsum(each) / len(each) for each in finalists)
-        metrics |= {
-            "num_finalists": len(finalists),
-            "num_new_seeds": max(map(len, finalists)),
-            "final_score_best": best,
-        }
+        metrics |= {"num_finalists": len(finalists), "num_new_seeds": max(map(len, finalists))}
+        metrics["final_score_best"] = max(math.fsum(each) / len(each) for each in finalists)
     if randoms:
         metrics |= {"num_random": len(randoms), "random_score_best": max(map(max, randoms))}
     return metrics

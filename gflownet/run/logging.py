@@ -54,7 +54,7 @@ class MetricLogger(Closing):
         self,
         log_dir: Path,
         *,
-        num_training_steps: int,
+        limits: Limits,
         print_every: int,
         wandb: WandbConfig,
         config: Mapping[str, Any],
@@ -63,7 +63,6 @@ class MetricLogger(Closing):
         resume_step: int | None = None,
         console: Console | None = None,
         verbosity: Literal["quiet", "normal", "verbose"] = "normal",
-        limits: Limits | None = None,
         look: Look = SEARCH_LOOK,
     ) -> None:
         """Open the logs in the run folder.
@@ -91,10 +90,9 @@ class MetricLogger(Closing):
         self._num_trainings = 0  # of the final stage, logged
         self.view = make_view(
             self.console,
-            num_training_steps=num_training_steps,
-            print_every=1 if verbosity == "verbose" else print_every,
-            first_step=resume_step or 0,
             limits=limits,
+            print_every=1 if verbosity == "verbose" else print_every,
+            is_resumed=bool(resume_step),
             look=look,
             is_quiet=verbosity == "quiet",
         )

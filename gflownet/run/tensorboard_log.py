@@ -93,14 +93,7 @@ def _table_of(leaders: Sequence[Leader]) -> str:
         test = "" if leader.test_score is None else f"{leader.test_score:.4g}"
         load = f"`{leader.load}`" if leader.load else ""
         parameters = "" if leader.num_parameters is None else f"{leader.num_parameters:,}"
-        cells = [
-            "" if leader.rank is None else leader.rank,
-            f"{leader.score:.4g}",
-            leader.interval,
-            test,
-            parameters,
-            leader.words,
-            load,
-        ]
+        rank = "" if leader.rank is None else leader.rank
+        cells = [rank, f"{leader.score:.4g}", leader.interval, test, parameters, leader.words, load]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)

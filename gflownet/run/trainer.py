@@ -486,6 +486,7 @@ class GFNTrainer:
         phases = [Phase.TRAINING] if self.search is None else [Phase.SEARCH, *[Phase.SAMPLER] * self.trains_sampler]
         phases += [Phase.FINAL] * bool(plan.num_final) + [Phase.CERTIFICATE] * config.certify + [Phase.REPORT]
         limits = Limits(
+            0 if self.search is not None else self.num_steps,
             plan.num_search if config.budget.evaluations or self.search is not None else 0,
             config.budget.seconds - plan.final_seconds,
             plan.num_after,
@@ -493,8 +494,5 @@ class GFNTrainer:
             tuple(phases),
         )
         run.open_logs(
-            num_steps=0 if self.search is not None else self.num_steps,
-            resume_step=self.step if run.folder.resumed else None,
-            tensorboard=config.tensorboard,
-            limits=limits,
+            resume_step=self.step if run.folder.resumed else None, tensorboard=config.tensorboard, limits=limits
         )

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -111,8 +112,9 @@ SEARCH_LOOK = Look(
 
 @dataclass(frozen=True)
 class Limits:
-    """Budget of a search, as in BudgetConfig, or of a training; 0: no limit."""
+    """Budget of a search, as in BudgetConfig, or of a training; 0: no limit, or not known."""
 
+    num_steps: int = 0  # of a training
     num_evaluations: int = 0
     seconds: float = 0.0
     num_after: int = 0  # trainings after the search
@@ -120,74 +122,26 @@ class Limits:
     phases: tuple[Phase, ...] = ()  # of the run, in order; the first one is that of the steps
 
 
-class Clock:
-    """Elapsed and remaining time of the steps of this process, by their number and the budget."""
-
-    def __init__(
-        self,
-        num_steps: int,  # 0: not known
-        *,
-        first_step: int = 0,
-        limits: Limits | None = None,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.num_steps = num_steps
-        self.now = now
-        self._first_step = first_step
-        self.limits = limits or Limits()
-        self._start = now()
-        self._first_evaluations: float | None = None
-        self.seconds_after = 0.0  # of the trainings after the search, by the time of its evaluations
-
-    def elapsed(self) -> float:
-        """Return the seconds since the start of the process."""
-        return self.now() - self._start
-
-    def seconds_left(self, step: int, values: Mapping[str, float]) -> float | None:
-        """Return the seconds until the last step or the end of the budget, whichever is first; None: not known.
-
-        Args:
-            step: completed steps.
-            values: metrics of the step, with the used budget.
-        """
-        elapsed, done = self.elapsed(), step - self._first_step
-        # Repeated proposals may take more steps than expected.
-        estimates = [elapsed / done * (self.num_steps - step)] if done > 0 and step <= self.num_steps else []
-        used, limits = values.get("num_distinct"), self.limits
-        if used is not None:
-            if self._first_evaluations is None:
-                self._first_evaluations = used if self._first_step else 0.0
-            if used > self._first_evaluations:
-                seconds_each = elapsed / (used - self._first_evaluations)
-                self.seconds_after = seconds_each * limits.num_after
-                if limits.num_evaluations:
-                    estimates.append(max(0.0, seconds_each * (limits.num_evaluations - used)))
-        if limits.seconds and "seconds" in values:
-            estimates.append(max(0.0, limits.seconds - values["seconds"]))
-        return min(estimates, default=None)
-
-    def share(self, step: int, values: Mapping[str, float]) -> float:
-        """Return the done share of the steps, the evaluations or the seconds, whichever is largest; 0: not known."""
-        limits = self.limits
-        pairs = (
-            (step, self.num_steps),
-            (values.get("num_distinct", 0.0), limits.num_evaluations),
-            (values.get("seconds", 0.0), limits.seconds),
-        )
-        return min(1.0, max((done / total for done, total in pairs if total), default=0.0))
-
-
 class View(ABC):
     """Progress on the console: a row for each phase, and the figures of the running one."""
 
-    def __init__(self, console: Console, clock: Clock, look: Look = SEARCH_LOOK) -> None:
-        self._console, self._clock, self._look = console, clock, look
-        limits, bar = clock.limits, (BarColumn(None),) if console.width >= _TWO_COLUMN_WIDTH else ()
+    def __init__(
+        self,
+        console: Console,
+        limits: Limits,
+        look: Look = SEARCH_LOOK,
+        *,
+        is_resumed: bool = False,  # the steps before this process took no time of it
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console, self._limits, self._look, self._now = console, limits, look, now
+        self._is_resumed, self._start = is_resumed, now()
+        bar = (BarColumn(None),) if console.width >= _TWO_COLUMN_WIDTH else ()
         name, times = (
             TextColumn(f"{{task.{field}}}", markup=False, table_column=Column(no_wrap=bool(bar)))
             for field in ("description", "fields[times]")
         )
-        self._rows = Progress(name, *bar, times, console=console, expand=True, auto_refresh=False, get_time=clock.now)
+        self._rows = Progress(name, *bar, times, console=console, expand=True, auto_refresh=False, get_time=now)
         totals = {Phase.SAMPLER: limits.num_sampler_steps, Phase.FINAL: limits.num_after}
         self._phases = {
             phase: self._rows.add_task(_row(phase, 0, totals.get(phase, 0)), start=False, total=1.0, times="")
@@ -195,24 +149,25 @@ class View(ABC):
         }
         self._phase = self._main = next(iter(self._phases))
         self._values: Mapping[str, float] = {}  # of the running phase
-        self._stage = ("", 0, 0.0)  # its name, its completed work and the time when it began
+        # Name of the running stage, its completed work and the time when it began.
+        self._stage: tuple[str, float, float] = ("" if is_resumed else self._main, 0.0, self._start)
         self._is_done, self._left = False, ""  # of the running phase
         self.best_words = ""  # of the best architecture so far; empty: not shown
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Show the metrics of a step."""
-        self._values = values
-        if self._phase == self._main:
-            limits, left = self._clock.limits, self._clock.seconds_left(step, values)
-            share = self._clock.share(step, values)
-            self._is_done = share >= 1 or (step == self._clock.num_steps and self._main is Phase.TRAINING)
-            row = _row("step", step, self._clock.num_steps)
-            if self._main is Phase.SEARCH:
-                row = _row(self._main, round(values.get("num_distinct", 0)), limits.num_evaluations)
-            self._show_row(row, share, left)
-            after = f"about {duration(self._clock.seconds_after)}" if self._clock.seconds_after else ""
-            if Phase.FINAL in self._phases:
-                self._rows.update(self._phases[Phase.FINAL], times=after)
+        """Show the metrics of a step; the done share is that of steps, evaluations or seconds, whichever is largest."""
+        self._values, limits = values, self._limits
+        if self._phase != self._main:
+            return
+        num = round(values.get("num_distinct", 0))
+        pairs = (step, limits.num_steps), (num, limits.num_evaluations), (values.get("seconds", 0.0), limits.seconds)
+        share = min(1.0, max((done / total for done, total in pairs if total), default=0.0))
+        is_search = self._main is Phase.SEARCH
+        row = _row(self._main, num, limits.num_evaluations) if is_search else _row("step", step, limits.num_steps)
+        seconds = self._advance(self._main, row, share, 1.0)
+        if Phase.FINAL in self._phases and seconds and limits.num_evaluations:
+            after = duration(seconds / limits.num_evaluations * limits.num_after)
+            self._rows.update(self._phases[Phase.FINAL], times=f"about {after}")
 
     @abstractmethod
     def show(self, values: Mapping[str, float]) -> None:
@@ -233,27 +188,33 @@ class View(ABC):
                 seconds = duration(self._rows.tasks[number].elapsed or 0.0)
                 self._rows.update(number, description=str(each), completed=1.0, times=f"done in {seconds}")
         self._rows.start_task(self._phases[phase])
+        if phase == self._main and not self._is_resumed:
+            self._stage = phase, 0.0, self._now()
         self._phase, self._values, self._left, self._is_done = phase, {}, "", False
         self._rows.update(self._phases[phase], times="")
 
     def stage(self, name: str, done: int, total: int, values: Mapping[str, float] | None = None) -> None:
         """Show the progress of a stage of the running phase; the first call of a name starts it."""
-        now = self._clock.now()
+        self._values = self._values if values is None else values
+        self._advance(name, _row(name, done, total), done, max(total, 1))
+        self._show_stage(name, done, total)
+
+    def _advance(self, name: str, row: str, done: float, total: float) -> float:
+        """Update the row of the running phase, and return the seconds for its whole work, 0: not known.
+
+        A time left of less than a second is not shown: more may follow.
+        """
+        now = self._now()
         if self._stage[0] != name:
             self._stage = name, done, now
         _, first, start = self._stage
-        left = (now - start) / (done - first) * (total - done) if done > first else None
-        self._values, self._is_done = self._values if values is None else values, done >= total
-        self._show_row(_row(name, done, total), done / max(total, 1), left)
-        self._show_stage(name, done, total)
-
-    def _show_row(self, text: str, share: float, left: float | None) -> None:
-        """Update the row of the running phase; a time left of less than a second is not shown: more may follow."""
-        self._left = f"{duration(left)} left" if left is not None and left >= 1 else ""
-        number = self._phases[self._phase]
+        seconds = (now - start) / (done - first) * total if done > first else 0.0
+        left, number = seconds * (1 - done / total), self._phases[self._phase]
+        self._is_done, self._left = done >= total, f"{duration(left)} left" if left >= 1 else ""
         elapsed = duration(self._rows.tasks[number].elapsed or 0.0) if self._console.width >= _TWO_COLUMN_WIDTH else ""
         times = ", ".join(filter(None, (elapsed, self._left)))
-        self._rows.update(number, description=text, completed=share, times=times)
+        self._rows.update(number, description=row, completed=done / total, times=times)
+        return seconds
 
     @abstractmethod
     def _show_stage(self, name: str, done: int, total: int) -> None:
@@ -279,8 +240,8 @@ class View(ABC):
 class PlainLines(View):
     """One line every `print_every` steps, for the last step, and now and then for a stage."""
 
-    def __init__(self, console: Console, clock: Clock, look: Look = SEARCH_LOOK, *, print_every: int) -> None:
-        super().__init__(console, clock, look)
+    def __init__(self, *arguments: Any, print_every: int, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._print_every = print_every
         self._stage_line_at = -math.inf
 
@@ -312,7 +273,7 @@ class PlainLines(View):
 
     def _show_stage(self, name: str, done: int, total: int) -> None:
         """Print a line every STAGE_INTERVAL_S seconds; the steps of a policy have lines of their own."""
-        now, start = self._clock.now(), self._stage[2]
+        now, start = self._now(), self._stage[2]
         if self._phase is Phase.SAMPLER or min(now - start, now - self._stage_line_at) < STAGE_INTERVAL_S:
             return
         self._stage_line_at = now
@@ -323,13 +284,13 @@ class PlainLines(View):
 class LivePanel(View):
     """A panel redrawn in place; it uses no thread, so that workers can be forked at any time."""
 
-    def __init__(self, console: Console, clock: Clock, look: Look = SEARCH_LOOK) -> None:
-        super().__init__(console, clock, look)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._step = 0
         self._curve: list[float] = []
         self._text = Text()
         self._drawn_at = -math.inf
-        self._live = Live(console=console, auto_refresh=False, get_renderable=self._panel)
+        self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._panel)
         self._live.start(refresh=True)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -360,7 +321,7 @@ class LivePanel(View):
         self._redraw(is_last=self._is_done)
 
     def _redraw(self, *, is_last: bool = False) -> None:
-        now = self._clock.now()
+        now = self._now()
         if now - self._drawn_at >= 1 / MAX_REFRESHES_PER_SECOND or is_last:
             self._drawn_at = now
             self._live.refresh()
@@ -376,7 +337,7 @@ class LivePanel(View):
         ]
         rows += [self._text] if self._text else []
         step = f", step {self._step}" if self._step and self._main is Phase.SEARCH else ""
-        elapsed = f"{duration(self._clock.elapsed())} elapsed"
+        elapsed = f"{duration(self._now() - self._start)} elapsed"
         panel = Group(self._rows, self._figures(), *rows)
         return Panel(panel, title=f"{self._look.title}{step}", subtitle=elapsed, box=box.ROUNDED)
 
@@ -400,16 +361,15 @@ class LivePanel(View):
 
 def _row(name: str, done: int, total: int) -> str:
     """Return a name with its completed work."""
-    return f"{name} {done:,}/{total:,}" if total else f"{name} {done:,}" if done else name
+    return f"{name} {done:,}/{max(done, total):,}" if total else f"{name} {done:,}" if done else name
 
 
 def make_view(
     console: Console,
     *,
-    num_training_steps: int,
+    limits: Limits,
     print_every: int,
-    first_step: int = 0,
-    limits: Limits | None = None,
+    is_resumed: bool = False,
     look: Look = SEARCH_LOOK,
     is_quiet: bool = False,
 ) -> View:
@@ -417,19 +377,17 @@ def make_view(
 
     Args:
         console: terminal, pipe or file.
-        num_training_steps: expected number of steps; 0: not known.
-        print_every: steps between two lines.
-        first_step: steps completed before a resume.
         limits: budget and phases of the run.
+        print_every: steps between two lines.
+        is_resumed: whether an earlier process has taken steps.
         look: figures of the run.
         is_quiet: show nothing.
     """
-    clock = Clock(num_training_steps, first_step=first_step, limits=limits)
     if is_quiet:
         console = Console(quiet=True)
     if console.is_terminal and not console.is_dumb_terminal and not is_quiet:
-        return LivePanel(console, clock, look)
-    return PlainLines(console, clock, look, print_every=print_every)
+        return LivePanel(console, limits, look, is_resumed=is_resumed)
+    return PlainLines(console, limits, look, is_resumed=is_resumed, print_every=print_every)
 
 
 def curve(scores: Sequence[float]) -> str:
