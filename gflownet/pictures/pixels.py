@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 _SCALE = 2  # pixels per unit
 _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
-_CURVE_POINTS = 16
+# The font of Pillow has no such signs.
+_TEXT = str.maketrans({"\N{MULTIPLICATION SIGN}": "x", "\N{HORIZONTAL ELLIPSIS}": "..."})
+_NUM_COLOURS = 64
+_SHARES = [place / 16 for place in range(1, 17)]  # points of a curve
 
 
 def pixels_of(svg: str) -> Image:
@@ -19,30 +22,26 @@ def pixels_of(svg: str) -> Image:
     from PIL import Image, ImageDraw, ImageFont
 
     root = ElementTree.fromstring(svg)
-    size = float(root.get("width", 0)), float(root.get("height", 0))
-    image = Image.new("RGB", (round(_SCALE * size[0]), round(_SCALE * size[1])), "white")
+    image = Image.new("RGB", [round(_SCALE * float(root.get(key, 0))) for key in ("width", "height")], "white")
     draw = ImageDraw.Draw(image)
-    legend = {id(each) for group in root.iterfind("{*}g[@transform]") for each in group.iter()}
-    for element in root.iter():
-        kind, colour = element.tag.rpartition("}")[2], element.get("fill", "")
-        if id(element) in legend or element.get("width", "").endswith("%"):
-            continue
-        x, y, width, height, radius = (
-            _SCALE * float(element.get(key, 0)) for key in ("x", "y", "width", "height", "rx")
-        )
+    for legend in root.findall("{*}g[@transform]"):
+        root.remove(legend)
+    for element in [*root.iterfind("{*}g//"), *root.iterfind("{*}text")]:
+        places = (_SCALE * float(element.get(key, 0)) for key in ("x", "y", "width", "height", "rx", "stroke-width"))
+        kind, colour, (x, y, width, height, radius, line) = element.tag.rpartition("}")[2], element.get("fill"), places
+        commands, stroke = element.get("d", ""), element.get("stroke")
         if kind == "rect":
-            line = round(_SCALE * float(element.get("stroke-width", 1)))
-            draw.rounded_rectangle((x, y, x + width, y + height), radius, colour, element.get("stroke"), line)
+            draw.rounded_rectangle((x, y, x + width, y + height), radius, colour, stroke, round(line))
         elif kind == "path" and colour == "none":
-            draw.line(_points(element.get("d", "")), element.get("stroke"), round(1.5 * _SCALE))
+            draw.line(_points(commands), stroke, round(line))
         elif kind == "path":
-            tip_x, tip_y, *_ = (_SCALE * float(each) for each in re.findall(r"-?[\d.]+", element.get("d", "")))
-            draw.polygon([(tip_x, tip_y), (tip_x - 8, tip_y - 14), (tip_x + 8, tip_y - 14)], colour)
+            x, y = (_SCALE * float(each) for each in re.findall(r"[\d.]+", commands)[:2])
+            draw.polygon([(x, y), (x - 8, y - 14), (x + 8, y - 14)], colour)
         elif kind == "text":
             font = ImageFont.load_default(_SCALE * float(element.get("font-size", 12)))
-            anchor = _ANCHORS[element.get("text-anchor", "middle")]
-            draw.text((x, y), element.text or "", colour, font, anchor)
-    return image
+            text, anchor = (element.text or "").translate(_TEXT), _ANCHORS[element.get("text-anchor", "middle")]
+            draw.text((x, y), text, colour, font, anchor)
+    return image.quantize(_NUM_COLOURS)
 
 
 def _points(commands: str) -> list[tuple[float, float]]:
@@ -50,13 +49,14 @@ def _points(commands: str) -> list[tuple[float, float]]:
     points: list[tuple[float, float]] = []
     for name, text in re.findall(r"([MVLC])([^MVLC]*)", commands):
         numbers = [_SCALE * float(each) for each in text.split()]
-        if name == "V":
-            numbers = [points[-1][0], *numbers]
+        numbers = [points[-1][0], *numbers] if name == "V" else numbers
         ends = list(zip(numbers[::2], numbers[1::2], strict=True))
         if name == "C":
-            (x, y), (x1, y1), (x2, y2), (x3, y3) = points[-1], *ends
-            shares = [place / _CURVE_POINTS for place in range(1, _CURVE_POINTS + 1)]
-            weights = [((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3) for t in shares]
-            ends = [(a * x + b * x1 + c * x2 + d * x3, a * y + b * y1 + c * y2 + d * y3) for a, b, c, d in weights]
+            first, second, third, fourth = (complex(*each) for each in (points[-1], *ends))
+            curve = [
+                (1 - t) ** 3 * first + 3 * t * (1 - t) ** 2 * second + 3 * t**2 * (1 - t) * third + t**3 * fourth
+                for t in _SHARES
+            ]
+            ends = [(each.real, each.imag) for each in curve]
         points += ends
     return points

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gflownet.certificate import RunCertificate
 
 
-NUM_LOGGED = 200  # candidates in the tables of wandb and TensorBoard at the end
+NUM_LOGGED = 100  # candidates in the tables of wandb and TensorBoard at the end
 
 
 class CertificateStage(Stage):

@@ -142,7 +142,8 @@ class View(ABC):
             for field in ("description", "fields[times]")
         )
         self._rows = Progress(name, *bar, times, console=console, expand=True, auto_refresh=False, get_time=now)
-        totals = {Phase.SAMPLER: limits.num_sampler_steps, Phase.FINAL: limits.num_after}
+        totals = {Phase.SEARCH: limits.num_evaluations, Phase.SAMPLER: limits.num_sampler_steps}
+        totals |= {Phase.FINAL: limits.num_after}
         self._phases = {
             phase: self._rows.add_task(_row(phase, 0, totals.get(phase, 0)), start=False, total=1.0, times="")
             for phase in limits.phases or (Phase.TRAINING,)
