@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import pty
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +18,14 @@ from rich.console import Console
 
 from gflownet.language.run import LOOK
 from gflownet.records.status import Phase
-from gflownet.run.view import FIGURES, STATUS_FIGURES, Clock, Limits, LivePanel, PlainLines, curve, make_view
+from gflownet.run.view import FIGURES, STATUS_FIGURES, Limits, LivePanel, PlainLines, View, curve, make_view
 from gflownet.terminal.console import ReportRow, print_front, print_report
 
 VALUES = {
     "loss": 0.51234,
     "log_Z": 3.14159,
     "log_reward_mean": -2.5,
+    "predicted_score_mean": 0.625,
     "score_mean": 0.75,
     "score_best": 0.9375,
     "num_distinct": 1234,
@@ -29,7 +33,7 @@ VALUES = {
     "failed_share": 0.01,
     "evaluations_per_second": 12.34,
 }
-SHOWN = ("0.5123", "3.14", "-2.50", "0.750", "0.938", "1,234", "25%", "1%", "12.3")
+SHOWN = ("0.5123", "3.14", "-2.50", "0.625", "0.750", "0.938", "1,234", "25%", "1%", "12.3")
 
 
 class FakeTime:
@@ -44,17 +48,16 @@ class FakeTime:
 
 def test_plain_lines_contain_all_metrics() -> None:
     output = io.StringIO()
-    view = make_view(Console(file=output, width=40), num_training_steps=20, print_every=5)
+    view = make_view(Console(file=output, width=40), limits=Limits(num_steps=20), print_every=5)
     assert isinstance(view, PlainLines)
     view.write(5, VALUES)
     line = output.getvalue()
     assert line.count("\n") == 1, "as wide as it is, a line is not wrapped"
-    assert [f"{figure.short} {shown}" in line for figure, shown in zip(FIGURES, SHOWN, strict=True)] == [True] * 9
+    assert [f"{figure.short} {shown}" in line for figure, shown in zip(FIGURES, SHOWN, strict=True)] == [True] * 10
     assert line.startswith("step 5/20 | ")
 
 
 STATUS = {
-    "seconds": 3_725.4,
     "in_flight": 12,
     "busy_share": 0.968,
     "num_retried": 1_003,
@@ -63,15 +66,15 @@ STATUS = {
     "num_out_of_memory": 5,
     "num_refused": 31,
 }
-SHOWN_STATUS = ("1:02:05", "12", "97%", "1,003", "2", "4", "5", "31")
+SHOWN_STATUS = ("12", "97%", "1,003", "2", "4", "5", "31")
 
 
 def test_plain_lines_show_status_that_is_not_0() -> None:
     output = io.StringIO()
-    view = PlainLines(Console(file=output), Clock(20), print_every=1)
+    view = PlainLines(Console(file=output), Limits(num_steps=20), print_every=1)
     view.write(1, VALUES | STATUS)
     assert all(
-        f"| {figure.short} {shown} |" in output.getvalue()
+        f"| {figure.short} {shown} |" in output.getvalue().replace("\n", " |")
         for figure, shown in zip(STATUS_FIGURES, SHOWN_STATUS, strict=True)
     )
     view.write(2, VALUES | dict.fromkeys(STATUS, 0) | {"num_timeout": 7})
@@ -98,71 +101,73 @@ def test_live_panel_shows_status_and_values_of_running_step() -> None:
 
 def test_plain_lines_print_every() -> None:
     output = io.StringIO()
-    view = PlainLines(Console(file=output, width=40), Clock(12), print_every=5)
+    view = PlainLines(Console(file=output, width=40), Limits(num_steps=12), print_every=5)
     for step in range(1, 13):
-        view.write(step, {})
+        view.write(step, {"log_Z": math.nan})
     view.close()
-    assert re.findall(r"step (\d+)/12 ", output.getvalue()) == ["5", "10", "12"]
-    assert "loss - |" in output.getvalue()
+    assert output.getvalue() == "step 5/12\nstep 10/12\nstep 12/12\n", "and no dash for what has no value"
 
 
-def test_clock_time_left() -> None:
-    now = FakeTime()
-    clock = Clock(200, first_step=100, now=now)
-    assert clock.time_left(100) == "-"
-    now.moment += 75.5
-    assert clock.time_left(101) == "2:04:34"
-    assert clock.time_left(200) == "0:00:00"
-    assert clock.time_left(201) == "-", "more steps than expected"
+def time_left(limits: Limits, now: FakeTime, steps: dict[int, dict[str, float]], **options: bool) -> str:
+    """Return the time left in the line of the last of some steps, which take 10 seconds each."""
+    output = io.StringIO()
+    view = PlainLines(Console(file=output), limits, now=now, print_every=1, **options)
+    for step, values in steps.items():
+        now.moment += 10
+        view.write(step, values)
+    return output.getvalue().splitlines()[-1].rpartition(" | ")[2].removesuffix(" left")
 
 
 @pytest.mark.parametrize(
     ("limits", "values", "left"),
     [
-        (Limits(), {"num_distinct": 30, "seconds": 50.0}, "0:06:40"),  # 400 steps at 1 s
-        (Limits(num_evaluations=130), {"num_distinct": 30, "seconds": 50.0}, "0:05:33"),  # 100 more at 3.33 s
-        (Limits(seconds=350), {"num_distinct": 30, "seconds": 50.0}, "0:05:00"),
-        (Limits(num_evaluations=10, seconds=350), {"num_distinct": 30, "seconds": 50.0}, "0:00:00"),
-        (Limits(seconds=350), {}, "0:06:40"),
-        (Limits(0, 0.0), {"num_distinct": 30, "seconds": 50.0}, "0:06:40"),  # 0: no limit
+        (Limits(), {"num_distinct": 30, "seconds": 50.0}, "0:00:40"),  # 4 steps of 10 s
+        (Limits(num_evaluations=130), {"num_distinct": 30, "seconds": 5.0}, "0:00:33"),  # 100 more of .333 s
+        (Limits(seconds=350), {"num_distinct": 30, "seconds": 300.0}, "0:00:02"),
+        (Limits(num_evaluations=10, seconds=350), {"num_distinct": 30, "seconds": 50.0}, ""),
+        (Limits(seconds=350), {}, "0:00:40"),
     ],
 )
-def test_clock_time_left_by_budget(limits: Limits, values: dict[str, float], left: str) -> None:
-    now = FakeTime()
-    clock = Clock(500, limits=limits, now=now)
-    now.moment += 100
-    assert clock.time_left(100, values) == left
-    assert clock.elapsed() == "0:01:40"
+def test_time_left_by_budget(limits: Limits, values: dict[str, float], left: str) -> None:
+    line = time_left(replace(limits, num_steps=5), FakeTime(), {1: values})
+    assert line == left if left else line.startswith("distinct")
 
 
-def test_clock_counts_evaluations_of_this_process() -> None:
+def test_time_left_counts_steps_and_evaluations_of_this_process() -> None:
     now = FakeTime()
-    clock = Clock(1000, first_step=100, limits=Limits(num_evaluations=220), now=now)
-    clock.time_left(101, {"num_distinct": 100})
-    now.moment += 10
-    assert clock.time_left(102, {"num_distinct": 120}) == "0:00:50"
+    steps = {101: dict[str, float](), 102: {}, 103: {}}
+    assert time_left(Limits(num_steps=105), now, steps, is_resumed=True) == "0:00:20"
+    evaluated = {101: {"num_distinct": 100.0}, 102: {"num_distinct": 120.0}}
+    assert time_left(Limits(num_evaluations=220), now, evaluated, is_resumed=True) == "0:00:50"
+    assert time_left(Limits(num_steps=105), now, {106: {}}) == "step 106/106", "more steps than expected"
 
 
 def test_plain_lines_of_a_stage_have_a_minimum_interval() -> None:
     output, now = io.StringIO(), FakeTime()
-    view = PlainLines(Console(file=output), Clock(20, now=now), print_every=5)
+    view = PlainLines(Console(file=output), Limits(num_steps=20), now=now, print_every=5)
     view.stage("final stage", 2, 12)  # 2 of an earlier process
     for done in range(3, 13):
         now.moment += 4
         view.stage("final stage", done, 12)
     assert output.getvalue().splitlines() == [
-        "final stage: 5 of 12 (42%) | time 0:00:12 | left 0:00:28",
-        "final stage: 8 of 12 (67%) | time 0:00:24 | left 0:00:16",
-        "final stage: 11 of 12 (92%) | time 0:00:36 | left 0:00:04",
+        "final stage: 5 of 12 (42%) | time 0:00:12 | 0:00:28 left",
+        "final stage: 8 of 12 (67%) | time 0:00:24 | 0:00:16 left",
+        "final stage: 11 of 12 (92%) | time 0:00:36 | 0:00:04 left",
     ]
     view.stage("certificate", 0, 3)
     assert "certificate" not in output.getvalue()
+    now.moment += 12
+    view.stage("certificate", 3, 3, {"num_finalists": 3, "final_score_best": 0.75})
+    assert output.getvalue().splitlines()[-1] == (
+        "certificate: 3 of 3 (100%) | candidates 3 | best mean 0.750 | time 0:00:12"
+    ), "its facts, and no time left where other work may follow"
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_live_panel_shows_a_stage(width: int) -> None:
     view, output, now = panel(width)
     view.write(1, VALUES)
+    view.enter(Phase.TRAINING)
     view.stage("final stage", 0, 12)
     now.moment += 10
     view.stage("final stage", 5, 12)
@@ -170,7 +175,7 @@ def test_live_panel_shows_a_stage(width: int) -> None:
     last = output.getvalue().rpartition("gflownet")[2]
     assert "final stage 5/12" in last
     assert "0:00:14 left" in last
-    assert ("0:00:10 elapsed" in last) == (width >= 64)
+    assert ("0:00:10, 0:00:14" in last) == (width >= 64)
     assert max(len(line) for line in last.splitlines()) <= width
 
 
@@ -178,7 +183,7 @@ def test_quiet_view_shows_nothing() -> None:
     for is_terminal in (False, True):
         output = io.StringIO()
         console = Console(file=output, force_terminal=is_terminal)
-        view = make_view(console, num_training_steps=20, print_every=1, is_quiet=True)
+        view = make_view(console, limits=Limits(num_steps=20), print_every=1, is_quiet=True)
         view.write(1, VALUES)
         view.show(VALUES)
         view.stage("final stage", 1, 2)
@@ -189,7 +194,7 @@ def test_quiet_view_shows_nothing() -> None:
 def panel(width: int) -> tuple[LivePanel, io.StringIO, FakeTime]:
     output, now = io.StringIO(), FakeTime()
     console = Console(file=output, force_terminal=True, width=width, height=30, color_system=None)
-    return LivePanel(console, Clock(20, now=now)), output, now
+    return LivePanel(console, Limits(num_steps=20), now=now), output, now
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
@@ -236,27 +241,86 @@ def test_live_panel_refresh_rate() -> None:
 @pytest.mark.parametrize(("term", "kind"), [("xterm", LivePanel), ("dumb", PlainLines), ("unknown", PlainLines)])
 def test_terminal_that_cannot_redraw_gets_plain_lines(term: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", term)
-    view = make_view(Console(file=io.StringIO(), force_terminal=True), num_training_steps=20, print_every=1)
+    view = make_view(Console(file=io.StringIO(), force_terminal=True), limits=Limits(num_steps=20), print_every=1)
     view.close()
     assert type(view) is kind
 
 
+PHASES = (Phase.SEARCH, Phase.SAMPLER, Phase.FINAL, Phase.REPORT)
+RUN_LIMITS = Limits(num_evaluations=10, num_after=20, num_sampler_steps=8, phases=PHASES)
+FINAL_VALUES = {"num_finalists": 3, "num_new_seeds": 2, "final_score_best": 0.75, "seconds": 21.0}
+
+
+def go_through_phases(view: View, now: FakeTime) -> Iterator[Phase]:
+    """Show a run of a search method, and yield in the middle of each phase."""
+    view.enter(Phase.SEARCH)
+    for step in (3, 4, 5):  # several rounds may find nothing new
+        now.moment += 10 / 3
+        view.write(step, {"score_mean": 0.5, "num_distinct": 5, "surrogate_rank_correlation": 0.25})
+    yield Phase.SEARCH
+    view.write(9, {"score_mean": 0.6, "num_distinct": 10})
+    view.enter(Phase.SAMPLER)
+    view.stage(Phase.SAMPLER, 0, 8)
+    now.moment += 4
+    view.stage(Phase.SAMPLER, 2, 8)
+    view.write(11, {"loss": 2.5, "log_Z": 1.5, "predicted_score_mean": 0.625, "log_reward_mean": math.nan})
+    yield Phase.SAMPLER
+    view.stage(Phase.SAMPLER, 8, 8)
+    view.enter(Phase.FINAL)
+    view.stage("final stage, trainings", 0, 20, {})
+    now.moment += 12
+    view.stage("final stage, trainings", 4, 20, FINAL_VALUES)
+    yield Phase.FINAL
+    view.stage("final stage, trainings", 20, 20, FINAL_VALUES)
+    view.enter(Phase.CERTIFICATE)  # off: without a row
+    yield Phase.CERTIFICATE
+    view.enter(Phase.REPORT)
+    yield Phase.REPORT
+
+
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_live_panel_shows_phases_with_time_left(width: int) -> None:
+def test_live_panel_shows_each_phase_with_its_figures(width: int) -> None:
     output, now = io.StringIO(), FakeTime()
     console = Console(file=output, force_terminal=True, width=width, height=40, color_system=None)
-    phases = (Phase.SEARCH, Phase.SAMPLER, Phase.FINAL, Phase.CERTIFICATE)
-    limits = Limits(num_evaluations=10, num_after=20, phases=phases)
-    view = LivePanel(console, Clock(10, limits=limits, now=now))
-    view.enter(Phase.SEARCH)
-    now.moment += 10
-    view.write(5, {"num_distinct": 5})
-    text = "search 0:00:10 left > training of the sampler > final stage 0:00:40 left > certificate"
-    assert text in last_panel(output)
-    view.enter(Phase.FINAL)
+    view, shown = LivePanel(console, RUN_LIMITS, now=now), dict[Phase, str]()
+    for phase in go_through_phases(view, now):
+        view.show({})
+        view._live.refresh()
+        shown[phase] = last_panel(output).replace("━", "").replace("╸", "").replace("╺", "")
+        assert not re.search(r"(^| )-( |$)", shown[phase]), "no dash in place of a value"
+        assert max(map(len, output.getvalue().rpartition("gflownet")[2].splitlines())) <= width
     view.close()
-    assert "search done > training of the sampler done > final stage > certificate" in last_panel(output)
-    assert max(map(len, output.getvalue().rpartition("gflownet")[2].splitlines())) <= width
+    times = ["0:00:10, 0:00:10 left", "0:00:04, 0:00:12 left", "0:00:12, 0:00:48 left"]
+    times = times if width >= 64 else [each.partition(", ")[2] for each in times]
+    search, sampler, final, certificate, report = (re.sub(" +", " ", text) for text in shown.values())
+    assert f"search 5/10 {times[0]} training of the sampler 0/8 final stage 0/20 about 0:00:40 report" in search
+    for words in ("mean score 0.500", "distinct architectures 5", "surrogate's rank correlation 0.25"):
+        assert words in search
+    assert "search done in 0:00:10 training of the" in sampler
+    assert (f"training of the sampler 2/8 {times[1]}" if width > 40 else times[1]) in sampler
+    for words in ("loss 2.5", "log Z 1.50", "mean predicted score 0.625"):
+        assert words in sampler
+    assert "mean score 0" not in sampler
+    assert (f"final stage, trainings 4/20 {times[2]} report" if width > 40 else times[2]) in final
+    for words in ("candidates 3", "new seeds, at most 2", "best mean on new seeds 0.750"):
+        assert words in final
+    assert "search done in 0:00:10" in final, "the same as before"
+    assert "loss" not in final
+    assert "left" not in certificate, "all trainings are done, but not the phase"
+    assert "final stage done in 0:00:12 report" in report
+
+
+def test_plain_lines_of_each_phase() -> None:
+    output, now = io.StringIO(), FakeTime()
+    view = PlainLines(Console(file=output), RUN_LIMITS, now=now, print_every=1)
+    assert list(go_through_phases(view, now))[-1] is Phase.REPORT
+    assert output.getvalue().splitlines()[2:] == [
+        "step 5 | search 5/10 | mean 0.500 | distinct 5 | rank correlation 0.25 | 0:00:10 left",
+        "step 9 | search 10/10 | mean 0.600 | distinct 10",
+        "step 11 | training of the sampler 2/8 | loss 2.5 | log Z 1.50 | predicted 0.625 | 0:00:12 left",
+        "final stage, trainings: 4 of 20 (20%) | candidates 3 | new seeds 2 | best mean 0.750 | time 0:00:12 | "
+        "0:00:48 left",
+    ]
 
 
 TRAINED = {
@@ -270,15 +334,16 @@ TRAINED = {
 
 
 def test_plain_lines_of_a_training() -> None:
-    output = io.StringIO()
-    view = PlainLines(Console(file=output), Clock(0, limits=Limits(seconds=10)), LOOK, print_every=10)
+    output, now = io.StringIO(), FakeTime()
+    view = PlainLines(Console(file=output), Limits(seconds=10), LOOK, now=now, print_every=10)
+    now.moment += 4
     view.write(3, {**TRAINED, "validation_bits_per_byte": 2.25})
     view.write(4, TRAINED)
     view.write(10, TRAINED)
     view.show_text("sample after step 10", "one\n\x1b[2Jtwo")
     assert output.getvalue().splitlines() == [
-        "step 3 | bits per byte 2.500 | validation 2.250 | rate 0.002 | 1,234 tokens/s | left 0:00:06",
-        "step 10 | bits per byte 2.500 | rate 0.002 | 1,234 tokens/s | left 0:00:06",
+        "step 3 | bits per byte 2.500 | validation 2.250 | rate 0.002 | 1,234 tokens/s | 0:00:06 left",
+        "step 10 | bits per byte 2.500 | rate 0.002 | 1,234 tokens/s | 0:00:06 left",
         "sample after step 10:",
         "    one",
         r"    \x1b[2Jtwo",
@@ -287,10 +352,11 @@ def test_plain_lines_of_a_training() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_live_panel_of_a_training(width: int) -> None:
-    output = io.StringIO()
+    output, now = io.StringIO(), FakeTime()
     console = Console(file=output, force_terminal=True, width=width, height=40, color_system=None)
     limits = Limits(seconds=10, phases=(Phase.TRAINING, Phase.FINAL))
-    view = LivePanel(console, Clock(0, limits=limits, now=FakeTime()), LOOK)
+    view = LivePanel(console, limits, LOOK, now=now)
+    now.moment += 4
     for step, bits in enumerate((4.0, 2.5), 1):
         view.write(step, {**TRAINED, "bits_per_byte": bits})
     view.show_text("sample after step 2", "\x1b[2J" + "long " * 40 + "\nsecond" * 20)
@@ -332,7 +398,7 @@ def test_curve_of_many_scores() -> None:
 def test_live_panel_in_ascii() -> None:
     written = io.BytesIO()
     file = io.TextIOWrapper(written, encoding="ascii")
-    view = LivePanel(Console(file=file, force_terminal=True, width=80, color_system=None), Clock(2))
+    view = LivePanel(Console(file=file, force_terminal=True, width=80, color_system=None), Limits(num_steps=2))
     view.write(1, VALUES)
     view.write(2, VALUES)
     view.close()
@@ -365,6 +431,20 @@ def test_print_report_at_80_columns() -> None:
     assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_print_report_of_references_is_readable(width: int) -> None:
+    output = io.StringIO()
+    rows = [ReportRow(0, 0.9722, 0.9611, 12_345, 8, 11, "rank_0.svg", 0.0123)]
+    name = "best of 8 random architectures in 10 trainings; the run had 30"
+    rows.append(ReportRow(None, 0.95, 0.96, 12_346, None, None, name, 0.0456))
+    print_report(rows, load_line=None, console=Console(file=output, width=width))
+    lines = output.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert (" hidden " in output.getvalue()) == (width == 120)
+    words = [word for line in lines for word in line.split()]
+    assert all(word in words for word in name.split()), "no word is broken"
+
+
 def test_print_report_without_architectures() -> None:
     output = io.StringIO()
     print_report([], load_line="gflownet.load(...)", pictures="logs", console=Console(file=output, width=80))
@@ -393,8 +473,9 @@ SHOWING = """
 import pathlib, sys
 from gflownet.config import WandbConfig
 from gflownet.run.logging import MetricLogger
-options = WandbConfig(mode="disabled")
-with MetricLogger(pathlib.Path(sys.argv[1]), num_training_steps=3, print_every=1, wandb=options, config={}) as logger:
+from gflownet.run.view import Limits
+options = {"wandb": WandbConfig(mode="disabled"), "config": {}, "limits": Limits(num_steps=3), "print_every": 1}
+with MetricLogger(pathlib.Path(sys.argv[1]), **options) as logger:
     for step in (1, 2, 3):
         logger.write(step, {"loss": 1 / step, "score_mean": 0.5})
         print("printed by a task")

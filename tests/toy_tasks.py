@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from gflownet.evaluation.task import GFNTask, Score
+from gflownet.evaluation.task import GFNTask, Reference, Score
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.workers.process import get_worker_info
 
@@ -32,6 +32,18 @@ class RewardsHiddenNodes(GFNTask):
 
     def test(self, graph, *, seed) -> float | None:
         return num_hidden(graph) / 10
+
+
+class Trains(RewardsHiddenNodes):
+    """The same scores as of trainings: they depend on the seed, and there is a standard method."""
+
+    is_cheap = False
+
+    def evaluate(self, graph, *, seed):
+        return Score((1 + num_hidden(graph)) / 10 + seed % 1000 / 100_000, num_parameters=len(graph.edges))
+
+    def references(self, *, seeds):
+        return [Reference("majority class", [0.05, 0.06], [0.05, 0.05], 1)]
 
 
 class TakesSimulatedSeconds(RewardsHiddenNodes):

@@ -174,6 +174,8 @@ _SEEDS_AT_ONCE = 4
 
 # Receives the name of a stage, its completed and its whole work; called often.
 Progress = Callable[[str, int, int], None]
+# The same, and the rows of all finished trainings.
+FinalProgress = Callable[[str, int, int, Sequence[EvaluationRecord]], None]
 
 
 @dataclass(frozen=True)
@@ -233,14 +235,15 @@ class FinalTrainings:
     from_dict: Callable[[dict[str, Any]], Candidate]  # builds a terminal object from node-link data
     step: int  # of the search
     report_line: Callable[[str], None]
-    report_progress: Progress = lambda stage, done, total: None
+    report_progress: FinalProgress = lambda stage, done, total, rows: None
     is_stopped: bool = False
 
     def __post_init__(self) -> None:
         self._dispatcher = self.build_dispatcher(self.store)
         self._task = self._dispatcher.task
         self._notes: list[str] = []
-        self._num_done = self._num_planned = 0
+        self._rows: list[EvaluationRecord] = []  # of finished trainings
+        self._num_planned = 0
 
     @property
     def fidelity(self) -> int | None:
@@ -316,7 +319,6 @@ class FinalTrainings:
         tickets = self._complete(self._dispatcher, [request for _, _, request in places] + [*singles])
         for (heat, finalist, _), ticket in zip(places, tickets, strict=False):
             heat.add(finalist, ticket)
-        self._num_done += sum(ticket.record is not None for ticket in tickets)
         return tickets[len(places) :]
 
     def _chosen(self, heat: _Heat) -> list[tuple[int, Request]]:
@@ -354,10 +356,11 @@ class FinalTrainings:
             return []
         tickets = dispatcher.submit(requests, step=self.step)
         try:
-            while (num_done := sum(ticket.record is not None for ticket in tickets)) < len(tickets):
-                self._show(num_done)
+            while len(rows := [ticket.record for ticket in tickets if ticket.record is not None]) < len(tickets):
+                self._show([*self._rows, *rows])
                 dispatcher.advance(timeout=_WAIT_S)
-            self._show(len(tickets))
+            self._rows += rows
+            self._show(self._rows)
         except EvaluationStoppedError:
             self.is_stopped = True
         except BaseException:
@@ -366,9 +369,8 @@ class FinalTrainings:
         dispatcher.evaluations([], step=self.step)  # writes the last rows
         return tickets
 
-    def _show(self, num_done: int) -> None:
-        num = self._num_done + num_done
-        self.report_progress("final stage, trainings", num, max(num, self._num_planned))
+    def _show(self, rows: Sequence[EvaluationRecord]) -> None:
+        self.report_progress("final stage, trainings", len(rows), max(len(rows), self._num_planned), rows)
 
     def _correlation(self, heat: _Heat) -> float | None:
         """Return the rank correlation of the finalists' scores in the search and on new seeds, None if undefined."""
@@ -405,10 +407,12 @@ class FinalTrainings:
         """Return the task's references; an error becomes a note."""
         if self.is_stopped:
             return ()
-        self.report_progress("final stage, references", 0, 1)
+        self.report_progress("final stage, references", 0, 1, self._rows)
         seeds = [candidate_seed(self._dispatcher.seed, "reference", k) for k in range(1, 1 + self.config.num_seeds)]
         try:
-            return tuple(self._task.references(seeds=seeds))
+            references = tuple(self._task.references(seeds=seeds))
         except Exception as error:
             self._notes.append(f"no reference: {describe(error)}")
             return ()
+        self.report_progress("final stage, references", 1, 1, self._rows)
+        return references

@@ -132,9 +132,12 @@ def train_on_text(config: LanguageConfig, *, default_folder: str = "") -> int | 
         training = TrainingStage(config, run.folder, setup)
         training.restore() if is_continued else training.write_first_files()
         run.open_logs(
-            num_steps=config.steps if config.seconds is None else 0,
             resume_step=training.step if run.folder.resumed else None,
-            limits=Limits(seconds=config.seconds or 0.0, phases=(Phase.TRAINING, Phase.FINAL)),
+            limits=Limits(
+                num_steps=config.steps if config.seconds is None else 0,
+                seconds=config.seconds or 0.0,
+                phases=(Phase.TRAINING, Phase.FINAL),
+            ),
             look=LOOK,
         )
         for line in training.opening_lines():

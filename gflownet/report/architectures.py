@@ -243,9 +243,12 @@ def _sizes(graph: Any, words: str) -> tuple[int, int] | tuple[None, None]:
 class Leader:
     """One of the best architectures."""
 
-    rank: int
+    rank: int | None  # None: not among the best
     score: float  # validation: mean of the new seeds at the end, of the search before
     num_parameters: int | None
+    search_score: float | None = None  # of the search, at the end
+    origin: str = ""  # of its proposal
+    seconds: float | None = None  # of its training in the search
     low: float | None = None  # interval of the mean
     high: float | None = None
     test_score: float | None = None
@@ -260,7 +263,11 @@ class Leader:
 
 
 def current_leaders(
-    records: Sequence[EvaluationRecord], *, task: GFNTask, from_dict: Callable[[dict[str, Any]], Any]
+    records: Sequence[EvaluationRecord],
+    *,
+    task: GFNTask,
+    from_dict: Callable[[dict[str, Any]], Any],
+    origins: Mapping[str, str],
 ) -> list[Leader]:
     """Return the rows of evaluations, best first.
 
@@ -268,6 +275,7 @@ def current_leaders(
         records: evaluations of the search, best first.
         task: draws a candidate as a network.
         from_dict: builds a candidate from node-link data.
+        origins: of proposals, by canonical hash.
     """
     leaders = []
     candidates = [from_dict(parse_json(record.graph)) for record in records]
@@ -276,7 +284,8 @@ def current_leaders(
         network = task.network(candidate)
         drawing = None if network is None else to_svg(network)
         words = task.words(candidate) or ("" if drawing else settings)
-        leaders.append(Leader(rank, record.score, record.num_parameters, drawing=drawing, words=words))
+        searched = record.score, origins.get(record.hash, ""), record.seconds
+        leaders.append(Leader(rank, record.score, record.num_parameters, *searched, drawing=drawing, words=words))
     return leaders
 
 

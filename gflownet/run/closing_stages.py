@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import best_within
+from gflownet.evaluation.final import TopArchitecture
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.records.status import Phase
+from gflownet.report.architectures import Leader, final_leaders
 from gflownet.report.closing import report_run
 from gflownet.run.failures import Quarantine
 from gflownet.run.final_stage import FinalTrainingsStage, best_tested
 from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME
 from gflownet.run.parts import CERTIFICATE_STREAM, Parts
 from gflownet.run.run import Run
-from gflownet.run.search_stage import NUM_REPORTED, closing_line, completed_scores
+from gflownet.run.search_stage import NUM_REPORTED, closing_line, completed_scores, leaders_of
 from gflownet.run.stage import Stage
 from gflownet.terminal.interrupts import AbandonedError
 from gflownet.workers.process import stream_seed
 
 if TYPE_CHECKING:
     from gflownet.certificate import RunCertificate
+
+
+NUM_LOGGED = 100  # candidates in the tables of wandb and TensorBoard at the end
 
 
 class CertificateStage(Stage):
@@ -156,6 +163,25 @@ class ReportStage(Stage):
             spent=(row for row in store if row.run == parts.run_id) if task.is_noisy else (),
             write=run.folder.write,
         )
+        self._write_candidates(run, top)
         if not top and parts.progress.num_distinct and not store.count(EvaluationStatus.OK):
             raise UserError("every evaluation failed; check that task, environment and evaluation.* fit together")
         return write_errors
+
+    def _write_candidates(self, run: Run, top: Sequence[TopArchitecture]) -> None:
+        """Log the best architectures as in top_architectures.json, and then the other candidates of the search."""
+        if not run.logger.has_media:
+            return
+        hashes = [each.record.hash for each in top]
+        records = [*(each.record for each in top), *best_within(run.store, NUM_LOGGED, self._parts.task.limits)]
+        records = [record for place, record in enumerate(records) if place < len(top) or record.hash not in hashes]
+
+        def rows() -> list[Leader]:
+            leaders = leaders_of(self._parts, records)
+            final = [
+                replace(each, search_score=row.search_score, origin=row.origin, seconds=row.seconds)
+                for each, row in zip(final_leaders(run.folder.path), leaders, strict=False)
+            ]
+            return [*final, *(replace(each, rank=None) for each in leaders[len(final) :])]
+
+        run.logger.write_leaders([*(record.hash for record in records), "final"], rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -71,7 +72,9 @@ def final_stage(parts: Parts, evaluator: Dispatcher, run: Run) -> FinalStage | N
         from_dict=parts.env.terminal_type.from_dict,
         step=parts.step,
         report_line=run.logger.print,
-        report_progress=run.logger.view.stage,
+        report_progress=lambda name, done, total, rows: run.logger.stage(
+            name, done, total, {**final_metrics(rows), "seconds": evaluator.budget.seconds}
+        ),
     )
     before = [
         row for row in store if row.run == parts.run_id and row.seed and row.fidelity == (trainings.fidelity or 0)
@@ -99,6 +102,21 @@ def final_stage(parts: Parts, evaluator: Dispatcher, run: Run) -> FinalStage | N
         num_planned=plan.num_compared,
     )
     return replace(stage, num_trainings=parts.progress.num_distinct + sum(len(each.scores) for each in stage.top))
+
+
+def final_metrics(rows: Sequence[EvaluationRecord]) -> dict[str, float]:
+    """Return the metrics of finished trainings on new seeds: of the finalists, and of random architectures."""
+    scores: dict[tuple[bool, str], list[float]] = defaultdict(list)  # of finalists and of random ones
+    for row in rows:
+        scores[row.seed >= RANDOM_REPEAT, row.hash].append(row.score)
+    metrics: dict[str, float] = {"num_trainings": len(rows)}
+    finalists, randoms = ([each for (is_random, _), each in scores.items() if is_random == wanted] for wanted in (0, 1))
+    if finalists:
+        metrics |= {"num_finalists": len(finalists), "num_new_seeds": max(map(len, finalists))}
+        metrics["final_score_best"] = max(math.fsum(each) / len(each) for each in finalists)
+    if randoms:
+        metrics |= {"num_random": len(randoms), "random_score_best": max(map(max, randoms))}
+    return metrics
 
 
 def _finalists(

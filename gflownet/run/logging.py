@@ -54,7 +54,7 @@ class MetricLogger(Closing):
         self,
         log_dir: Path,
         *,
-        num_training_steps: int,
+        limits: Limits,
         print_every: int,
         wandb: WandbConfig,
         config: Mapping[str, Any],
@@ -63,7 +63,6 @@ class MetricLogger(Closing):
         resume_step: int | None = None,
         console: Console | None = None,
         verbosity: Literal["quiet", "normal", "verbose"] = "normal",
-        limits: Limits | None = None,
         look: Look = SEARCH_LOOK,
     ) -> None:
         """Open the logs in the run folder.
@@ -88,12 +87,12 @@ class MetricLogger(Closing):
         self._samples, self._num_sampled_steps, self._step = StepSamples(), 0, resume_step or 0
         self._last_checkpoint: Path | None = None
         self._leader_hashes: list[str] = []
+        self._num_trainings = 0  # of the final stage, logged
         self.view = make_view(
             self.console,
-            num_training_steps=num_training_steps,
-            print_every=1 if verbosity == "verbose" else print_every,
-            first_step=resume_step or 0,
             limits=limits,
+            print_every=1 if verbosity == "verbose" else print_every,
+            is_resumed=bool(resume_step),
             look=look,
             is_quiet=verbosity == "quiet",
         )
@@ -124,6 +123,15 @@ class MetricLogger(Closing):
             if self._num_sampled_steps == HISTOGRAM_STEPS:
                 self._write_samples()
         self.view.write(step, {**values, **(shown or {})})
+
+    def stage(self, name: str, done: int, total: int, values: Mapping[str, float] | None = None) -> None:
+        """Show the progress of a stage; values of new trainings are logged at the last step plus their number."""
+        self.view.stage(name, done, total, values)
+        num_trainings = round((values or {}).get("num_trainings", 0))
+        if values and num_trainings > self._num_trainings:
+            self._num_trainings = num_trainings
+            for log in self._logs:
+                log.write(self._step + num_trainings, values)
 
     def write_leaders(self, hashes: Sequence[str], rows_of: Callable[[], Sequence[Leader]]) -> None:
         """Write the best architectures so far to the logs that show them, if they have changed.

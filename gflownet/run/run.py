@@ -68,10 +68,9 @@ class Run:
     def open_logs(
         self,
         *,
-        num_steps: int,
+        limits: Limits,
         resume_step: int | None,
         tensorboard: TensorBoardConfig | None = None,
-        limits: Limits | None = None,
         look: Look = SEARCH_LOOK,
     ) -> None:
         """Open metrics.jsonl, the logs of other programs and the view; see MetricLogger for the arguments."""
@@ -79,7 +78,7 @@ class Run:
         self.logger = self.open(
             MetricLogger(
                 self.folder.path,
-                num_training_steps=num_steps,
+                limits=limits,
                 print_every=config.print_every,
                 wandb=config.wandb,
                 tensorboard=tensorboard,
@@ -87,7 +86,6 @@ class Run:
                 run=self.folder.run_id,
                 resume_step=resume_step,
                 verbosity=config.console,
-                limits=limits,
                 look=look,
             )
         )

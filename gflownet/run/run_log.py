@@ -7,8 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gflownet.config import CONFIG_NAME
+from gflownet.files import read_entries
 from gflownet.records.status import RunState, read_status
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, Leader, final_leaders
 from gflownet.report.closing import FRONT_NAME, FRONT_PICTURE_NAME
@@ -19,8 +21,11 @@ from gflownet.run.executor_status import COUNTS
 # Group of each key of metrics.jsonl; other keys are of losses and belong to `train`.
 GROUPS = {
     "score": (
-        *("score_mean", "score_best", "validation_score_mean", "greedy_score_mean", "log_reward_mean"),
-        *("hypervolume", "front_size"),
+        *("score_mean", "score_best", "validation_score_mean", "greedy_score_mean", "predicted_score_mean"),
+        *("log_reward_mean", "hypervolume", "front_size"),
+    ),
+    "final": (
+        *("num_trainings", "num_finalists", "num_new_seeds", "final_score_best", "num_random", "random_score_best"),
     ),
     "evaluation": (
         *("num_distinct", "cached_share", "failed_share", "evaluations_per_second", "in_flight", "busy_share"),
@@ -65,6 +70,7 @@ class RunResults:
     """Results of a run at its end, files of its folder."""
 
     leaders: Sequence[Leader]
+    references: Sequence[Mapping[str, Any]]  # entries of references.json
     checkpoint: Path | None  # the last one
     architectures: Sequence[Path]  # top_architectures.json, drawings, weights, config
     report: Path | None
@@ -133,12 +139,13 @@ def read_results(folder: Path, *, checkpoint: Path | None) -> RunResults:
         OSError, ValueError, KeyError, TypeError: a file is damaged.
     """
     status = read_status(folder)
-    report = folder / PAGE_NAME
+    report, references = folder / PAGE_NAME, folder / REFERENCES_NAME
     has_top = (folder / TOP_NAME).exists()
     files = [folder / name for name in _ARCHITECTURE_FILES if (folder / name).exists()]
     drawings = sorted(path for path in (folder / PICTURES_NAME).glob("ran*") if path.is_file())
     return RunResults(
         leaders=final_leaders(folder),
+        references=read_entries(references)[0] if references.exists() else (),
         checkpoint=checkpoint if checkpoint is not None and checkpoint.exists() else None,
         architectures=[*files, *drawings] if has_top else [],
         report=report if report.exists() else None,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +17,12 @@ from gflownet.data.source import Rollout
 from gflownet.errors import counted
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import best_within
+from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.learning.learner import OnSkip, fit, sampled_rollouts
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.records.status import Phase
-from gflownet.report.architectures import current_leaders
+from gflownet.report.architectures import Leader, current_leaders
 from gflownet.run.executor_status import ExecutorStatus, simulated_time
 from gflownet.run.failures import Reopened, SkippedSteps
 from gflownet.run.parts import SAMPLER_STREAM, Parts
@@ -30,6 +30,7 @@ from gflownet.run.progress import mean
 from gflownet.run.run import Run
 from gflownet.run.run_log import StepSamples
 from gflownet.run.stage import StepStage
+from gflownet.search.config import ORIGINS
 from gflownet.search.loop import SearchLoop, SearchStep
 from gflownet.terminal.interrupts import on_alarm
 from gflownet.training.random_states import get_random_state, set_random_state
@@ -109,7 +110,9 @@ class SearchStage(StepStage):
         progress.seconds = evaluator.budget.seconds
         elapsed = progress.seconds - self._before[1]  # 0 while no simulated time has passed
         rate = (progress.num_distinct - self._before[0]) / elapsed if elapsed else 0.0
-        metrics |= {"evaluations_per_second": rate, "seconds": progress.seconds, **self._executors.metrics()}
+        metrics["seconds"] = progress.seconds
+        if "score_mean" in metrics:  # a training step of the policy after a search evaluates nothing
+            metrics |= {"evaluations_per_second": rate, **self._executors.metrics()}
         if parts.halving is not None:
             metrics |= parts.halving.metrics()
         if progress.best_score > self._best_score:
@@ -142,8 +145,7 @@ class SearchStage(StepStage):
         if not run.logger.has_media:
             return
         records = best_within(run.store, NUM_REPORTED, self._parts.task.limits)
-        draw = partial(current_leaders, task=self._parts.task, from_dict=self._parts.env.terminal_type.from_dict)
-        run.logger.write_leaders([record.hash for record in records], lambda: draw(records))
+        run.logger.write_leaders([record.hash for record in records], lambda: leaders_of(self._parts, records))
 
     def _evaluate_again(self, reopened: Reopened, report_line: Callable[[str], None]) -> None:
         """Evaluate failures of earlier, smaller limits; the search method learns from the new results."""
@@ -209,12 +211,7 @@ class SearchStage(StepStage):
     def _rounds(self, search: SearchLoop, run: Run) -> Iterator[dict[str, float]]:
         """Take the remaining rounds of a search method, and yield the metrics of each."""
         parts, was_fallback = self._parts, False
-
-        def report_pace(line: str) -> None:
-            run.logger.print(line)
-            run.logger.view.expect(parts.num_steps)
-
-        search.notify = report_pace
+        search.notify = run.logger.print
         with closing(search.steps(self._evaluator)) as steps:
             while not run.is_stopped and not search.end:
                 try:
@@ -244,17 +241,29 @@ class SearchStage(StepStage):
             parts.learner = parts.build_learner()  # the same weights, a new schedule
             parts.learner.on_skip = self._on_skip(run)
         search.num_trained_on = len(search.history)
-        first_step = parts.learner.num_steps_done + 1
-        if first_step <= parts.config.num_training_steps:
+        first_step, num_steps = parts.learner.num_steps_done + 1, parts.config.num_training_steps
+        if first_step <= num_steps:
             run.logger.print("the policy is trained on measured and predicted scores")
-        rollouts = (_sampler_rollout(parts, search, number) for number in itertools.count(first_step))
-        for step in fit(parts.learner, rollouts, num_steps=parts.config.num_training_steps, first_step=first_step):
+        scores: list[Tensor] = []  # completed, of each step
+        rollouts = (_sampler_rollout(parts, search, number, scores) for number in itertools.count(first_step))
+        run.logger.view.stage(Phase.SAMPLER, first_step - 1, num_steps)
+        for step in fit(parts.learner, rollouts, num_steps=num_steps, first_step=first_step):
             parts.step += 1
             log_reward = step.rollout.trajectories.log_reward
             parts.progress.samples = StepSamples.of(log_rewards=log_reward.tolist())
-            yield {**step.metrics, "log_reward_mean": float(log_reward.mean())}
+            run.logger.view.stage(Phase.SAMPLER, step.number, num_steps)
+            predicted = {"predicted_score_mean": float(scores[-1].mean())} if scores[-1].dim() == 1 else {}
+            yield {**step.metrics, "log_reward_mean": float(log_reward.mean()), **predicted}
             if run.is_stopped:
                 return
+
+
+def leaders_of(parts: Parts, records: Sequence[EvaluationRecord]) -> list[Leader]:
+    """Return the rows of evaluations of the search, best first, with the origins of their proposals."""
+    proposals = [] if parts.search is None else parts.search.history.proposals
+    words = {each.hash: ORIGINS[each.origin.name.lower()] for each in proposals[::-1] if each.origin is not None}
+    from_dict = parts.env.terminal_type.from_dict
+    return current_leaders(records, task=parts.task, from_dict=from_dict, origins=words)
 
 
 def completed_scores(search: SearchLoop) -> Callable[[GraphStates], tuple[Tensor, Tensor]]:
@@ -282,16 +291,19 @@ def closing_line(parts: Parts, search: SearchLoop, *, has_converged: bool | None
     return f"search.method={parts.config.search.method}: {end}{total}; {sampler}"
 
 
-def _sampler_rollout(parts: Parts, search: SearchLoop, number: int) -> Rollout:
-    """Return trajectories of the policy with rewards of measured and predicted scores."""
+def _sampler_rollout(parts: Parts, search: SearchLoop, number: int, scores: list[Tensor]) -> Rollout:
+    """Return trajectories of the policy with rewards of measured and predicted scores, which replace `scores`."""
     task, num = parts.task, parts.config.algo.num_from_policy
+
+    def log_reward(states: GraphStates, conditioning: Any) -> Tensor:
+        scores[:] = [search.method.completed_scores(states)]
+        return task.log_reward(scores[0].float(), conditioning)
+
     return next(
         sampled_rollouts(
             parts.context,
             parts.learner.sampling,
-            log_reward=lambda states, conditioning: task.log_reward(
-                search.method.completed_scores(states).float(), conditioning
-            ),
+            log_reward=log_reward,
             conditioning=lambda generator: task.sample_conditioning(num, generator=generator),
             generator=torch.Generator().manual_seed(stream_seed(parts.config.seed, SAMPLER_STREAM, number)),
             exploration=parts.source.options.exploration,

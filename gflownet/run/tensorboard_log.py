@@ -69,9 +69,7 @@ class TensorBoardLog(RunLog):
         self.write(self._last_step, {key: value for key, value in values.items() if isinstance(value, int | float)})
 
     def close(self, results: RunResults | None = None) -> None:
-        """Log the best architectures, and write what is buffered."""
-        if results is not None and results.leaders:
-            self.write_leaders(self._last_step, results.leaders)
+        """Write what is buffered."""
         with self._reporting("the event file is incomplete, metrics.jsonl is complete"):
             if self._writer is not None:
                 self._writer.close()
@@ -95,6 +93,7 @@ def _table_of(leaders: Sequence[Leader]) -> str:
         test = "" if leader.test_score is None else f"{leader.test_score:.4g}"
         load = f"`{leader.load}`" if leader.load else ""
         parameters = "" if leader.num_parameters is None else f"{leader.num_parameters:,}"
-        cells = [leader.rank, f"{leader.score:.4g}", leader.interval, test, parameters, leader.words, load]
+        rank = "" if leader.rank is None else leader.rank
+        cells = [rank, f"{leader.score:.4g}", leader.interval, test, parameters, leader.words, load]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)

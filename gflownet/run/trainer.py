@@ -343,6 +343,8 @@ class GFNTrainer:
             with run.logger.live():
                 for stage in (search, final, certificate):
                     stage.run(run)
+                if not run.is_stopped:
+                    run.logger.view.enter(Phase.REPORT)
         except Exception as error:
             if self.progress.score_means and not run.folder.is_lost:  # report the results so far
                 with suppress(UserError, OSError):  # raise the first error only
@@ -484,15 +486,13 @@ class GFNTrainer:
         phases = [Phase.TRAINING] if self.search is None else [Phase.SEARCH, *[Phase.SAMPLER] * self.trains_sampler]
         phases += [Phase.FINAL] * bool(plan.num_final) + [Phase.CERTIFICATE] * config.certify + [Phase.REPORT]
         limits = Limits(
+            0 if self.search is not None else self.num_steps,
             plan.num_search if config.budget.evaluations or self.search is not None else 0,
             config.budget.seconds - plan.final_seconds,
             plan.num_after,
-            plan.words(),
+            config.num_training_steps * self.trains_sampler,
             tuple(phases),
         )
         run.open_logs(
-            num_steps=self.num_steps,
-            resume_step=self.step if run.folder.resumed else None,
-            tensorboard=config.tensorboard,
-            limits=limits,
+            resume_step=self.step if run.folder.resumed else None, tensorboard=config.tensorboard, limits=limits
         )

@@ -8,13 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column, Table
 from rich.text import Text
 
 from gflownet.errors import printable
@@ -22,11 +23,11 @@ from gflownet.records.status import Phase
 from gflownet.search.config import MIXED_MODELS, ORIGINS
 from gflownet.terminal.console import duration, print_line
 
-# Faster updates are not readable.
-MAX_REFRESHES_PER_SECOND = 8
+# Faster updates are hardly readable, and wandb keeps every one with the console output.
+MAX_REFRESHES_PER_SECOND = 2
 # Minimum interval of plain lines about the progress of a stage.
 STAGE_INTERVAL_S = 10.0
-# Terminal width for two columns of metrics, and for both times of the progress bar.
+# Terminal width for two columns of metrics, and for the bars.
 _TWO_COLUMN_WIDTH = 64
 _CURVE_WIDTH = 32
 _CURVE_STEPS = 10_000  # last steps that the curve shows
@@ -42,23 +43,23 @@ class Figure:
     label: str  # in the panel; empty: not there
     short: str | None  # in a line; None: not there
     form: Callable[[float], str]
-    is_optional: bool = False  # shown where the value is present and not 0
+    is_optional: bool = False  # not shown where the value is 0
 
 
 FIGURES = (
     Figure("loss", "loss", "loss", "{:.4g}".format),
     Figure("log_Z", "log Z", "log Z", "{:.2f}".format),
     Figure("log_reward_mean", "mean log-reward", "log R", "{:.2f}".format),
+    Figure("predicted_score_mean", "mean predicted score", "predicted", "{:.3f}".format),
     Figure("score_mean", "mean score", "mean", "{:.3f}".format),
     Figure("score_best", "best score", "best", "{:.3f}".format),
     Figure("num_distinct", "distinct architectures", "distinct", "{:,.0f}".format),
     Figure("cached_share", "from cache", "cached", "{:.0%}".format),
     Figure("failed_share", "failed", "failed", "{:.0%}".format),
-    Figure("evaluations_per_second", "evaluations / s", "eval/s", "{:.1f}".format),
+    Figure("evaluations_per_second", "evaluations / s", "eval/s", "{:.3g}".format),
 )
 
 STATUS_FIGURES = (
-    Figure("seconds", "time of the search", "time", lambda seconds: duration(seconds), is_optional=True),
     Figure("in_flight", "in flight", "in flight", "{:,.0f}".format, is_optional=True),
     Figure("busy_share", "evaluators busy", "busy", "{:.0%}".format, is_optional=True),
     Figure("num_retried", "retried", "retried", "{:,.0f}".format, is_optional=True),
@@ -66,6 +67,16 @@ STATUS_FIGURES = (
     Figure("num_crashed", "crashed", "crashed", "{:,.0f}".format, is_optional=True),
     Figure("num_out_of_memory", "out of memory", "out of memory", "{:,.0f}".format, is_optional=True),
     Figure("num_refused", "refused by budget", "refused", "{:,.0f}".format, is_optional=True),
+)
+
+
+# Of the final stage.
+FINAL_FIGURES = (
+    Figure("num_finalists", "candidates", "candidates", "{:,.0f}".format),
+    Figure("num_new_seeds", "new seeds, at most", "new seeds", "{:,.0f}".format),
+    Figure("final_score_best", "best mean on new seeds", "best mean", "{:.3f}".format),
+    Figure("num_random", "random architectures", "random", "{:,.0f}".format),
+    Figure("random_score_best", "best of random", "best of random", "{:.3f}".format),
 )
 
 
@@ -84,8 +95,10 @@ SEARCH_LOOK = Look(
     (
         *FIGURES,
         *STATUS_FIGURES,
+        *FINAL_FIGURES,
+        Figure("surrogate_rank_correlation", "surrogate's rank correlation", "rank correlation", "{:.2f}".format),
         *(
-            Figure(f"proposed_{name}", f"proposed: {words}", words, "{:,.0f}".format, is_optional=True)
+            Figure(f"proposed_{name}_total", f"proposals: {words}", words, "{:,.0f}".format, is_optional=True)
             for name, words in ORIGINS.items()
         ),
         *(
@@ -99,117 +112,63 @@ SEARCH_LOOK = Look(
 
 @dataclass(frozen=True)
 class Limits:
-    """Budget of a search, as in BudgetConfig, or of a training; 0: no limit."""
+    """Budget of a search, as in BudgetConfig, or of a training; 0: no limit, or not known."""
 
+    num_steps: int = 0  # of a training
     num_evaluations: int = 0
     seconds: float = 0.0
     num_after: int = 0  # trainings after the search
-    words: str = ""  # plan of the run; empty: not shown
-    phases: tuple[Phase, ...] = ()  # of the run, in order
-
-
-class Clock:
-    """Elapsed and remaining time of this process, by its steps and the budget."""
-
-    def __init__(
-        self,
-        num_steps: int,  # 0: not known
-        *,
-        first_step: int = 0,
-        limits: Limits | None = None,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.num_steps = num_steps
-        self.now = now
-        self._first_step = first_step
-        self.limits = limits or Limits()
-        self._start = now()
-        self._first_evaluations: float | None = None
-
-    def elapsed(self) -> str:
-        """Return h:mm:ss since the start of the process."""
-        return duration(self.now() - self._start)
-
-    def time_left(self, step: int, values: Mapping[str, float] | None = None) -> str:
-        """Return h:mm:ss until the end of the trainings after the search; - before the first step."""
-        seconds, seconds_after = self.seconds_left(step, values or {})
-        return "-" if seconds is None else duration(seconds + seconds_after)
-
-    def seconds_left(self, step: int, values: Mapping[str, float]) -> tuple[float | None, float]:
-        """Return the seconds of the remaining steps, None before the first one, and of the trainings after them.
-
-        The search ends with its last step or its budget, whichever is first.
-
-        Args:
-            step: completed steps.
-            values: metrics of the step, with the used budget.
-        """
-        elapsed, done = self.now() - self._start, step - self._first_step
-        # Repeated proposals may take more steps than expected.
-        estimates = [elapsed / done * (self.num_steps - step)] if done > 0 and step <= self.num_steps else []
-        used, limits, seconds_after = values.get("num_distinct"), self.limits, 0.0
-        if used is not None:
-            if self._first_evaluations is None:
-                self._first_evaluations = used if self._first_step else 0.0
-            if used > self._first_evaluations:
-                seconds_each = elapsed / (used - self._first_evaluations)
-                seconds_after = seconds_each * limits.num_after
-                if limits.num_evaluations:
-                    estimates.append(max(0.0, seconds_each * (limits.num_evaluations - used)))
-        if limits.seconds and "seconds" in values:
-            estimates.append(max(0.0, limits.seconds - values["seconds"]))
-        return min(estimates, default=None), seconds_after
-
-    def steps(self, step: int) -> str:
-        """Return the completed steps in words."""
-        return f"step {step}/{self.num_steps}" if self.num_steps else f"step {step}"
-
-    def share(self, step: int, values: Mapping[str, float]) -> float:
-        """Return the share of the steps that are done, or of the seconds where their number is not known."""
-        if self.num_steps or not self.limits.seconds:
-            return step / max(self.num_steps, 1)
-        return values.get("seconds", 0.0) / self.limits.seconds
-
-
-class StageProgress:
-    """Progress of a stage with countable work, such as the trainings of the final stage."""
-
-    def __init__(self, name: str, *, now: Callable[[], float], done: int = 0) -> None:
-        """Start the stage; `done` is work of an earlier process."""
-        self.name, self.done, self.total = name, done, 0
-        self._now, self._start, self._done_before = now, now(), done
-
-    def update(self, done: int, total: int) -> None:
-        """Set the completed work."""
-        self.done, self.total = done, total
-
-    @property
-    def elapsed(self) -> float:
-        """Return the seconds since the start of the stage."""
-        return self._now() - self._start
-
-    def time_left(self) -> str:
-        """Return h:mm:ss until its end, - before the first piece of work is done."""
-        num_new = self.done - self._done_before
-        return duration(self.elapsed / num_new * (self.total - self.done)) if num_new > 0 else "-"
-
-    def __str__(self) -> str:
-        share = f" ({self.done / self.total:.0%})" if self.total else ""
-        return f"{self.name}: {self.done} of {self.total}{share}"
+    num_sampler_steps: int = 0  # of the policy after the search
+    phases: tuple[Phase, ...] = ()  # of the run, in order; the first one is that of the steps
 
 
 class View(ABC):
-    """Progress on the console."""
+    """Progress on the console: a row for each phase, and the figures of the running one."""
 
-    def __init__(self, clock: Clock, look: Look = SEARCH_LOOK) -> None:
-        self._clock, self._look = clock, look
-        self._stage: StageProgress | None = None
-        self._phase: Phase | None = None
+    def __init__(
+        self,
+        console: Console,
+        limits: Limits,
+        look: Look = SEARCH_LOOK,
+        *,
+        is_resumed: bool = False,  # the steps before this process took no time of it
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console, self._limits, self._look, self._now = console, limits, look, now
+        self._is_resumed, self._start = is_resumed, now()
+        bar = (BarColumn(None),) if console.width >= _TWO_COLUMN_WIDTH else ()
+        name, times = (
+            TextColumn(f"{{task.{field}}}", markup=False, table_column=Column(no_wrap=bool(bar)))
+            for field in ("description", "fields[times]")
+        )
+        self._rows = Progress(name, *bar, times, console=console, expand=True, auto_refresh=False, get_time=now)
+        totals = {Phase.SEARCH: limits.num_evaluations, Phase.SAMPLER: limits.num_sampler_steps}
+        totals |= {Phase.FINAL: limits.num_after}
+        self._phases = {
+            phase: self._rows.add_task(_row(phase, 0, totals.get(phase, 0)), start=False, total=1.0, times="")
+            for phase in limits.phases or (Phase.TRAINING,)
+        }
+        self._phase = self._main = next(iter(self._phases))
+        self._values: Mapping[str, float] = {}  # of the running phase
+        # Name of the running stage, its completed work and the time when it began.
+        self._stage: tuple[str, float, float] = ("" if is_resumed else self._main, 0.0, self._start)
+        self._is_done, self._left = False, ""  # of the running phase
         self.best_words = ""  # of the best architecture so far; empty: not shown
 
-    @abstractmethod
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Show the metrics of a step."""
+        """Show the metrics of a step; the done share is that of steps, evaluations or seconds, whichever is largest."""
+        self._values, limits = values, self._limits
+        if self._phase != self._main:
+            return
+        num = round(values.get("num_distinct", 0))
+        pairs = (step, limits.num_steps), (num, limits.num_evaluations), (values.get("seconds", 0.0), limits.seconds)
+        share = min(1.0, max((done / total for done, total in pairs if total), default=0.0))
+        is_search = self._main is Phase.SEARCH
+        row = _row(self._main, num, limits.num_evaluations) if is_search else _row("step", step, limits.num_steps)
+        seconds = self._advance(self._main, row, share, 1.0)
+        if Phase.FINAL in self._phases and seconds and limits.num_evaluations:
+            after = duration(seconds / limits.num_evaluations * limits.num_after)
+            self._rows.update(self._phases[Phase.FINAL], times=f"about {after}")
 
     @abstractmethod
     def show(self, values: Mapping[str, float]) -> None:
@@ -219,56 +178,83 @@ class View(ABC):
     def show_text(self, heading: str, text: str) -> None:
         """Show a text of the run."""
 
-    def expect(self, num_steps: int) -> None:
-        """Set the expected number of steps."""
-        self._clock.num_steps = num_steps
-
     def enter(self, phase: Phase) -> None:
-        """Show the beginning of a phase."""
-        self._phase = phase
+        """Show the beginning of a phase; those before are done. Others than those of the limits have no row."""
+        if phase not in self._phases:
+            return
+        for each in list(self._phases)[: list(self._phases).index(phase)]:
+            number = self._phases[each]
+            if self._rows.tasks[number].stop_time is None:
+                self._rows.stop_task(number)
+                seconds = duration(self._rows.tasks[number].elapsed or 0.0)
+                self._rows.update(number, description=str(each), completed=1.0, times=f"done in {seconds}")
+        self._rows.start_task(self._phases[phase])
+        if phase == self._main and not self._is_resumed:
+            self._stage = phase, 0.0, self._now()
+        self._phase, self._values, self._left, self._is_done = phase, {}, "", False
+        self._rows.update(self._phases[phase], times="")
 
-    def stage(self, name: str, done: int, total: int) -> None:
-        """Show the progress of a stage; the first call of a name starts it."""
-        if self._stage is None or self._stage.name != name:
-            self._stage = StageProgress(name, now=self._clock.now, done=done)
-        self._stage.update(done, total)
-        self._show_stage(self._stage)
+    def stage(self, name: str, done: int, total: int, values: Mapping[str, float] | None = None) -> None:
+        """Show the progress of a stage of the running phase; the first call of a name starts it."""
+        self._values = self._values if values is None else values
+        self._advance(name, _row(name, done, total), done, max(total, 1))
+        self._show_stage(name, done, total)
+
+    def _advance(self, name: str, row: str, done: float, total: float) -> float:
+        """Update the row of the running phase, and return the seconds for its whole work, 0: not known.
+
+        A time left of less than a second is not shown: more may follow.
+        """
+        now = self._now()
+        if self._stage[0] != name:
+            self._stage = name, done, now
+        _, first, start = self._stage
+        seconds = (now - start) / (done - first) * total if done > first else 0.0
+        left, number = seconds * (1 - done / total), self._phases[self._phase]
+        self._is_done, self._left = done >= total, f"{duration(left)} left" if left >= 1 else ""
+        elapsed = duration(self._rows.tasks[number].elapsed or 0.0) if self._console.width >= _TWO_COLUMN_WIDTH else ""
+        times = ", ".join(filter(None, (elapsed, self._left)))
+        self._rows.update(number, description=row, completed=done / total, times=times)
+        return seconds
 
     @abstractmethod
-    def _show_stage(self, stage: StageProgress) -> None:
+    def _show_stage(self, name: str, done: int, total: int) -> None:
         """Show the progress of a stage."""
 
     @abstractmethod
     def close(self) -> None:
         """End the view."""
 
-    def _is_always_shown(self, step: int, values: Mapping[str, float]) -> bool:
-        return step == self._clock.num_steps or self._look.marker in values
+    def _is_always_shown(self) -> bool:
+        return self._is_done or self._look.marker in self._values
 
-    def _shown(self, values: Mapping[str, float]) -> list[Figure]:
-        """Return the figures with a value, and those that are not optional."""
-        return [figure for figure in self._look.figures if not figure.is_optional or values.get(figure.key)]
+    def _shown(self) -> list[Figure]:
+        """Return the figures that have a value."""
+        values = self._values
+        return [
+            figure
+            for figure in self._look.figures
+            if math.isfinite(value := values.get(figure.key, math.nan)) and (value or not figure.is_optional)
+        ]
 
 
 class PlainLines(View):
     """One line every `print_every` steps, for the last step, and now and then for a stage."""
 
-    def __init__(self, console: Console, clock: Clock, look: Look = SEARCH_LOOK, *, print_every: int) -> None:
-        super().__init__(clock, look)
-        self._console = console
+    def __init__(self, *arguments: Any, print_every: int, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._print_every = print_every
         self._stage_line_at = -math.inf
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Print every `print_every`-th step and the last one."""
-        clock = self._clock
-        left = clock.time_left(step, values)  # of every step: the clock sees the first evaluations
-        if step % self._print_every and not self._is_always_shown(step, values):
+        super().write(step, values)
+        if step % self._print_every and not self._is_always_shown():
             return
-        shown = [figure for figure in self._shown(values) if figure.short is not None]
-        figures = [f"{figure.short} {_cell(figure, values)}".lstrip() for figure in shown]
-        best = [f"best: {self.best_words}"] if self.best_words else []
-        print_line(self._console, " | ".join([clock.steps(step), *figures, f"left {left}", *best]))
+        row = str(self._rows.tasks[self._phases[self._phase]].description)
+        place = row if row.startswith("step") else f"step {step} | {row}"
+        best = f"best: {self.best_words}" if self.best_words else ""
+        self._print_line(place, self._left, best)
 
     def show(self, values: Mapping[str, float]) -> None:
         """Do nothing."""
@@ -281,37 +267,40 @@ class PlainLines(View):
     def close(self) -> None:
         """Do nothing."""
 
-    def _show_stage(self, stage: StageProgress) -> None:
-        """Print a line every STAGE_INTERVAL_S seconds."""
-        now = self._clock.now()
-        if stage.elapsed < STAGE_INTERVAL_S or now - self._stage_line_at < STAGE_INTERVAL_S:
+    def _print_line(self, place: str, *ends: str) -> None:
+        shown = [figure for figure in self._shown() if figure.short is not None]
+        figures = [f"{figure.short} {figure.form(self._values[figure.key])}".lstrip() for figure in shown]
+        print_line(self._console, " | ".join(filter(None, (place, *figures, *ends))))
+
+    def _show_stage(self, name: str, done: int, total: int) -> None:
+        """Print a line every STAGE_INTERVAL_S seconds; the steps of a policy have lines of their own."""
+        now, start = self._now(), self._stage[2]
+        if self._phase is Phase.SAMPLER or min(now - start, now - self._stage_line_at) < STAGE_INTERVAL_S:
             return
         self._stage_line_at = now
-        print_line(self._console, f"{stage} | time {duration(stage.elapsed)} | left {stage.time_left()}")
+        share = f" ({done / total:.0%})" if total else ""
+        self._print_line(f"{name}: {done} of {total}{share}", f"time {duration(now - start)}", self._left)
 
 
 class LivePanel(View):
     """A panel redrawn in place; it uses no thread, so that workers can be forked at any time."""
 
-    def __init__(self, console: Console, clock: Clock, look: Look = SEARCH_LOOK) -> None:
-        super().__init__(clock, look)
-        self._console = console
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._step = 0
-        self._values: Mapping[str, float] = {}
         self._curve: list[float] = []
         self._text = Text()
         self._drawn_at = -math.inf
-        self._seconds: tuple[float | None, float] = (None, 0.0)  # of the remaining steps, and of what follows them
-        self._live = Live(console=console, auto_refresh=False, get_renderable=self._panel)
+        self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._panel)
         self._live.start(refresh=True)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Redraw the panel, at most `MAX_REFRESHES_PER_SECOND` times per second."""
-        self._step, self._values = step, values
-        self._seconds = self._clock.seconds_left(step, values)
+        super().write(step, values)
+        self._step = step
         key, _, sign = self._look.curve
         self._curve = [*self._curve[-_CURVE_STEPS:], sign * values.get(key, math.nan)]
-        self._redraw(is_last=self._is_always_shown(step, values))
+        self._redraw(is_last=self._is_always_shown())
 
     def show(self, values: Mapping[str, float]) -> None:
         """Redraw the panel with some values of the running step, as often as `write`."""
@@ -325,15 +314,15 @@ class LivePanel(View):
         self._redraw(is_last=True)
 
     def enter(self, phase: Phase) -> None:
-        """Mark the phase in the plan."""
+        """Show the row and the figures of the phase."""
         super().enter(phase)
         self._redraw(is_last=True)
 
-    def _show_stage(self, stage: StageProgress) -> None:
-        self._redraw(is_last=stage.done == stage.total)
+    def _show_stage(self, name: str, done: int, total: int) -> None:
+        self._redraw(is_last=self._is_done)
 
     def _redraw(self, *, is_last: bool = False) -> None:
-        now = self._clock.now()
+        now = self._now()
         if now - self._drawn_at >= 1 / MAX_REFRESHES_PER_SECOND or is_last:
             self._drawn_at = now
             self._live.refresh()
@@ -343,70 +332,45 @@ class LivePanel(View):
         self._live.stop()
 
     def _panel(self) -> Panel:
-        clock, stage = self._clock, self._stage
-        seconds, seconds_after = self._seconds
-        left = "-" if seconds is None else duration(seconds + seconds_after)
-        bars = Table.grid(padding=(0, 1), expand=True)
-        bars.add_column(no_wrap=True)
-        bars.add_column(ratio=1)
-        bars.add_column(no_wrap=True, justify="right")
-        bar = ProgressBar(total=1.0, completed=min(clock.share(self._step, self._values), 1.0))
-        bars.add_row(clock.steps(self._step), bar, self._times(clock.elapsed(), left))
-        if stage is not None:
-            times = self._times(duration(stage.elapsed), stage.time_left())
-            bar = ProgressBar(total=max(stage.total, 1), completed=stage.done)
-            bars.add_row(f"{stage.name} {stage.done}/{stage.total}", bar, times)
-        before = {"plan": clock.limits.words, "phases": self._phases()}
-        after = {"best architecture": printable(self.best_words), self._look.curve[1]: self._marks()}
-        rows: list[list[RenderableType]] = [
-            [Text.assemble((f"{label}  ", "dim"), words) for label, words in each.items() if words]
-            for each in (before, after)
+        words = {"best architecture": printable(self.best_words), self._look.curve[1]: self._marks()}
+        rows: list[RenderableType] = [
+            Text.assemble((f"{label}  ", "dim"), words) for label, words in words.items() if words
         ]
-        text = [self._text] if self._text else []
-        panel = Group(bars, *rows[0], self._figures(), *rows[1], *text)
-        return Panel(panel, title=self._look.title, box=box.ROUNDED)
-
-    def _phases(self) -> str:
-        """Return the phases of the run, with the time left of those that are to come."""
-        phases, words = self._clock.limits.phases, []
-        current = phases.index(self._phase) if self._phase in phases else 0
-        for number, phase in enumerate(phases):
-            if phase is Phase.FINAL and current < number and self._seconds[1]:
-                left = self._seconds[1]
-            else:
-                left = self._seconds[0] if number == current == 0 else None
-            time_left = "done" if number < current else "" if left is None else f"{duration(left)} left"
-            words.append(f"{phase} {time_left}".rstrip())
-        return " > ".join(words)
+        rows += [self._text] if self._text else []
+        step = f", step {self._step}" if self._step and self._main is Phase.SEARCH else ""
+        elapsed = f"{duration(self._now() - self._start)} elapsed"
+        panel = Group(self._rows, self._figures(), *rows)
+        return Panel(panel, title=f"{self._look.title}{step}", subtitle=elapsed, box=box.ROUNDED)
 
     def _marks(self) -> Text | str:
         is_drawn = self._console.encoding.lower().startswith("utf") and len(self._curve) > 1
-        return Text(curve(self._curve), "cyan") if is_drawn else ""
-
-    def _times(self, elapsed: str, left: str) -> str:
-        return f"{elapsed} elapsed, {left} left" if self._console.width >= _TWO_COLUMN_WIDTH else f"{left} left"
+        return Text(curve(self._curve), "cyan") if is_drawn and self._look.curve[0] in self._values else ""
 
     def _figures(self) -> Table:
         num_columns = 2 if self._console.width >= _TWO_COLUMN_WIDTH else 1
-        figures = [figure for figure in self._shown(self._values) if figure.label]
+        figures = [figure for figure in self._shown() if figure.label]
         num_rows = math.ceil(len(figures) / num_columns)
         table = Table.grid(padding=(0, 2), expand=True)
         for _ in range(num_columns):
             table.add_column(style="dim", no_wrap=True)
             table.add_column(justify="right", no_wrap=True, ratio=1)
         for row in range(num_rows):
-            cells = [cell for figure in figures[row::num_rows] for cell in (figure.label, _cell(figure, self._values))]
-            table.add_row(*cells)
+            cells = [(figure.label, figure.form(self._values[figure.key])) for figure in figures[row::num_rows]]
+            table.add_row(*(text for cell in cells for text in cell))
         return table
+
+
+def _row(name: str, done: int, total: int) -> str:
+    """Return a name with its completed work."""
+    return f"{name} {done:,}/{max(done, total):,}" if total else f"{name} {done:,}" if done else name
 
 
 def make_view(
     console: Console,
     *,
-    num_training_steps: int,
+    limits: Limits,
     print_every: int,
-    first_step: int = 0,
-    limits: Limits | None = None,
+    is_resumed: bool = False,
     look: Look = SEARCH_LOOK,
     is_quiet: bool = False,
 ) -> View:
@@ -414,19 +378,17 @@ def make_view(
 
     Args:
         console: terminal, pipe or file.
-        num_training_steps: expected number of steps; 0: not known.
+        limits: budget and phases of the run.
         print_every: steps between two lines.
-        first_step: steps completed before a resume.
-        limits: budget of the run.
+        is_resumed: whether an earlier process has taken steps.
         look: figures of the run.
         is_quiet: show nothing.
     """
-    clock = Clock(num_training_steps, first_step=first_step, limits=limits)
     if is_quiet:
         console = Console(quiet=True)
     if console.is_terminal and not console.is_dumb_terminal and not is_quiet:
-        return LivePanel(console, clock, look)
-    return PlainLines(console, clock, look, print_every=print_every)
+        return LivePanel(console, limits, look, is_resumed=is_resumed)
+    return PlainLines(console, limits, look, is_resumed=is_resumed, print_every=print_every)
 
 
 def curve(scores: Sequence[float]) -> str:
@@ -440,8 +402,3 @@ def curve(scores: Sequence[float]) -> str:
     low, spread = min(means), max(means) - min(means)
     top = len(_CURVE_MARKS) - 1
     return "".join(_CURVE_MARKS[round((mean - low) / spread * top) if spread else 0] for mean in means)
-
-
-def _cell(figure: Figure, values: Mapping[str, float]) -> str:
-    value = values.get(figure.key)
-    return "-" if value is None or not math.isfinite(value) else figure.form(value)

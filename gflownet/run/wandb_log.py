@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import netrc
 import os
 import shlex
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gflownet.files import write_whole
+from gflownet.pictures.pixels import pixels_of
 from gflownet.report.architectures import Leader
 from gflownet.report.page.secrets import masked_options
+from gflownet.report.verdict import Side, verdict_of
 from gflownet.run.run_log import AXES, RunLog, RunResults, StepSamples, axes_of, first_line, grouped
 
 if TYPE_CHECKING:
@@ -31,7 +34,12 @@ INIT_TIMEOUT = 15.0
 FINISH_TIMEOUT = 30.0
 WANDB_SERVER = "https://api.wandb.ai"
 NUM_DRAWINGS = 3  # with a panel of their own; the table has all
-_COLUMNS = ("rank", "score", "low", "high", "test_score", "num_parameters", "words", "drawing", "load")
+_COLUMNS = (
+    *("rank", "search_score", "score", "low", "high", "test_score", "num_parameters", "origin", "seconds"),
+    *("words", "drawing", "load"),
+)
+# Difference between wandb's own step and that of the run: trainings after the search of earlier sessions.
+_SHIFT_NAME = "shift"
 
 
 class WandbLog(RunLog):
@@ -70,7 +78,10 @@ class WandbLog(RunLog):
             )
             mode = "offline"
         is_continued = (log_dir / WANDB_NAME / WANDB_ID_NAME).exists()
-        self._logged_step = self._last_step = logged_step if is_continued else 0
+        shift = log_dir / WANDB_NAME / _SHIFT_NAME
+        self._shift = int(shift.read_text()) if shift.exists() else 0
+        self._logged_step = logged_step if is_continued else 0
+        self._last_step, self._search_step = self._logged_step + self._shift, self._logged_step
         self._run = self._start(log_dir, mode=mode, config=config)
         if self._run is None and mode == "online":
             mode = "offline"
@@ -81,6 +92,8 @@ class WandbLog(RunLog):
         """Log the metrics of one step."""
         if step > self._logged_step:
             self._log(step, lambda: axes_of(step, values) | grouped(values))
+            if "num_trainings" not in values:  # not of the final stage
+                self._search_step = step
 
     def write_samples(self, step: int, samples: StepSamples) -> None:
         """Log histograms of samples."""
@@ -94,7 +107,7 @@ class WandbLog(RunLog):
             self._log(step, histograms)
 
     def write_leaders(self, step: int, leaders: Sequence[Leader]) -> None:
-        """Log a table of the best architectures, and drawings of the first ones."""
+        """Log a table of candidates, and drawings of the first ones."""
         self._log(step, lambda: _media_of(leaders))
 
     def write_checkpoint(self, step: int, path: Path) -> None:
@@ -119,20 +132,20 @@ class WandbLog(RunLog):
             return
         with self._reporting("the run was not finished, metrics.jsonl is complete"):
             run.finish(exit_code=1) if results is not None and results.state == "failed" else run.finish()
+            shift = max(self._last_step - self._search_step, 0)
+            write_whole(self._folder / WANDB_NAME / _SHIFT_NAME, str(shift))
             if self._is_offline:
                 folder = shlex.quote(str(self._folder / WANDB_NAME))
                 self.closing_line = f"wandb: metrics are offline; to upload: wandb sync {folder}/offline-run-*"
 
     def _log_results(self, results: RunResults) -> None:
-        if results.leaders:
-            self.write_leaders(self._last_step, results.leaders)
         if results.report is not None:
             report = results.report
-            self._log(self._last_step, lambda: {"report/page": _html(report.read_text(encoding="utf-8"))})
+            self._log(0, lambda: {"report/page": _html(report.read_text(encoding="utf-8"))})
             self._add_artifact("report", "report", [report], root=report.parent)
         if results.checkpoint is not None:
             path = results.checkpoint
-            aliases = ["final", f"step-{self._last_step}"]
+            aliases = ["final", f"step-{self._search_step}"]
             self._add_artifact("checkpoint", "model", [path], root=path.parent, aliases=aliases)
         if results.architectures:
             root = results.architectures[0].parent
@@ -143,7 +156,7 @@ class WandbLog(RunLog):
         """Log values at a step, or at the last one of an earlier session if that is later."""
         if self._run is None:
             return
-        step = self._last_step = max(step, self._last_step)
+        step = self._last_step = max(step + self._shift, self._last_step)
         with self._reporting(f"logging stopped at step {step}, metrics.jsonl continues"), self._staging():
             self._run.log(dict(values()), step=step)
 
@@ -156,8 +169,8 @@ class WandbLog(RunLog):
         with self._reporting(f"no artifact {name}", is_end=False), self._staging():
             import wandb
 
-            artifact = wandb.Artifact(f"{name}-{self._run.id}", type=kind, metadata={"step": self._last_step})
-            copies = Path(self._run.dir).parent / "artifacts" / f"{name}_{self._last_step}"
+            artifact = wandb.Artifact(f"{name}-{self._run.id}", type=kind, metadata={"step": self._search_step})
+            copies = Path(self._run.dir).parent / "artifacts" / f"{name}_{self._search_step}"
             for path in paths:
                 relative = path.relative_to(root)
                 copy = _linked(path, copies / relative)
@@ -196,7 +209,7 @@ class WandbLog(RunLog):
             run = wandb.init(
                 project=options.project,
                 entity=options.entity,
-                name=options.name,
+                name=options.name or f"{folder.name}-seed{config.get('seed', 0)}",
                 group=options.group,
                 tags=list(options.tags),
                 id=_run_id(folder),
@@ -206,7 +219,7 @@ class WandbLog(RunLog):
                 mode="online" if mode == "online" else "offline",
                 settings=wandb.Settings(
                     silent=True,
-                    console="off",
+                    console="wrap",
                     init_timeout=INIT_TIMEOUT,
                     finish_timeout=FINISH_TIMEOUT,
                     disable_git=True,
@@ -250,12 +263,14 @@ def _media_of(leaders: Sequence[Leader]) -> dict[str, Any]:
 
     table = wandb.Table(columns=list(_COLUMNS))
     media: dict[str, Any] = {"top/architectures": table}
-    for leader in leaders:
-        drawing = None if leader.drawing is None else _html(leader.drawing)
+    for place, leader in enumerate(leaders):
+        drawing = None if leader.drawing is None else wandb.Image(pixels_of(leader.drawing))
         # numbers as floats: a column has one type
-        numbers = [leader.score, leader.low, leader.high, leader.test_score]
-        table.add_data(leader.rank, *map(_float, numbers), leader.num_parameters, leader.words, drawing, leader.load)
-        if leader.drawing is not None and leader.rank < NUM_DRAWINGS:
+        score = None if leader.rank is None else leader.score
+        numbers = [leader.search_score, score, leader.low, leader.high, leader.test_score]
+        sizes = leader.num_parameters, leader.origin, _float(leader.seconds)
+        table.add_data(leader.rank, *map(_float, numbers), *sizes, leader.words, drawing, leader.load)
+        if leader.drawing is not None and place < NUM_DRAWINGS:
             media[f"top/drawing_{leader.rank}"] = _html(leader.drawing)
     return media
 
@@ -266,17 +281,29 @@ def _html(text: str) -> Any:
     return wandb.Html(text, inject=False)
 
 
+def _end(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
 def _float(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
 def _summary_of(results: RunResults) -> dict[str, Any]:
-    """Return the figures of the best architecture and the state of the run."""
+    """Return the figures of the best architecture and of the references, its comparisons, and the state of the run."""
     summary: dict[str, Any] = {"state": str(results.state), "total_seconds": results.seconds}
     if results.leaders:
         best = results.leaders[0]
         names = ("score", "low", "high", "test_score", "num_parameters", "load")
         summary |= {"best/words": best.words or None, **{f"best/{name}": getattr(best, name) for name in names}}
+        side = Side("rank 0", best.score, _end(best.low), _end(best.high))
+        for entry in results.references:
+            name, (low, high) = entry["name"], entry["interval"] or (None, None)
+            group = "random" if "random architecture" in name else f"reference/{name}"
+            figures = {"score": entry["mean"], "low": low, "high": high, "test_score": entry["test_score"]}
+            other = Side(name, entry["mean"], _end(low), _end(high))
+            figures |= {"verdict": verdict_of(side, [other])[0], "num_parameters": entry["num_parameters"]}
+            summary |= {f"{group}/{key}": value for key, value in figures.items()}
     return {key: value for key, value in summary.items() if value is not None}
 
 

@@ -15,6 +15,8 @@ from gflownet.errors import printable
 
 # Width of the report's tables in a pipe, which has no width.
 _PIPE_WIDTH = 120
+# Terminal width for hidden nodes and edges in every table of the report.
+_SIZES_WIDTH = 100
 # Maximum number of rows of a front's table.
 _MAX_FRONT_ROWS = 20
 
@@ -50,6 +52,8 @@ def print_report(
 ) -> None:
     """Print the table of the best architectures, and the Python line that loads one as an nn.Module.
 
+    Hidden nodes and edges are left out where the console is too narrow for them.
+
     Args:
         rows: best first, then references.
         load_line: the Python line; None if the objects are not computation graphs.
@@ -62,15 +66,10 @@ def print_report(
     if not rows:
         print_line(console, no_rows)
         return
-    table = Table(title="best architectures", title_justify="left", box=box.SIMPLE_HEAD)
-    has_sizes = any(row.num_hidden is not None for row in rows)
-    for header in ("rank", "validation", "test", "parameters", *(("hidden", "edges") if has_sizes else ())):
-        table.add_column(header, justify="right", no_wrap=True)
-    is_picture = has_sizes and all(row.rank is not None for row in rows)
-    table.add_column("picture" if is_picture else "architecture", overflow="fold")
-    for row, following in zip_longest(rows, rows[1:]):
-        is_last_rank = row.rank is not None and following is not None and following.rank is None
-        table.add_row(*_report_cells(row, has_sizes=has_sizes), Text(printable(row.picture)), end_section=is_last_rank)
+    table = _report_table(rows, has_sizes=any(row.num_hidden is not None for row in rows))
+    widest = console.measure(table, options=console.options.update(width=1_000)).maximum
+    if console.width < min(widest, _SIZES_WIDTH):
+        table = _report_table(rows, has_sizes=False)
     console.print(table)
     for note in notes:
         print_line(console, note)
@@ -79,6 +78,18 @@ def print_report(
     if load_line is not None:
         console.print("Load one as an nn.Module in Python:")
         print_line(console, f"  {load_line}")
+
+
+def _report_table(rows: Sequence[ReportRow], *, has_sizes: bool) -> Table:
+    table = Table(title="best architectures", title_justify="left", box=box.SIMPLE_HEAD)
+    for header in ("rank", "validation", "test", "parameters", *(("hidden", "edges") if has_sizes else ())):
+        table.add_column(header, justify="right", no_wrap=True)
+    is_picture = rows[0].num_hidden is not None and all(row.rank is not None for row in rows)
+    table.add_column("picture" if is_picture else "architecture", overflow="fold")
+    for row, following in zip_longest(rows, rows[1:]):
+        is_last_rank = row.rank is not None and following is not None and following.rank is None
+        table.add_row(*_report_cells(row, has_sizes=has_sizes), Text(printable(row.picture)), end_section=is_last_rank)
+    return table
 
 
 def _report_cells(row: ReportRow, *, has_sizes: bool) -> Iterator[str]:

@@ -3,36 +3,45 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gflownet.run.run_log import AXES, group_of
+from gflownet.search.config import ORIGINS
 from tests.run.wandb_records import WandbRecords, listing, read_session
 from tests.small_run import run
 
 OPTIONS = (
     *("wandb.mode=offline", "wandb.checkpoint_every=1", "wandb.group=of the test", "wandb.tags=[first, second]"),
-    *("tensorboard.use=true", "report.every=0", "checkpoint_every=2", "algo.num_from_policy=2"),
+    *("tensorboard.use=true", "report.every=0", "checkpoint_every=2", "algo.num_from_policy=2", "seed=3"),
     *("certify=true", "certify_samples=8", "certify_max_states=20", "evaluation.executor=inline"),
+    *("task=tests.toy_tasks:Trains", "search.method=surrogate", "search.surrogate.name=gaussian_process"),
+    *("search.num_initial=3", "search.batch_size=2", "num_training_steps=3", "print_every=1"),
+    *("final.top=2", "final.num_seeds=2", "final.num_random=8", "final.share=0.4"),
     "wandb.project=${oc.env:PROJECT_OF_THE_TEST}",
 )
-STEPS = (4, 6)
+BUDGETS = (12, 16)  # evaluations
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run with 4 steps, resumed for 2 more; wandb's home directory is beside it."""
+    """Return the folder of a finished run that was continued; wandb's home directory is beside it."""
     home = tmp_path_factory.mktemp("logged")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROJECT_OF_THE_TEST", "secret project")
         patch.setenv("HOME", str(home / "home"))
         for name in ("WANDB_DATA_DIR", "WANDB_RUN_ID", "WANDB_DIR", "WANDB_PROJECT", "WANDB_MODE"):
             patch.delenv(name, raising=False)
-        for number, steps in enumerate(STEPS):
-            assert run(home / "run", *OPTIONS, f"num_training_steps={steps}", *(["resume=true"] if number else [])) == 0
+        for number, budget in enumerate(BUDGETS):
+            options = [*OPTIONS, f"budget.evaluations={budget}", *(["resume=true"] if number else [])]
+            assert run(home / "run", *options) == 0
     return home / "run"
 
 
@@ -45,29 +54,55 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_wandb_sessions_are_one_run_without_overlap(folder: Path) -> None:
+def test_wandb_sessions_are_one_run_with_rows_of_every_phase(folder: Path) -> None:
     first, second = (read_session(folder, number=number)[0] for number in (0, 1))
     assert first.run_id == second.run_id == (folder / "wandb" / "run_id").read_text()
-    assert [row["_step"] for row in (*first.history, *second.history)] == [1, 2, 3, 4, 5, 6]
-    assert [row["step"] for row in (*first.history, *second.history)] == [1, 2, 3, 4, 5, 6]
+    assert first.name == second.name == "run-seed3"
     assert first.exit_code == second.exit_code == 0
+    own_steps = [row["_step"] for row in (*first.history, *second.history)]
+    assert own_steps == sorted(set(own_steps)), "wandb drops rows that go back"
+    resumed_after = rows_of(folder)[-1]["step"] - len(
+        [row for row in second.history if "final/num_trainings" not in row]
+    )
+    for records, num_before in ((first, 0), (second, resumed_after)):
+        phases = [phase_of(row) for row in records.history]
+        assert sorted(set(phases), key=phases.index) == ["search", "sampler", "final"]
+        assert phases == sorted(phases, key=["search", "sampler", "final"].index)
+        num_trainings = [row["final/num_trainings"] for row in records.history if "final/num_trainings" in row]
+        steps = [row["step"] for row in records.history]
+        last = steps[len(steps) - len(num_trainings) - 1]
+        assert steps == [*range(num_before + 1, last + 1), *(last + num for num in num_trainings)], "one axis"
+        seconds = [row["seconds"] for row in records.history]
+        assert seconds == sorted(seconds)
+
+
+def phase_of(row: dict[str, Any]) -> str:
+    if "final/num_trainings" in row:
+        assert row["final/final_score_best"] > 0
+        return "final"
+    return "sampler" if {"train/loss", "train/log_Z", "score/predicted_score_mean"} <= row.keys() else "search"
 
 
 def test_wandb_history_contains_all_metrics_in_groups(folder: Path, session: WandbRecords) -> None:
     assert session.step_metrics == {"step": "", "evaluations": "", "seconds": "", "*": "step"}
-    for row, logged in zip(rows_of(folder)[STEPS[0] :], session.history, strict=True):
+    logged_rows = {row["step"]: row for row in session.history if "final/num_trainings" not in row}
+    rows = [row for row in rows_of(folder) if row["step"] in logged_rows]
+    assert len(rows) == len(logged_rows) > 3
+    for row in rows:
+        logged = logged_rows[row["step"]]
         for key, value in row.items():
             if key in ("run", "checksum"):
                 continue
             assert logged[key if key in AXES else f"{group_of(key)}/{key}"] == value
-        assert logged["evaluations"] == row["num_distinct"]
-    assert {key.partition("/")[0] for key in session.history[0] if "/" in key} == {"score", "train", "evaluation"}
+        assert logged.get("evaluations") == row.get("num_distinct")
+    groups = {key.partition("/")[0] for row in session.history for key in row if "/" in key}
+    assert groups == {"score", "train", "evaluation", "search", "final", "samples", "top", "report"}
 
 
 def test_wandb_listing_names_every_item(session: WandbRecords) -> None:
     lines = "\n".join(listing(session))
     for item in (
-        *("axes: step, evaluations, seconds", "steps: [5, 6]", "metric score/score_best", "metric train/log_Z"),
+        *("axes: step, evaluations, seconds", "metric final/num_trainings", "metric final/random_score_best"),
         *("histogram samples/scores", "histogram samples/log_rewards", "table-file top/architectures"),
         *("html-file top/drawing_0", "html-file report/page", "artifact run_table", "artifact report report-"),
         *("artifact model checkpoint-", "artifact model architectures-", "summary best/score", "summary state"),
@@ -76,31 +111,49 @@ def test_wandb_listing_names_every_item(session: WandbRecords) -> None:
         assert item in lines
 
 
+def test_wandb_console_output(folder: Path, session: WandbRecords) -> None:
+    for words in ("search.method=surrogate", "training of the sampler 3/3", "best architectures", "everything about"):
+        assert words in session.console
+    assert f"report: {folder / 'report.html'}" in session.console
+
+
 def test_wandb_histograms(folder: Path) -> None:
-    first, last = (read_session(folder, number=number)[0].history[-1] for number in (0, 1))
-    for row, num_steps in ((first, 4), (last, 2)):
-        for key in ("samples/scores", "samples/log_rewards"):
-            assert row[key]["_type"] == "histogram"
-            assert sum(row[key]["values"]) == 2 * num_steps, "samples of all steps of the session"
+    for number in (0, 1):
+        records = read_session(folder, number=number)[0]
+        (row,) = (row for row in records.history if "samples/log_rewards" in row)
+        assert row["samples/log_rewards"]["_type"] == "histogram"
+        assert sum(row["samples/log_rewards"]["values"]) == 2 * 3, "samples of all steps of the sampler"
 
 
-def test_wandb_table_and_drawings(folder: Path) -> None:
+def test_wandb_table_of_candidates(folder: Path) -> None:
     records, media = read_session(folder, number=1)
     entries = json.loads((folder / "top_architectures.json").read_text())
     *_, last = (each for each in records.artifacts if each.type == "run_table")
     files = {content.path: Path(content.local_path) for content in last.manifest.contents}
     table = json.loads(files["top/architectures.table.json"].read_text())
-    columns = ["rank", "score", "low", "high", "test_score", "num_parameters", "words", "drawing", "load"]
-    assert table["columns"] == columns
-    rows = [dict(zip(columns, row, strict=True)) for row in table["data"]]
-    assert [(row["rank"], row["score"], row["num_parameters"]) for row in rows] == [
-        (entry["rank"], entry["validation_score"], entry["num_parameters"]) for entry in entries
-    ]
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    finalists = rows[: len(entries)]
+    for row, entry in zip(finalists, entries, strict=True):
+        expected = entry["rank"], entry["validation_score"], entry["final"]["mean"], entry["num_parameters"]
+        assert (row["rank"], row["search_score"], row["score"], row["num_parameters"]) == expected
+        assert row["low"] is None or row["low"] < row["score"] < row["high"]
+    with closing(sqlite3.connect(folder / "evaluations.sqlite")) as store:
+        stored = store.execute("SELECT score, seconds FROM evaluations WHERE seed = 0").fetchall()
+    assert sorted((row["search_score"], row["seconds"]) for row in rows) == sorted(stored), "all candidates"
+    others = rows[len(entries) :]
+    assert all(row["rank"] is row["score"] is None for row in others)
+    assert [row["search_score"] for row in others] == sorted((row["search_score"] for row in others), reverse=True)
+    origins = Counter(row["origin"] for row in rows)
+    assert origins["first design"] == 3
+    assert set(origins) <= set(ORIGINS.values())
     assert rows[1]["load"] == f'gflownet.load("{folder / "top_architectures.json"}", rank=1, weights=False)'
+    assert {row["drawing"]["_type"] for row in rows} == {"image-file"}
+    with Image.open(files[rows[1]["drawing"]["path"]]) as image:
+        assert image.size == (rows[1]["drawing"]["width"], rows[1]["drawing"]["height"])
+        assert len(image.getcolors(1 << 24) or ()) > 10
     drawing = records.history[-1]["top/drawing_1"]
-    assert drawing["_type"] == rows[1]["drawing"]["_type"] == "html-file"
     svg = (folder / "architectures" / "rank_1.svg").read_text()
-    assert (media / drawing["path"]).read_text() == files[rows[1]["drawing"]["path"]].read_text() == svg
+    assert (media / drawing["path"]).read_text() == svg
     assert "top/architectures" in read_session(folder, number=0)[0].history[1], "at each checkpoint"
 
 
@@ -114,14 +167,13 @@ def test_wandb_report_is_the_final_page(folder: Path) -> None:
 
 def test_wandb_artifacts(folder: Path) -> None:
     first, second = (read_session(folder, number=number)[0] for number in (0, 1))
+    last = rows_of(folder)[-1]["step"]
     checkpoints = [
         [sorted(each.aliases) for each in records.artifacts if each.name == f"checkpoint-{records.run_id}"]
         for records in (first, second)
     ]
-    assert checkpoints == [
-        [["latest", "step-2"], ["latest", "step-4"], ["final", "latest", "step-4"]],
-        [["latest", "step-6"], ["final", "latest", "step-6"]],
-    ]
+    assert checkpoints[0][0] == ["latest", "step-2"]
+    assert checkpoints[1][-1] == ["final", "latest", f"step-{last}"]
     best = next(each for each in second.artifacts if each.name == f"architectures-{second.run_id}")
     names = {content.path for content in best.manifest.contents}
     assert {"top_architectures.json", "config.yaml", "architectures/rank_0.svg"} <= names
@@ -136,12 +188,21 @@ def test_wandb_artifacts(folder: Path) -> None:
 def test_wandb_summary_and_config(folder: Path, session: WandbRecords) -> None:
     best = json.loads((folder / "top_architectures.json").read_text())[0]
     certificate = json.loads((folder / "certificate.json").read_text())["certificates"][0]
-    assert session.summary["best/score"] == best["validation_score"]
+    assert session.summary["best/score"] == best["final"]["mean"]
+    random, standard = json.loads((folder / "references.json").read_text())
+    for group, entry in (("random", random), ("reference/majority class", standard)):
+        assert session.summary[f"{group}/score"] == entry["mean"]
+        assert session.summary[f"{group}/test_score"] == entry["test_score"]
+        ends = [session.summary.get(f"{group}/{end}") for end in ("low", "high")]
+        assert ends == (entry["interval"] or [None, None])
+        assert entry["name"] in session.summary[f"{group}/verdict"]
+        assert "rank 0 (" in session.summary[f"{group}/verdict"]
     assert session.summary["best/test_score"] == best["test_score"]
     assert session.summary["best/num_parameters"] == best["num_parameters"]
     assert session.summary["certificate/flow_consistency"] == certificate["flow_consistency"]
     assert session.summary["certificate/has_converged"] == 0
-    assert session.summary["score/score_best"] == rows_of(folder)[-1]["score_best"]
+    searched = [row for row in rows_of(folder) if "score_best" in row]
+    assert session.summary["score/score_best"] == searched[-1]["score_best"]
     assert session.summary["state"] == "completed"
     assert session.project == "secret project"
     assert session.config["wandb"]["project"] == "${oc.env:PROJECT_OF_THE_TEST}", "secrets are not resolved"
@@ -163,15 +224,15 @@ def test_tensorboard_sessions_are_one_run(folder: Path) -> None:
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"histograms": 0}).Reload()
     rows = rows_of(folder)
     tags = events.Tags()
-    assert {"score/score_best", "train/loss", "evaluation/num_distinct"} <= set(tags["scalars"])
-    assert [event.step for event in events.Scalars("score/score_best")] == [1, 2, 3, 4, 5, 6]
+    assert {"score/score_best", "train/loss", "evaluation/num_distinct", "final/num_trainings"} <= set(tags["scalars"])
+    searched, trained = ([row for row in rows if key in row] for key in ("score_best", "loss"))
+    assert [event.step for event in events.Scalars("score/score_best")] == [row["step"] for row in searched]
     losses = [event.value for event in events.Scalars("train/loss")]
-    assert losses == pytest.approx([row["loss"] for row in rows], rel=1e-6)
-    assert [event.step for event in events.Histograms("samples/scores")] == [4, 6]
-    assert events.Histograms("samples/scores")[0].histogram_value.num == 8
+    assert losses == pytest.approx([row["loss"] for row in trained], rel=1e-6)
+    assert events.Histograms("samples/log_rewards")[0].histogram_value.num == 6
     assert {"config/text_summary", "top/architectures/text_summary"} <= set(tags["tensors"])
     text = events.Tensors("top/architectures/text_summary")[-1].tensor_proto.string_val[0].decode()
-    assert "| 0 | 0.4 |" in text
+    assert "| 0 | 0.4" in text
     assert "rank=0, weights=False" in text
 
 

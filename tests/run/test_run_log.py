@@ -32,7 +32,7 @@ def test_step_samples_are_finite() -> None:
 
 def test_documented_metrics_are_complete(checkout: Path) -> None:
     page = (checkout / "docs" / "wandb.md").read_text()
-    documented = set(re.findall(r"`((?:score|train|evaluation|search)/\w+)`", page))
+    documented = set(re.findall(r"`((?:score|train|evaluation|search|final)/\w+)`", page))
     known = {f"{group}/{key}" for group, keys in GROUPS.items() for key in keys}
     assert known <= documented
     complete = {name for name in documented if not name.endswith("_")}

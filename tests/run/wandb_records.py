@@ -27,6 +27,8 @@ class WandbRecords:
 
     run_id: str = ""
     project: str = ""
+    name: str = ""
+    console: str = ""
     config: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
@@ -47,7 +49,11 @@ def read_records(path: Path) -> WandbRecords:
         record = Record.FromString(data)
         kind = record.WhichOneof("record_type")
         if kind == "run":
-            records.run_id, records.project = record.run.run_id, record.run.project
+            records.run_id, records.project, records.name = (
+                record.run.run_id,
+                record.run.project,
+                record.run.display_name,
+            )
             records.config |= _values(record.run.config.update)
         elif kind == "history":
             records.history.append(_values(record.history.item))
@@ -59,6 +65,8 @@ def read_records(path: Path) -> WandbRecords:
             records.artifacts.append(record.artifact)
         elif kind == "stats":
             records.system |= {item.key for item in record.stats.item}
+        elif kind == "output_raw":
+            records.console += record.output_raw.line
         elif kind == "exit":
             records.exit_code = record.exit.exit_code
     return records

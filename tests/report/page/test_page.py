@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import shlex
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from gflownet.command_line.parser import parse
 from gflownet.config import command_config
@@ -26,7 +29,7 @@ from gflownet.report.page.best import score_words
 from gflownet.report.page.overview import progress_of, seconds_left
 from gflownet.report.page.page import reproduce_command
 from gflownet.report.page.secrets import masked_command, masked_options
-from gflownet.run.view import Clock, Limits
+from gflownet.run.view import Limits, PlainLines
 from gflownet.terminal.console import duration
 from tests.evaluation.candidates import classifier_graph
 from tests.report.page.folders import RUN, WRITTEN, Page, assignment_of, metric_rows, page, record, status_of, write_run
@@ -267,9 +270,12 @@ def test_time_left_is_that_of_the_first_limit(tmp_path, options, seconds):
     folder = write_run(tmp_path, rows=metric_rows(20), status=status_of("running", is_alive=True), options=options)
     run = read_run(folder)
     assert seconds_left(run, progress_of(run)) == pytest.approx(seconds)
-    limits = Limits(run.option("budget.evaluations"), run.option("budget.seconds"))
-    clock = Clock(100, limits=limits, now=iter([0.0, 40.0]).__next__)
-    assert clock.time_left(20, metric_rows(20)[-1]) == duration(seconds), "as on the console"
+    limits = Limits(100, run.option("budget.evaluations"), run.option("budget.seconds"))
+    output = io.StringIO()
+    moments = chain([0.0], repeat(40.0))
+    view = PlainLines(Console(file=output), limits, now=lambda: next(moments), print_every=1)
+    view.write(20, metric_rows(20)[-1])
+    assert (f"{duration(seconds)} left" in output.getvalue()) == (seconds > 0), "as on the console"
 
 
 @pytest.mark.parametrize(
