@@ -105,6 +105,18 @@ class OperationGraphEnv(Environment):
     def initial_states(self, num: int) -> GraphStates:
         return GraphStates.with_nodes(num, self.vocabulary, self.num_ends)
 
+    def remarks(self) -> Sequence[str]:
+        """Return a line that names the operations that no network of this space has."""
+        unfit = self.tables.unfit_operations(self.choices).items()
+        inputs, names = (
+            ", ".join(map(str, self.input_shapes)),
+            [f"{', '.join(each)} ({reason})" for reason, each in unfit],
+        )
+        text = (
+            f"env.operation_graph.operations: no reachable shape fits {', '.join(names)}; the task's input is {inputs}"
+        )
+        return (f"{text}: change its input_sizes, or the operations",) if unfit else ()
+
     def facts(self, states: GraphStates) -> StateFacts:
         """Return shapes, costs and other properties of a batch of states, computed once per batch."""
         guess = None

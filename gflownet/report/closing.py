@@ -276,7 +276,8 @@ def _report_front(
     write: Callable[[Path, bytes | str], None],
 ) -> str:
     front = write_pareto_front(folder, evaluated, task=task, write=write)
-    print_front(front.objectives, front.values, console=console)
+    directions = task.directions()
+    print_front([f"{name} ({directions[name]})" for name in front.objectives], front.values, console=console)
     return (
         f"{len(front.values)} of {front.num_evaluated} are on the front, hypervolume {front.hypervolume:.4f}: "
         f"{folder / FRONT_NAME}, picture {folder / FRONT_PICTURE_NAME}"
