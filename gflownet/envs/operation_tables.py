@@ -73,13 +73,13 @@ class OperationTables:
         complete = (prefix for prefix in choices.prefixes if choices.next_attribute(prefix) is None)
         first = {prefix.operation: prefix for prefix in complete if prefix.operation not in used}
         unfit: dict[str, list[str]] = {}
-        for operation, prefix in sorted(first.items()):
+        for position, prefix in sorted(first.items()):
             applied, reason = choices.applied(prefix), "above the limits"
             try:
                 applied.row.infer_shape({INPUT_PORT: self.shapes[int(self.inputs[0])]}, applied.settings)
             except ShapeError as error:
                 reason = str(error).partition(", got")[0]
-            unfit.setdefault(reason, []).append(choices.operations[operation].name)
+            unfit.setdefault(reason, []).append(choices.operations[position].name)
         return unfit
 
     def prefixes(self, node_type: Tensor, node_attr: Tensor) -> Tensor:

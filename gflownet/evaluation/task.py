@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -23,11 +24,10 @@ from gflownet.graphs.node_link import has_module
 from gflownet.plugins import Configurable
 from gflownet.training.random_states import seeded
 
-
-# Words in the name of a metric of which smaller values are better.
-_COST_WORDS = frozenset(
-    "error errors loss mse rmse mae mape nll perplexity latency seconds time parameters params size cost costs flops macs "
-    "memory bytes energy regret".split()
+# A word in the name of a metric of which smaller values are better.
+_COST_NAME = re.compile(
+    r"(error|loss|mse|rmse|mae|mape|nll|perplexity|latency|seconds|time|parameters|params|size|cost|flops|"
+    r"macs|memory|bytes|energy|regret)s?"
 )
 # Values at which a utility shows its direction: the first pair with a difference does.
 _PROBED = ((0.25, 0.75), (2.0, 8.0), (1e2, 1e3), (1e4, 1e6))
@@ -131,7 +131,7 @@ class GFNTask(Configurable, ABC):
             if name not in self.objectives:
                 names = ", ".join(self.objectives) or f"nothing, {config.task} has none"
                 raise ValueError(f"evaluation.objectives: expected some of {names}, got {name!r}")
-            if self._has_no_direction(name) and not _COST_WORDS.isdisjoint(name.lower().replace("-", "_").split("_")):
+            if self._has_no_direction(name) and any(map(_COST_NAME.fullmatch, re.split(r"[\W_]+", name.lower()))):
                 raise ValueError(f"evaluation.objectives: {self._asked_direction(name)}, got the name of a cost")
         self.limits = limits_of(config.evaluation.constraints, key="evaluation.constraints")
         self._reward_conditional = RewardConditional(config.cond, num_objectives=len(self.chosen_objectives))
