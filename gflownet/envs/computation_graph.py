@@ -346,6 +346,5 @@ def check_search_space(config: EnvConfig, *, input_sizes: Sequence[int], output_
 def _check_widths(name: str, sizes: object) -> None:
     widths = list(sizes) if isinstance(sizes, Sequence) else []
     if not widths or not all(isinstance(width, Integral) and int(width) >= 1 for width in widths):
-        shapes = [str(size) for size in widths if isinstance(size, Shape)]
-        hint = f", among them {shapes[0]}; env.name=operation_graph takes shapes" if shapes else ""
+        hint = "; env.name=operation_graph takes shapes" if any(isinstance(width, Shape) for width in widths) else ""
         raise ValueError(f"task: expected {name} with one width >= 1 or more, got {sizes!r}{hint}")

@@ -108,14 +108,10 @@ class OperationGraphEnv(Environment):
     def remarks(self) -> Sequence[str]:
         """Return a line that names the operations that no network of this space has."""
         unfit = self.tables.unfit_operations(self.choices).items()
-        inputs, names = (
-            ", ".join(map(str, self.input_shapes)),
-            [f"{', '.join(each)} ({reason})" for reason, each in unfit],
-        )
-        text = (
-            f"env.operation_graph.operations: no reachable shape fits {', '.join(names)}; the task's input is {inputs}"
-        )
-        return (f"{text}: change its input_sizes, or the operations",) if unfit else ()
+        names = ", ".join(f"{', '.join(each)} ({reason})" for reason, each in unfit)
+        start = f"env.operation_graph.operations: no reachable shape fits {names}; the task's input is "
+        end = ": change its input_sizes, or the layout of its Splits, or the operations"
+        return (start + ", ".join(map(str, self.input_shapes)) + end,) if unfit else ()
 
     def facts(self, states: GraphStates) -> StateFacts:
         """Return shapes, costs and other properties of a batch of states, computed once per batch."""

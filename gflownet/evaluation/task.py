@@ -373,8 +373,7 @@ class GFNTask(Configurable, ABC):
         for name in self.chosen_objectives:
             if name not in score.metrics:
                 raise ValueError(f"metrics: expected the objective {name}, got {', '.join(score.metrics) or 'none'}")
-            if score.metrics[name] > 1 and self._has_no_direction(name):
-                value = score.metrics[name]
+            if (value := score.metrics[name]) > 1 and self._has_no_direction(name):
                 raise ValueError(f"objective {self._asked_direction(name)}, got a value above 1, {value:g}")
             try:
                 value = float(self.utility(name, score.metrics[name]))

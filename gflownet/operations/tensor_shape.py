@@ -93,11 +93,7 @@ class Shape:
 
 
 def declared_sizes(key: str, sizes: Any) -> tuple[int | Shape, ...]:
-    """Return the inputs or outputs that a task declares, vectors as their widths.
-
-    Args:
-        key: name in messages.
-        sizes: of each a width, a Shape, or the sizes of one axis or three, a vector or an image.
+    """Return the inputs or outputs that a task declares as widths, shapes, or sizes of an image; vectors as widths.
 
     Raises:
         ValueError: something else; two axes may be a sequence or a signal, and need a Shape with its layout.

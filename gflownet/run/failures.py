@@ -42,14 +42,7 @@ def failure_line(evaluation: Evaluation) -> str:
 
 
 def refuse_failures(store: EvaluationStore, *, run: str, num_planned: int = 0, is_early: bool = False) -> None:
-    """Raise UserError where no architecture has a score, with the most frequent cause.
-
-    Args:
-        store: of the run.
-        run: identity of the run.
-        num_planned: evaluations of its plan; 0: none are expected.
-        is_early: refuse only failures with one cause.
-    """
+    """Raise UserError where no architecture has a score, with the most frequent cause; early, if it is the only one."""
     rows = [] if store.count(EvaluationStatus.OK) else [row for row in store if row.run == run]
     kinds = Counter(failure_kind(row.status, row.error) for row in rows)
     if is_early and len(kinds) > 1:
@@ -61,7 +54,7 @@ def refuse_failures(store: EvaluationStore, *, run: str, num_planned: int = 0, i
         raise UserError(
             f"{start}, {num} of {len(rows)} with: {cause}; check that task, environment and evaluation.* fit together"
         )
-    if num_planned and not store.count(EvaluationStatus.OK):
+    if num_planned and not rows and not store.count(EvaluationStatus.OK):
         raise UserError("no evaluation was finished; a larger budget.seconds may help")
 
 

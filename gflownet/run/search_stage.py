@@ -105,8 +105,6 @@ class SearchStage(StepStage):
         self.is_sound = self.step != self.skipped.last
         for line in progress.new_failures:
             logger.warn(f"step {self.step}: {line}")
-        if len(progress.errors) == 1 and progress.errors.total() == progress.num_distinct >= self._num_first:
-            refuse_failures(run.store, run=parts.run_id, is_early=True)
         if parts.search is None and config.validate_every and self.step % config.validate_every == 0:
             with suppress(EvaluationStoppedError):
                 metrics |= self._validate()
@@ -120,6 +118,8 @@ class SearchStage(StepStage):
             self._best_score = progress.best_score
             self._name_best(run)
         logger.write(self.step, metrics, progress.samples)
+        if len(progress.errors) == 1 and progress.errors.total() == progress.num_distinct >= self._num_first:
+            refuse_failures(run.store, run=parts.run_id, is_early=True)
         if not self._has_time_line and evaluator.mean_seconds:
             self._has_time_line = True
             logger.print(parts.plan.time_line(evaluator.mean_seconds, num_evaluated=progress.num_distinct))

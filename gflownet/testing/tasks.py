@@ -57,7 +57,7 @@ class TaskContract(Contract):
 
     @cached_property
     def env(self) -> Environment:
-        """The environment of a run. Raises ValueError for sizes of the task, and a space, that a run refuses too."""
+        """The environment of a run, with its checks."""
         config: Any = self.task.config
         sizes = {"input_sizes": self.task.input_sizes, "output_sizes": self.task.output_sizes}
         num_cond_dim = self.task.num_cond_dim
