@@ -137,10 +137,10 @@ def test_run_with_only_failures_reports_reason(tmp_path, capsys):
     ("options", "message", "num_steps"),
     [
         (("budget.evaluations=2",), "every evaluation failed, 2 of 2 with: ", 0),
-        (("algo.num_from_policy=16",), "the search stops, its first evaluations failed, ", 1),
+        (("algo.num_from_policy=16",), "; the search stops; check that", 1),
         (
             ("search.method=surrogate", "evaluation.executor=inline", "search.batch_size=10", "budget.evaluations=30"),
-            "the search stops, its first evaluations failed, 10 of 10 with: ",
+            "every evaluation failed, 10 of 10 with: ",
             1,
         ),
     ],

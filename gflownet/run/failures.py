@@ -50,10 +50,8 @@ def refuse_failures(store: EvaluationStore, *, run: str, num_planned: int = 0, i
     for kind, num in kinds.most_common(1):
         row = next(row for row in rows if failure_kind(row.status, row.error) == kind)
         cause = first_line(row.error) or row.status.words
-        start = "the search stops, its first evaluations failed" if is_early else "every evaluation failed"
-        raise UserError(
-            f"{start}, {num} of {len(rows)} with: {cause}; check that task, environment and evaluation.* fit together"
-        )
+        start = f"every evaluation failed, {num} of {len(rows)} with: {cause}; {'the search stops; ' * is_early}"
+        raise UserError(f"{start}check that task, environment and evaluation.* fit together")
     if num_planned and not rows and not store.count(EvaluationStatus.OK):
         raise UserError("no evaluation was finished; a larger budget.seconds may help")
 
