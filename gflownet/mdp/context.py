@@ -40,8 +40,9 @@ class GraphBuildingEnvContext(StateFeatures, Configurable):
         cls, config: Any, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
     ) -> Self:
         """Return the context of a run; `num_cond_dim` is the width of the policy's conditioning, see `build_env`."""
-        sizes: Any = {"input_sizes": input_sizes, "output_sizes": output_sizes}
-        env = cls.build_env(config, **{key: declared_sizes(key, each) for key, each in sizes.items()})
+        declared = {"input_sizes": input_sizes, "output_sizes": output_sizes}
+        sizes: Any = {key: declared_sizes(key, each) for key, each in declared.items()}
+        env = cls.build_env(config, **sizes)
         if not isinstance(env, Environment):
             raise ValueError(f"env.name: expected {cls.__name__}.build_env to return an Environment, got {env!r}")
         terminal = getattr(env, "terminal_type", None)
