@@ -39,6 +39,12 @@ class NoDataclass(EdgesTask):
 class NoSizes(EdgesTask):
     input_sizes = ()
 
+class NoLayout(EdgesTask):
+    input_sizes = ((1, 48),)
+
+class NoDirection(EdgesTask):
+    objectives = ("edges", "error")
+
 class Failing(EdgesTask):
     def evaluate(self, graph, *, seed):
         return 0.5
@@ -46,6 +52,14 @@ class Failing(EdgesTask):
     "trees": """
 class NoConfig(GraphBuildingEnvContext):
     pass
+
+class TextEnv(TreeEnv):
+    terminal_type = str
+
+class TextContext(TreeContext):
+    @classmethod
+    def build_env(cls, config, *, input_sizes, output_sizes):
+        return TextEnv(3, 3)
 """,
     "deep_sets": """
 class NoFlow(PolicyNetwork):
@@ -105,9 +119,19 @@ MISTAKES = [
     (["task=my_task:NoDataclass"], "task: expected my_task:EdgesTask.Config to be a dataclass"),
     (["task=my_task:NoSizes"], "task: expected input_sizes"),
     ([*GRAPHS, "task_options.tarrget=5"], "task_options.tarrget: unknown option"),
+    (["task=my_task:NoLayout"], "task: expected input_sizes with the layout of two axes"),
+    (
+        [*GRAPHS, "env.name=operation_graph", "env.operation_graph.operations=[conv1d,max_pool1d]"],
+        "env: expected a search space of two or more, got 1",
+    ),
+    (
+        ["task=my_task:NoDirection", "evaluation.objectives=[edges,error]"],
+        "evaluation.objectives: error: expected its direction",
+    ),
     (["task=my_task:Failing"], "every evaluation failed"),
     (["env.name=trees:TreeEnv", TREES[1]], "env.name: expected a subclass of GraphBuildingEnvContext"),
     (["env.name=trees:NoConfig", TREES[1]], "env.name: expected a context with a build_env class method"),
+    (["env.name=trees:TextContext", TREES[1]], "env.name: expected TextEnv.terminal_type to be a class with"),
     ([*TREES, "env.options.max_nodes=200"], "env.options.max_nodes: expected a number"),
     ([*TREES, "env.options.max_node=5"], "env.options.max_node: unknown option"),
     ([*GRAPHS, "model.name=deep_sets:DeepSetsConfig"], "model.name: expected a subclass of Policy"),
@@ -142,6 +166,9 @@ MISTAKES = [
 RENAMED = {
     "my_task:NoScore": "my_task:EdgesTask",
     "NoSuper": "EdgesTask",
+    "NoDirection": "EdgesTask",
+    "TextEnv": "TreeEnv",
+    "Failing.evaluate": "EdgesTask.evaluate",
     "my_task:NoDataclass": "my_task:EdgesTask",
     "my_activations:Flat": "my_activations:Sine",
     "my_aggregations:Narrow": "my_aggregations:PowerMean",

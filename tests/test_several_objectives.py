@@ -1,6 +1,7 @@
 """Runs with several objectives: files, seeds, resume."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from gflownet.data.source import Rollout
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.files import CHECKSUM
 from gflownet.metrics.statistics import hypervolume, non_dominated
+from gflownet.records.status import read_status
 from gflownet.run.trainer import GFNTrainer
 from gflownet.train import main
 from tests.tiny_run import TINY_RUN, metric_rows
@@ -92,5 +94,10 @@ def test_run_with_several_objectives_resumes_exactly(finished, tmp_path):
 
 def test_run_with_several_objectives_in_worker(tmp_path, capsys):
     assert main([*SETTINGS, f"log_dir={tmp_path}", "num_workers=1", "num_training_steps=2"]) == 0
-    assert "Pareto front" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "evaluation.objectives: nodes (larger is better), edges (smaller is better)\n" in shown
+    assert re.search(r"Pareto front.*\n *\n *rank +nodes \(max\) +edges \(min\)", shown)
+    status = read_status(tmp_path)
+    assert status is not None
+    assert (status.plan["directions"], status.plan["score"]) == ({"nodes": "max", "edges": "min"}, "score")
     assert metric_rows(tmp_path)[-1]["hypervolume"] > 0

@@ -19,6 +19,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationStatus
 from gflownet.records.marker import read_marker
+from gflownet.records.status import RunState, read_status
 from gflownet.run.checkpoint import RunLock, load
 from gflownet.run.trainer import GFNTrainer
 from gflownet.workers.pool import WorkerError
@@ -126,8 +127,36 @@ def test_run_with_only_failures_reports_reason(tmp_path, capsys):
         r"step 1: evaluation of \S{12} failed: RuntimeError: nothing works \(toy_tasks\.py:\d+\)", lines[0]
     )
     assert re.search(r"failed evaluations: \d+ \(\d+ x failed: RuntimeError \(toy_tasks\.py:\d+\)\)\n", shown.out)
-    assert "every evaluation failed" in shown.err
+    assert re.search(
+        r"every evaluation failed, (\d) of \1 with: RuntimeError: nothing works \(toy_tasks.py:", shown.err
+    )
     assert "gflownet.load" not in shown.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "num_steps"),
+    [
+        (("budget.evaluations=2",), "every evaluation failed, 2 of 2 with: ", 0),
+        (("algo.num_from_policy=16",), "; the search stops; check that", 1),
+        (
+            ("search.method=surrogate", "evaluation.executor=inline", "search.batch_size=10", "budget.evaluations=30"),
+            "every evaluation failed, 10 of 10 with: ",
+            1,
+        ),
+    ],
+)
+def test_run_that_only_fails_ends_as_a_failure(options, message, num_steps, tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert run(folder, "task=tests.toy_tasks:AlwaysFails", *options) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "RuntimeError: nothing works" in error
+    rows = (folder / "metrics.jsonl").read_text().splitlines() if num_steps else []
+    assert len(rows) == num_steps
+    status = read_status(folder)
+    assert status is not None
+    assert status.state is RunState.FAILED
+    assert message in status.message
 
 
 def test_run_escapes_control_characters(tmp_path, capsys):

@@ -55,21 +55,19 @@ def choices(config: Config) -> list[tuple[ExtensionPoint, str]]:
 def automatic_method(config: Config, task: GFNTask) -> tuple[str, str]:
     """Return the search method of search.method=auto, and the reason."""
     reason = _reason_for_scores(config, task)
-    if reason is None:
-        return TRAINED_METHOD, "scores depend on a training"
-    return GFLOWNET, reason
+    if reason is not None:
+        return GFLOWNET, reason
+    unused = f"; num_workers is not used, workers sample for search.method={GFLOWNET}" if config.num_workers else ""
+    return TRAINED_METHOD, f"scores depend on a training{unused}"
 
 
 def _reason_for_scores(config: Config, task: GFNTask) -> str | None:
     """Return why the policy is to be trained on the scores themselves, None where a surrogate is."""
     cond, algo = config.cond, config.algo
-    samples_preferences = bool(config.evaluation.objectives) and not cond.preferences.weights
     reasons = {
         "scores do not depend on a training": not task.is_noisy,
-        "the policy is conditioned on sampled preferences": samples_preferences,
         "the policy is conditioned on sampled temperatures": cond.temperature.sample_dist != "constant",
         "the policy is conditioned on a focus": cond.focus.use,
-        "only it uses num_workers": config.num_workers > 0,
         "only it uses local_search.num": config.local_search.num > 0,
         "only it uses asynchronous.updates_per_reward": config.asynchronous.updates_per_reward is not None,
         "only it uses algo.teacher": algo.teacher.share > 0,

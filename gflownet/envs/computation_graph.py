@@ -22,6 +22,7 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
 from gflownet.mdp.environment import Environment, Rule, Rules
 from gflownet.mdp.states import ABSENT, MOST_VALUES, UNSET, Attribute, GraphStates, GraphVocabulary
+from gflownet.operations.tensor_shape import Shape
 from gflownet.operations.vocabulary import activation, aggregation
 
 FORWARD, RECURRENT = 0, 1  # positions of the edge types
@@ -345,4 +346,5 @@ def check_search_space(config: EnvConfig, *, input_sizes: Sequence[int], output_
 def _check_widths(name: str, sizes: object) -> None:
     widths = list(sizes) if isinstance(sizes, Sequence) else []
     if not widths or not all(isinstance(width, Integral) and int(width) >= 1 for width in widths):
-        raise ValueError(f"task: expected {name} with one width >= 1 or more, got {sizes!r}")
+        hint = "; env.name=operation_graph takes shapes" if any(isinstance(width, Shape) for width in widths) else ""
+        raise ValueError(f"task: expected {name} with one width >= 1 or more, got {sizes!r}{hint}")

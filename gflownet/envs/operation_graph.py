@@ -105,6 +105,14 @@ class OperationGraphEnv(Environment):
     def initial_states(self, num: int) -> GraphStates:
         return GraphStates.with_nodes(num, self.vocabulary, self.num_ends)
 
+    def remarks(self) -> Sequence[str]:
+        """Return a line that names the operations that no network of this space has."""
+        unfit = self.tables.unfit_operations(self.choices).items()
+        names = ", ".join(f"{', '.join(each)} ({reason})" for reason, each in unfit)
+        start = f"env.operation_graph.operations: no reachable shape fits {names}; the task's input is "
+        end = ": change its input_sizes, or the layout of its Splits, or the operations"
+        return (start + ", ".join(map(str, self.input_shapes)) + end,) if unfit else ()
+
     def facts(self, states: GraphStates) -> StateFacts:
         """Return shapes, costs and other properties of a batch of states, computed once per batch."""
         guess = None

@@ -66,6 +66,22 @@ class OperationTables:
     fits: Tensor  # [S, S] bool, the first shape can be aligned to the second
     completions: Completions  # [P, S, K]
 
+    def unfit_operations(self, choices: OperationChoices) -> dict[str, list[str]]:
+        """Return the operations that no reachable shape fits within the limits, by the reason at the first input."""
+        fits = (self.output[:-1] != UNKNOWN).any(1).tolist()
+        used = {prefix.operation for prefix, fit in zip(choices.prefixes, fits, strict=True) if fit}
+        complete = (prefix for prefix in choices.prefixes if choices.next_attribute(prefix) is None)
+        first = {prefix.operation: prefix for prefix in complete if prefix.operation not in used}
+        unfit: dict[str, list[str]] = {}
+        for position, prefix in sorted(first.items()):
+            applied, reason = choices.applied(prefix), "above the limits"
+            try:
+                applied.row.infer_shape({INPUT_PORT: self.shapes[int(self.inputs[0])]}, applied.settings)
+            except ShapeError as error:
+                reason = str(error).partition(", got")[0]
+            unfit.setdefault(reason, []).append(choices.operations[position].name)
+        return unfit
+
     def prefixes(self, node_type: Tensor, node_attr: Tensor) -> Tensor:
         """Return the prefix of every node, [B, N], P - 1 for nodes without an operation."""
         row = node_type

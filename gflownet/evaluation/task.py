@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +23,14 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.node_link import has_module
 from gflownet.plugins import Configurable
 from gflownet.training.random_states import seeded
+
+# A word in the name of a metric of which smaller values are better.
+_COST_NAME = re.compile(
+    r"(error|loss|mse|rmse|mae|mape|nll|perplexity|latency|seconds|time|parameters|params|size|cost|flops|"
+    r"macs|memory|bytes|energy|regret)s?"
+)
+# Values at which a utility shows its direction: the first pair with a difference does.
+_PROBED = ((0.25, 0.75), (2.0, 8.0), (1e2, 1e3), (1e4, 1e6))
 
 
 @dataclass(frozen=True)
@@ -82,13 +92,16 @@ class GFNTask(Configurable, ABC):
     """
 
     environment: ClassVar[str] = ""  # the env.name that this task needs; empty: any
-    # Widths of the input and output nodes of a graph, for environments that need them; a width may be a
-    # gflownet.operations.tensor_shape.Shape, of which an int is the short form for a vector.
+    # Inputs and outputs of a network, for environments that need them: the width of a vector, or a shape with its
+    # layout, such as gflownet.Shape.of((1, 48), "signal").
     input_sizes: tuple[Any, ...] = ()
     output_sizes: tuple[Any, ...] = ()
 
+    score_name: str = "score"  # of Score.value, in tables
     # Names of metrics that a run may choose as objectives (evaluation.objectives) in place of the one score.
     objectives: tuple[str, ...] = ()
+    # Objectives of which smaller values are better, with the value c of utility 1/2: 1 / (1 + value / c).
+    costs: Mapping[str, float] = MappingProxyType({})
 
     # Largest valid score; a larger one is a mistake of the task, and the evaluation FAILED.
     max_score: float = 1e6
@@ -118,6 +131,8 @@ class GFNTask(Configurable, ABC):
             if name not in self.objectives:
                 names = ", ".join(self.objectives) or f"nothing, {config.task} has none"
                 raise ValueError(f"evaluation.objectives: expected some of {names}, got {name!r}")
+            if self._has_no_direction(name) and any(map(_COST_NAME.fullmatch, re.split(r"[\W_]+", name.lower()))):
+                raise ValueError(f"evaluation.objectives: {self._asked_direction(name)}, got the name of a cost")
         self.limits = limits_of(config.evaluation.constraints, key="evaluation.constraints")
         self._reward_conditional = RewardConditional(config.cond, num_objectives=len(self.chosen_objectives))
 
@@ -324,9 +339,29 @@ class GFNTask(Configurable, ABC):
     def utility(self, objective: str, value: float) -> float:
         """Return the utility of an objective's metric: >= 0, best within [0, 1], larger is better.
 
-        The metric itself by default; overridden by tasks whose metric is a cost.
+        By default the metric itself, which is in [0, 1] then, and for `costs` 1 / (1 + value / cost of utility 1/2).
         """
-        return value
+        return 1 / (1 + value / self.costs[objective]) if objective in self.costs else value
+
+    def directions(self) -> dict[str, str]:
+        """Return min or max for each chosen objective: whether a smaller or a larger metric has the larger utility."""
+        return {name: "min" if self._is_cost(name) else "max" for name in self.chosen_objectives}
+
+    def _is_cost(self, objective: str) -> bool:
+        with suppress(Exception):  # a utility of the user, which may not take these values
+            pairs = ([self.utility(objective, value) for value in pair] for pair in _PROBED)
+            return next((first > second for first, second in pairs if first != second), False)
+        return objective in self.costs
+
+    def _has_no_direction(self, objective: str) -> bool:
+        return type(self).utility is GFNTask.utility and objective not in self.costs
+
+    def _asked_direction(self, objective: str) -> str:
+        name = type(self).__name__
+        return (
+            f"{objective}: expected its direction, {name}.costs = {{{objective!r}: value with utility 1/2}} where "
+            f"smaller is better, else {name}.utility(objective, value) in [0, 1]"
+        )
 
     def utilities(self, score: Score) -> tuple[float, ...]:
         """Return the utility of each chosen objective.
@@ -338,6 +373,8 @@ class GFNTask(Configurable, ABC):
         for name in self.chosen_objectives:
             if name not in score.metrics:
                 raise ValueError(f"metrics: expected the objective {name}, got {', '.join(score.metrics) or 'none'}")
+            if (value := score.metrics[name]) > 1 and self._has_no_direction(name):
+                raise ValueError(f"objective {self._asked_direction(name)}, got a value above 1, {value:g}")
             try:
                 value = float(self.utility(name, score.metrics[name]))
             except Exception as error:  # raised by the user's task

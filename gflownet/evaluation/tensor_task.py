@@ -84,10 +84,10 @@ class TensorTask(GFNTask):
     A subclass defines `data`, and `build_model` and `cost` for candidates other than computation graphs.
     """
 
-    objectives = ("accuracy", "parameters", "flops", "latency")
+    objectives = ("accuracy", "parameters", "flops", "latency")  # of a task, the name of its metric comes first
 
     def __init__(self, config: TaskConfig) -> None:
-        super().__init__(config)
+        self.config = config  # for `data`, before the names of objectives are known
         self._evaluation = plain_evaluation(config.evaluation)
         self.max_fidelity = self._evaluation.num_epochs
         data = self.data()
@@ -105,6 +105,11 @@ class TensorTask(GFNTask):
         self.output_sizes = (self.num_outputs,)
         self._choose_numerics()
         self._build_training()
+        self._metric_name = name = self.measure.metric.name
+        self.objectives = tuple(name if each == "accuracy" else each for each in self.objectives)
+        targets = {each: getattr(self._evaluation, f"target_{each}") for each in ("parameters", "flops", "latency")}
+        self.costs = {**targets, **self.costs}
+        super().__init__(config)
 
     @abstractmethod
     def data(self) -> Splits:
@@ -197,16 +202,22 @@ class TensorTask(GFNTask):
         return {"projection": self._evaluation.projection, "dtype": dtype}
 
     def utility(self, objective: str, value: float) -> float:
-        """Return the accuracy itself, or 1 / (1 + cost / target) of a cost: 1 at no cost, 1/2 at its target."""
-        if objective == "accuracy":
-            return value
-        return 1 / (1 + value / getattr(self._evaluation, f"target_{objective}"))
+        """Return the score of the validation metric, or 1 / (1 + cost / target) of a cost: 1/2 at its target."""
+        return self.measure.score(value) if objective == self._metric_name else super().utility(objective, value)
+
+    @property
+    def score_name(self) -> str:  # type: ignore[override]
+        """The validation metric; of one of which less is better, its score."""
+        metric, weight = self.measure.metric, self._evaluation.size_weight
+        name = f"score of {metric.name}" if metric.smaller_is_better else metric.name
+        return f"{name}, scaled by size" if weight else name
 
     def score_of(self, candidate: Any, training: ModelTraining) -> Score:
         """Return the score of a model after its training."""
         quality, size = self.quality(training.values), self.num_parameters(training.model)
         metrics = {f"validation_{self.measure.metric.name}": training.values[-1], "train_loss": training.train_loss}
-        measured = {name: self._measured(name, candidate, training.model, quality) for name in self.measured_objectives}
+        metric = fmean(training.values[-self._evaluation.training.score_epochs :])
+        measured = {name: self._measured(name, candidate, training.model, metric) for name in self.measured_objectives}
         return Score(self.value(quality, size), size, metrics | measured)
 
     def quality(self, values: Sequence[float]) -> float:
@@ -320,11 +331,11 @@ class TensorTask(GFNTask):
         """Return whether a model trains in a group, see SupervisedTask."""
         return False
 
-    def _measured(self, objective: str, candidate: Any, model: nn.Module, quality: float) -> float:
+    def _measured(self, objective: str, candidate: Any, model: nn.Module, metric: float) -> float:
         """Return an objective in its unit; costs are per example."""
         match objective:
-            case "accuracy":
-                return quality
+            case self._metric_name:
+                return metric
             case "parameters":
                 return float(self.num_parameters(model))
             case "flops":

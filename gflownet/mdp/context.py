@@ -17,10 +17,15 @@ from gflownet.mdp.environment import Environment, IllegalAction
 from gflownet.mdp.layout import Batch, BatchLayout, StateFeatures, masks_of
 from gflownet.mdp.sparse_layout import SparseLayout
 from gflownet.mdp.states import GraphStates
+from gflownet.operations.tensor_shape import declared_sizes
 from gflownet.plugins import Configurable
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
+
+
+# Methods of a finished object, as stores, reports and replay use it.
+TERMINAL_METHODS = ("canonical_key", "canonical_hash", "to_dict", "from_dict")
 
 
 class GraphBuildingEnvContext(StateFeatures, Configurable):
@@ -35,9 +40,18 @@ class GraphBuildingEnvContext(StateFeatures, Configurable):
         cls, config: Any, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
     ) -> Self:
         """Return the context of a run; `num_cond_dim` is the width of the policy's conditioning, see `build_env`."""
-        env = cls.build_env(config, input_sizes=input_sizes, output_sizes=output_sizes)
+        declared = {"input_sizes": input_sizes, "output_sizes": output_sizes}
+        sizes: Any = {key: declared_sizes(key, each) for key, each in declared.items()}
+        env = cls.build_env(config, **sizes)
         if not isinstance(env, Environment):
             raise ValueError(f"env.name: expected {cls.__name__}.build_env to return an Environment, got {env!r}")
+        terminal = getattr(env, "terminal_type", None)
+        missing = [name for name in TERMINAL_METHODS if not callable(getattr(terminal, name, None))]
+        if missing:
+            raise ValueError(
+                f"env.name: expected {type(env).__name__}.terminal_type to be a class with "
+                f"{', '.join(TERMINAL_METHODS)}, got {terminal!r} without {', '.join(missing)}"
+            )
         return cls(env, num_cond_dim=num_cond_dim)
 
     @classmethod

@@ -118,6 +118,10 @@ class Environment(ABC):
         """Return which nodes rank their in-edges, [B, N] bool; none by default."""
         return torch.zeros_like(states.exists)
 
+    def remarks(self) -> Sequence[str]:
+        """Return lines about the search space that a run prints at its start."""
+        return ()
+
     def forward_masks(self, states: GraphStates) -> ActionMasks:
         """Return which forward actions are legal."""
         return self._masks(states, self.forward_rules(states), self.forward_types)

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import reduce
 from math import prod
+from numbers import Integral
+from operator import index
+from typing import Any
 
 
 class ShapeError(ValueError):
@@ -87,6 +90,29 @@ class Shape:
 
     def __str__(self) -> str:
         return f"{self.layout} {list(self.sizes)}"
+
+
+def declared_sizes(key: str, sizes: Any) -> tuple[int | Shape, ...]:
+    """Return the inputs or outputs that a task declares as widths, shapes, or sizes of an image; vectors as widths.
+
+    Raises:
+        ValueError: something else; two axes may be a sequence or a signal, and need a Shape with its layout.
+    """
+    try:
+        shapes = [size if isinstance(size, Shape) else _declared_size(key, size) for size in sizes]
+    except (TypeError, ShapeError):
+        raise ValueError(f"task: expected {key} with one width >= 1 or more, got {sizes!r}") from None
+    return tuple(shape.channels if shape.layout is Layout.VECTOR else shape for shape in shapes)
+
+
+def _declared_size(key: str, size: Any) -> Shape:
+    sizes = (size,) if isinstance(size, Integral) else tuple(size)
+    if len(sizes) == NUM_AXES[Layout.SIGNAL]:
+        raise ValueError(
+            f"task: expected {key} with the layout of two axes, got {sizes}: gflownet.Shape.of({sizes}, 'signal') is "
+            f"[channels, length], gflownet.Shape.of({sizes}, 'sequence') is [steps, features]"
+        )
+    return Shape.of([index(each) for each in sizes])
 
 
 def join(shapes: Sequence[Shape]) -> Shape:

@@ -168,7 +168,7 @@ def report_run(
     rows = write_top_architectures(
         folder, top, task=task, from_dict=terminal_type.from_dict, report_line=report_line, write=attempt
     )
-    notes = () if final is None else [*_captions(final, unit=task.fidelity_unit), *final.notes]
+    notes = () if final is None else [*_captions(final, unit=task.fidelity_unit, name=task.score_name), *final.notes]
     rows += reference_rows(references)
     _print_ranks(folder, rows, top, task, terminal_type, notes, num_successful, console)
     if evaluated:
@@ -232,8 +232,8 @@ def _mean_line(score_means: Sequence[float]) -> str:
     return f"mean score of sampled architectures: {first:.3f} in the {start}, {last:.3f} in the {end}"
 
 
-def _captions(final: FinalStage, *, unit: str) -> Iterator[str]:
-    """Yield the meaning of the figures in the table; `unit` is that of the length of a training."""
+def _captions(final: FinalStage, *, unit: str, name: str) -> Iterator[str]:
+    """Yield the meaning of the figures in the table: scores with a name; `unit` is that of the length of a training."""
     if not any(architecture.scores for architecture in final.top):
         yield "no architecture was trained on a new seed: the scores are those of the search, too high for the best"
         return
@@ -242,7 +242,8 @@ def _captions(final: FinalStage, *, unit: str) -> Iterator[str]:
     number = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
     seeds = counted(1, "new seed") if numbers == [1] else f"{number} new seeds"
     search_score = f"{final.top[0].record.score:.4f}"
-    yield f"validation, test: means of trainings{length} on {seeds} (rank 0 in the search: {search_score})"
+    metric = "" if name in ("score", "accuracy") else f"{name}, "
+    yield f"validation, test: {metric}means of trainings{length} on {seeds} (rank 0 in the search: {search_score})"
     yield "ranks: by the posterior mean, which combines the search and the new seeds"
     if numbers != [1]:
         ranks = f" that hold for all {len(final.top)} ranks at once, so also for the best" if len(final.top) > 1 else ""
@@ -276,7 +277,8 @@ def _report_front(
     write: Callable[[Path, bytes | str], None],
 ) -> str:
     front = write_pareto_front(folder, evaluated, task=task, write=write)
-    print_front(front.objectives, front.values, console=console)
+    directions = task.directions()
+    print_front([f"{name} ({directions[name]})" for name in front.objectives], front.values, console=console)
     return (
         f"{len(front.values)} of {front.num_evaluated} are on the front, hypervolume {front.hypervolume:.4f}: "
         f"{folder / FRONT_NAME}, picture {folder / FRONT_PICTURE_NAME}"

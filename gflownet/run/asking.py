@@ -58,6 +58,10 @@ class ScoredElsewhere(GFNTask):
         self.input_sizes = tuple(map(_size, config.task_options.input_sizes))
         self.output_sizes = tuple(map(_size, config.task_options.output_sizes))
 
+    def utility(self, objective: str, value: float) -> float:
+        """Return the value that was told, of which larger is better."""
+        return value
+
     def evaluate(self, graph: Any, *, seed: int) -> Score:
         """Raise: there is nothing to compute."""
         raise RuntimeError("scores come from Search.tell")

@@ -16,7 +16,7 @@ from gflownet.evaluation.store import EvaluationStore
 from gflownet.records.status import Phase
 from gflownet.report.architectures import Leader, final_leaders
 from gflownet.report.closing import report_run
-from gflownet.run.failures import Quarantine
+from gflownet.run.failures import Quarantine, refuse_failures
 from gflownet.run.final_stage import FinalTrainingsStage, best_tested
 from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME
 from gflownet.run.parts import CERTIFICATE_STREAM, Parts
@@ -164,8 +164,8 @@ class ReportStage(Stage):
             write=run.folder.write,
         )
         self._write_candidates(run, top)
-        if not top and parts.progress.num_distinct and not store.count(EvaluationStatus.OK):
-            raise UserError("every evaluation failed; check that task, environment and evaluation.* fit together")
+        if not top and not run.is_stopped:
+            refuse_failures(store, run=parts.run_id, num_planned=parts.plan.num_search)
         return write_errors
 
     def _write_candidates(self, run: Run, top: Sequence[TopArchitecture]) -> None:

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +23,7 @@ from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.executors.machine import memory_per_process, num_cores
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
-from gflownet.evaluation.store_rows import EvaluationStatus
+from gflownet.evaluation.store_rows import EvaluationStatus, failure_kind, first_line
 from gflownet.files import cannot_write
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.config import OptimizerConfig
@@ -38,6 +39,21 @@ def failure_line(evaluation: Evaluation) -> str:
     """Return the line that reports the first failure of its kind."""
     words = evaluation.status.words
     return f"evaluation of {evaluation.hash[:_HASH_LENGTH]} {words}: {evaluation.error or 'no reason known'}"
+
+
+def refuse_failures(store: EvaluationStore, *, run: str, num_planned: int = 0, is_early: bool = False) -> None:
+    """Raise UserError where no architecture has a score, with the most frequent cause; early, if it is the only one."""
+    rows = [] if store.count(EvaluationStatus.OK) else [row for row in store if row.run == run]
+    kinds = Counter(failure_kind(row.status, row.error) for row in rows)
+    if is_early and len(kinds) > 1:
+        return
+    for kind, num in kinds.most_common(1):
+        row = next(row for row in rows if failure_kind(row.status, row.error) == kind)
+        cause = first_line(row.error) or row.status.words
+        start = f"every evaluation failed, {num} of {len(rows)} with: {cause}; {'the search stops; ' * is_early}"
+        raise UserError(f"{start}check that task, environment and evaluation.* fit together")
+    if num_planned and not rows and not store.count(EvaluationStatus.OK):
+        raise UserError("no evaluation was finished; a larger budget.seconds may help")
 
 
 _SHORT_HASH = 11  # with its version, as in g1-

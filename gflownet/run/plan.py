@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gflownet.config import Config
@@ -50,6 +51,8 @@ class Plan:
     final_seconds: float = 0.0  # of these for the final stage
     num_places: int = 1  # evaluations at the same time
     warning: str = ""  # that the method is random
+    score: str = "score"  # name of the score of the task
+    directions: Mapping[str, str] = field(default_factory=dict)  # of each objective: min or max
 
     @property
     def num_compared(self) -> int:
@@ -68,6 +71,12 @@ class Plan:
     def seconds_after(self, used: float) -> float:
         """Return the seconds for final trainings, summed over places: at least their share of the budget."""
         return self.num_places * max(self.seconds - used, self.final_seconds) if self.seconds else math.inf
+
+    def objectives_line(self) -> str:
+        """Return the objectives with their directions; empty for one score."""
+        words = {"min": "smaller is better", "max": "larger is better"}
+        each = ", ".join(f"{name} ({words[direction]})" for name, direction in self.directions.items())
+        return f"evaluation.objectives: {each}" if each else ""
 
     def line(self) -> str:
         """Return method, reason and numbers."""
@@ -139,6 +148,8 @@ def plan_of(config: Config, task: GFNTask, method: MethodClass | None, *, reason
         seconds=config.budget.seconds,
         final_seconds=final.share * config.budget.seconds if num_final else 0.0,
         num_places=num_places,
+        score=task.score_name,
+        directions=task.directions(),
         warning=_warning(config, method, num_search, steps, num_places=num_places) if task.is_noisy else "",
     )
 
@@ -154,7 +165,8 @@ def _warning(config: Config, method: MethodClass | None, num: int, num_steps: in
         num_steps = math.ceil(num / (options.batch_size or num_places))
     evaluations = counted(num, "evaluation")
     if (method is None or method.is_on_policy) and num_steps < _MIN_STEPS:
-        return f"{start}: {counted(num_steps, 'policy step')} in {evaluations}, fewer than {_MIN_STEPS}"
+        steps = f"{counted(num_steps, 'policy step')} in {evaluations}, fewer than {_MIN_STEPS}"
+        return f"{start}: {steps}; search.method=surrogate_gflownet learns from {options.num_initial} evaluations on"
     if method is not None and method.uses_surrogate and num <= options.num_initial:
         return f"{start}: search.num_initial={options.num_initial} random candidates are all {evaluations}"
     name = _RANDOM_STARTS.get(options.method)

@@ -24,7 +24,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.records.status import Phase
 from gflownet.report.architectures import Leader, current_leaders
 from gflownet.run.executor_status import ExecutorStatus, simulated_time
-from gflownet.run.failures import Reopened, SkippedSteps
+from gflownet.run.failures import Reopened, SkippedSteps, refuse_failures
 from gflownet.run.parts import SAMPLER_STREAM, Parts
 from gflownet.run.progress import mean
 from gflownet.run.run import Run
@@ -51,6 +51,8 @@ class SearchStage(StepStage):
         self._before = parts.progress.num_distinct, parts.progress.seconds
         self._best_score, self._has_time_line = -math.inf, not parts.task.is_noisy
         self.checkpoint_every = parts.config.checkpoint_every
+        # Evaluations after which a single cause of all failures ends the search: the first design of a surrogate.
+        self._num_first = min(parts.config.search.num_initial, parts.plan.num_search)
 
     @property
     def step(self) -> int:
@@ -119,6 +121,8 @@ class SearchStage(StepStage):
             self._best_score = progress.best_score
             self._name_best(run)
         logger.write(self.step, metrics, progress.samples)
+        if len(progress.errors) == 1 and progress.errors.total() == progress.num_distinct >= self._num_first:
+            refuse_failures(run.store, run=parts.run_id, is_early=True)
         if not self._has_time_line and evaluator.mean_seconds:
             self._has_time_line = True
             logger.print(parts.plan.time_line(evaluator.mean_seconds, num_evaluated=progress.num_distinct))

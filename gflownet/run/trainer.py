@@ -53,6 +53,7 @@ from gflownet.run.search_stage import SearchStage
 from gflownet.run.startup import start_details
 from gflownet.run.view import Limits
 from gflownet.search.config import AUTO, GFLOWNET
+from gflownet.search.enumeration import check_space
 from gflownet.search.history import History
 from gflownet.search.loop import SearchLoop
 from gflownet.search.method import SearchSetup
@@ -142,6 +143,7 @@ class GFNTrainer:
             output_sizes=self.task.output_sizes,
             num_cond_dim=self.task.num_cond_dim,
         )
+        check_space(context.env)
         context = context.with_layout(self.extensions.policy.layout)
         if self.config.algo.backward_policy == "uniform":
             return context
@@ -327,7 +329,8 @@ class GFNTrainer:
             evaluator.on_result = on_result
             for line in start_details(self):
                 run.logger.detail(line)
-            for line in (*self.task.remarks(), self.plan.line()):
+            remarks = (*self.task.remarks(), *self.env.remarks(), self.plan.objectives_line(), self.plan.line())
+            for line in filter(None, remarks):
                 run.logger.print(line)
             if self.plan.warning:
                 run.logger.warn(self.plan.warning)

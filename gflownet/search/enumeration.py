@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gflownet.data.sampler import uniform_states
 from gflownet.envs.slots import SlotEnv
+from gflownet.errors import UserError
 from gflownet.mdp.action import ActionMasks, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
@@ -25,6 +27,7 @@ _CHUNK = 2_000  # states expanded at once, to bound memory
 # States and transitions that are visited per terminal state of the limit: a space with more takes too long to visit.
 _STATES_PER_TERMINAL, _TRANSITIONS_PER_TERMINAL = 2, 5
 _MIN_STATES = 5_000  # visited in any case
+_NUM_DRAWN = 16  # objects of a space at random; two different ones are enough
 _CACHE_SIZE = 8  # environments
 _cache: dict[tuple[str, int], GraphStates | None] = {}
 
@@ -54,6 +57,17 @@ def terminal_states_of(env: Environment, *, max_num: int) -> GraphStates | None:
         return _reachable(env, max_num)
     except _TooLargeError:
         return None
+
+
+def check_space(env: Environment) -> None:
+    """Raise UserError for a space of fewer than two objects, which leaves a search no choice."""
+    drawn = uniform_states(env, _NUM_DRAWN, generator=torch.Generator().manual_seed(0))
+    if len(env.identify(drawn).unique()) > 1:
+        return
+    states = terminal_states_of(env, max_num=1)
+    if states is not None:
+        reasons = "; ".join(env.remarks()) or "the task and the options under env leave no choice"
+        raise UserError(f"env: expected a search space of two or more, got {len(states)}; {reasons}")
 
 
 class _TooLargeError(Exception):

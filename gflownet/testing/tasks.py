@@ -12,11 +12,13 @@ from gflownet.command_line.checks import validate
 from gflownet.command_line.extensions import load_extensions
 from gflownet.config import command_config
 from gflownet.envs.config import ENVIRONMENTS
+from gflownet.evaluation.execution import outcome_of
+from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
-from gflownet.operations.tensor_shape import Shape
-from gflownet.testing.contract import Contract, expect
+from gflownet.search.enumeration import check_space
+from gflownet.testing.contract import Contract, ContractError, expect
 from gflownet.training.random_states import candidate_seed
 
 
@@ -54,33 +56,27 @@ class TaskContract(Contract):
         self.subject = type(task).__name__
 
     @cached_property
-    def graph(self) -> Any:
-        """A terminal object of a random walk."""
+    def env(self) -> Environment:
+        """The environment of a run, with its checks."""
         config: Any = self.task.config
         sizes = {"input_sizes": self.task.input_sizes, "output_sizes": self.task.output_sizes}
-        context = ENVIRONMENTS.load(config.env.name).from_config(
-            config.env, **sizes, num_cond_dim=self.task.num_cond_dim
-        )
-        return random_object(context.env, seed=self.seed)
+        num_cond_dim = self.task.num_cond_dim
+        return ENVIRONMENTS.load(config.env.name).from_config(config.env, **sizes, num_cond_dim=num_cond_dim).env
 
-    def check_sizes_are_widths_or_shapes(self) -> None:
-        """Empty where the environment needs none."""
-        needs_sizes = self.task.config.env.name == "computation_graph"
-        for name in ("input_sizes", "output_sizes"):
-            sizes = getattr(self.task, name)
-            expect(isinstance(sizes, tuple), f"expected {name} to be a tuple, got {type(sizes).__name__}")
-            expect(bool(sizes) or not needs_sizes, f"expected {name} with one width or more, got ()")
-            valid = all(isinstance(size, Shape) or (type(size) is int and size > 0) for size in sizes)
-            expect(valid, f"expected {name} to be widths >= 1 or shapes, got {sizes}")
+    @cached_property
+    def graph(self) -> Any:
+        """A terminal object of a random walk."""
+        return random_object(self.env, seed=self.seed)
 
-    def check_score_is_finite_and_positive(self) -> None:
-        score = self.task.evaluate(self.graph, seed=1)
-        expect(isinstance(score, Score), f"expected evaluate to return a Score, got {type(score).__name__}")
-        expect(math.isfinite(score.value) and score.value > 0, f"expected a finite score > 0, got {score.value}")
-        size = score.num_parameters
-        expect(size is None or size >= 0, f"expected num_parameters >= 0 or None, got {size}")
-        for name, value in score.metrics.items():
-            expect(isinstance(value, float), f"expected a float as metric {name}, got {value!r}")
+    def check_search_space_has_a_choice(self) -> None:
+        try:
+            check_space(self.env)
+        except ValueError as error:
+            raise ContractError(str(error)) from None
+
+    def check_score_is_valid(self) -> None:
+        outcome = outcome_of(self.task, self.task.evaluate(self.graph, seed=1), 0.0)
+        expect(outcome.status is EvaluationStatus.OK, outcome.error or "")
 
     def check_seed_alone_decides_the_score(self) -> None:
         task, graph = self.task, self.graph
@@ -107,8 +103,8 @@ class TaskContract(Contract):
 
     def check_test_score_is_a_number_or_absent(self) -> None:
         value = self.task.test(self.graph, seed=1)
-        valid = value is None or (isinstance(value, float) and math.isfinite(value))
-        expect(valid, f"expected test to return a finite float or None, got {value!r}")
+        valid = value is None or math.isfinite(value)
+        expect(valid, f"expected test to return a finite number or None, got {value!r}")
         expect(value == self.task.test(self.graph, seed=1), "expected equal test scores with equal seeds")
 
     def check_log_reward_grows_with_the_score(self) -> None:

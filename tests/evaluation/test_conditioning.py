@@ -1,6 +1,7 @@
 """Conditioning: temperatures, preferences and focus regions; distributions, encodings, scalarisations, log-rewards."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -228,6 +229,44 @@ def test_utilities_follow_the_order_of_the_chosen_objectives():
 def test_metrics_that_are_no_objectives_are_named(metrics, message):
     with pytest.raises(ValueError, match=message):
         TwoObjectives(config_with(CHOSEN)).utilities(Score(0.5, metrics=metrics))
+
+
+class Undirected(GFNTask):
+    objectives = ("share", "validation_mse", "energy-use", "depth")
+    costs: Mapping[str, float] = {}
+
+    def evaluate(self, graph, *, seed):
+        return Score(0.5)
+
+
+class Directed(Undirected):
+    costs: Mapping[str, float] = {"validation_mse": 0.5, "depth": 4.0}
+
+
+def of(task: type[GFNTask], *names: str) -> GFNTask:
+    return task(config_with(f"evaluation.objectives=[{','.join(names)}]"))
+
+
+def test_directions_follow_costs_and_utilities():
+    assert of(Directed, "share", "validation_mse").directions() == {"share": "max", "validation_mse": "min"}
+    assert of(Directed, "depth", "share").utilities(Score(0.5, metrics={"depth": 12, "share": 0.3})) == (0.25, 0.3)
+    assert of(TwoObjectives, "bright", "cheap").directions() == {"bright": "max", "cheap": "min"}
+
+
+@pytest.mark.parametrize("name", ["validation_mse", "energy-use"])
+def test_an_objective_with_the_name_of_a_cost_asks_for_its_direction(name):
+    message = (
+        rf"^evaluation.objectives: {name}: expected its direction, Undirected.costs = .*utility\(objective, value\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        of(Undirected, "share", name)
+
+
+def test_an_objective_above_one_asks_for_its_direction():
+    task = of(Undirected, "share", "depth")
+    assert task.utilities(Score(0.5, metrics={"share": 1, "depth": 0.5})) == (1, 0.5)
+    with pytest.raises(ValueError, match=r"^objective depth: expected its direction, .* got a value above 1, 12$"):
+        task.utilities(Score(0.5, metrics={"share": 1, "depth": 12}))
 
 
 class Plain(TwoObjectives):

@@ -106,6 +106,19 @@ def test_convolutions_learn_the_digits():
     assert cast(float, task.test(graph, seed=0)) > 0.8
 
 
+def test_metric_is_an_objective_by_its_own_name():
+    loss = "evaluation.training.metric=log_loss"
+    task = build(loss, "evaluation.num_epochs=1", "evaluation.objectives=[log_loss,parameters]")
+    score = task.evaluate(network(), seed=1)
+    assert score.metrics["log_loss"] == score.metrics["validation_log_loss"] > 0
+    assert task.utilities(score) == (score.value, 1 / (1 + score.metrics["parameters"] / 5_000))
+    assert task.directions() == {"log_loss": "min", "parameters": "min"}
+    assert task.score_name == "score of log_loss"
+    assert build("evaluation.size_weight=0.1").score_name == "accuracy, scaled by size"
+    with pytest.raises(ValueError, match=r"expected some of log_loss, parameters, flops, latency, got 'accuracy'"):
+        build(loss, "evaluation.objectives=[accuracy,parameters]")
+
+
 _LABELS = ("evaluation.training.label_smoothing=0.1", "evaluation.training.clip=1")
 _AVERAGES = ("evaluation.training.average=0.9", "evaluation.training.schedule=one_cycle")
 _MUON = ("evaluation.training.optimizer=muon", "evaluation.memory_format=channels_last")
@@ -117,7 +130,7 @@ _MUON = ("evaluation.training.optimizer=muon", "evaluation.memory_format=channel
         ("evaluation.training.augment=[crop,flip,noise,mixup]", *_LABELS),
         (*_AVERAGES, "evaluation.training.metric=auc", f"task_options.data={SOURCES}:noisy_stripes"),
         (*_MUON, "evaluation.training.class_weights=balanced", "evaluation.training.metric=f1"),
-        ("evaluation.objectives=[accuracy,latency]", "evaluation.training.metric=log_loss"),
+        ("evaluation.objectives=[log_loss,latency]", "evaluation.training.metric=log_loss"),
     ],
     ids=["augmentation", "data set, averages", "muon, class weights", "latency"],
 )

@@ -28,13 +28,14 @@ def plan(*options: str):
     ("options", "method", "reason"),
     [
         ((), "surrogate_gflownet", "scores depend on a training"),
-        (("num_workers=1",), "gflownet", "only it uses num_workers"),
-        (("algo.method=a2c",), "gflownet", "a surrogate does not work with algo.method=a2c"),
         (
-            ("evaluation.objectives=[accuracy,parameters]",),
-            "gflownet",
-            "the policy is conditioned on sampled preferences",
+            ("num_workers=1",),
+            "surrogate_gflownet",
+            "scores depend on a training; num_workers is not used, workers sample for search.method=gflownet",
         ),
+        (("local_search.num=1",), "gflownet", "only it uses local_search.num"),
+        (("algo.method=a2c",), "gflownet", "a surrogate does not work with algo.method=a2c"),
+        (("evaluation.objectives=[accuracy,parameters]",), "surrogate_gflownet", "scores depend on a training"),
         (
             ("task=hypergrid", "env.name=hypergrid", "evaluation.floor_score=1e-6"),
             "gflownet",
@@ -79,7 +80,10 @@ def test_plan_without_final_stage_leaves_all_to_the_search(options):
 @pytest.mark.parametrize(
     ("options", "warning"),
     [
-        (("search.method=gflownet", "budget.evaluations=40"), "2 policy steps in 30 evaluations, fewer than 20"),
+        (
+            ("search.method=gflownet", "budget.evaluations=40"),
+            "2 policy steps in 30 evaluations, fewer than 20; search.method=surrogate_gflownet learns from 10",
+        ),
         (("search.method=evolution", "search.options.population=50", "budget.evaluations=40"), "its population of 50"),
         (("search.method=reinforce", "budget.evaluations=40", "search.batch_size=4"), "8 policy steps in 30"),
         (("search.method=reinforce", "budget.evaluations=40", "search.batch_size=1"), ""),
@@ -104,7 +108,7 @@ class NoisyNodes(RewardsHiddenNodes):
         return replace(score, value=score.value + seed % 100 / 5_000)
 
 
-def test_budget_holds_over_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_budget_holds_over_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     """Search and final stage together do no training beyond the budget, also when it grows."""
     folder = tmp_path / "run"
     options = (f"task={__name__}:NoisyNodes", "evaluation.executor=inline", "search.method=auto", "final.top=10")
@@ -120,5 +124,8 @@ def test_budget_holds_over_resumes(tmp_path: Path, capsys: pytest.CaptureFixture
     assert status is not None
     assert status.plan["method"] == "surrogate_gflownet"
     assert json.loads((folder / "run.json").read_text())["config"]["search"]["method"] == "auto"
-    assert run(folder, *options, "resume=true", "num_workers=1") == 2
+    assert run(folder, *options, "resume=true", "num_workers=1") == 0
+    capsys.readouterr()
+    monkeypatch.setattr(NoisyNodes, "is_cheap", True)
+    assert run(folder, *options, "resume=true") == 2
     assert "expected options with which auto is surrogate_gflownet" in capsys.readouterr().err

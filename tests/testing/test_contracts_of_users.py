@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -65,19 +66,44 @@ class Negative(Honest):
         return Score(-1.0)
 
 
+class NoLayout(Honest):
+    input_sizes = ((1, 48),)
+
+
+class NoDirection(Honest):
+    objectives = ("edges", "size")
+    costs = MappingProxyType({"size": 2.0})
+
+    def evaluate(self, graph: Any, *, seed: int) -> Score:
+        edges = len(graph.edges)
+        return Score(0.0, metrics={"edges": edges + 2, "size": edges})  # a score of 0 and integers are valid
+
+
 TASKS = {
     Forgetful: r"Forgetful: expected equal scores of equal graphs and seeds, got .* and .*",
     Meddling: r"Meddling: expected evaluate to leave the graph as it is, got a changed one",
-    Raising: r"Raising: expected no exception, got KeyError: 'missing' \(check_score_is_finite_and_positive\)",
-    Negative: r"Negative: expected a finite score > 0, got -1.0 \(check_score_is_finite_and_positive\)",
+    Raising: r"Raising: expected no exception, got KeyError: 'missing' \(check_score_is_valid\)",
+    Negative: r"Negative: expected a score in \[0, 1e\+06\], got -1.0 \(check_score_is_valid\)",
+    NoLayout: r"NoLayout: task: expected input_sizes with the layout of two axes, got \(1, 48\): gflownet.Shape.of",
+    NoDirection: r"NoDirection: objective edges: expected its direction, NoDirection.costs = .* above 1, ",
 }
+
+
+OBJECTIVES = "evaluation.objectives=[edges,size]"
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_bug_in_a_task_is_reported(task):
+    objectives = (OBJECTIVES,) if task is NoDirection else ()
     with pytest.raises(ContractError, match=f"^{TASKS[task]}") as caught:
-        check_task(f"{__name__}:{task.__name__}", *SMALL)
+        check_task(f"{__name__}:{task.__name__}", *SMALL, *objectives)
     assert "\n" not in str(caught.value)
+
+
+def test_task_is_accepted_by_its_checks_as_by_a_run():
+    check_task(f"{__name__}:NoDirection", *SMALL)  # a score of 0, and metrics that are integers
+    with pytest.raises(ContractError, match=r"Honest: env: expected a search space of two or more, got 1; .*conv1d"):
+        check_task(f"{__name__}:Honest", "env.name=operation_graph", "env.operation_graph.operations=[conv1d]")
 
 
 def test_correct_task_passes():
