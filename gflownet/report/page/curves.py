@@ -1,4 +1,4 @@
-"""Charts of a run over its steps and evaluations: metrics, diversity, novelty, early and late scores."""
+"""Charts of a run over its steps and evaluations: metrics, diversity, early and late scores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from gflownet.errors import counted
 from gflownet.pictures.bar_charts import Bar, Sample, bar_chart, histogram
 from gflownet.pictures.chart import Chart, number_text
 from gflownet.pictures.line_charts import Line, line_chart, moving_mean
@@ -25,11 +24,12 @@ def curves_of(run: RunData) -> list[Chart]:
     """Return the curves of all metrics that the run has."""
     rows = run.metrics
     built = [
-        _scores(rows),
+        _scores(rows, run.score_name),
         _smoothed(rows, "log_reward_mean", "Mean log-reward of a batch", "log R(x)"),
         _smoothed(rows, "loss", "Loss", "loss"),
         _plain(rows, "log_Z", "Learned log Z", "log Z"),
         _plain(rows, "num_distinct", "Different architectures", "number so far", start=0.0),
+        _distances(run),
         _shares(rows),
         _smoothed(rows, "busy_share", "Evaluator at work", "share of the time", start=0.0),
         _plain(rows, "hypervolume", "Hypervolume of the Pareto front", "hypervolume"),
@@ -61,11 +61,11 @@ def smoothed_lines(x: Sequence[float], y: Sequence[float], *, name: str, colour:
     return [Line(name, x, y, is_faint=True, colour=colour), mean]
 
 
-def _scores(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
+def _scores(rows: Sequence[Mapping[str, Any]], name: str) -> Chart | None:
     x = steps_of(rows)
     best = Line("best so far", x, values_of(rows, "score_best"), colour=1)
     means = smoothed_lines(x, values_of(rows, "score_mean"), name="mean of a batch")
-    return line_chart("curve-score", "Score of sampled architectures", [*means, best], x_label=STEP, y_label="score")
+    return line_chart("curve-score", "Score of sampled architectures", [*means, best], x_label=STEP, y_label=name)
 
 
 def _smoothed(
@@ -142,20 +142,14 @@ MIN_SAMPLE = 8
 
 
 @dataclass(frozen=True)
-class DiversitySection:
-    """Charts, and their meaning in sentences."""
+class DistributionSection:
+    """Charts, and the shift of the scores in a sentence."""
 
     charts: Sequence[Chart]
-    sentences: Sequence[str]
+    sentence: str
 
 
-def diversity_section(run: RunData) -> DiversitySection | None:
-    """Return novelty and diversity, None without data."""
-    charts = [chart for chart in (_novelty(run), _distances(run)) if chart is not None]
-    return DiversitySection(charts, list(_sentences(run))) if charts else None
-
-
-def distribution_section(run: RunData) -> DiversitySection | None:
+def distribution_section(run: RunData) -> DistributionSection | None:
     """Return the scores of early and late architectures against all, None with too few."""
     records = run.feasible
     if len(records) < 2 * MIN_SAMPLE:
@@ -166,12 +160,11 @@ def distribution_section(run: RunData) -> DiversitySection | None:
         "scores",
         f"Scores of evaluated architectures{run.limit_words}",
         [Sample("all", scores), Sample("first quarter", scores[:num]), Sample("last quarter", scores[-num:])],
-        x_label="score",
+        x_label=run.score_name,
     )
     rewards = _reward_chart(run)
-    return DiversitySection(
-        [each for each in (chart, rewards) if each is not None], [_shift(scores[:num], scores[-num:])]
-    )
+    charts = [each for each in (chart, rewards) if each is not None]
+    return DistributionSection(charts, _shift(scores[:num], scores[-num:]))
 
 
 def mean_distance(features: Sequence[set[object]]) -> float:
@@ -190,22 +183,6 @@ def mean_distance(features: Sequence[set[object]]) -> float:
     either = sizes[:, None] + sizes[None] - both
     distances = 1 - np.divide(both, either, out=np.ones_like(both), where=either > 0)
     return float(distances[np.triu_indices(len(features), 1)].mean())
-
-
-def _novelty(run: RunData) -> Chart | None:
-    cached = values_of(run.metrics, "cached_share")
-    new = [1 - value for value in cached]
-    lines = smoothed_lines(steps_of(run.metrics), new, name="new architectures")
-    return line_chart(
-        "novelty",
-        "Novelty: share of new architectures in a batch",
-        lines,
-        x_label=STEP,
-        y_label="share of a batch",
-        start=0.0,
-        is_log=False,
-        note="A policy that has found the good regions samples them again: a falling share is expected near the end.",
-    )
 
 
 def _distances(run: RunData) -> Chart | None:
@@ -244,18 +221,6 @@ def _spread(group: Sequence[int]) -> list[int]:
     return [group[round(i)] for i in np.linspace(0, len(group) - 1, MAX_COMPARED).tolist()]
 
 
-def _sentences(run: RunData) -> list[str]:
-    if not run.feasible:
-        return []
-    top = sorted(run.feasible, key=lambda record: -record.score)[:NUM_TOP]
-    best, last = top[0].score, top[-1].score
-    distinct = len({(record.hash, record.key) for record in run.searched})
-    return [
-        f"{counted(distinct, 'different architecture')} {'was' if distinct == 1 else 'were'} evaluated; the best "
-        f"{len(top)}{run.limit_words} score between {number_text(last)} and {number_text(best)}."
-    ]
-
-
 def _reward_chart(run: RunData) -> Chart | None:
     """Return the mean score of batches, repeats included, against quantiles of all evaluated architectures."""
     rows = [row for row in run.metrics if isinstance(row.get("score_mean"), int | float)]
@@ -273,7 +238,7 @@ def _reward_chart(run: RunData) -> Chart | None:
         f"Sampled architectures against all evaluated{run.limit_words}",
         lines,
         x_label=STEP,
-        y_label="score",
+        y_label=run.score_name,
         note="A batch counts repeats; the band holds the middle half of all evaluated architectures, each once.",
     )
 

@@ -37,7 +37,7 @@ class Page(HTMLParser):
         self.sections: dict[str, str] = {}
         self.addresses = list[str]()  # of everything that a browser loads
         self._open, self._section = list[str](), "header"
-        self.feed(text)
+        self.feed(text.replace("<wbr>", ""))
         self.close()
         assert not self._open, f"elements without an end: {self._open}"
 
