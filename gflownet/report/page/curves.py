@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gflownet.pictures.bar_charts import Bar, Sample, bar_chart, histogram
-from gflownet.pictures.chart import Chart, number_text
+from gflownet.pictures.chart import Chart
 from gflownet.pictures.line_charts import Line, line_chart, moving_mean
 from gflownet.report.page.run_data import RunData
 from gflownet.search.config import MIXED_MODELS, ORIGINS
@@ -30,6 +29,7 @@ def curves_of(run: RunData) -> list[Chart]:
         _plain(rows, "log_Z", "Learned log Z", "log Z"),
         _plain(rows, "num_distinct", "Different architectures", "number so far", start=0.0),
         _distances(run),
+        _distribution(run),
         _shares(rows),
         _smoothed(rows, "busy_share", "Evaluator at work", "share of the time", start=0.0),
         _plain(rows, "hypervolume", "Hypervolume of the Pareto front", "hypervolume"),
@@ -141,30 +141,19 @@ QUARTER = 0.25
 MIN_SAMPLE = 8
 
 
-@dataclass(frozen=True)
-class DistributionSection:
-    """Charts, and the shift of the scores in a sentence."""
-
-    charts: Sequence[Chart]
-    sentence: str
-
-
-def distribution_section(run: RunData) -> DistributionSection | None:
+def _distribution(run: RunData) -> Chart | None:
     """Return the scores of early and late architectures against all, None with too few."""
     records = run.feasible
     if len(records) < 2 * MIN_SAMPLE:
         return None
     num = max(MIN_SAMPLE, round(QUARTER * len(records)))
     scores = [record.score for record in records]
-    chart = histogram(
+    return histogram(
         "scores",
         f"Scores of evaluated architectures{run.limit_words}",
         [Sample("all", scores), Sample("first quarter", scores[:num]), Sample("last quarter", scores[-num:])],
         x_label=run.score_name,
     )
-    rewards = _reward_chart(run)
-    charts = [each for each in (chart, rewards) if each is not None]
-    return DistributionSection(charts, _shift(scores[:num], scores[-num:]))
 
 
 def mean_distance(features: Sequence[set[object]]) -> float:
@@ -219,34 +208,3 @@ def _spread(group: Sequence[int]) -> list[int]:
     if len(group) <= MAX_COMPARED:
         return list(group)
     return [group[round(i)] for i in np.linspace(0, len(group) - 1, MAX_COMPARED).tolist()]
-
-
-def _reward_chart(run: RunData) -> Chart | None:
-    """Return the mean score of batches, repeats included, against quantiles of all evaluated architectures."""
-    rows = [row for row in run.metrics if isinstance(row.get("score_mean"), int | float)]
-    if len(rows) < 2:
-        return None
-    x = steps_of(rows)
-    scores = np.asarray([record.score for record in run.feasible])
-    low, median, high = np.quantile(scores, [0.25, 0.5, 0.75]).tolist()
-    lines = [
-        *smoothed_lines(x, values_of(rows, "score_mean"), name="mean of a batch"),
-        Line("median of all evaluated", x, [median] * len(x), [low] * len(x), [high] * len(x), colour=2),
-    ]
-    return line_chart(
-        "sampled-scores",
-        f"Sampled architectures against all evaluated{run.limit_words}",
-        lines,
-        x_label=STEP,
-        y_label=run.score_name,
-        note="A batch counts repeats; the band holds the middle half of all evaluated architectures, each once.",
-    )
-
-
-def _shift(early: Sequence[float], late: Sequence[float]) -> str:
-    first, last = float(np.median(early)), float(np.median(late))
-    word = "higher than" if last > first else "lower than" if last < first else "equal to"
-    return (
-        f"The median of the last quarter of new architectures, {number_text(last)}, is {word} that in the first "
-        f"quarter, {number_text(first)}. Each architecture counts once, when it was first evaluated."
-    )

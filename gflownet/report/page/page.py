@@ -20,7 +20,7 @@ from gflownet.errors import counted
 from gflownet.pictures.chart import Table, number_text
 from gflownet.records.status import RunState
 from gflownet.report.page.best import BestSection, best_section
-from gflownet.report.page.curves import curves_of, distribution_section
+from gflownet.report.page.curves import curves_of
 from gflownet.report.page.drawings import text_of
 from gflownet.report.page.effects import effect_section
 from gflownet.report.page.overview import (
@@ -189,7 +189,6 @@ def sections_of(run: RunData) -> Sequence[Section]:
             lambda run: certificate_section(run, command=certify),
         ),
         ("effects", "What distinguishes good architectures", "What matters", effect_section),
-        ("distribution", "Scores: sampled and evaluated", "Scores", distribution_section),
         ("columns", "Columns of the table", "Columns", _columns),
         ("time", "Where the time went", "Time", time_section),
         ("failures", "Failed evaluations", "Failures", failure_section),

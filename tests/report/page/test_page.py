@@ -89,7 +89,7 @@ def finished_run(folder: Path, **fields: Any) -> Path:
 def test_page_of_finished_run_has_every_section(tmp_path):
     read = page(finished_run(tmp_path))
     assert list(read.sections)[1:] == [
-        *("best", "references", "curves", "certificate", "effects", "distribution", "time", "failures"),
+        *("best", "references", "curves", "certificate", "effects", "time", "failures"),
         "configuration",
     ]
     assert {"header", "nav", "main", "footer", "h1"} <= set(read.tags)
@@ -301,8 +301,8 @@ def test_effects_and_histograms_leave_out_architectures_above_a_limit(tmp_path):
     ]
     read = page(write_run(tmp_path, records, options=["evaluation.constraints={size: 0}"]))
     assert "From 30 evaluated architectures within evaluation.constraints" in read.sections["effects"]
-    assert "evaluated architectures within evaluation.constraints" in read.sections["distribution"]
-    assert "0.9" not in read.sections["distribution"]
+    assert "Scores of evaluated architectures within evaluation.constraints" in read.sections["curves"]
+    assert "0.9 " not in read.sections["curves"].partition("Scores of evaluated")[2]
 
 
 def test_options_from_the_environment_leave_a_page(tmp_path):
