@@ -34,7 +34,18 @@ from gflownet.report.page.secrets import masked_command, masked_options
 from gflownet.run.view import Limits, PlainLines
 from gflownet.terminal.console import duration
 from tests.evaluation.candidates import classifier_graph
-from tests.report.page.folders import RUN, WRITTEN, Page, assignment_of, metric_rows, page, record, status_of, write_run
+from tests.report.page.folders import (
+    RUN,
+    WRITTEN,
+    Page,
+    assignment_of,
+    front_run,
+    metric_rows,
+    page,
+    record,
+    status_of,
+    write_run,
+)
 
 PLUS_MINUS, MINUS = "\N{PLUS-MINUS SIGN}", "\N{MINUS SIGN}"
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>{{ 7 * 7 }}'
@@ -413,28 +424,7 @@ def test_failures_are_grouped_without_their_numbers(tmp_path):
 
 
 def test_front_has_new_seeds_and_the_random_front(tmp_path):
-    def measured(place: int, accuracy: float, size: float, **fields: Any) -> Any:
-        graph = classifier_graph((4 + place, "relu")).to_dict()
-        return record(place, accuracy, graph, metrics={"accuracy": accuracy, "parameters": size}, **fields)
-
-    search = [measured(i, i / 10, 100.0 * i) for i in range(10)]
-    new_seeds = [measured(9, accuracy, 900.0, seed=seed) for seed, accuracy in ((1, 0.78), (2, 0.82))]
-    random = [measured(20, 0.3, 500.0, seed=RANDOM_REPEAT), measured(21, 0.95, 2000.0, seed=RANDOM_REPEAT)]
-    dominated = measured(22, 0.2, 600.0, seed=RANDOM_REPEAT)
-    front = [
-        {"rank": rank, "metrics": dict(search[i].metrics), "graph": json.loads(search[i].graph), "num_parameters": 100}
-        for rank, i in enumerate((9, 5))
-    ]
-    options = ["evaluation.objectives=[accuracy,parameters]"]
-    plan = {"directions": {"accuracy": "max", "parameters": "min"}}
-    folder = write_run(
-        tmp_path,
-        [*search, *new_seeds, *random, dominated],
-        config="digits",
-        options=options,
-        files={"pareto_front.json": front},
-        status=status_of("completed") | {"plan": plan},
-    )
+    folder = front_run(tmp_path)
     read = page(folder)
     assert list(read.sections)[1] == "front", "the first figure"
     assert {"#front-0", "#front-1"} <= set(read.links)
