@@ -207,8 +207,8 @@ def scatter_chart(
     front = [(each.x, each.y) for each in highlights]
     repeated = [(each.x, *each.repeated) for each in highlights if each.repeated is not None]
     ends = [end for _, *ends in repeated for end in ends]
-    x = scale_of(at for at, _ in [*finite, *front, *compared])
-    y = scale_of([at for _, at in [*finite, *front, *compared]] + ends)
+    everything = [*finite, *front, *compared]
+    x, y = scale_of(at for at, _ in everything), scale_of([*(at for _, at in everything), *ends])
     if x is None or y is None:
         return None
     frame = Frame(x, y, x_label + (" (log scale)" if x.is_log else ""), y_label + (" (log scale)" if y.is_log else ""))
@@ -216,25 +216,25 @@ def scatter_chart(
     pixels = sorted({(round(frame.at_x(a)), round(frame.at_y(b))) for a, b in finite})
     if pixels:
         frame.add("path", class_="dots s0", d="".join(f"M{a} {b}h0" for a, b in pixels), tooltip=names[0])
-    for style, joined in (("s1", front if is_joined else []), ("s2", compared)):
-        if len(joined) > 1:
+    for style, joined in (("s1", front), ("s2", compared)):
+        if is_joined and len(joined) > 1:
             corners = "L".join(f"{frame.at_x(a):g} {frame.at_y(b):g}" for a, b in joined)
             frame.add("path", class_=f"line {style}" + " faint" * (style == "s1"), d=f"M{corners}")
     for a, b in compared:
         frame.add("circle", class_="dot s2", cx=frame.at_x(a), cy=frame.at_y(b), r="4", tooltip=names[3])
     for each in highlights:
-        at = {"cx": frame.at_x(each.x), "cy": frame.at_y(each.y), "r": "5"}
-        frame.add("circle", class_="dot s1", tooltip=each.name, href=each.href, **at)
+        x_pixel, y_pixel = frame.at_x(each.x), frame.at_y(each.y)
+        frame.add("circle", class_="dot s1", cx=x_pixel, cy=y_pixel, r="5", tooltip=each.name, href=each.href)
     for a, mean, low, high in repeated:
         _draw_mean(frame, frame.at_x(a), mean, low, high, tooltip=names[2])
-    styles = ("s0", "dot", True), ("s1", "dot", True), ("s3", "full", bool(repeated)), ("s2", "dot", bool(compared))
-    shown = [(style, form, name) for (style, form, is_shown), name in zip(styles, names, strict=False) if is_shown]
+    marks = (("s0", "dot"), [names]), (("s1", "dot"), [names]), (("s3", "full"), repeated), (("s2", "dot"), compared)
+    entries = zip(marks, names, strict=False)  # without the last names where there are no such points
     return Chart(
         key=key,
         title=title,
         description=f"{counted(len(finite), 'point')}; highlighted: {len(highlights)}.",
         marks=frame.marks,
-        legend=[LegendEntry(style, name, form) for style, form, name in shown],
+        legend=[LegendEntry(style, name, form) for ((style, form), shown), name in entries if shown],
         note=note,
     )
 

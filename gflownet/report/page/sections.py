@@ -112,7 +112,7 @@ def front_section(run: RunData) -> FrontSection | None:
     directions = mapping_of(run.plan.get("directions"))
     words = [f"{name} ({_DIRECTIONS[directions[name]]})" if name in directions else name for name in names]
     signs = [{"min": -1, "max": 1}.get(directions.get(name, ""), 0) for name in names]
-    points = [tuple(map(float, point)) for point in random_front(run, names, signs)]
+    points = [tuple(map(float, point)) for point in _random_front(run, names, signs)]
     means = _repeated(run, names[0])
     repeated = [means.get(_shape(entry.get("graph"))) for entry in front]
     charts = [_chart(run, names, place, front, repeated, points) for place in range(1, len(names))]
@@ -130,11 +130,8 @@ def front_section(run: RunData) -> FrontSection | None:
 _DIRECTIONS = {"min": "lower is better", "max": "higher is better"}
 
 
-def random_front(run: RunData, names: Sequence[str], signs: Sequence[int]) -> list[list[float]]:
-    """Return the objectives of the random architectures that no other one dominates, best in the first one first.
-
-    Each was trained once, as in the search; none where a direction is unknown.
-    """
+def _random_front(run: RunData, names: Sequence[str], signs: Sequence[int]) -> list[list[float]]:
+    """Return the front of the random architectures, each trained once; none where a direction is unknown."""
     rows = [record for record in run.random if all(name in record.metrics for name in names)]
     if not rows or not all(signs):
         return []
@@ -149,23 +146,17 @@ def _random_words(run: RunData, names: Sequence[str], signs: Sequence[int], poin
     other = np.array(points).reshape(-1, len(names)) * signs
     if not len(own) or not len(other) or not np.isfinite(own).all():
         return ""
-    beaten = [sum(any(_dominates(a, b) for a in one) for b in two) for one, two in ((own, other), (other, own))]
+    is_beaten = ~non_dominated(np.concatenate([own, other]))
     return (
-        f"The run's front dominates {beaten[0]} of the {len(other)} on the front of "
-        f"{counted(len(run.random), 'random architecture')}; these dominate {beaten[1]} of the run's {len(own)}. "
+        f"The run's front dominates {is_beaten[len(own) :].sum()} of the {len(other)} on the front of "
+        f"{counted(len(run.random), 'random architecture')}; these dominate {is_beaten[: len(own)].sum()} of the run's "
+        f"{len(own)}. "
         f"One training each, {counted(len(run.searched), 'evaluation')} in the search."
     )
 
 
-def _dominates(one: np.ndarray, other: np.ndarray) -> bool:
-    return bool((one >= other).all() and (one > other).any())
-
-
 def _repeated(run: RunData, name: str) -> dict[str, Interval]:
-    """Return the mean of a metric over the new seeds of each finalist without a failure, by its graph.
-
-    The intervals hold for all finalists at once.
-    """
+    """Return means over new seeds by graph, of finalists without a failure; the intervals hold for all at once."""
     groups: dict[tuple[str, str], list[float]] = {}
     for record in run.repeated:
         groups.setdefault((record.hash, record.key), []).append(record.metrics.get(name, math.nan))
