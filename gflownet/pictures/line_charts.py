@@ -206,9 +206,8 @@ def scatter_chart(
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     front = [(each.x, each.y) for each in highlights]
     repeated = [(each.x, *each.repeated) for each in highlights if each.repeated is not None]
-    ends = [end for _, *ends in repeated for end in ends]
-    everything = [*finite, *front, *compared]
-    x, y = scale_of(at for at, _ in everything), scale_of([*(at for _, at in everything), *ends])
+    everything = [*finite, *front, *compared, *((x, end) for x, *ends in repeated for end in ends)]
+    x, y = scale_of(at for at, _ in everything), scale_of(at for _, at in everything)
     if x is None or y is None:
         return None
     frame = Frame(x, y, x_label + (" (log scale)" if x.is_log else ""), y_label + (" (log scale)" if y.is_log else ""))
@@ -223,8 +222,8 @@ def scatter_chart(
     for a, b in compared:
         frame.add("circle", class_="dot s2", cx=frame.at_x(a), cy=frame.at_y(b), r="4", tooltip=names[3])
     for each in highlights:
-        x_pixel, y_pixel = frame.at_x(each.x), frame.at_y(each.y)
-        frame.add("circle", class_="dot s1", cx=x_pixel, cy=y_pixel, r="5", tooltip=each.name, href=each.href)
+        at = {"cx": frame.at_x(each.x), "cy": frame.at_y(each.y), "r": "5"}
+        frame.add("circle", class_="dot s1", tooltip=each.name, href=each.href, **at)
     for a, mean, low, high in repeated:
         _draw_mean(frame, frame.at_x(a), mean, low, high, tooltip=names[2])
     marks = (("s0", "dot"), [names]), (("s1", "dot"), [names]), (("s3", "full"), repeated), (("s2", "dot"), compared)
