@@ -1,4 +1,4 @@
-"""Charts of bars, histograms, and intervals with a line where there is no effect."""
+"""Charts of bars, histograms, and intervals."""
 
 from __future__ import annotations
 
@@ -139,9 +139,7 @@ def interval_chart(
     *,
     x_label: str,
     header: Sequence[str],
-    zero: float | None = None,
     legend: tuple[str, str] | None = None,
-    note: str = "",
 ) -> Chart | None:
     """Return estimates with intervals, one in each row; None without one.
 
@@ -151,20 +149,15 @@ def interval_chart(
         estimates: from top to bottom.
         x_label: of the axis.
         header: of the table: name, value, interval, and that of further cells.
-        zero: place of a vertical line: no effect.
         legend: meaning of a filled and of an open mark.
-        note: below the chart.
     """
     ends = [end for each in estimates for end in (each.low, each.high, each.value)]
-    x = scale_of([*ends, *([] if zero is None else [zero])], is_log=False)
+    x = scale_of(ends, is_log=False)
     if not estimates or x is None:
         return None
     height = TOP + BOTTOM + _INTERVAL_ROW * len(estimates)
     frame = Frame(x, Scale(0.0, 1.0), x_label, "", height=height, left=_LEFT)
     frame.draw_axes(y_ticks=False)
-    if zero is not None:
-        at = frame.at_x(zero)
-        frame.add("path", class_="zero", d=f"M{at:g} {TOP:g}V{height - BOTTOM:g}")
     for row, each in enumerate(estimates):
         _draw_interval(frame, each, TOP + row * _INTERVAL_ROW)
     words = [f"{each.name}: {number_text(each.value)}, {_between(each)}." for each in estimates]
@@ -177,7 +170,6 @@ def interval_chart(
         legend=() if legend is None else [LegendEntry("s0", legend[0], "full"), LegendEntry("s0", legend[1], "open")],
         table=Table(header, rows),
         height=height,
-        note=note,
     )
 
 

@@ -173,6 +173,7 @@ class Highlight:
     y: float
     name: str
     href: str = ""  # of the element it links to
+    repeated: tuple[float, float, float] | None = None  # mean of y on new seeds, and the ends of its interval
 
 
 def scatter_chart(
@@ -183,7 +184,8 @@ def scatter_chart(
     *,
     x_label: str,
     y_label: str,
-    names: tuple[str, str],
+    names: Sequence[str],
+    compared: Sequence[tuple[float, float]] = (),
     is_joined: bool = False,
     note: str = "",
 ) -> Chart | None:
@@ -196,12 +198,15 @@ def scatter_chart(
         highlights: drawn on top.
         x_label: of the horizontal axis.
         y_label: of the vertical axis.
-        names: of points and highlights in the legend.
+        names: of points, highlights, their means on new seeds and compared points in the legend.
+        compared: points of a second front, joined by a line in their order.
         is_joined: join the highlights by a line, in their order.
         note: below the chart.
     """
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-    everything = [*finite, *((each.x, each.y) for each in highlights)]
+    front = [(each.x, each.y) for each in highlights]
+    repeated = [(each.x, *each.repeated) for each in highlights if each.repeated is not None]
+    everything = [*finite, *front, *compared, *((x, end) for x, *ends in repeated for end in ends)]
     x, y = scale_of(at for at, _ in everything), scale_of(at for _, at in everything)
     if x is None or y is None:
         return None
@@ -210,19 +215,35 @@ def scatter_chart(
     pixels = sorted({(round(frame.at_x(a)), round(frame.at_y(b))) for a, b in finite})
     if pixels:
         frame.add("path", class_="dots s0", d="".join(f"M{a} {b}h0" for a, b in pixels), tooltip=names[0])
-    if is_joined and len(highlights) > 1:
-        corners = "L".join(f"{frame.at_x(each.x):g} {frame.at_y(each.y):g}" for each in highlights)
-        frame.add("path", class_="line s1 faint", d=f"M{corners}")
+    for style, joined in (("s1", front), ("s2", compared)):
+        if is_joined and len(joined) > 1:
+            corners = "L".join(f"{frame.at_x(a):g} {frame.at_y(b):g}" for a, b in joined)
+            frame.add("path", class_=f"line {style}" + " faint" * (style == "s1"), d=f"M{corners}")
+    for a, b in compared:
+        frame.add("circle", class_="dot s2", cx=frame.at_x(a), cy=frame.at_y(b), r="4", tooltip=names[3])
     for each in highlights:
         at = {"cx": frame.at_x(each.x), "cy": frame.at_y(each.y), "r": "5"}
         frame.add("circle", class_="dot s1", tooltip=each.name, href=each.href, **at)
-    rows = [[each.name, number_text(each.x), number_text(each.y)] for each in highlights]
+    for a, mean, low, high in repeated:
+        _draw_mean(frame, frame.at_x(a), mean, low, high, tooltip=names[2])
+    marks = (("s0", "dot"), [names]), (("s1", "dot"), [names]), (("s3", "full"), repeated), (("s2", "dot"), compared)
+    entries = zip(marks, names, strict=False)  # without the last names where there are no such points
     return Chart(
         key=key,
         title=title,
         description=f"{counted(len(finite), 'point')}; highlighted: {len(highlights)}.",
         marks=frame.marks,
-        legend=[LegendEntry("s0", names[0], "dot"), LegendEntry("s1", names[1], "dot")],
-        table=Table([names[1], x_label, y_label], rows) if rows else None,
+        legend=[LegendEntry(style, name, form) for ((style, form), shown), name in entries if shown],
         note=note,
     )
+
+
+def _draw_mean(frame: Frame, x: float, mean: float, low: float, high: float, *, tooltip: str) -> None:
+    """Add a mean and its vertical interval at a pixel; without an interval the ends are NaN."""
+    if math.isfinite(low + high):
+        bottom, top = frame.at_y(low), frame.at_y(high)
+        ends = f"M{x:g} {bottom:g}V{top:g}M{x - 4:g} {bottom:g}h8M{x - 4:g} {top:g}h8"
+        frame.add("path", class_="whisker s3", d=ends, tooltip=tooltip)
+    y = frame.at_y(mean)
+    corners = f"M{x - 5:g} {y:g}L{x:g} {y - 5:g}L{x + 5:g} {y:g}L{x:g} {y + 5:g}Z"
+    frame.add("path", class_="diamond s3 full", d=corners, tooltip=tooltip)

@@ -40,6 +40,11 @@ def verdict_of(best: Side, references: Sequence[Side]) -> list[str]:
     return [_line(best, reference) for reference in sorted(references, key=lambda reference: -reference.mean)]
 
 
+def is_beaten(side: Side, best: Side) -> bool:
+    """Return whether another side is clearly better."""
+    return best.mean > side.mean and best.is_apart(side)
+
+
 def _line(best: Side, reference: Side) -> str:
     load = f"; in Python: {reference.load}" if reference.load else ""
     gain = best.mean - reference.mean
@@ -76,8 +81,8 @@ def spent_on(records: Iterable[EvaluationRecord]) -> dict[str, Spent]:
 
 
 def spent_words(records: Iterable[EvaluationRecord], plan: Mapping[str, Any]) -> str:
-    """Return the evaluations of a run against its plan (gflownet.run.plan.Plan.to_dict)."""
-    planned = {"search": ("num_search",), "final stage": ("num_final",), "random": ("num_random", "num_random_final")}
+    """Return the trainings after the search against the plan of a run (gflownet.run.plan.Plan)."""
+    planned = {"final stage": ("num_final",), "random": ("num_random", "num_random_final")}
     spent = {kind.removesuffix(" reference"): each.num for kind, each in spent_on(records).items()}
     parts = {kind: sum(int(plan.get(name, 0)) for name in names) for kind, names in planned.items()}
     return ", ".join(f"{kind} {spent.get(kind, 0):,} of {num:,}" for kind, num in parts.items() if num)

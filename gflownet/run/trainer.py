@@ -334,7 +334,9 @@ class GFNTrainer:
                 run.logger.print(line)
             if self.plan.warning:
                 run.logger.warn(self.plan.warning)
-            with run.recorded(config.report, plan=asdict(self.plan), start_seconds=self.start_seconds):
+            about = (type(self.task).__doc__ or "").strip().partition("\n")[0]
+            plan = asdict(self.plan) | {"about": about}
+            with run.recorded(config.report, plan=plan, start_seconds=self.start_seconds):
                 self._take_stages(run, SearchStage(self, evaluator, reopened=reopened), evaluator, quarantine)
         return run.stop.signal
 

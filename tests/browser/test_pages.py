@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from gflownet.report.page import page_of, read_run
 from tests.browser.axe import missing_axe, violations
 from tests.browser.chromium import Browser, missing_browser, running_browser
 from tests.browser.pages import write_comparison
 from tests.finished_runs import FinishedRuns
+from tests.report.page.folders import front_run
 
 TAB = 9
 WIDTHS = (390, 1280)
@@ -23,6 +25,16 @@ const element = document.activeElement;
 return element === document.body ? null : {
   tag: element.tagName, href: element.getAttribute("href"), role: element.getAttribute("role"),
   visible: element.getClientRects().length > 0, label: element.getAttribute("aria-label") || element.textContent};
+"""
+
+# Options of the table that take more lines than they have places to break.
+_BROKEN_OPTIONS = """
+return [...document.querySelectorAll("table.options th[scope=row]")].filter(cell => {
+  const range = document.createRange();
+  range.selectNodeContents(cell);
+  const lines = new Set([...range.getClientRects()].map(each => Math.round(each.top)));
+  return lines.size > cell.childNodes.length;
+}).map(cell => cell.textContent);
 """
 
 
@@ -74,6 +86,21 @@ def test_report_in_browser(browser: Browser, report: Path) -> None:
     assert "Completed" in text
     assert "Rank 0" in text
     assert browser.run("return document.querySelectorAll('main svg').length") > 3
+
+
+@pytest.mark.parametrize("kind", ["toy", "choices", "images", "two objectives"])
+def test_report_fits_a_phone(browser: Browser, finished_runs: FinishedRuns, tmp_path: Path, kind: str) -> None:
+    """No sideways scrolling, no option broken within a word, and the main answers before any other section."""
+    path = tmp_path / "report.html"
+    run = front_run(tmp_path / "run") if kind == "two objectives" else finished_runs(kind)
+    path.write_text(page_of(read_run(run)))
+    browser.open(path, width=390, height=844)
+    assert browser.run("return document.documentElement.scrollWidth") == 390
+    assert browser.run(_BROKEN_OPTIONS) == []
+    topics = browser.run("return [...document.querySelectorAll('.summary > div > dt')].map(e => e.textContent)")
+    assert topics[:5] == ["Searched", "Found", "Compared", "Sampler", "Next"]
+    first = browser.run("return document.querySelector('main figure, main .drawing, main pre').closest('section').id")
+    assert first == ("front" if kind == "two objectives" else "best")
 
 
 def test_browser_sees_errors_requests_and_scrolling(browser: Browser, tmp_path: Path) -> None:

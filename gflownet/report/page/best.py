@@ -12,12 +12,13 @@ from gflownet.evaluation.racing import rank_correlation
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.graphs.assignment import as_yaml, differing, values_of, words_of
 from gflownet.graphs.node_link import has_module
-from gflownet.pictures.chart import number_text
+from gflownet.pictures.chart import NONE, Table, number_text
 from gflownet.records.status import RunState
 from gflownet.report.page.drawings import Drawing, drawing_of
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of, number_of
 
 NUM_SHOWN = 10
+_MAX_COLUMNS = 4  # of the table, so that a phone shows it
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 _ASSIGNMENT = "from gflownet.graphs.assignment import Assignment as Graph"
 _COLOURED = "from gflownet.graphs.canonical import ColouredGraph as Graph"
@@ -38,11 +39,23 @@ class Ranked:
     choices: str = ""  # YAML; empty for other objects than choices
 
 
+def table_of(ranked: Sequence[Ranked]) -> Table:
+    """Return the first facts of architectures and their choices, a row each."""
+    texts = [dict(each.facts[:_MAX_COLUMNS]) | ({"choices": each.choices} if each.choices else {}) for each in ranked]
+    header = dict.fromkeys(name for each in texts for name in each)
+    titles = [each.title.partition(" ") for each in ranked]
+    rows = [
+        [title, *(text.get(name, NONE) for name in header)] for (*_, title), text in zip(titles, texts, strict=True)
+    ]
+    return Table((titles[0][0].lower() if titles else "", *header), rows)
+
+
 @dataclass(frozen=True)
 class BestSection:
     """The best architectures, best first."""
 
     ranked: Sequence[Ranked]
+    table: Table
     source: str  # where the scores come from
 
 
@@ -54,21 +67,22 @@ def best_section(run: RunData) -> BestSection | None:
         ranked = [
             _from_file(run, entry, rank, graph) for rank, (entry, graph) in enumerate(zip(top, graphs, strict=True))
         ]
-        return BestSection(ranked, _source(run.top) + _correlation_words(run))
+        return BestSection(ranked, table_of(ranked), _source(run.top) + _correlation_words(run))
     records = best_records(run)[:NUM_SHOWN]
     if not records:
         return None
     graphs = _differing_first([json.loads(record.graph) for record in records])
     ranked = [
-        _from_record(record, rank, graph) for rank, (record, graph) in enumerate(zip(records, graphs, strict=True))
+        _from_record(record, rank, graph, score=run.score_name)
+        for rank, (record, graph) in enumerate(zip(records, graphs, strict=True))
     ]
     is_over = run.status is not None and run.status.state is not RunState.RUNNING
     when = "The run ended before its final stage" if is_over else "The final stage comes at the end of the run"
     source = (
-        f"{when}: these are the best evaluations of the search so far. The best of many noisy scores is too high "
-        "on average; the final stage measures the best architectures again on new seeds."
+        f"{when}: these are the best evaluations of the search so far, one training each. The best of noisy scores "
+        "is too high on average."
     )
-    return BestSection(ranked, source)
+    return BestSection(ranked, table_of(ranked), source)
 
 
 def best_records(run: RunData) -> list[EvaluationRecord]:
@@ -80,12 +94,13 @@ def _source(top: Sequence[Mapping[str, Any]]) -> str:
     scores = [mapping_of(entry.get("final")).get("scores") for entry in top]
     num_seeds = max((len(each) for each in scores if isinstance(each, list)), default=0)
     if not num_seeds:
-        return "Scores of the search, as they were when each architecture was found."
+        return "Scores of the search, one training each: the best of noisy scores is too high on average."
     if num_seeds == 1:
         return "Scores are those of one new training on a new seed. Test data had no part in the search."
     return (
-        f"Scores are means of up to {num_seeds} new trainings on new seeds, with 95 % intervals that hold for all "
-        "ranks at once, so also for the best. Test data had no part in the search."
+        f"Scores are means of up to {num_seeds} trainings on new seeds, with 95 % intervals that hold for all ranks "
+        "at once, so also for the best. Scores in the search are too high on average: the best were chosen by them. "
+        "Test data had no part in the search."
     )
 
 
@@ -125,11 +140,11 @@ def _from_file(run: RunData, entry: Mapping[str, Any], rank: int, graph: Mapping
     rank_of_file = entry.get("rank") if isinstance(entry.get("rank"), int) else rank
     network = mapping_of(entry.get("network"))
     code, note = _load_lines(run, entry, rank=int(rank_of_file or 0))
-    words, drawing = entry.get("words"), drawing_of(graph)
+    words, drawing = entry.get("words"), drawing_of(graph, num_parameters=entry.get("num_parameters"))
     return Ranked(
         key=f"rank-{rank}",
         title=f"Rank {rank_of_file}" + (f": {words}" if isinstance(words, str) and words else ""),
-        facts=list(_facts(entry)),
+        facts=list(_facts(entry, run.score_name)),
         drawing=drawing,
         network=drawing_of(network) if network else None,
         load=code,
@@ -138,14 +153,14 @@ def _from_file(run: RunData, entry: Mapping[str, Any], rank: int, graph: Mapping
     )
 
 
-def _from_record(record: EvaluationRecord, rank: int, graph: Mapping[str, Any]) -> Ranked:
+def _from_record(record: EvaluationRecord, rank: int, graph: Mapping[str, Any], *, score: str) -> Ranked:
     entry = {"validation_score": record.score, "num_parameters": record.num_parameters}
     entry |= {"metrics": record.metrics, "step": record.step}
-    words, drawing = words_of(graph), drawing_of(graph)
+    words, drawing = words_of(graph), drawing_of(graph, num_parameters=record.num_parameters)
     return Ranked(
         key=f"rank-{rank}",
         title=f"Rank {rank} so far" + (f": {words}" if words else ""),
-        facts=list(_facts(entry)),
+        facts=list(_facts(entry, score)),
         drawing=drawing,
         load_note="A line that loads it with its weights appears here after the final stage.",
         choices=_choices(graph, drawing, words),
@@ -169,15 +184,13 @@ def _score(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 10 and round(value, 2) else number_text(float(value))
 
 
-def _facts(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _facts(entry: Mapping[str, Any], score: str) -> Iterator[tuple[str, str]]:
     final = mapping_of(entry.get("final"))
     if _is_number(final.get("mean")):
-        yield "score, new seeds", score_words(final["mean"], final.get("interval"))
-        yield "score in the search", score_words(entry.get("validation_score"), None)
-    else:
-        yield "score", score_words(entry.get("validation_score"), None)
+        yield f"{score}, new seeds", score_words(final["mean"], final.get("interval"))
+    yield f"{score} in the search", score_words(entry.get("validation_score"), None)
     if _is_number(entry.get("test_score")):
-        yield "test score", score_words(entry["test_score"], None)
+        yield f"test {score}", score_words(entry["test_score"], None)
     if _is_number(entry.get("num_parameters")):
         yield "parameters", f"{entry['num_parameters']:,}"
     if _is_number(entry.get("step")):

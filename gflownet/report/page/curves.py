@@ -1,17 +1,15 @@
-"""Charts of a run over its steps and evaluations: metrics, diversity, novelty, early and late scores."""
+"""Charts of a run over its steps and evaluations: metrics, diversity, early and late scores."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gflownet.errors import counted
 from gflownet.pictures.bar_charts import Bar, Sample, bar_chart, histogram
-from gflownet.pictures.chart import Chart, number_text
+from gflownet.pictures.chart import Chart
 from gflownet.pictures.line_charts import Line, line_chart, moving_mean
 from gflownet.report.page.run_data import RunData
 from gflownet.search.config import MIXED_MODELS, ORIGINS
@@ -25,11 +23,13 @@ def curves_of(run: RunData) -> list[Chart]:
     """Return the curves of all metrics that the run has."""
     rows = run.metrics
     built = [
-        _scores(rows),
+        _scores(rows, run.score_name),
         _smoothed(rows, "log_reward_mean", "Mean log-reward of a batch", "log R(x)"),
         _smoothed(rows, "loss", "Loss", "loss"),
         _plain(rows, "log_Z", "Learned log Z", "log Z"),
         _plain(rows, "num_distinct", "Different architectures", "number so far", start=0.0),
+        _distances(run),
+        _distribution(run),
         _shares(rows),
         _smoothed(rows, "busy_share", "Evaluator at work", "share of the time", start=0.0),
         _plain(rows, "hypervolume", "Hypervolume of the Pareto front", "hypervolume"),
@@ -61,11 +61,11 @@ def smoothed_lines(x: Sequence[float], y: Sequence[float], *, name: str, colour:
     return [Line(name, x, y, is_faint=True, colour=colour), mean]
 
 
-def _scores(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
+def _scores(rows: Sequence[Mapping[str, Any]], name: str) -> Chart | None:
     x = steps_of(rows)
     best = Line("best so far", x, values_of(rows, "score_best"), colour=1)
     means = smoothed_lines(x, values_of(rows, "score_mean"), name="mean of a batch")
-    return line_chart("curve-score", "Score of sampled architectures", [*means, best], x_label=STEP, y_label="score")
+    return line_chart("curve-score", "Score of sampled architectures", [*means, best], x_label=STEP, y_label=name)
 
 
 def _smoothed(
@@ -141,36 +141,18 @@ QUARTER = 0.25
 MIN_SAMPLE = 8
 
 
-@dataclass(frozen=True)
-class DiversitySection:
-    """Charts, and their meaning in sentences."""
-
-    charts: Sequence[Chart]
-    sentences: Sequence[str]
-
-
-def diversity_section(run: RunData) -> DiversitySection | None:
-    """Return novelty and diversity, None without data."""
-    charts = [chart for chart in (_novelty(run), _distances(run)) if chart is not None]
-    return DiversitySection(charts, list(_sentences(run))) if charts else None
-
-
-def distribution_section(run: RunData) -> DiversitySection | None:
+def _distribution(run: RunData) -> Chart | None:
     """Return the scores of early and late architectures against all, None with too few."""
     records = run.feasible
     if len(records) < 2 * MIN_SAMPLE:
         return None
     num = max(MIN_SAMPLE, round(QUARTER * len(records)))
     scores = [record.score for record in records]
-    chart = histogram(
+    return histogram(
         "scores",
         f"Scores of evaluated architectures{run.limit_words}",
         [Sample("all", scores), Sample("first quarter", scores[:num]), Sample("last quarter", scores[-num:])],
-        x_label="score",
-    )
-    rewards = _reward_chart(run)
-    return DiversitySection(
-        [each for each in (chart, rewards) if each is not None], [_shift(scores[:num], scores[-num:])]
+        x_label=run.score_name,
     )
 
 
@@ -190,22 +172,6 @@ def mean_distance(features: Sequence[set[object]]) -> float:
     either = sizes[:, None] + sizes[None] - both
     distances = 1 - np.divide(both, either, out=np.ones_like(both), where=either > 0)
     return float(distances[np.triu_indices(len(features), 1)].mean())
-
-
-def _novelty(run: RunData) -> Chart | None:
-    cached = values_of(run.metrics, "cached_share")
-    new = [1 - value for value in cached]
-    lines = smoothed_lines(steps_of(run.metrics), new, name="new architectures")
-    return line_chart(
-        "novelty",
-        "Novelty: share of new architectures in a batch",
-        lines,
-        x_label=STEP,
-        y_label="share of a batch",
-        start=0.0,
-        is_log=False,
-        note="A policy that has found the good regions samples them again: a falling share is expected near the end.",
-    )
 
 
 def _distances(run: RunData) -> Chart | None:
@@ -242,46 +208,3 @@ def _spread(group: Sequence[int]) -> list[int]:
     if len(group) <= MAX_COMPARED:
         return list(group)
     return [group[round(i)] for i in np.linspace(0, len(group) - 1, MAX_COMPARED).tolist()]
-
-
-def _sentences(run: RunData) -> list[str]:
-    if not run.feasible:
-        return []
-    top = sorted(run.feasible, key=lambda record: -record.score)[:NUM_TOP]
-    best, last = top[0].score, top[-1].score
-    distinct = len({(record.hash, record.key) for record in run.searched})
-    return [
-        f"{counted(distinct, 'different architecture')} {'was' if distinct == 1 else 'were'} evaluated; the best "
-        f"{len(top)}{run.limit_words} score between {number_text(last)} and {number_text(best)}."
-    ]
-
-
-def _reward_chart(run: RunData) -> Chart | None:
-    """Return the mean score of batches, repeats included, against quantiles of all evaluated architectures."""
-    rows = [row for row in run.metrics if isinstance(row.get("score_mean"), int | float)]
-    if len(rows) < 2:
-        return None
-    x = steps_of(rows)
-    scores = np.asarray([record.score for record in run.feasible])
-    low, median, high = np.quantile(scores, [0.25, 0.5, 0.75]).tolist()
-    lines = [
-        *smoothed_lines(x, values_of(rows, "score_mean"), name="mean of a batch"),
-        Line("median of all evaluated", x, [median] * len(x), [low] * len(x), [high] * len(x), colour=2),
-    ]
-    return line_chart(
-        "sampled-scores",
-        f"Sampled architectures against all evaluated{run.limit_words}",
-        lines,
-        x_label=STEP,
-        y_label="score",
-        note="A batch counts repeats; the band holds the middle half of all evaluated architectures, each once.",
-    )
-
-
-def _shift(early: Sequence[float], late: Sequence[float]) -> str:
-    first, last = float(np.median(early)), float(np.median(late))
-    word = "higher than" if last > first else "lower than" if last < first else "equal to"
-    return (
-        f"The median of the last quarter of new architectures, {number_text(last)}, is {word} that in the first "
-        f"quarter, {number_text(first)}. Each architecture counts once, when it was first evaluated."
-    )

@@ -6,7 +6,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup
@@ -118,6 +118,7 @@ _EDGE = re.compile(r"(\d+)<-(\d+)")
 _LAYER = re.compile(r"layer(\d+)")
 _LAYER_PLACE = re.compile(r"(.+)\[(\d+)\]")  # cell[2]: a choice of the second layer
 _WIDTH = re.compile(r'<svg [^>]*?width="(\d+)"')
+_SIZE = re.compile(r">(?=[\d,]+ parameters)")  # start of a caption
 _SMALLEST = 0.66  # scale
 _EMPTY = frozenset({"none", "zero", "zeroize"})
 
@@ -132,10 +133,17 @@ class Drawing:
     code: str = ""  # a program
 
 
-def drawing_of(graph: Mapping[str, Any]) -> Drawing:
-    """Return the drawing of node-link data; data that cannot be drawn as JSON text."""
+def drawing_of(graph: Mapping[str, Any], *, num_parameters: object = None) -> Drawing:
+    """Return the drawing of node-link data; data that cannot be drawn as JSON text.
+
+    Where the model has another number of parameters than the graph, such as a cell of it, the caption names the graph.
+    """
     try:
-        return _drawn(graph)
+        drawing = _drawn(graph)
+        if drawing.svg is None or not isinstance(num_parameters, int):
+            return drawing
+        is_whole = f">{num_parameters:,} parameters" in drawing.svg
+        return drawing if is_whole else replace(drawing, svg=Markup(_SIZE.sub(">this graph alone: ", drawing.svg)))
     except Exception as error:  # data of a plugin, of another version, or damaged: the page is written all the same
         text = shortened(json.dumps(graph), MAX_DATA)
         return Drawing(words=(("not drawn", f"{type(error).__name__}: {shortened(str(error), 200)}"), ("data", text)))

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from gflownet.envs.config import ENVIRONMENTS
+from gflownet.errors import counted
 from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.evaluation.tasks import TASKS
 from gflownet.objectives.config import OBJECTIVES
-from gflownet.pictures.chart import duration_text, number_text
+from gflownet.pictures.chart import duration_text
 from gflownet.plugins import ExtensionPoint
 from gflownet.records.status import Phase, RunState
-from gflownet.report.page.run_data import RunData, number_of
+from gflownet.report.page.run_data import RunData, mapping_of, number_of
 from gflownet.report.page.secrets import masked
 from gflownet.report.verdict import spent_words
 from gflownet.search.config import GFLOWNET, SEARCH_METHODS
 
 # Steps whose pace gives the time left.
 _RECENT_STEPS = 50
-_SAMPLER_UNIT = "the search is done; step of the sampler"
+_SAMPLER_UNIT = "step of the sampler"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,6 @@ class Overview:
     """Texts at the top of the page."""
 
     title: str
-    searched: str
     state: str  # a RunState, or unknown
     state_words: str
     progress: Progress
@@ -55,8 +55,7 @@ def overview_of(run: RunData, *, written: datetime) -> Overview:
     progress = progress_of(run)
     state = "unknown" if run.status is None else run.status.state.value
     return Overview(
-        title=f"Search of {run.option('task')}",
-        searched=_searched(run),
+        title=f"Search of {str(run.option('task')).rpartition(':')[2]}",
         state=state,
         state_words=_state_words(run, progress),
         progress=progress,
@@ -75,10 +74,9 @@ def progress_of(run: RunData) -> Progress:
     num_steps = int(run.number("num_training_steps") or 0)  # 0: none, or an unknown one
     if not has_search_method(run):
         return Progress(last, num_steps, "step")
-    num_sampler = sum(map(_is_of_sampler, run.metrics))
-    if num_sampler:
+    if num_sampler := len(sampler_rows(run)):
         return Progress(num_sampler, num_steps, _SAMPLER_UNIT)
-    return Progress(len(run.searched), run.num_planned, "evaluation")
+    return Progress(run.num_evaluated, run.num_planned, "evaluation")
 
 
 def seconds_used(run: RunData, *, written: datetime) -> float | None:
@@ -110,7 +108,7 @@ def seconds_left(run: RunData, progress: Progress) -> float | None:
 
 def _estimates(run: RunData, progress: Progress) -> Iterator[float]:
     """Yield the seconds until the last step, and until the budget is spent."""
-    rows = [row for row in run.metrics if _is_of_sampler(row)] if progress.unit == _SAMPLER_UNIT else run.metrics
+    rows = sampler_rows(run) if progress.unit == _SAMPLER_UNIT else run.metrics
     times = [(used, row) for row in rows if (used := number_of(row.get("seconds"))) is not None][-_RECENT_STEPS:]
     if not times:
         return
@@ -125,20 +123,15 @@ def _estimates(run: RunData, progress: Progress) -> Iterator[float]:
     num_budget = run.num_planned
     num_new = (number_of(last.get("num_distinct")) or 0) - (number_of(first.get("num_distinct")) or 0)
     if num_budget and progress.unit == "step" and seconds > 0 and num_new > 0:
-        yield seconds / num_new * max(0, num_budget - _num_distinct(run))
+        yield seconds / num_new * max(0, num_budget - int(number_of(last.get("num_distinct")) or 0))
     if limit := run.number("budget.seconds"):
         yield max(0.0, limit - float(run.plan.get("final_seconds", 0.0)) - end)
 
 
-def _is_of_sampler(row: Mapping[str, Any]) -> bool:
-    """Return whether a row is a step of the sampler that a search method trains at its end."""
-    return "loss" in row and "score_mean" not in row
-
-
-def _num_distinct(run: RunData) -> int:
-    """Return the evaluations that count to the budget."""
-    counts = [number_of(row.get("num_distinct")) for row in run.metrics[-1:]]
-    return int(counts[0] or 0) if counts else 0
+def sampler_rows(run: RunData) -> Sequence[Mapping[str, Any]]:
+    """Return the steps of the sampler that a search method trains at its end: those after its last search."""
+    num_searched = max((place for place, row in enumerate(run.metrics, start=1) if "score_mean" in row), default=0)
+    return [row for row in run.metrics[num_searched:] if "loss" in row]
 
 
 def summary_of(point: ExtensionPoint, name: str) -> str:
@@ -146,18 +139,32 @@ def summary_of(point: ExtensionPoint, name: str) -> str:
     return point.built_in[name].summary if name in point.built_in else name
 
 
-def _searched(run: RunData) -> str:
+def sentence(text: str) -> str:
+    """Return a text with a capital letter, unless it starts with a name of code, and a full stop."""
+    first, *_ = text.split(" ")
+    start = text[:1] if ":" in first.rstrip(":") or "_" in first else text[:1].upper()
+    return f"{start}{text[1:]}".rstrip(".") + "."
+
+
+def searched_words(run: RunData) -> str:
+    """Return task, space and method of a run; a task of the user in the words of its docstring."""
     task, env = str(run.option("task")), str(run.option("env.name"))
     space, about = summary_of(ENVIRONMENTS, env), summary_of(TASKS, task)
-    words = f"{about[:1].upper()}{about[1:]}. Space: {space} ({env})."
+    if task not in TASKS:
+        about = str(run.plan.get("about") or task)
+    if task == "choices" and (score := mapping_of(run.option("task_options")).get("score")):
+        about += f", scored by {score}"
+    if places := mapping_of(run.option("env.choices.places")):
+        space = f"{space}: {', '.join(map(str, places))}"
+    words = f"{sentence(about)} Space: {space} ({env})."
     method, objective = run.method, str(run.option("algo.method"))
     learned = f"{summary_of(OBJECTIVES, objective)} ({objective})"
-    if not has_search_method(run):
-        words += f" Method: a GFlowNet, which samples in proportion to the reward, trained with {learned}."
+    if has_search_method(run):
+        chosen = f", chosen by auto: {reason}" if (reason := run.plan.get("reason")) else ""
+        words += f" Method: {summary_of(SEARCH_METHODS, method)} ({method}{chosen}); sampler: {learned}"
     else:
-        words += f" Method: {summary_of(SEARCH_METHODS, method)} ({method}); its sampler is trained with {learned}."
-    reason = run.plan.get("reason")
-    return f"{words} It was chosen by search.method=auto: {reason}." if reason else words
+        words += f" Method: a GFlowNet, which samples in proportion to the reward, trained with {learned}"
+    return f"{words}; {counted(run.num_evaluated, 'evaluation')}."
 
 
 def _state_words(run: RunData, progress: Progress) -> str:
@@ -179,20 +186,17 @@ def _state_words(run: RunData, progress: Progress) -> str:
 
 def _facts(run: RunData, progress: Progress, *, written: datetime) -> Iterator[tuple[str, str]]:
     num_failed = sum(record.status is not EvaluationStatus.OK for record in run.searched)
-    if run.best_score is not None:
-        yield "best score in the search", number_text(run.best_score)
-    yield "evaluations", f"{len(run.searched):,}" + (f", {num_failed:,} failed" if num_failed else "")
-    if run.plan.get("num_final"):
-        yield "trainings and their plan", spent_words(run.evaluations, run.plan)
-    num_distinct = len({(record.hash, record.key) for record in run.searched})
-    yield "different architectures", f"{num_distinct:,}"
-    if not has_search_method(run):
-        yield "training steps", f"{progress.done:,} of {progress.total:,}" if progress.total else f"{progress.done:,}"
-        if num_budget := run.num_planned:
-            yield "evaluations of the budget", f"{_num_distinct(run):,} of {num_budget:,}"
-    elif progress.total:
-        name = "evaluations of the budget" if progress.unit == "evaluation" else "steps of the sampler"
-        yield name, f"{progress.done:,} of {progress.total:,}"
+    num, planned = f"{run.num_evaluated:,}", f" of {run.num_planned:,}" if run.num_planned else ""
+    num_stopped = run.num_evaluated - len(run.searched)
+    ends = [
+        f", {count:,} {word}" for count, word in ((num_stopped, "stopped early"), (num_failed, "failed")) if count > 0
+    ]
+    yield "evaluations of the search", "".join([num, planned, *ends])
+    if others := spent_words(run.evaluations, run.plan):
+        yield "trainings on new seeds", others
+    if not has_search_method(run) or progress.unit == _SAMPLER_UNIT:
+        name = "steps of the sampler" if has_search_method(run) else "training steps"
+        yield name, f"{progress.done:,} of {progress.total:,}" if progress.total else f"{progress.done:,}"
     yield "time used", duration_text(seconds_used(run, written=written))
     if run.is_running:
         left = seconds_left(run, progress)

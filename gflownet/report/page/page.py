@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,27 +13,43 @@ from pathlib import PurePath
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from gflownet.config import CONFIG_NAME, OPTIONS
 from gflownet.errors import counted
-from gflownet.pictures.chart import Table
+from gflownet.pictures.chart import Table, number_text
 from gflownet.records.status import RunState
-from gflownet.report.page.best import best_section
-from gflownet.report.page.curves import curves_of, distribution_section, diversity_section
+from gflownet.report.page.best import BestSection, best_section
+from gflownet.report.page.curves import curves_of
 from gflownet.report.page.drawings import text_of
 from gflownet.report.page.effects import effect_section
-from gflownet.report.page.overview import Overview, Progress, minute_text, overview_of
-from gflownet.report.page.run_data import RunData
+from gflownet.report.page.overview import (
+    Overview,
+    Progress,
+    has_search_method,
+    minute_text,
+    overview_of,
+    sampler_rows,
+    searched_words,
+    sentence,
+)
+from gflownet.report.page.run_data import RunData, number_of
 from gflownet.report.page.secrets import masked_command
 from gflownet.report.page.sections import (
+    CertificateSection,
+    FrontSection,
+    ReferenceSection,
     certificate_section,
     failure_section,
     front_section,
     reference_section,
     time_section,
 )
+from gflownet.report.verdict import spent_on
 from gflownet.translation.table_columns import TableColumns
 
+_MAX_FACTS = 4  # of the best architecture on the first screen
+_OPTION_NAME = re.compile(r"[a-z]\w*(\.\w+)+")
 TRAIN = ("python", "-m", "gflownet.train")
 
 
@@ -70,7 +87,7 @@ def changed_options(config: Mapping[str, Any]) -> Iterator[list[str]]:
     for key, value in _leaves(config, ""):
         option = OPTIONS.get(key)
         default = None if option is None else option.default
-        if option is None or text_of(value) != text_of(default):
+        if option is None or (value != default and text_of(value) != text_of(default)):
             yield [key, text_of(value), "" if option is None else text_of(default)]
 
 
@@ -148,7 +165,7 @@ def page_of(run: RunData, *, written: datetime | None = None) -> str:
         "report.html.j2",
         run=run,
         overview=_overview(run, written=written),
-        sentences=_sentences(sections),
+        statements=_statements(run, sections),
         sections=sections,
         written=minute_text(written),
     )
@@ -163,6 +180,7 @@ def sections_of(run: RunData) -> Sequence[Section]:
     """Return the sections of the page that have content, in order; one with an error has the error as content."""
     certify = resume_command(run, "certify=true")
     builders: tuple[tuple[str, str, str, Callable[[RunData], Any]], ...] = (
+        ("front", "Pareto front", "Pareto front", front_section),
         ("best", "Best architectures", "Best", best_section),
         ("references", "Against references", "References", reference_section),
         ("curves", "Progress", "Progress", curves_of),
@@ -171,9 +189,6 @@ def sections_of(run: RunData) -> Sequence[Section]:
             lambda run: certificate_section(run, command=certify),
         ),
         ("effects", "What distinguishes good architectures", "What matters", effect_section),
-        ("front", "Pareto front", "Pareto front", front_section),
-        ("diversity", "Diversity and novelty", "Diversity", diversity_section),
-        ("distribution", "Scores: sampled and evaluated", "Scores", distribution_section),
         ("columns", "Columns of the table", "Columns", _columns),
         ("time", "Where the time went", "Time", time_section),
         ("failures", "Failed evaluations", "Failures", failure_section),
@@ -197,7 +212,6 @@ def _overview(run: RunData, *, written: datetime) -> Overview:
         words = _logged("overview", error)
         return Overview(
             title="Search",
-            searched="",
             state="unknown",
             state_words="State unknown",
             progress=Progress(0, 0, "step"),
@@ -205,10 +219,10 @@ def _overview(run: RunData, *, written: datetime) -> Overview:
         )
 
 
-def _sentences(sections: Sequence[Section]) -> Sequence[Sentence]:
-    """Return the main sentences, none if they cannot be formed."""
+def _statements(run: RunData, sections: Sequence[Section]) -> Sequence[Statement]:
+    """Return the statements of the first screen, none if they cannot be formed."""
     try:
-        return list(summary_of({section.key: section.content for section in sections if not section.error}))
+        return list(statements_of(run, {section.key: section.content for section in sections if not section.error}))
     except Exception as error:  # as for a section
         _logged("summary", error)
         return ()
@@ -233,34 +247,109 @@ def _environment() -> Environment:
     environment = Environment(
         loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["counted"] = counted
+    environment.filters |= {"counted": counted, "breakable": _breakable}
     return environment
 
 
+def _breakable(text: str) -> str:
+    """Return an option's name with places to break a line after its dots, another text unchanged."""
+    return Markup(escape(text).replace(".", Markup(".<wbr>"))) if _OPTION_NAME.fullmatch(text) else text
+
+
 @dataclass(frozen=True)
-class Sentence:
-    """A sentence about a section."""
+class Statement:
+    """An answer on the first screen."""
 
-    section: str  # key
     topic: str
-    words: str
+    lines: Sequence[str]
+    section: str = ""  # key of the section with more; empty: none
+    code: str = ""  # command or Python to copy; empty: none
 
 
-def summary_of(contents: Mapping[str, Any]) -> Iterator[Sentence]:
-    """Yield the main sentences of the sections, by key of their content."""
-    if (references := contents.get("references")) is not None:
-        yield from (Sentence("references", "Result", words) for words in references.sentences)
-    if (best := contents.get("best")) is not None:
-        first = best.ranked[0]
-        name, score = first.facts[0]
-        yield Sentence("best", "Best", f"{first.title.lower()}: {score} ({name}).")
-    if (time := contents.get("time")) is not None and time.spent:
-        yield Sentence("time", "Spent", f"{time.spent}.")
-    if (certificate := contents.get("certificate")) is not None and certificate.verdicts:
-        yield Sentence("certificate", "Certificate", certificate.verdicts[0].words)
-    if (effects := contents.get("effects")) is not None and effects.sentences:
-        yield Sentence("effects", "What matters", effects.sentences[0])
+def statements_of(run: RunData, contents: Mapping[str, Any]) -> Iterator[Statement]:
+    """Yield what was searched, found and compared, the state of the sampler, and the next step.
+
+    Args:
+        run: data of the run.
+        contents: of the sections without an error, by key.
+    """
+    best, references, front = (contents.get(key) for key in ("best", "references", "front"))
+    yield Statement("Searched", [searched_words(run)])
+    found = [] if front is None or not front.ranked else [_front_words(front)]
+    found += [] if best is None else _found(run, best)
+    yield Statement("Found", found or ["Nothing yet: no evaluation has succeeded."], "front" if front else "best")
+    compared = [front.random] if front is not None and front.random else []
+    compared += [] if references is None else [*map(sentence, references.sentences), _trainings(run)]
+    yield Statement("Compared", compared or [_without_comparison(run)], "references" if references else "")
+    yield Statement("Sampler", [_sampler_words(run, contents.get("certificate"))], "certificate")
+    yield _next(run, best, references)
+    if (effects := contents.get("effects")) is not None and effects.sentence:
+        yield Statement("What matters", [effects.sentence], "effects")
     if (failures := contents.get("failures")) is not None and failures.num_failed:
-        kind = failures.kinds[0]
-        words = f"{failures.num_failed:,} of {counted(failures.num_evaluated, 'evaluation')}, most often: {kind.error}"
-        yield Sentence("failures", "Failures", words)
+        words = f"{failures.num_failed:,} of {counted(failures.num_evaluated, 'evaluation')}, most often: "
+        yield Statement("Failures", [words + failures.kinds[0].error], "failures")
+
+
+def _front_words(front: FrontSection) -> str:
+    """Return the size and the ends of the front."""
+    ends = [front.ranked[0], front.ranked[-1]]
+    texts = [", ".join(f"{name} {value}" for name, value in each.facts if "new seeds" not in name) for each in ends]
+    between = "" if front.num_front == 1 else f" to {texts[-1]}"
+    return f"{counted(front.num_front, 'architecture')} on the front of {front.objectives}: from {texts[0]}{between}."
+
+
+def _found(run: RunData, best: BestSection) -> list[str]:
+    """Return the score of the best architecture: on new seeds if there are any."""
+    first = best.ranked[0]
+    (name, score), *others = first.facts
+    facts = "".join(f"; {key} {value}" for key, value in others[:_MAX_FACTS])
+    if name == f"{run.score_name} in the search":
+        return [f"{first.title}: {run.score_name} {score} in the search (higher is better{facts}).", best.source]
+    num_seeds = counted(len(run.top[0]["final"].get("scores", ())), "training")
+    return [
+        f"{first.title}: {run.score_name} {score}, mean of {num_seeds} on new seeds (higher is better{facts}). The "
+        "score in the search is too high on average: the best were chosen by it."
+    ]
+
+
+def _trainings(run: RunData) -> str:
+    """Return the trainings of the run and of random architectures."""
+    num = {kind: spent.num for kind, spent in spent_on(run.evaluations).items()}
+    own, random = num.get("search", 0) + num.get("final stage", 0), num.get("random reference", 0)
+    return f"Trainings: {own:,} of the search and its final stage, {random:,} of random architectures."
+
+
+def _without_comparison(run: RunData) -> str:
+    if run.status is not None and run.status.state is not RunState.COMPLETED:
+        return "Nothing yet: random architectures and standard methods are trained after the search."
+    return "Nothing: this run trained neither random architectures nor a standard method (final.num_random)."
+
+
+def _sampler_words(run: RunData, certificate: CertificateSection | None) -> str:
+    """Return the verdict of the certificate; without one, that it is not measured, and the change of the loss."""
+    if certificate is not None and certificate.verdicts:
+        return certificate.verdicts[0].words
+    rows = sampler_rows(run) if has_search_method(run) else run.metrics
+    losses = [value for row in rows if (value := number_of(row.get("loss"))) is not None]
+    if not losses:
+        return "No sampler has been trained."
+    first, last = number_text(losses[0]), number_text(losses[-1])
+    return (
+        "Whether it has converged is not measured, as there is no certificate. "
+        f"Its loss was {first} in the first of {counted(len(losses), 'step')} and {last} in the last."
+    )
+
+
+def _next(run: RunData, best: BestSection | None, references: ReferenceSection | None) -> Statement:
+    """Return the next step: wait, resume, search longer, or load the best architecture."""
+    if run.is_running:
+        return Statement("Next", ["Wait for the end of the run: the best architectures are measured again there."])
+    if is_resumable(run):
+        return Statement("Next", ["Continue the run:"], code=resume_command(run))
+    if best is None:
+        return Statement("Next", ["See the failures, and change the space or the evaluation."], "failures")
+    if references is not None and not references.is_best:
+        key = "budget.evaluations" if run.number("budget.evaluations") else "num_training_steps"
+        longer = resume_command(run, f"{key}={2 * int(run.number(key) or 0)}")
+        return Statement("Next", ["Search longer, as a reference is as good as rank 0 or better:"], code=longer)
+    return Statement("Next", ["Load the best architecture:"], "best", best.ranked[0].load)

@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gflownet.config import CONFIG_NAME, OPTIONS
 from gflownet.errors import UserError, counted
+from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.store_overview import StoreOverview
 from gflownet.evaluation.store_rows import EvaluationRecord, EvaluationStatus, record_of
@@ -25,6 +26,7 @@ from gflownet.records.status import STATUS_NAME, RunState, RunStatus, read_statu
 from gflownet.records.trust import is_trusted
 from gflownet.report.page.features import Description, described
 from gflownet.report.page.secrets import masked, masked_options
+from gflownet.report.verdict import spent_on
 from gflownet.search.config import AUTO, GFLOWNET
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's is ten times faster
@@ -91,6 +93,28 @@ class RunData:
     def successes(self) -> list[EvaluationRecord]:
         """Successful ones of `searched`."""
         return [record for record in self.searched if record.status is EvaluationStatus.OK]
+
+    @property
+    def score_name(self) -> str:
+        """The name of the score of an architecture."""
+        return str(self.plan.get("score") or "score")
+
+    @property
+    def num_evaluated(self) -> int:
+        """The evaluations of the search that count to its budget: whole ones, and trainings that were stopped early."""
+        spent = spent_on(self.evaluations).get("search")
+        return 0 if spent is None else spent.num
+
+    @cached_property
+    def repeated(self) -> list[EvaluationRecord]:
+        """Trainings of the finalists on new seeds, failed ones included."""
+        return [record for record in self.evaluations if 0 < record.seed < RANDOM_REPEAT]
+
+    @cached_property
+    def random(self) -> list[EvaluationRecord]:
+        """Successful first trainings of random architectures, of the length of the search."""
+        rows = [record for record in self.evaluations if record.seed == RANDOM_REPEAT and record.fidelity == 0]
+        return [record for record in rows if record.status is EvaluationStatus.OK]
 
     @cached_property
     def limits(self) -> dict[str, float]:

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from gflownet.certificate.words import sentence, table
 from gflownet.errors import counted
 from gflownet.evaluation.store_rows import EvaluationRecord, EvaluationStatus, failure_kind, first_line
+from gflownet.files import parse_json
+from gflownet.metrics.statistics import Interval, non_dominated, simultaneous_intervals
 from gflownet.pictures.bar_charts import Bar, Estimate, bar_chart, interval_chart
 from gflownet.pictures.chart import Chart, Table, duration_text, number_text
 from gflownet.pictures.line_charts import Highlight, scatter_chart
-from gflownet.report.page.best import Ranked, score_words
+from gflownet.report.page.best import Ranked, score_words, table_of
 from gflownet.report.page.drawings import drawing_of
 from gflownet.report.page.overview import has_search_method
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of, number_of
 from gflownet.report.page.secrets import masked
-from gflownet.report.verdict import Side, spent_line, spent_on, verdict_of
+from gflownet.report.verdict import Side, is_beaten, spent_on, verdict_of
 
 NUM_RANKS = 5
 
 
 @dataclass(frozen=True)
 class ReferenceSection:
-    """A chart, and the comparison in words."""
+    """A chart, the comparison in words, and how to load the references."""
 
     chart: Chart
     sentences: Sequence[str]
+    loads: Sequence[tuple[str, str]]  # name and line of Python
+    is_best: bool  # whether rank 0 is clearly better than all of them
 
 
 def reference_section(run: RunData) -> ReferenceSection | None:
@@ -45,15 +52,21 @@ def reference_section(run: RunData) -> ReferenceSection | None:
     ]
     chart = interval_chart(
         "references-chart",
-        "Score on new seeds, with 95 % intervals",
+        f"{run.score_name[:1].upper()}{run.score_name[1:]} on new seeds, with 95 % intervals",
         [estimate for _, estimate in (*ranks, *references)],
-        x_label="score",
-        header=("architecture", "score", "95 % interval", "test score", "parameters"),
+        x_label=f"{run.score_name} (higher is better)",
+        header=("architecture", run.score_name, "95 % interval", f"test {run.score_name}", "parameters"),
         legend=("found by this run", "reference"),
     )
     if chart is None or not references:
         return None
-    return ReferenceSection(chart, verdict_of(ranks[0][0], [side for side, _ in references]) if ranks else ())
+    sides = [side for side, _ in references]
+    return ReferenceSection(
+        chart,
+        sentences=verdict_of(ranks[0][0], [replace(side, load="") for side in sides]) if ranks else (),
+        loads=[(side.name, side.load) for side in sides if side.load],
+        is_best=bool(ranks) and all(is_beaten(side, ranks[0][0]) for side in sides),
+    )
 
 
 def _side(name: str, entry: Mapping[str, Any]) -> Side | None:
@@ -73,18 +86,20 @@ def _estimate(side: Side, entry: Mapping[str, Any], *, href: str = "") -> Estima
     return Estimate(name, side.mean, low, high, cells=cells, is_marked=bool(href), href=href)
 
 
-# Architectures of the front that are drawn.
-MAX_DRAWN = 24
+# Architectures of the front that are listed and drawn.
+MAX_SHOWN = 24
 
 
 @dataclass(frozen=True)
 class FrontSection:
-    """Scatter charts and the drawn front, best in the first objective first."""
+    """Scatter charts, and the front as a table and as drawings, best in the first objective first."""
 
     charts: Sequence[Chart]
     ranked: Sequence[Ranked]
+    table: Table
     num_front: int
-    objectives: str
+    objectives: str  # with their directions, where known
+    random: str  # comparison with random architectures, empty without
 
 
 def front_section(run: RunData) -> FrontSection | None:
@@ -93,39 +108,119 @@ def front_section(run: RunData) -> FrontSection | None:
     names = [str(name) for name in objectives] if isinstance(objectives, list | tuple) else []
     if len(names) < 2 or not run.feasible:
         return None
-    front = run.front[:MAX_DRAWN]
-    charts = [_chart(run, names[0], other, front) for other in names[1:]]
+    front = run.front[:MAX_SHOWN]
+    directions = mapping_of(run.plan.get("directions"))
+    words = [f"{name} ({_DIRECTIONS[directions[name]]})" if name in directions else name for name in names]
+    signs = [{"min": -1, "max": 1}.get(directions.get(name, ""), 0) for name in names]
+    points = [tuple(map(float, point)) for point in _random_front(run, names, signs)]
+    means = _repeated(run, names[0])
+    repeated = [means.get(_shape(entry.get("graph"))) for entry in front]
+    charts = [_chart(run, names, place, front, repeated, points) for place in range(1, len(names))]
+    ranked = [_card(entry, rank, names, mean) for rank, (entry, mean) in enumerate(zip(front, repeated, strict=True))]
     return FrontSection(
         charts=[chart for chart in charts if chart is not None],
-        ranked=[_card(entry, rank, names) for rank, entry in enumerate(front)],
+        ranked=ranked,
+        table=table_of(ranked),
         num_front=len(run.front),
-        objectives=" and ".join(names) if len(names) == 2 else ", ".join(names),
+        objectives=" and ".join(words) if len(words) == 2 else ", ".join(words),
+        random=_random_words(run, names, signs, points),
     )
 
 
-def _chart(run: RunData, first: str, other: str, front: Sequence[Mapping[str, Any]]) -> Chart | None:
-    points = [(record.metrics.get(other, math.nan), record.metrics.get(first, math.nan)) for record in run.feasible]
+_DIRECTIONS = {"min": "lower is better", "max": "higher is better"}
+
+
+def _random_front(run: RunData, names: Sequence[str], signs: Sequence[int]) -> list[list[float]]:
+    """Return the front of the random architectures, each trained once; none where a direction is unknown."""
+    rows = [record for record in run.random if all(name in record.metrics for name in names)]
+    if not rows or not all(signs):
+        return []
+    values = np.array([[record.metrics[name] for name in names] for record in rows])
+    front = values[non_dominated(values * signs)]
+    return front[np.argsort(-front[:, 0] * signs[0], kind="stable")].tolist()
+
+
+def _random_words(run: RunData, names: Sequence[str], signs: Sequence[int], points: Sequence[Sequence[float]]) -> str:
+    """Return how many points of the random front are dominated by one of the run, and the reverse."""
+    own = np.array([[_metric(entry, name) for name in names] for entry in run.front]).reshape(-1, len(names)) * signs
+    other = np.array(points).reshape(-1, len(names)) * signs
+    if not len(own) or not len(other) or not np.isfinite(own).all():
+        return ""
+    is_beaten = ~non_dominated(np.concatenate([own, other]))
+    return (
+        f"The run's front dominates {is_beaten[len(own) :].sum()} of the {len(other)} on the front of "
+        f"{counted(len(run.random), 'random architecture')}; these dominate {is_beaten[: len(own)].sum()} of the run's "
+        f"{len(own)}. "
+        f"One training each, {counted(len(run.searched), 'evaluation')} in the search."
+    )
+
+
+def _repeated(run: RunData, name: str) -> dict[str, Interval]:
+    """Return means over new seeds by graph, of finalists without a failure; the intervals hold for all at once."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for record in run.repeated:
+        groups.setdefault((record.hash, record.key), []).append(record.metrics.get(name, math.nan))
+    complete = {identity: values for identity, values in groups.items() if all(map(math.isfinite, values))}
+    intervals = simultaneous_intervals(list(complete.values())) if complete else []
+    means = dict(zip(complete, intervals, strict=True))
+    found = ((record.graph, means.get((record.hash, record.key))) for record in run.feasible)
+    return {_shape(parse_json(graph)): mean for graph, mean in found if mean is not None}
+
+
+def _shape(graph: Any) -> str:
+    """Return nodes and edges as text: the entries of files have further data of the translation."""
+    data = mapping_of(graph)
+    return json.dumps([data.get("nodes"), data.get("edges")], sort_keys=True)
+
+
+def _chart(
+    run: RunData,
+    names: Sequence[str],
+    place: int,
+    front: Sequence[Mapping[str, Any]],
+    repeated: Sequence[Interval | None],
+    points: Sequence[Sequence[float]],
+) -> Chart | None:
+    first, other = names[0], names[place]
+    evaluated = [(record.metrics.get(other, math.nan), record.metrics.get(first, math.nan)) for record in run.feasible]
     highlights = [
-        Highlight(x, y, f"front {rank}: {first} {number_text(y)}, {other} {number_text(x)}", f"#front-{rank}")
-        for rank, entry in enumerate(front)
+        Highlight(
+            *(x, y, f"front {rank}: {first} {number_text(y)}, {other} {number_text(x)}", f"#front-{rank}"),
+            None if mean is None else (mean.value, mean.low, mean.high),
+        )
+        for rank, (entry, mean) in enumerate(zip(front, repeated, strict=True))
         if math.isfinite(x := _metric(entry, other)) and math.isfinite(y := _metric(entry, first))
     ]
     return scatter_chart(
         f"front-{other}-chart".replace("_", "-").replace(" ", "-"),
         f"{first} against {other}",
-        points,
+        evaluated,
         highlights,
         x_label=other,
         y_label=first,
-        names=(f"evaluated{run.limit_words}", "on the front"),
-        is_joined=True,
+        names=(
+            *(f"evaluated{run.limit_words}", "on the front, one training"),
+            *(f"{first} of finalists on new seeds, with its 95 % interval", "front of random architectures"),
+        ),
+        compared=[(point[place], point[0]) for point in points],
+        is_joined=len(names) == 2,
         note="A point of the front is a link to its drawing." if highlights else "",
     )
 
 
-def _card(entry: Mapping[str, Any], rank: int, names: Sequence[str]) -> Ranked:
+def _card(entry: Mapping[str, Any], rank: int, names: Sequence[str], mean: Interval | None) -> Ranked:
     facts = [(name, number_text(_metric(entry, name))) for name in names]
-    return Ranked(f"front-{rank}", f"Front {rank}", facts, drawing_of(mapping_of(entry.get("graph"))))
+    if mean is not None:
+        facts.insert(2, (f"{names[0]}, new seeds", score_words(mean.value, _ends(mean))))
+    choices = entry.get("choices")
+    drawing = drawing_of(mapping_of(entry.get("graph")), num_parameters=entry.get("num_parameters"))
+    return Ranked(
+        *(f"front-{rank}", f"Front {rank}", facts, drawing), choices=choices if isinstance(choices, str) else ""
+    )
+
+
+def _ends(mean: Interval) -> list[float] | None:
+    return [mean.low, mean.high] if math.isfinite(mean.low + mean.high) else None
 
 
 def _metric(entry: Mapping[str, Any], name: str) -> float:
@@ -190,15 +285,13 @@ class TimeSection:
 
     charts: Sequence[Chart]
     facts: Sequence[tuple[str, str]]
-    spent: str = ""  # evaluations by what they were for; empty: there is no final stage
 
 
 def time_section(run: RunData) -> TimeSection | None:
     """Return where the time went, None if nothing is known."""
     charts = [chart for chart in (_phases(run), _evaluations(run)) if chart is not None]
     facts = _facts(run)
-    spent = spent_line(run.evaluations) if any(record.seed for record in run.evaluations) else None
-    return TimeSection(charts, facts, spent or "") if charts or facts else None
+    return TimeSection(charts, facts) if charts or facts else None
 
 
 def _phases(run: RunData) -> Chart | None:

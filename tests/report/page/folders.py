@@ -15,11 +15,13 @@ from typing import Any
 import psutil
 
 from gflownet.config import load_config, to_mapping, to_yaml
+from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.store_rows import EvaluationRecord, EvaluationStatus
 from gflownet.graphs.assignment import Assignment
 from gflownet.records.marker import RunMarker, write_marker
 from gflownet.report.page import page_of, read_run
+from tests.evaluation.candidates import classifier_graph
 
 RUN = "0123456789abcdef" * 2
 WRITTEN = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
@@ -37,7 +39,7 @@ class Page(HTMLParser):
         self.sections: dict[str, str] = {}
         self.addresses = list[str]()  # of everything that a browser loads
         self._open, self._section = list[str](), "header"
-        self.feed(text)
+        self.feed(text.replace("<wbr>", ""))
         self.close()
         assert not self._open, f"elements without an end: {self._open}"
 
@@ -153,3 +155,30 @@ def write_run(
     with EvaluationStore(folder / "evaluations.sqlite", context="test") as store:
         store.add(records)
     return folder
+
+
+def front_run(folder: Path) -> Path:
+    """Write a finished run with two objectives: a front of two, one with new seeds, and random architectures."""
+
+    def measured(place: int, accuracy: float, size: float, **fields: Any) -> Any:
+        graph = classifier_graph((4 + place, "relu")).to_dict()
+        return record(place, accuracy, graph, metrics={"accuracy": accuracy, "parameters": size}, **fields)
+
+    search = [measured(i, i / 10, 100.0 * i) for i in range(10)]
+    new_seeds = [measured(9, accuracy, 900.0, seed=seed) for seed, accuracy in ((1, 0.78), (2, 0.82))]
+    random = [measured(20, 0.3, 500.0, seed=RANDOM_REPEAT), measured(21, 0.95, 2000.0, seed=RANDOM_REPEAT)]
+    dominated = measured(22, 0.2, 600.0, seed=RANDOM_REPEAT)
+    front = [
+        {"rank": rank, "metrics": dict(search[i].metrics), "graph": json.loads(search[i].graph), "num_parameters": 100}
+        for rank, i in enumerate((9, 5))
+    ]
+    options = ["evaluation.objectives=[accuracy,parameters]"]
+    plan = {"directions": {"accuracy": "max", "parameters": "min"}}
+    return write_run(
+        folder,
+        [*search, *new_seeds, *random, dominated],
+        config="digits",
+        options=options,
+        files={"pareto_front.json": front},
+        status=status_of("completed") | {"plan": plan},
+    )

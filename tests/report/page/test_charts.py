@@ -123,7 +123,7 @@ def test_bar_and_interval_charts_name_every_row():
     widths = [float(mark.attributes["width"]) for mark in bars.marks if mark.tag == "rect"]
     assert widths[0] / widths[1] == pytest.approx(3.0, rel=0.02)
     estimates = [Estimate("one", 0.5, 0.4, 0.6, is_marked=True), Estimate("two", 0.1, 0.1, 0.1)]
-    chart = built(interval_chart("i", "I", estimates, x_label="x", header=("a", "b", "c"), zero=0.0))
+    chart = built(interval_chart("i", "I", estimates, x_label="x", header=("a", "b", "c")))
     assert chart.table is not None
     assert chart.table.rows[0] == ["one", "0.5", "0.4 to 0.6"]
     assert chart.table.rows[1][2] == "no interval"

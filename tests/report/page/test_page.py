@@ -7,8 +7,9 @@ import json
 import random
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from gflownet.errors import UserError
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.graphs.assignment import Assignment
-from gflownet.records.marker import RunMarker, write_marker
+from gflownet.metrics.statistics import simultaneous_intervals
+from gflownet.records.marker import RunMarker, read_marker, write_marker
 from gflownet.report.compared.figures import best_score
 from gflownet.report.page import page_of, read_run
 from gflownet.report.page.best import score_words
@@ -32,7 +34,18 @@ from gflownet.report.page.secrets import masked_command, masked_options
 from gflownet.run.view import Limits, PlainLines
 from gflownet.terminal.console import duration
 from tests.evaluation.candidates import classifier_graph
-from tests.report.page.folders import RUN, WRITTEN, Page, assignment_of, metric_rows, page, record, status_of, write_run
+from tests.report.page.folders import (
+    RUN,
+    WRITTEN,
+    Page,
+    assignment_of,
+    front_run,
+    metric_rows,
+    page,
+    record,
+    status_of,
+    write_run,
+)
 
 PLUS_MINUS, MINUS = "\N{PLUS-MINUS SIGN}", "\N{MINUS SIGN}"
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>{{ 7 * 7 }}'
@@ -87,14 +100,14 @@ def finished_run(folder: Path, **fields: Any) -> Path:
 def test_page_of_finished_run_has_every_section(tmp_path):
     read = page(finished_run(tmp_path))
     assert list(read.sections)[1:] == [
-        *("best", "references", "curves", "certificate", "effects", "diversity", "distribution", "time", "failures"),
+        *("best", "references", "curves", "certificate", "effects", "time", "failures"),
         "configuration",
     ]
     assert {"header", "nav", "main", "footer", "h1"} <= set(read.tags)
     assert read.tags.count("main") == read.tags.count("h1") == 1
     header = read.sections["header"]
     assert "Completed" in header
-    assert "choices in your own code (choices)" in header
+    assert "choices in your own code: model, svm.kernel, svm.c" in header
     assert "trajectory balance (tb)" in header
     assert "45, 5 failed" in header
     assert "20 of 100" in header
@@ -102,12 +115,82 @@ def test_page_of_finished_run_has_every_section(tmp_path):
     assert "written at 2026-11-23 12:00 UTC" in header
 
 
-def test_summary_has_the_main_sentence_of_each_section(tmp_path):
+def test_first_screen_answers_in_order(tmp_path):
+    """Searched, found (the mean of new seeds first), compared, sampler, next; no line of code before the next step."""
     header = page(finished_run(tmp_path)).sections["header"]
-    assert f"rank 0: 0.9000 {PLUS_MINUS} 0.0500 (score, new seeds)." in header
-    assert header.index("rank 0 (0.9000") < header.index("rank 0: 0.9000")  # the winner comes first
-    assert "5 of 45 evaluations, most often: ValueError: node 0 has no input" in header
-    assert "kernel = a: the 20 architectures with it score" in header
+    topics = (
+        "Searched",
+        "Found",
+        "Compared",
+        "Sampler",
+        "Next",
+        "What matters",
+        "Failures",
+        "evaluations of the search",
+    )
+    places = [header.index(f" {topic} ") for topic in topics]
+    assert places == sorted(places)
+    answers = dict(zip(topics, (header[a:b] for a, b in pairwise([*places, len(header)])), strict=True))
+    assert f"Rank 0: score 0.9000 {PLUS_MINUS} 0.0500, mean of 2 trainings on new seeds (higher is better" in header
+    assert "score in the search 0.9500" in answers["Found"], "the luckiest score comes second, with its caveat"
+    assert "too high on average" in answers["Found"]
+    assert "No clear difference: scikit-learn" in answers["Compared"]
+    assert "Rank 0 (0.9000" in answers["Compared"]
+    assert "converged is not measured" in answers["Sampler"]
+    assert "Its loss was 100 in the first of 20 steps and 5 in the last" in answers["Sampler"]
+    assert f"python -m gflownet.train log_dir={tmp_path} resume=true num_training_steps=200" in answers["Next"]
+    assert "kernel = a: the 20 architectures with it score" in answers["What matters"]
+    assert "not a cause" in answers["What matters"]
+    assert "5 of 45 evaluations, most often: ValueError: node 0 has no input" in answers["Failures"]
+    assert "import" not in header.replace("import_", "")
+
+
+def test_next_step_loads_the_best_where_no_reference_is_as_good(tmp_path):
+    worse = [{"name": "random", "mean": 0.7, "interval": [0.65, 0.75], "load": "gflownet.load('random.json')"}]
+    files = {"top_architectures.json": top_of(2), "references.json": worse}
+    read = page(finished_run(tmp_path, files=files))
+    assert f"gflownet.load('{tmp_path}/top_architectures.json', rank=0" in read.sections["header"]
+    assert "random.json" not in read.sections["header"]
+    assert "gflownet.load('random.json')" in read.sections["references"]
+    running = page(finished_run(tmp_path / "b", files={}, status=status_of("running", is_alive=True)))
+    assert "Wait for the end of the run" in running.sections["header"]
+    assert "in the search (higher is better" in running.sections["header"]
+
+
+def test_own_task_has_the_words_of_its_docstring_and_the_name_of_its_score(tmp_path):
+    plan = {"about": "Motors by their noise.", "score": "hit rate", "method": "gflownet"}
+    folder = finished_run(tmp_path, status=status_of("completed") | {"plan": plan})
+    marker = read_marker(folder)
+    assert marker is not None
+    write_marker(folder, replace(marker, config={**marker.config, "task": "motors:MotorTask"}))
+    read = page(folder)
+    header = read.sections["header"]
+    assert "Search of MotorTask" in header
+    assert "Searched Motors by their noise. Space:" in header
+    assert "Rank 0: hit rate 0.9000" in header
+    assert "hit rate (higher is better)" in read.sections["references"]
+
+
+def test_evaluations_and_steps_after_a_resume_agree_everywhere(tmp_path):
+    """A search with early stopping, its sampler, and both again with a larger budget."""
+    rows = [{"step": i, "score_mean": 0.5} for i in (1, 2)] + [{"step": 3, "loss": 9.0}, {"step": 4, "loss": 8.0}]
+    rows += [
+        {"step": 5, "score_mean": 0.5},
+        {"step": 6, "loss": 7.0},
+        {"step": 7, "loss": 6.0},
+        {"step": 8, "loss": 5.0},
+    ]
+    plan = {"method": "surrogate", "num_search": 12, "num_final": 1}
+    stopped = [record(50 + i, 0.1, assignment_of(x=50 + i), fidelity=4, metrics={"is_stopped": 1.0}) for i in range(2)]
+    partial = record(60, 0.1, assignment_of(x=60), fidelity=4)  # continued: a whole evaluation is another row
+    status = status_of("completed") | {"plan": plan}
+    options = ["search.method=surrogate", "num_training_steps=3", "budget.evaluations=13"]
+    folder = write_run(tmp_path, [*choices(10), *stopped, partial], rows=rows, status=status, options=options)
+    header = page(folder).sections["header"]
+    assert "12 evaluations." in header
+    assert "evaluations of the search 12 of 12, 2 stopped early" in header
+    assert "steps of the sampler 3 of 3" in header
+    assert "Its loss was 7 in the first of 3 steps and 5 in the last" in header
 
 
 def test_curves_show_what_metrics_have(tmp_path):
@@ -146,7 +229,9 @@ def test_plan_is_compared_with_trainings(tmp_path):
     plan = {"num_search": 48, "num_final": 6, "num_random": 5, "num_random_final": 2, "method": "surrogate"}
     trained = [record(50 + i, 0.5, assignment_of(x=i), seed=seed) for i, seed in enumerate((1, 2, RANDOM_REPEAT))]
     folder = write_run(tmp_path, [*choices(40), *trained], status=status_of("completed") | {"plan": plan})
-    assert "search 40 of 48, final stage 2 of 6, random 1 of 7" in page(folder).sections["header"]
+    header = page(folder).sections["header"]
+    assert "evaluations of the search 40 " in header, "without a budget"
+    assert "final stage 2 of 6, random 1 of 7" in header
 
 
 def test_rank_correlation_is_that_of_finalists_with_other_epochs(tmp_path):
@@ -217,7 +302,7 @@ def test_best_evaluations_respect_constraints(tmp_path):
     run = read_run(folder)
     assert (len(run.successes), len(run.feasible), run.best_score) == (4, 3, pytest.approx(0.7))
     assert best_score(run) == run.best_score
-    assert "best score in the search 0.7" in page(folder).sections["header"]
+    assert "Rank 0 so far: score 0.7000 in the search" in page(folder).sections["header"]
 
 
 def test_effects_and_histograms_leave_out_architectures_above_a_limit(tmp_path):
@@ -227,8 +312,8 @@ def test_effects_and_histograms_leave_out_architectures_above_a_limit(tmp_path):
     ]
     read = page(write_run(tmp_path, records, options=["evaluation.constraints={size: 0}"]))
     assert "From 30 evaluated architectures within evaluation.constraints" in read.sections["effects"]
-    assert "evaluated architectures within evaluation.constraints" in read.sections["distribution"]
-    assert "0.9" not in read.sections["distribution"]
+    assert "Scores of evaluated architectures within evaluation.constraints" in read.sections["curves"]
+    assert "0.9 " not in read.sections["curves"].partition("Scores of evaluated")[2]
 
 
 def test_options_from_the_environment_leave_a_page(tmp_path):
@@ -307,7 +392,7 @@ def test_search_method_counts_evaluations(tmp_path):
     assert "uniformly random actions (random)" in read.sections["header"]
     rows += [{"step": i, "loss": 1.0} for i in range(11, 14)]
     read = page(write_run(tmp_path / "later", choices(40), rows=rows, status=status_of("failed"), options=options))
-    assert "the search is done; step of the sampler 3 of 100" in read.sections["header"]
+    assert "step of the sampler 3 of 100" in read.sections["header"]
 
 
 def test_references_are_compared_with_the_best(tmp_path):
@@ -319,7 +404,7 @@ def test_references_are_compared_with_the_best(tmp_path):
 def test_effects_name_the_feature_that_matters(tmp_path):
     text = page(finished_run(tmp_path)).sections["effects"]
     assert "kernel = a: the 20 architectures with it score" in text
-    assert "associations, not causes" in text
+    assert "correlations among the sampled architectures, not causes" in text
     records = choices(40)
     scores = {kernel: [r.score for r in records if f'"{kernel}"' in r.graph] for kernel in "ab"}
     difference = np.mean(scores["a"]) - np.mean(scores["b"])
@@ -338,19 +423,19 @@ def test_failures_are_grouped_without_their_numbers(tmp_path):
     assert "None of 10 evaluations failed" in page(write_run(tmp_path / "b", choices(10))).sections["failures"]
 
 
-def test_front_is_linked_to_drawings(tmp_path):
-    graph = classifier_graph((4, "relu")).to_dict()
-    records = [record(i, 0.5, graph, metrics={"accuracy": i / 10, "parameters": 100.0 * i}) for i in range(10)]
-    front = [
-        {"rank": rank, "metrics": dict(records[i].metrics), "graph": graph, "num_parameters": 100}
-        for rank, i in enumerate((9, 5))
-    ]
-    options = ["evaluation.objectives=[accuracy,parameters]"]
-    folder = write_run(tmp_path, records, config="digits", options=options, files={"pareto_front.json": front})
+def test_front_has_new_seeds_and_the_random_front(tmp_path):
+    folder = front_run(tmp_path)
     read = page(folder)
+    assert list(read.sections)[1] == "front", "the first figure"
     assert {"#front-0", "#front-1"} <= set(read.links)
     assert 'role="group" aria-labelledby="front-parameters-chart-title' in read.text  # an image has no links
-    assert "2 architectures are on the Pareto front of accuracy and parameters" in read.sections["front"]
+    text, (interval,) = read.sections["front"], simultaneous_intervals([[0.78, 0.82]])
+    assert "front of accuracy (higher is better) and parameters (lower is better)" in text
+    shown = score_words(interval.value, [interval.low, interval.high])
+    assert f"0 0.9 900 {shown} 1 0.5 500 \N{EN DASH}" in text, "a row for each architecture"
+    assert "dominates 1 of the 2 on the front of 3 random architectures; these dominate 0 of the run's 2" in text
+    assert read.text.count('class="dot s2"') == 2 + 1, "and one in the legend"
+    assert "from accuracy 0.9, parameters 900 to accuracy 0.5, parameters 500" in read.sections["header"]
     (folder / "pareto_front.json").unlink()
     assert "computed at the end of the run" in page(folder).sections["front"]
 
