@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import logging
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 import gflownet
 from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig, WorkersConfig
 from gflownet.envs.config import EnvConfig
-from gflownet.errors import UserError
+from gflownet.errors import NEAR, UserError, did_you_mean, likeness
 from gflownet.evaluation.config import (
     AsynchronousConfig,
     BudgetConfig,
@@ -26,10 +26,21 @@ from gflownet.evaluation.config import (
 from gflownet.evaluation.tasks import TASKS
 from gflownet.files import check_yaml_depth, read_yaml
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
-from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, Interval, Option, find_options, groups_of, option
+from gflownet.options import (
+    AT_LEAST_ONE,
+    NOT_NEGATIVE,
+    Interval,
+    Option,
+    find_options,
+    groups_of,
+    hint_of_option,
+    nearest_key,
+    option,
+)
 from gflownet.plugins import installed_config_folders
 from gflownet.policy.config import ModelConfig
-from gflownet.records.marker import CONFIG_NAME, MARKER_NAME, not_a_search, read_marker
+from gflownet.records.marker import CONFIG_NAME, MARKER_NAME, newest_run, not_a_search, read_marker
+from gflownet.records.status import free_folder
 from gflownet.records.trust import check_config
 from gflownet.search.config import GFLOWNET, SearchConfig
 
@@ -46,6 +57,7 @@ RENAMED = {
 }
 # Former values of options, accepted for one release.
 RENAMED_VALUES = {("env.name", "cell_space"): "cells"}
+_MAX_LISTED = 8  # options of a group in an error
 # The config of a command that names neither a config nor a task.
 DEFAULT_CONFIG = "mnist1d"
 # The file of configs/ that is a sweep of wandb.
@@ -89,7 +101,7 @@ class ReportConfig:
 class Config:
     """Options of the run."""
 
-    log_dir: str = option("logs/${task}", "run folder: all files of a run")
+    log_dir: str = option("logs/${task}", "run folder: all files of a run; a default one with a run: the next free one")
     seed: int = option(0, "seed of all random numbers of the run", Interval(0, MAX_SEED))
     task: str = option("digits", TASKS.help("task"))
     task_options: Any = option({}, "options of the task, task_options.NAME=VALUE")
@@ -276,9 +288,26 @@ def command_config(source: str | None, overrides: Sequence[str]) -> Config:
     """
     config = load_config(source or config_of_task(overrides), overrides)
     stored = None
+    if config.resume and not names_folder(source, overrides):
+        overrides = [*overrides, f"log_dir={newest_run(Path(config.log_dir))}"]
+        config = load_config(source or config_of_task(overrides), overrides)
     if source is None and config.resume:
         stored = stored_config(Path(config.log_dir), ["overwrite_existing_exp=false", *overrides])
     return stored or config
+
+
+def names_folder(source: str | None, overrides: Sequence[str], room: str = "") -> bool:
+    """Return whether a command names its run folder, as an override or in a file of the user."""
+    in_file = source and find_config(source, room) == Path(source) and "log_dir" in read_yaml(Path(source))
+    return bool(in_file) or any(override.startswith("log_dir=") for override in overrides)
+
+
+def default_folder(config: Any, source: str | None, overrides: Sequence[str], room: str = "") -> str:
+    """Return log_dir of a new run that names none, else ""; where it is taken, set log_dir to the next free folder."""
+    if config.resume or config.overwrite_existing_exp or names_folder(source, overrides, room):
+        return ""
+    folder, config.log_dir = config.log_dir, str(free_folder(Path(config.log_dir)))
+    return folder
 
 
 def config_of(tree: Mapping[str, Any], *, where: str = "") -> Config:
@@ -347,8 +376,8 @@ def find_config(source: str, room: str = "") -> Path:
     if of_packages:
         return of_packages[0]
     names = config_names(room)
-    nearest = difflib.get_close_matches(source, names, n=1, cutoff=0.0)[0]
-    raise UserError(f"--config: expected one of {', '.join(names)} or a path, got {source!r}; did you mean {nearest}?")
+    hint = did_you_mean(source, names)
+    raise UserError(f"--config: expected one of {', '.join(names)} or a path, got {source!r}{hint}")
 
 
 def _config_folders(room: str) -> Iterator[Path]:
@@ -360,7 +389,7 @@ def _config_folders(room: str) -> Iterator[Path]:
 def _parse_override(override: str, options: Mapping[str, Option] = OPTIONS) -> dict[str, Any]:
     key, equals, _ = override.partition("=")
     if not (key and equals):
-        raise UserError(f"{override}: expected KEY=VALUE, for example {nearest_key(key.lstrip('-'), options)}=VALUE")
+        raise UserError(f"{override}: expected KEY=VALUE{_hint_without_value(override, options)}")
     try:
         check_yaml_depth(override.partition("=")[2])
         return cast(dict[str, Any], _omegaconf().to_container(_omegaconf().from_dotlist([override]), resolve=False))
@@ -381,10 +410,10 @@ def _merge(
             value = RENAMED_VALUES[key, value]
         option = options.get(key)
         if option is None:
-            nearest = nearest_key(key, options)
-            is_near = _likeness(key, nearest) >= _NEAR
-            hint = f"did you mean {nearest}?" if is_near else "--help lists the options"
-            raise UserError(f"{where}{key}: unknown option, got {key}={_shown(value)}; {hint}")
+            hint = hint_of_option(key, value, options) or "; --help lists the options"
+            if key == "config" and options is OPTIONS:
+                hint = f"; did you mean --config {value}?"
+            raise UserError(f"{where}{key}: unknown option, got {key}={_shown(value)}{hint}")
         mistyped = UserError(f"{where}{key}: expected {option.expected}, got {_shown(value)}")
         if not option.may_hold(value):
             raise mistyped
@@ -405,22 +434,21 @@ def _leaves(tree: Mapping[str, Any], options: Mapping[str, Option], prefix: str 
             yield from _leaves(value, options, f"{key}.")
         elif value is not None:  # a heading in YAML whose lines are all commented out is None
             members = [option for option in options if option.startswith(f"{key}.")]
-            raise UserError(f"{key}: expected a group of options ({', '.join(members)}), got {_shown(value)}")
+            listed = ", ".join([*members[:_MAX_LISTED], *["..."] * (len(members) > _MAX_LISTED)])
+            hint = hint_of_option(key, value, options)
+            raise UserError(f"{key}: expected a group of options ({listed}), got {_shown(value)}{hint}")
 
 
-_NEAR = 0.6  # likeness of a misspelt key and the meant one
-
-
-def nearest_key(key: str, options: Mapping[str, Option] = OPTIONS) -> str:
-    """Return the known key most similar to `key`, as a whole or in its last part; ties go to the shortest."""
-
-    return max(options, key=lambda candidate: (_likeness(key, candidate), -len(candidate)), default="")
-
-
-def _likeness(key: str, candidate: str) -> float:
-    whole = difflib.SequenceMatcher(None, key, candidate).ratio()
-    last = difflib.SequenceMatcher(None, key.rpartition(".")[2], candidate.rpartition(".")[2]).ratio()
-    return max(whole, 0.9 * last)
+def _hint_without_value(word: str, options: Mapping[str, Option]) -> str:
+    """Return "; did you mean --config NAME?" for the name or the file of a config, else an example of KEY=VALUE."""
+    stem = word.removesuffix(".yaml").rpartition("/")[2]
+    nearest = max(config_names(), key=lambda name: likeness(stem, name)) if options is OPTIONS else ""
+    key = nearest_key(word.lstrip("-"), options)
+    if "seed" in options and not hint_of_option(word.lstrip("-"), "", options):
+        key = "seed"
+    if likeness(stem, nearest) >= max(NEAR, likeness(stem, key)):
+        return f"; did you mean --config {word if os.path.isfile(word) and '/' in word else nearest}?"
+    return f", for example {shlex.quote(f'{key}={options[key].default_text}')}"
 
 
 def _shown(value: Any) -> str:

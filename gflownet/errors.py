@@ -1,8 +1,12 @@
 """User errors, printed as one line, and escaping of text for terminals."""
 
+import difflib
 import unicodedata
+from collections.abc import Iterable
 from typing import ClassVar
 
+# Likeness of a misspelt word and the meant one.
+NEAR = 0.6
 # Control characters (escape sequences among them), invisible ones that reorder text, lone surrogates, line separators.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
@@ -29,6 +33,17 @@ def printable(text: str) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: 1 step, 2 steps, 1,000 steps."""
     return f"{number:,} {noun if number == 1 else f'{noun}s'}"
+
+
+def likeness(word: str, other: str) -> float:
+    """Return the similarity of two words in [0, 1]; upper and lower case are alike."""
+    return difflib.SequenceMatcher(None, word.lower(), other.lower()).ratio()
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """Return "; did you mean X?" with the word nearest to a misspelt one, empty without words."""
+    nearest = max(words, key=lambda each: (each.startswith(word), likeness(word, each)), default=None)
+    return "" if nearest is None else f"; did you mean {nearest}?"
 
 
 def error_line(error: Exception) -> str:

@@ -16,9 +16,42 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
-from gflownet.errors import UserError
+from gflownet.errors import NEAR, UserError, likeness
 
 _TYPE_WORDS = {Any: "a group of options", int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+# Options that words of papers and other libraries stand for, and groups of options that get a value.
+_WORDS = {
+    "beta": "cond.temperature.dist_params",
+    "reward_exponent": "cond.temperature.dist_params",
+    "lr": "opt.learning_rate",
+    "steps": "num_training_steps",
+    "iterations": "num_training_steps",
+    "n_trials": "budget.evaluations",
+    "trials": "budget.evaluations",
+    "workers": "num_workers",
+    "seeds": "seed",
+    "gpu": "device",
+    "budget": "budget.evaluations",
+    "env": "env.name",
+    "model": "model.name",
+    "search": "search.method",
+    "objective": "algo.method",
+    "loss": "algo.method",
+    "algo": "algo.method",
+    "wandb": "wandb.mode",
+    "output": "log_dir",
+    "output_dir": "log_dir",
+    "algo.global_batch_size": "algo.num_from_policy",
+}
+# The options of the README and the quickstart, which a word stands for rather than another option with this last part.
+_COMMON = (
+    "evaluation.num_epochs",
+    "evaluation.batch_size",
+    "env.operation_graph.operations",
+    "env.operation_graph.max_parameters",
+    "env.operation_graph.max_hidden_nodes",
+    "env.operation_graph.max_edges",
+)
 _PLURALS = {int: "integers", float: "numbers", str: "strings"}
 
 
@@ -100,6 +133,17 @@ class Option:
     def expected(self) -> str:
         """The type as an error names it."""
         return _expectation(self.type_hint)
+
+    @property
+    def default_text(self) -> str:
+        """The default as the command line takes it."""
+        if self.default is None:
+            return "null"
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        if isinstance(self.default, list):
+            return f"[{', '.join(map(str, self.default))}]"
+        return str(self.default) or '""'
 
     def may_hold(self, value: Any) -> bool:
         """Return False for values that OmegaConf would convert silently: a number for a bool, a scalar for a group.
@@ -195,3 +239,39 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def hint_of_option(key: str, value: Any, options: Mapping[str, Option]) -> str:
+    """Return "; did you mean KEY?" for a wrong key, KEY=VALUE where the value changes too; empty without a near key."""
+    nearest = nearest_key(key, options)
+    if nearest not in _meant(key) and (key in groups_of(options) or _likeness(key, nearest) < NEAR):
+        return ""
+    if options[nearest].type_name.startswith("list") and not isinstance(value, list):
+        return f"; did you mean {nearest}=[{value}]?"
+    return f"; did you mean {nearest}={value}?" if key in groups_of(options) else f"; did you mean {nearest}?"
+
+
+def nearest_key(key: str, options: Mapping[str, Option]) -> str:
+    """Return the known key that a word stands for, else the most similar one, as a whole or in its last part.
+
+    Ties go to the options of the README, then to the shortest.
+    """
+
+    def rank(candidate: str) -> tuple[bool, float, bool, int]:
+        return candidate in _meant(key), _likeness(key, candidate), candidate in _COMMON, -len(candidate)
+
+    return max(options, key=rank, default="")
+
+
+def _meant(key: str) -> tuple[str, ...]:
+    """Return the option that a word of other libraries stands for, that of the key's last part only in its group."""
+    group, _, last = key.rpartition(".")
+    meant = _WORDS.get(key) or _WORDS.get(last, "")
+    return (meant,) if key in _WORDS or meant.startswith(f"{group}.") else ()
+
+
+def _likeness(key: str, candidate: str) -> float:
+    """Return the likeness of two keys, or of their last parts: epochs is num_epochs."""
+    last, other = key.rpartition(".")[2], candidate.rpartition(".")[2]
+    bare = other.removeprefix("num_").removeprefix("max_")
+    return max(likeness(key, candidate), 0.9 * max(likeness(last, other), likeness(last, bare)))

@@ -6,7 +6,6 @@ subclasses of the contract are returned, so that a config cannot call arbitrary 
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -17,10 +16,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from gflownet.errors import UserError
+from gflownet.errors import NEAR, UserError, did_you_mean, likeness
 
 # Groups of entry points that packages may declare.
 GROUPS = ("gflownet.tasks", "gflownet.environments", "gflownet.objectives", "gflownet.policies", "gflownet.operations")
@@ -89,6 +89,7 @@ def _config_folders(path: tuple[str, ...]) -> tuple[Path, ...]:
 
 T = TypeVar("T")
 _MODULE_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_MAX_FILES = 1_000  # that are searched for a class
 # Packages of which data of another user may name any class or function.
 _KNOWN_PACKAGES = ("gflownet", "torch")
 _foreign_source = ContextVar("_foreign_source", default="")  # file or folder of another user; empty: none
@@ -218,8 +219,9 @@ def check_name(key: str, name: str, homes: Mapping[str, str]) -> None:
         return
     if not homes:
         raise UserError(f"{key}: expected module:Class, got {name!r}")
-    expected = f"{key}: expected one of {', '.join(homes)} or module:Class, got {name!r}"
-    raise UserError(f"{expected}; did you mean {_nearest(name, homes)}?")
+    module, _, member = name.replace(":", ".").rpartition(".")
+    hint = _file_hint(module, member) or did_you_mean(name, homes)
+    raise UserError(f"{key}: expected one of {', '.join(homes)} or module:Class, got {name!r}{hint}")
 
 
 def load_class(key: str, name: str, homes: Mapping[str, str], *, contract: type[T]) -> type[T]:
@@ -235,8 +237,10 @@ def load_class(key: str, name: str, homes: Mapping[str, str], *, contract: type[
     loaded = getattr(module, class_name, None)
     if not (isinstance(loaded, type) and issubclass(loaded, contract)):
         fitting = [f"{module_name}:{n}" for n, member in vars(module).items() if _is_concrete(member, contract)]
-        hint = f"; did you mean {_nearest(name, fitting)}?" if fitting else ""
-        raise UserError(f"{key}: expected a subclass of {contract.__name__}, got {name!r}{hint}")
+        cause = "" if hasattr(module, class_name) else f", which {_file_name(module)} does not define"
+        raise UserError(
+            f"{key}: expected a subclass of {contract.__name__}, got {name!r}{cause}{did_you_mean(name, fitting)}"
+        )
     if inspect.isabstract(loaded):
         missing = ", ".join(sorted(getattr(loaded, "__abstractmethods__", ())))
         raise UserError(f"{key}: expected {name} to define {missing}, got an abstract class")
@@ -260,15 +264,15 @@ def load_function(key: str, name: str, *, names: Iterable[str] = ()) -> Callable
     if not _MODULE_CLASS.fullmatch(name):
         names = tuple(names)
         expected = f"one of {', '.join(names)} or module:function" if names else "module:function"
-        hint = f"; did you mean {_nearest(name, names)}?" if names else ""
-        raise UserError(f"{key}: expected {expected}, got {name!r}{hint}")
+        raise UserError(f"{key}: expected {expected}, got {name!r}{did_you_mean(name, names)}")
     module_name, function_name = name.split(":")
     module = _imported(key, module_name, function_name)
     function = getattr(module, function_name, None)
     if not callable(function):
-        public = [n for n, member in vars(module).items() if callable(member) and not n.startswith("_")]
-        hint = f"; did you mean {module_name}:{_nearest(function_name, public)}?" if public else ""
-        raise UserError(f"{key}: expected a function, got {name!r}{hint}")
+        public = [
+            f"{module_name}:{n}" for n, member in vars(module).items() if callable(member) and not n.startswith("_")
+        ]
+        raise UserError(f"{key}: expected a function, got {name!r}{did_you_mean(name, public)}")
     return function
 
 
@@ -280,7 +284,8 @@ def _imported(key: str, module_name: str, member: str) -> Any:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            raise UserError(f"{key}: expected an importable module, got {module_name!r} ({error})") from error
+            hint = _file_hint(module_name, member)
+            raise UserError(f"{key}: expected an importable module, got {module_name!r} ({error}){hint}") from error
         raise UserError(f"{key}: importing {module_name!r} failed: {error}") from error
     except Exception as error:  # raised by the user's own module
         raise UserError(f"{key}: importing {module_name!r} failed: {type(error).__name__}: {error}") from error
@@ -290,5 +295,21 @@ def _is_concrete(member: object, contract: type) -> bool:
     return isinstance(member, type) and issubclass(member, contract) and not inspect.isabstract(member)
 
 
-def _nearest(name: str, names: Iterable[str]) -> str:
-    return difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
+def _file_name(module: Any) -> str:
+    return Path(getattr(module, "__file__", None) or module.__name__).name
+
+
+def _file_hint(module_name: str, member: str) -> str:
+    """Return "; did you mean folder.module:Class?" for a near Python file with the class or function; else empty.
+
+    Looks in the working folder and in its folders.
+    """
+    defines = re.compile(rf"^(class|def) {re.escape(member)}\b", re.MULTILINE)
+    stem = module_name.removesuffix(".py").replace("/", ".").rpartition(".")[2]
+    homes = []
+    for path in islice((path for pattern in ("*.py", "*/*.py") for path in Path().glob(pattern)), _MAX_FILES):
+        home = f"{'.'.join(path.with_suffix('').parts)}:{member}"
+        is_near = likeness(path.stem, stem) >= NEAR and is_module_class(home) and path.is_file()
+        if is_near and defines.search(path.read_text("utf-8", "ignore")):
+            homes.append(home)
+    return did_you_mean(f"{module_name}:{member}", homes)

@@ -76,7 +76,7 @@ def _build(command: Command) -> GFNTrainer | None:
         return None
     # Imported here and below: --help waits neither for the checks nor for torch.
     from gflownet.command_line.checks import check_start, validate
-    from gflownet.config import Config, command_config, to_yaml
+    from gflownet.config import Config, command_config, default_folder, to_yaml
     from gflownet.objectives.config import OBJECTIVES
     from gflownet.run.startup import StartUp
 
@@ -87,12 +87,15 @@ def _build(command: Command) -> GFNTrainer | None:
             OBJECTIVES.load(config.algo.method).check_config(config)
         print(to_yaml(config), end="")
         return None
+    default = default_folder(config, command.config, command.overrides)
     check_start(config)
     startup = StartUp(config.console)
     with startup.step("import of the packages"):
         from gflownet.run.trainer import GFNTrainer
     with startup.step(f"task {config.task} with its data, environment {config.env.name}, policy"):
-        return GFNTrainer(config)
+        trainer = GFNTrainer(config)
+    trainer.default_folder = default
+    return trainer
 
 
 def _chosen_schemas(command: Command) -> dict[str, type | None]:

@@ -161,6 +161,15 @@ def rows_of(problem: str, results: Mapping[str, Sequence[Result]], *, has_goals:
         yield Row(f"{problem}: above {other} [{low:+.4f}, {high:+.4f}]", gain, "", goal, not goal or gain >= 0)
 
 
+def reference_rows(problem: str) -> Iterator[Row]:
+    """Yield the mean test score of each standard method that a run of the problem compares with, on the same splits."""
+    config, options = (PROBLEMS | RECORDED)[problem]
+    with tempfile.TemporaryDirectory() as folder:
+        task = GFNTrainer(load_config(config, [*options, *COMMON, f"log_dir={folder}/run"])).task
+    for reference in task.references(seeds=range(FRESH_REPEAT, FRESH_REPEAT + NUM_FRESH)):
+        yield figure(f"{problem}: {reference.name}", mean(reference.test or [0.0]), "test")
+
+
 def trainings_of(problem: str, side: str, num: int) -> int:
     """Return the trainings of a side where the searched one has `num`."""
     return round(num * MULTIPLES.get(side, 1.0)) if problem in RECORDED else num
@@ -209,7 +218,7 @@ def main() -> int:
     rows: list[Row] = []
     for name in names:
         results = {side: [found[name, side, seed] for seed in seeds] for side in SIDES}
-        rows += rows_of(name, results, has_goals=not arguments.quick)
+        rows += [*rows_of(name, results, has_goals=not arguments.quick), *reference_rows(name)]
     return finish(rows, json_path=arguments.json)
 
 

@@ -3,7 +3,7 @@
     python scripts/newcomer.py                  everything, in a new virtual environment with all dependencies
     python scripts/newcomer.py --skip-install   with the dependencies of this Python
     python scripts/newcomer.py --quick          shorter searches
-    python scripts/newcomer.py --write          also write docs/newcomer.md with the commands and their output
+    python scripts/newcomer.py --write          also write dev/newcomer.md with the commands and their output
 
 Every step prints its command and output, and its exit status, output and files are checked. The exit status is 1 if a
 check fails.
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-PAGE = CHECKOUT / "docs" / "newcomer.md"
+PAGE = CHECKOUT / "dev" / "newcomer.md"
 _SHOWN_LINES = 30  # of a step's output on the page
 _TIMEOUT_S = 1_800
 _SHORT = "num_training_steps=6 evaluation.num_epochs=1 final.top=2 final.num_seeds=1 final.num_random=4"
@@ -315,7 +315,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--skip-install", action="store_true", help="use the dependencies of this Python")
     parser.add_argument("--quick", action="store_true", help="shorter searches; for tests")
-    parser.add_argument("--write", action="store_true", help="write docs/newcomer.md")
+    parser.add_argument("--write", action="store_true", help="write dev/newcomer.md")
     parser.add_argument("--only", default="", help="stop before the section with this title")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="newcomer-") as name:

@@ -90,7 +90,9 @@ class CellsTask(GFNTask):
         self._name, options = config.env.cells.name, config.task_options
         self.options = options
         if config.env.name == self.environment:  # otherwise the next call raises
-            self._table = Table(options.table, key="task_options.table")
+            self._table = Table(
+                options.table, key=_TABLE, name=f"{config.env.cells.name}.csv.gz", page="tabular-benchmarks.md"
+            )
             self._keys = self._identities()
             costs = [name for name in self._table.names if name not in _IDENTITY and not _is_accuracy(name)]
             self.objectives = (ACCURACY, *costs, *self._short_names(config))

@@ -156,7 +156,7 @@ class RecordedTask(GFNTask):
 
 def read_recording(options: RecordedConfig) -> Recording:
     """Return the table that the options of the task name. Raises UserError for an invalid one."""
-    table = Table(options.table, key=_KEY)
+    table = Table(options.table, key=_KEY, name="of recorded evaluations", page="recorded-spaces.md")
     scores = table.numbers(options.column, key="task_options.column")
     if all(score is None for score in scores):
         raise UserError(f"task_options.column: expected scores in {table.path}, got the empty column {options.column}")

@@ -2,32 +2,68 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import os
 import signal
+import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis.configuration import set_hypothesis_home_dir
 
 from gflownet.terminal import interrupts
 from tests.finished_runs import CopiedRun, FinishedRuns, copy_finished
 from tests.postgres_server import missing_server, new_database, running_server
 
-# The key of this user's run folders and the measured choices, the same for all processes of pytest-xdist.
+# The key of this user's run folders, the measured choices and files of hypothesis, the same for all processes of
+# pytest-xdist.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="gflownet-tests-")
+set_hypothesis_home_dir(os.environ["XDG_CACHE_HOME"])
 # A test that sends SIGTERM to this process never ends it, also on a busy machine.
 interrupts.END_S = 600.0
 # Background processes of a shell ignore SIGINT, and so do their children; some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+_ROOT = Path(__file__).resolve().parent.parent
+# Written by Python, pytest and the installation, in folders that git ignores.
+_CACHES = (".venv", ".pytest_cache", ".coverage*", "**/__pycache__/**")
+_BEFORE, _CHANGES = pytest.StashKey[set[str]](), pytest.StashKey[list[str]]()
+
 
 @pytest.fixture(scope="session")
 def checkout() -> Path:
     """Return the root of the source tree."""
-    return Path(__file__).resolve().parent.parent
+    return _ROOT
+
+
+@pytest.fixture(scope="session", autouse=True)
+def folders_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Iterator[Path]]:
+    """Return new working folders; fixtures of modules and of the session work in the one above them."""
+    parent = tmp_path_factory.mktemp("working")
+    with contextlib.chdir(parent):
+        yield (parent / str(number) for number in itertools.count())
+
+
+@pytest.fixture(autouse=True)
+def working_folder(folders_of_tests: Iterator[Path]) -> Iterator[Path]:
+    """Run a test in an empty folder, and let it end the threads that renew claims of evaluations."""
+    folder = next(folders_of_tests)
+    folder.mkdir()
+    before = set(threading.enumerate())
+    with contextlib.chdir(folder):
+        yield folder
+    with contextlib.suppress(OSError):  # not empty
+        folder.rmdir()
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == "evaluation leases":
+            thread.join(1.0)
+            assert not thread.is_alive(), "a dispatcher with claims was not closed"
 
 
 @pytest.fixture(scope="session")
@@ -88,8 +124,37 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def checkout_status() -> set[str]:
+    """Return a line per file of the checkout that is changed, new or ignored by git; none outside of a clone."""
+    command = ["git", "status", "--porcelain", "--ignored", "--untracked-files=all", "--", "."]
+    excluded = [f":(exclude,glob){name}" for name in _CACHES]
+    with contextlib.suppress(OSError):
+        return set(subprocess.run([*command, *excluded], cwd=_ROOT, capture_output=True, text=True).stdout.splitlines())
+    return set()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Look at the checkout before the tests, in the process that starts all others."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        session.config.stash[_BEFORE] = checkout_status()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Let the session fail if files of the checkout were written."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        changes = sorted(checkout_status() ^ session.config.stash[_BEFORE])
+        session.config.stash[_CHANGES] = changes
+        if changes and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List what quick runs of scripts/ (tests/test_scripts.py) skipped and which of their rows do not hold."""
+    """List files of the checkout that the tests have changed, and rows of scripts/ that were skipped or do not hold."""
+    changes = terminalreporter.config.stash.get(_CHANGES, [])
+    if changes:
+        terminalreporter.section("FAILED: files of the checkout that changed during the tests", red=True)
+    for line in changes:
+        terminalreporter.write_line(line)
     reports = terminalreporter.getreports("passed")
     lines = [value for report in reports for key, value in report.user_properties if key == "quick run"]
     if lines:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from gflownet import __version__, train
 from gflownet.command_line.parser import Command, help_text, parse
 from gflownet.config import DEFAULT_CONFIG, OPTIONS, config_names, load_config, to_yaml
 from gflownet.errors import UserError
+from gflownet.evaluation.executors import machine
+from gflownet.evaluation.tasks import TASKS
 from gflownet.terminal.arguments import MAX_WIDTH
 from tests.benchmark_tables import table_options
 from tests.tiny_run import TINY_RUN, TINY_TASKS
@@ -49,6 +53,103 @@ def test_invalid_arguments_exit_2_with_one_line(
     assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
     assert words in printed.err
+
+
+OWN_TASK = """
+from gflownet import GFNTask, Score
+
+
+class CountTask(GFNTask):
+    is_cheap = True
+
+    def evaluate(self, graph, *, seed):
+        return Score(0.5)
+
+
+def helper():
+    pass
+"""
+# (arguments, end of the line, arguments with the hint of the line in place of the mistake).
+MISTAKES = [
+    ("beta=64", "got beta=64; did you mean cond.temperature.dist_params=[64]?", "{hint}"),
+    ("epochs=3", "got epochs=3; did you mean evaluation.num_epochs?", "{hint}=3"),
+    ("batch_size=32", "got batch_size=32; did you mean evaluation.batch_size?", "{hint}=32"),
+    ("opt.lr=0.1", "got opt.lr=0.1; did you mean opt.learning_rate?", "{hint}=0.1"),
+    ("--steps 10", " or KEY=VALUE; did you mean num_training_steps?", "--{hint} 10"),
+    ("algo.method=TB", " or module:Class, got 'TB'; did you mean tb?", "algo.method={hint}"),
+    ("mnist1d", "mnist1d: expected KEY=VALUE; did you mean --config mnist1d?", "{hint}"),
+    ("configs/digits.yaml", "expected KEY=VALUE; did you mean --config digits?", "{hint}"),
+    ("config=mnist1d", "got config='mnist1d'; did you mean --config mnist1d?", "{hint}"),
+    ("env=choices", ", env.allow_recurrent, ...), got 'choices'; did you mean env.name=choices?", "{hint}"),
+    ("budget=100", "budget.flops), got 100; did you mean budget.evaluations=100?", "{hint}"),
+    ("seed", "seed: expected KEY=VALUE, for example seed=0", "{hint}"),
+    ("quickly", "quickly: expected KEY=VALUE, for example seed=0", "{hint}"),
+    (
+        "task=counting:CuontTask",
+        "task: expected a subclass of GFNTask, got 'counting:CuontTask', which counting.py does not define; "
+        "did you mean counting:CountTask?",
+        "task={hint}",
+    ),
+    ("task=counting:helper", "got 'counting:helper'; did you mean counting:CountTask?", "task={hint}"),
+    ("task=couting:CountTask", "(No module named 'couting'); did you mean counting:CountTask?", "task={hint}"),
+    ("task=moved:CountTask", "(No module named 'moved'); did you mean rooms.moved:CountTask?", "task={hint}"),
+    ("task=counting.CountTask", "got 'counting.CountTask'; did you mean counting:CountTask?", "task={hint}"),
+    ("task=rooms/moved.py:CountTask", "'rooms/moved.py:CountTask'; did you mean rooms.moved:CountTask?", "task={hint}"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "line", "pasted"), MISTAKES)
+def test_hint_of_a_common_mistake_works_when_pasted(
+    arguments: str,
+    line: str,
+    pasted: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "rooms").mkdir()
+    (tmp_path / "counting.py").write_text(OWN_TASK)
+    (tmp_path / "rooms" / "moved.py").write_text(OWN_TASK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("counting", "rooms", "rooms.moved"):
+        monkeypatch.setitem(sys.modules, name, sys)  # so that the end of the test removes what it imports
+        monkeypatch.delitem(sys.modules, name)
+    assert train.main(arguments.split()) == 2
+    error = capsys.readouterr().err.rstrip()
+    assert error.endswith(line), error
+    hint = re.search(r"(?:did you mean|for example) (.+?)\??$", error)
+    assert hint is not None
+    right = shlex.split(pasted.format(hint=hint[1]))
+    assert train.main([*right, "--print-config"]) == 0
+    if hint[1].endswith("CountTask"):
+        assert TASKS.load(hint[1]).__name__ == "CountTask"
+
+
+def test_missing_table_names_it_and_the_page_that_has_it(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--config", "cells"], ["task=cells"]):
+        assert train.main([*arguments, "wandb.mode=disabled"]) == 2
+        found = re.fullmatch(
+            r"error: task_options.table: expected the file of the table (\S+), got none; (\S+) says where to get it\n",
+            capsys.readouterr().err,
+        )
+        assert found is not None
+        assert found[1] in (checkout / found[2]).read_text().partition("## Get the tables")[2]
+
+
+@pytest.mark.parametrize("has_cuda", [False, True])
+def test_policy_and_candidates_without_a_gpu_name_one_cause(
+    has_cuda: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "_has_cuda", lambda: has_cuda)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    causes = set()
+    for option in ("device=cuda:0", "evaluation.device=cuda"):
+        options = ["task=digits", "evaluation.executor=pool", f"log_dir={tmp_path / 'run'}", "wandb.mode=disabled"]
+        assert train.main([option, *options]) == 2
+        causes.add(capsys.readouterr().err.rstrip().rpartition(": ")[2])
+    without_cuda = f"torch {version('torch')} is built without CUDA"
+    assert causes == {"CUDA_VISIBLE_DEVICES hides all" if has_cuda else without_cuda}
 
 
 def test_command_without_a_run_imports_no_torch(checkout: Path) -> None:
@@ -158,7 +259,7 @@ def test_parse_space_is_refused_where_the_value_is_missing() -> None:
     [
         (["--config"], "--config: expected the name or the path of a config, got nothing"),
         (["--config="], "--config: expected the name or the path of a config, got nothing"),
-        (["--num_layers", "3"], "--num_layers: expected one of --config, .* for example model.num_layers=VALUE"),
+        (["--num_layers", "3"], r"--num_layers: expected one of --config, .* did you mean model.num_layers\?"),
         (["-x"], "-x: expected one of --config"),
     ],
 )

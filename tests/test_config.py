@@ -15,21 +15,13 @@ from typing import Any, Literal
 import pytest
 from omegaconf import OmegaConf
 
+from gflownet import options as options_module
 from gflownet.command_line.checks import validate
 from gflownet.command_line.extensions import load_extensions
-from gflownet.config import (
-    OPTIONS,
-    Config,
-    config_names,
-    load_config,
-    nearest_key,
-    to_mapping,
-    to_yaml,
-    with_task_options,
-)
+from gflownet.config import OPTIONS, Config, config_names, load_config, to_mapping, to_yaml, with_task_options
 from gflownet.errors import UserError
 from gflownet.evaluation.tasks import TASKS
-from gflownet.options import Interval, find_options
+from gflownet.options import Interval, find_options, nearest_key
 
 
 @pytest.fixture
@@ -94,7 +86,7 @@ INVALID_OVERRIDES = (
     ("env.output_sizes=[1,x]", "env.output_sizes: expected a list of integers, got [1, 'x']"),
     ("task_options=3", "task_options: expected a group of options, got 3"),
     ("cond=5", "cond: expected a group of options (cond.temperature.sample_dist, "),
-    ("seed", "seed: expected KEY=VALUE, for example seed=VALUE"),
+    ("seed", "seed: expected KEY=VALUE, for example seed=0"),
     ("=3", "=3: expected KEY=VALUE, for example "),
     ("seed=[1", "seed: expected a YAML value, got 'seed=[1': while parsing a flow sequence"),
     ("log_dir=${a", "log_dir: expected a YAML value, got "),
@@ -172,7 +164,7 @@ def test_load_config_unknown_name_suggests_nearest() -> None:
         ("task=digit", r"task: .*did you mean digits\?"),
         ("task=os.system", "task: expected one of"),
         ("algo.method=td", r"algo.method: .*did you mean tb\?"),
-        ("model.name=transformer", r"model.name: .*did you mean graph_transformer\?"),
+        ("model.name=transformer", r"model.name: .*did you mean dense_transformer\?"),
         ("env.name=computation", r"env.name: .*did you mean computation_graph\?"),
         ("log_dir=''", "log_dir: expected the path of a folder"),
         ("model.num_heads=3", "model.num_emb: expected a multiple of model.num_heads=3, got 64"),
@@ -323,10 +315,30 @@ def test_to_yaml_round_trip(write_yaml: Callable[[str], str]) -> None:
     assert to_mapping(load_config(write_yaml(to_yaml(config)))) == to_mapping(config)
 
 
-def test_nearest_key_matches_whole_key_or_last_part() -> None:
-    assert nearest_key("num_layers") == "model.num_layers"
-    assert nearest_key("algo.tb.z_learning_rate") == "algo.tb.Z_learning_rate"
-    assert nearest_key("replay.capasity") == "replay.capacity"
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("num_layers", "model.num_layers"),
+        ("algo.tb.z_learning_rate", "algo.tb.Z_learning_rate"),
+        ("replay.capasity", "replay.capacity"),
+        ("epoch", "evaluation.num_epochs"),
+        ("final.epoch", "final.epochs"),
+        ("opt.lr", "opt.learning_rate"),
+        ("acquisition.beta", "search.acquisition.beta"),
+        ("learning_rate", "opt.learning_rate"),
+        ("operations", "env.operation_graph.operations"),
+    ],
+)
+def test_nearest_key_prefers_options_of_the_readme_and_exact_last_parts(key: str, nearest: str) -> None:
+    assert nearest_key(key, OPTIONS) == nearest
+
+
+def test_options_for_words_of_others_exist(checkout: Path) -> None:
+    assert {*options_module._WORDS.values(), *options_module._COMMON} <= OPTIONS.keys()
+    assert OPTIONS.keys().isdisjoint(options_module._WORDS)
+    readme = re.findall(r"(env\.\w+\.(\w+))=", (checkout / "README.md").read_text())
+    assert len(readme) >= 2
+    assert [key for key, last in readme if nearest_key(last, OPTIONS) != key] == []
 
 
 @dataclass

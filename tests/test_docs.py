@@ -11,14 +11,19 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from torch_geometric.data import Batch
 
 from gflownet import train
 from gflownet.cli import generate  # pyright: ignore[reportAttributeAccessIssue]
+from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.language.__main__ import main as train_language
+from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.rhn.server.__main__ import parse as parse_server
+from gflownet.testing import check_policy
 from tests.running_server import running_server
 
 DOCS = (
@@ -27,6 +32,7 @@ DOCS = (
     "operations.md",
     "add-an-operation.md",
     "ask-and-tell.md",
+    "coming-from/recursionpharma-gflownet.md",
     "coming-from/torchgfn.md",
     "coming-from/nni.md",
     "coming-from/optuna.md",
@@ -50,7 +56,7 @@ SLOW_DOCS = (
     "search-methods.md",
     "training-candidates.md",
     "wandb.md",
-    "coming-from/recursionpharma-gflownet.md",
+    "policies.md",
 )
 _BLOCK = re.compile(r"^```(bash|python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -174,6 +180,25 @@ def test_docs_examples_are_valid(name, tmp_path, checkout, read_only):
     assert run_page(checkout / "docs" / name, tmp_path, read_only) >= 1
 
 
+def test_docs_policy_with_torch_geometric_layers_satisfies_the_suite(own_folder, checkout):
+    page = (checkout / "docs" / "policies.md").read_text()
+    (source,) = (text for _, text in blocks(page) if text.startswith("# gin_policy.py"))
+    (own_folder / "gin_policy.py").write_text(source)
+    for directed in (False, True):
+        env = GraphBuildingEnv(["red", "blue"], max_nodes=4, directed=directed)
+        batch: Any = GraphBuildingEnvContext(env).to_batch(env.initial_states(3))
+        assert isinstance(batch, Batch)
+        assert batch.num_graphs == 3
+        check_policy("gin_policy:GINPolicy", env)
+
+
+@pytest.mark.parametrize("page", ["recursionpharma-gflownet.md", "torchgfn.md", "nni.md", "optuna.md"])
+def test_migration_pages_assert_results(page, checkout):
+    examples = blocks((checkout / "docs" / "coming-from" / page).read_text())
+    num_commands = sum(language == "bash" for language, _ in examples)
+    assert sum("\nassert " in text for _, text in examples) >= max(1, num_commands)
+
+
 def test_invalid_examples_are_detected(read_only):
     for words in (["-m", "gflownet.train", "seeds=1"], ["-c", "1 +"]):
         with pytest.raises((AssertionError, SyntaxError)):
@@ -239,7 +264,12 @@ def broken_links(page: Path) -> list[str]:
 
 
 def test_docs_links_exist(checkout):
-    pages = [checkout / "README.md", checkout / "CONTRIBUTING.md", *(checkout / "docs").rglob("*.md")]
+    pages = [
+        checkout / "README.md",
+        checkout / "CONTRIBUTING.md",
+        *(checkout / "docs").rglob("*.md"),
+        *(checkout / "dev").rglob("*.md"),
+    ]
     assert [link for page in pages for link in broken_links(page)] == []
     assert [page for page in pages if "<!--" in page.read_text()] == []
 

@@ -138,6 +138,7 @@ def test_num_cuda_devices(visible: str | None, num_on_machine: int, num: int, mo
             count._obj.value = num_on_machine  # type: ignore[attr-defined]
             return 0
 
+    monkeypatch.setattr(machine, "_has_cuda", lambda: True)
     monkeypatch.setattr(machine.ctypes, "CDLL", Library)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:

@@ -24,7 +24,7 @@ from gflownet.run.trainer import GFNTrainer
 from gflownet.workers.pool import WorkerError
 from tests import small_run
 from tests.evaluation.stub_rows import open_store
-from tests.small_run import SMALL, run
+from tests.small_run import SMALL, main, run
 from tests.tiny_run import metric_rows
 
 finished = small_run.finished_toy
@@ -91,6 +91,30 @@ def test_unwritable_log_dir_raises(tmp_path, capsys, name):
     error = capsys.readouterr().err
     assert error.startswith("error: log_dir: expected a writable folder, got ")
     assert error.count("\n") == 1
+
+
+def test_default_folder_is_the_next_free_one(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (Path(f"logs/tests.toy_tasks:RewardsHiddenNodes{end}") for end in ("", "_2"))
+    short, line = (*SMALL, "num_training_steps=2"), f"log_dir: {first} has a run, this one is in {second}"
+    assert main(short) == main([*short, "seed=1"]) == 0
+    assert capsys.readouterr().out.splitlines().count(line) == 1
+    assert yaml.safe_load((second / "config.yaml").read_text())["log_dir"] == str(second)
+    assert main([*short, f"log_dir={first}"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: log_dir: expected a folder without a run, got {first}; ")
+    assert main([*SMALL, "num_training_steps=3", "seed=1", "resume=true"]) == 0, "the newest run"
+    assert main([*short, "seed=2", "overwrite_existing_exp=true"]) == 0, "the run of the default folder"
+    assert [len(metric_rows(folder)) for folder in (first, second)] == [2, 3]
+    assert sorted(Path("logs").iterdir()) == [first, second]
+
+
+def test_default_folder_of_another_process_is_left_to_it() -> None:
+    """The other one has locked it after the look at the start."""
+    trainer = GFNTrainer(load_config(None, [*SMALL, "num_training_steps=2", "log_dir=logs/taken"]))
+    trainer.default_folder = "logs/taken"
+    with RunLock(Path("logs/taken")):
+        trainer.run()
+    assert yaml.safe_load(Path("logs/taken_2/config.yaml").read_text())["log_dir"] == "logs/taken_2"
+    assert not Path("logs/taken/config.yaml").exists()
 
 
 def test_run_with_only_failures_reports_reason(tmp_path, capsys):

@@ -59,15 +59,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Build on it": ("extending", "new", "testing", "add-an-operation", "coming-from/README", "coming-from*"),
     "Libraries": ("translation", "tensor-graphs", "language-models", "rhn", "serving"),
     "Reference": ("reference/options", "reference/README", "configs"),
-    "Project": (
-        "architecture",
-        "benchmarks",
-        "benchmarks-appendix",
-        "experiments",
-        "decisions/README",
-        "contributing",
-        "changelog",
-    ),
+    "Project": ("architecture", "benchmarks", "contributing", "changelog"),
 }
 # Page -> pages below it.
 CHILDREN: dict[str, tuple[str, ...]] = {
@@ -85,7 +77,6 @@ CHILDREN: dict[str, tuple[str, ...]] = {
     "backward-policies/README": ("backward-policies/*",),
     "notebooks/README": ("notebooks/*",),
     "reference/README": ("reference/gflownet*",),
-    "decisions/README": ("decisions/*",),
     "coming-from/README": ("coming-from/*",),
 }
 LEFTOVERS = "How to"

@@ -17,6 +17,8 @@ PAGES = {
 }
 # Stands for docs/: relpath of relative paths would depend on the name of the working folder.
 _DOCS = "/checkout/docs"
+# The project's log, which is not on the site: its links are text there.
+_LOG = re.compile(r"\[([^\]]*)\]\((?:\.\./)*dev/[^)\s]*\)")
 _LINK = re.compile(r"(?<=\]\()([^)\s#]*)(#[^)\s]*)?(?=\))")
 
 
@@ -24,8 +26,9 @@ def with_outside_links(docname: str, text: str, docs: Path) -> str:
     """Return the text of a page, or of the file that it includes, with its links out of docs/ replaced."""
     if docname in INCLUDED:
         file = docs.parent / INCLUDED[docname]
-        return _replaced(file.name, file.read_text(encoding="utf-8"), folder=f"{dirname(docname)}/", docname=docname)
-    return _replaced(f"docs/{docname}.md", text, folder=dirname(docname), docname=docname)
+        text = _LOG.sub(r"\1", file.read_text(encoding="utf-8"))
+        return _replaced(file.name, text, folder=f"{dirname(docname)}/", docname=docname)
+    return _replaced(f"docs/{docname}.md", _LOG.sub(r"\1", text), folder=dirname(docname), docname=docname)
 
 
 def _replaced(path: str, text: str, *, folder: str, docname: str) -> str:

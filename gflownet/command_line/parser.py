@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from gflownet.command_line.extensions import EXTENSION_POINTS
-from gflownet.config import DEFAULT_CONFIG, OPTIONS, RENAMED, config_names, nearest_key
-from gflownet.errors import UserError
+from gflownet.config import DEFAULT_CONFIG, OPTIONS, RENAMED, config_names
+from gflownet.errors import NEAR, UserError, did_you_mean, likeness
 from gflownet.graphs.operation import OPERATIONS
-from gflownet.options import Option, find_options
+from gflownet.options import Option, find_options, hint_of_option
 from gflownet.records.trust import HELP
 from gflownet.terminal.arguments import CommandLine, help_width, program
 
@@ -102,9 +102,11 @@ def _overrides_without_dashes(arguments: Sequence[str], flags: set[str]) -> Iter
         elif _is_key(key := name.removeprefix("--")):
             yield f"{key}={_separate_value(key, next(remaining, None))}"
         else:
-            nearest = nearest_key(name.lstrip("-"))
-            names = ", ".join(sorted(flag for flag in flags if flag.startswith("--")))
-            raise UserError(f"{argument}: expected one of {names} or KEY=VALUE, for example {nearest}=VALUE")
+            names = sorted(flag for flag in flags if flag.startswith("--"))
+            hint = hint_of_option(key, next(remaining, "VALUE"), OPTIONS)
+            is_flag = any(likeness(key, flag.removeprefix("--")) >= NEAR for flag in names)
+            hint = did_you_mean(name, names) if is_flag or not hint else hint
+            raise UserError(f"{argument}: expected one of {', '.join(names)} or KEY=VALUE{hint}")
 
 
 def _separate_value(key: str, value: str | None) -> str:
@@ -157,17 +159,6 @@ def _installed_lines(width: int) -> list[str]:
 
 def option_lines(option: Option, width: int) -> str:
     """Return key, type, default and help of an option, for --help."""
-    default = _default_text(option.default)
-    first = f"  {option.key:<{_KEY_WIDTH}}{option.type_name} = {default}"
+    first = f"  {option.key:<{_KEY_WIDTH}}{option.type_name} = {option.default_text}"
     about = textwrap.fill(option.help, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return f"{textwrap.fill(first, width, subsequent_indent=' ' * (_KEY_WIDTH + 2))}\n{about}"
-
-
-def _default_text(default: object) -> str:
-    if default is None:
-        return "null"
-    if isinstance(default, bool):
-        return str(default).lower()
-    if isinstance(default, list):
-        return f"[{', '.join(map(str, default))}]"
-    return str(default) or '""'

@@ -20,6 +20,7 @@ from torch import Tensor
 from gflownet.envs.operation_choices import ACTIVATION, MERGE, OperationChoices, Prefix
 from gflownet.graphs.operation import AppliedOperation, operation
 from gflownet.operations.operation import INPUT_PORT
+from gflownet.operations.standalone import cost_of
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 
 UNKNOWN = -1  # number of a shape that is not known, and position of a prefix that does not exist
@@ -191,8 +192,7 @@ class _Evaluator:
     def head(self, shape: Shape) -> tuple[int, int]:
         """Return the cost of the output node for inputs of this shape."""
         inputs, settings = {INPUT_PORT: shape}, {"features": self._num_classes, "bias": True}
-        row = operation(HEAD)
-        return row.num_parameters(inputs, settings), row.multiply_adds(inputs, settings)
+        return cost_of(operation(HEAD), inputs, settings)
 
     def _evaluated(self, applied: AppliedOperation, shape: Shape) -> tuple[Shape, tuple[int, int]] | None:
         inputs, settings, row = {INPUT_PORT: shape}, applied.settings, applied.row
@@ -200,13 +200,11 @@ class _Evaluator:
             result = row.infer_shape(inputs, settings)
         except ShapeError:
             return None
-        limits = self._budget.limits
-        cost = (
-            row.num_parameters(inputs, settings) if limits[0] else 0,
-            row.multiply_adds(inputs, settings) if limits[1] else 0,
-        )
         if result.layout is Layout.TOKENS:
             return None
+        limits = self._budget.limits
+        num_parameters, multiply_adds = cost_of(row, inputs, settings) if any(limits) else (0, 0)
+        cost = num_parameters if limits[0] else 0, multiply_adds if limits[1] else 0
         total = [a + b for a, b in zip(cost, self.head(result), strict=True)]
         return (result, cost) if self._budget.allows(total) else None
 

@@ -54,11 +54,7 @@ class Step:
 
     def cost_at(self, shape: Shape) -> OperationCost:
         """Return parameters and multiply-adds for an input shape."""
-        applied = self.applied()
-        inputs = {"input": shape}
-        return OperationCost(
-            applied.row.num_parameters(inputs, applied.settings), applied.row.multiply_adds(inputs, applied.settings)
-        )
+        return OperationCost(*self.applied().cost({"input": shape}))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The MDP of tensor programs: operations on input tensors in index notation.
 
-A state is a graph of tensors and indices (docs/decisions/0010-tensor-programs-as-graphs.md). An operation is
+A state is a graph of tensors and indices (dev/decisions/0010-tensor-programs-as-graphs.md). An operation is
 attached to its first operand and gets an edge from its second. Then each axis of the operands gets an index: a new one,
 kept or summed over, or an index of the other operand (a match). A transform may have additional indices. Only one
 operation is open at a time. Kept and additional indices are the axes of the result.

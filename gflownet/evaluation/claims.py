@@ -56,7 +56,8 @@ class Claims:
         self._claimed: set[Identity] = set()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._released = threading.Event()
+        self._ended = threading.Event()  # of the thread, or of the one to come
+        self._ended.set()
 
     def take(self, candidates: Sequence[tuple[Candidate, Identity]], *, step: int) -> dict[Identity, int]:
         """Return the identities that this owner may evaluate, with their numbers of earlier attempts."""
@@ -71,9 +72,11 @@ class Claims:
         )
         with self._lock:
             self._claimed |= {claim.identity for claim in claims}
-            if self._claimed and self._thread is None:
-                self._released.clear()
-                self._thread = threading.Thread(target=self._renew, name="evaluation leases", daemon=True)
+            if self._claimed and self._ended.is_set():
+                ended = self._ended = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._renew, args=(ended,), name="evaluation leases", daemon=True
+                )
                 self._thread.start()
         return {claim.identity: claim.attempts for claim in claims}
 
@@ -86,6 +89,8 @@ class Claims:
         """Forget the claims of written rows, and give back those of graphs that get no row."""
         with self._lock:
             self._claimed -= {*written, *dropped}
+            if not self._claimed:
+                self._ended.set()
         if dropped:
             self._store.release(owner=self.owner, identities=dropped)
 
@@ -94,22 +99,16 @@ class Claims:
         with self._lock:
             had_claims, self._claimed = bool(self._claimed), set()
             thread = self._thread
-        self._released.set()
+            self._ended.set()
         if thread is not None:
             thread.join()
         if had_claims:
             self._store.release(owner=self.owner)
 
-    def _renew(self) -> None:
-        while not self._released.wait(self._lease / HEARTBEATS):
-            with self._lock:
-                if not self._claimed:
-                    self._thread = None
-                    return
+    def _renew(self, ended: threading.Event) -> None:
+        while not ended.wait(self._lease / HEARTBEATS):
             try:
                 self._store.renew(owner=self.owner, lease=self._lease)
             except Exception as error:  # tried again; results count also after the lease
                 kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
                 _log.warning("claims of evaluations cannot be renewed: %s%s", kind, " ".join(str(error).split()))
-        with self._lock:
-            self._thread = None

@@ -202,9 +202,11 @@ class Dispatcher(Evaluator):
             self._waiting.clear()
             self._tickets.clear()
             self._elsewhere.clear()
-            self.flush()
-            if self._claims is not None:
-                self._claims.release()
+            try:
+                self.flush()
+            finally:  # a thread renews the claims until they are released
+                if self._claims is not None:
+                    self._claims.release()
 
     def close(self) -> None:
         """Cancel; without an error if the store cannot be written."""

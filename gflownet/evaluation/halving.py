@@ -171,7 +171,7 @@ class CurveExtrapolation:
 
     The mean of two predictions: a power law fitted to the candidate's own curve, and the gap to the best score, reduced
     by the factor by which finished trainings reduced theirs. Before the first finished training the power law alone.
-    None is above the best score seen. Compared with other methods in docs/experiments.md.
+    None is above the best score seen. Compared with other methods in dev/experiments.md.
     """
 
     def __init__(self, fidelity: int, max_fidelity: int) -> None:

@@ -20,16 +20,20 @@ _MOST_LISTED = 30  # names in an error
 class Table:
     """The columns of a CSV file with a header, as text."""
 
-    def __init__(self, path: str, *, key: str) -> None:
+    def __init__(self, path: str, *, key: str, name: str, page: str) -> None:
         """Read the file.
 
         Args:
-            path: of the file.
+            path: of the file; empty: none.
             key: option that names the file, for errors.
+            name: of the table, for errors.
+            page: of the documentation, on where to get it.
 
         Raises:
             UserError: an unreadable file, no rows, a repeated name of a column, or a row of another length.
         """
+        if not path:
+            raise UserError(f"{key}: expected the file of the table {name}, got none; docs/{page} says where to get it")
         self.path, self.key = path, key
         try:
             reader = csv.reader(io.StringIO(read_text(path, key=key)), strict=True)

@@ -5,7 +5,7 @@ A name is a short one out of OPERATIONS, or `module:Class` for a user's own clas
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -59,7 +59,9 @@ def operation(name: str) -> type[Operation]:
     """
     loaded = OPERATIONS.load(name)
     if name not in OPERATIONS:
-        loaded.check(name)
+        from gflownet.operations.standalone import check_row  # imports torch
+
+        check_row(loaded, name)
     return loaded
 
 
@@ -116,18 +118,23 @@ class AppliedOperation:
 
     def cost(self, inputs: Mapping[str, Shape]) -> tuple[int, int]:
         """Return parameters and multiply-adds. Raises ShapeError for a mistake in the class."""
-        return self._called("num_parameters", inputs), self._called("multiply_adds", inputs)
+        from gflownet.operations.standalone import cost_of  # imports torch
+
+        return self._checked("a cost", cost_of, inputs)
 
     def _called(self, method: str, inputs: Mapping[str, Shape]) -> Any:
+        return self._checked(f"a result of {method}", lambda row, *arguments: getattr(row, method)(*arguments), inputs)
+
+    def _checked(self, expected: str, function: Callable[..., Any], inputs: Mapping[str, Shape]) -> Any:
         try:
-            return getattr(self.row, method)(inputs, self.settings)
+            return function(self.row, inputs, self.settings)
         except UserError as error:
             raise ShapeError(str(error)) from error
         except ShapeError:
             raise
         except Exception as error:  # raised by the user's own class
             reason = " ".join(str(error).split())
-            raise ShapeError(f"expected a result of {method}, got {type(error).__name__}: {reason}") from error
+            raise ShapeError(f"expected {expected}, got {type(error).__name__}: {reason}") from error
 
 
 def read_operation(value: Any) -> AppliedOperation:

@@ -118,7 +118,7 @@ def train(command: Command) -> int:
         print(help_text(), flush=True)
         return 0
     # Imported here and below: --help waits neither for OmegaConf nor for torch.
-    from gflownet.config import to_yaml
+    from gflownet.config import default_folder, to_yaml
     from gflownet.language.config import check_start, command_config, validate
 
     config = command_config(command.config, command.overrides, files=command.files, from_run=command.from_run)
@@ -126,10 +126,11 @@ def train(command: Command) -> int:
         print(to_yaml(cast(Any, config)), end="")
         return 0
     validate(config)
+    default = default_folder(config, command.config, command.overrides, ROOM)
     check_start(config)
     from gflownet.language.run import train_on_text
 
-    stopped_by = train_on_text(config)
+    stopped_by = train_on_text(config, default_folder=default)
     return 0 if stopped_by is None else EXIT_SIGNAL + stopped_by
 
 

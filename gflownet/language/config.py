@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from gflownet.command_line.checks import check_device, check_run_folder
-from gflownet.config import MAX_SEED, WandbConfig, find_config, merged, resolved
+from gflownet.config import MAX_SEED, WandbConfig, find_config, merged, names_folder, resolved
 from gflownet.errors import UserError
 from gflownet.files import read_yaml
 from gflownet.options import AT_LEAST_ONE, DECAY, NOT_NEGATIVE, POSITIVE, SHARE, Interval, find_options, option
-from gflownet.records.marker import MARKER_NAME, read_marker
+from gflownet.records.marker import MARKER_NAME, newest_run, read_marker
 from gflownet.records.trust import check_config
 
 PRESETS = ("S", "M", "L")
@@ -128,6 +128,9 @@ def command_config(
 ) -> LanguageConfig:
     """Return the options of a command line: without a config, those of the run to resume. Raises as `load_config`."""
     config = load_config(source, overrides, files=files, from_run=from_run)
+    if config.resume and not names_folder(source, overrides, ROOM):
+        overrides = [*overrides, f"log_dir={newest_run(Path(config.log_dir))}"]
+        config = load_config(source, overrides, files=files, from_run=from_run)
     marker = read_marker(Path(config.log_dir)) if source is None and config.resume else None
     if marker is None:
         return config

@@ -111,8 +111,10 @@ def _step_of(line: bytes) -> float:
         return float("inf")
 
 
-def train_on_text(config: LanguageConfig) -> int | None:
+def train_on_text(config: LanguageConfig, *, default_folder: str = "") -> int | None:
     """Train a model on a text; return the number of the signal that stopped it, None without one.
+
+    `default_folder` is that of `open_run`.
 
     Raises:
         UserError: no usable text or model, a folder in use or with another run, or a training that diverges.
@@ -123,7 +125,7 @@ def train_on_text(config: LanguageConfig) -> int | None:
     # The first checkpoint of a run is written before its metrics.
     is_continued = bool(config.resume) and read_marker(path) is not None and (path / METRICS_NAME).exists()
     setup = set_up(config, path / MODEL_NAME if is_continued else None)
-    with open_run(config, stop_message=STOP_MESSAGE) as run:
+    with open_run(config, default_folder=default_folder, stop_message=STOP_MESSAGE) as run:
         if run.folder.resumed:
             options = to_mapping(cast(Any, config))
             run.folder.refuse_changes(run.folder.started_options, options, may_change=MAY_CHANGE)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gflownet.errors import UserError
+from gflownet.errors import UserError, did_you_mean
 from gflownet.files import is_intact, parse_json, read_yaml
 from gflownet.language.config import LanguageConfig
 from gflownet.language.text import Tokens, choose_codec, encode, name_of, read_text, reproduces
@@ -21,7 +21,6 @@ from gflownet.rhn.config import StackConfig, StackLayer, stack_words
 from gflownet.rhn.layers import RHNBlock
 from gflownet.rhn.network import RecurrentNetwork, RecurrentStack
 from gflownet.rhn.text_codec import TextCodec, load_text_codec
-from gflownet.terminal.arguments import did_you_mean
 from gflownet.training.precision import Precision, choose_device, has_bfloat16
 
 _CHECKED_CHARACTERS = 20_000  # of the validation part, on which a tokenizer has to reproduce the text

@@ -32,7 +32,7 @@ def maximum_entropy(steps: UndoneSteps) -> Tensor:
     with soft Q-learning): log n(s) = -log P_B(tau | s) for each trajectory tau into s. The loss is the mean square of
     the difference: path consistency (Nachum et al. 2017, Bridging the gap between value and policy based reinforcement
     learning) of the reversed process without rewards, between each state and the initial one. Soft Q-learning,
-    one step at a time, propagates values from the first states to the last slowly (docs/experiments.md).
+    one step at a time, propagates values from the first states to the last slowly (dev/experiments.md).
     """
     log_prob = steps.log_prob.double()  # float32 is too coarse for a cumulative sum over all trajectories
     so_far = log_prob.cumsum(0)
@@ -73,5 +73,5 @@ BACKWARD_LOSSES: dict[str, BackwardLoss | None] = {
 }
 # Weights relative to an objective in square nats. The gradients of these losses do not vanish when the objective is
 # nearly 0, and they act on the same network: larger weights slow down the objective, smaller ones P_B
-# (docs/experiments.md).
+# (dev/experiments.md).
 BACKWARD_WEIGHTS = {"maxent": 0.1, "tlm": 0.002, "pessimistic": 0.002}

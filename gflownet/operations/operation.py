@@ -6,11 +6,9 @@ attributes and methods derive validation, the search space, generated code, cost
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -113,16 +111,16 @@ class Operation:
         source = cls.constructor(inputs, settings)
         if not source:
             return None
-        torch = import_module("torch")
-        layers = vars(import_module("gflownet.operations.layers"))
-        return eval(source, {**layers, "torch": torch, "nn": torch.nn})
+        import torch
+
+        from gflownet.operations import layers
+
+        return eval(source, {**vars(layers), "torch": torch, "nn": torch.nn})
 
     @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        """Return the number of trainable parameters, by default counted on a module without memory."""
-        if _is_inherited(cls, "build") and not cls.constructor(inputs, settings):
-            return 0
-        return _counted(cls, inputs, settings)[0]
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int | None:
+        """Return the number of trainable parameters; None: `standalone.cost_of` counts them on a meta module."""
+        return 0 if is_inherited(cls, "build") and not cls.constructor(inputs, settings) else None
 
     @classmethod
     def weight_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
@@ -130,26 +128,25 @@ class Operation:
         raise ShapeError(f"expected an operation with a weight to share, got {cls.__name__}")
 
     @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int | None:
         """Return the multiply-adds of one example, as torch.utils.flop_counter counts them (half its FLOPs).
 
-        By default counted on tensors without memory.
+        None: `standalone.cost_of` counts them on tensors without memory.
         """
-        return _counted(cls, inputs, settings)[1] if cls.has_products else 0
+        return None if cls.has_products else 0
 
     @classmethod
     def check(cls, name: str) -> None:
-        """Raise ValueError for a user's class that violates the contract; its examples are run without data."""
+        """Raise ValueError for a user's class that violates the contract; `standalone.check_row` runs its examples."""
         check_class(cls, name)
-        if _is_inherited(cls, "infer_shape"):
+        if is_inherited(cls, "infer_shape"):
             raise ValueError(f"operation: expected {name} to define infer_shape")
-        if all(_is_inherited(cls, method) for method in ("build", "constructor", "call")):
+        if all(is_inherited(cls, method) for method in ("build", "constructor", "call")):
             raise ValueError(f"operation: expected {name} to define build, constructor or call")
-        for position, example in enumerate(cls.examples):
-            import_module("gflownet.operations.standalone").check_example(cls, example, f"{name}.examples[{position}]")
 
 
-def _is_inherited(row: type[Operation], method: str) -> bool:
+def is_inherited(row: type[Operation], method: str) -> bool:
+    """Return whether a class has a method of the contract unchanged."""
     return getattr(row, method).__func__ is getattr(Operation, method).__func__
 
 
@@ -173,11 +170,6 @@ def check_class(row: type[Operation], name: str) -> None:
 def is_port(port: object) -> bool:
     """Return whether a name can stand for an input in the code of a call, which has the name `module`, too."""
     return isinstance(port, str) and port.isidentifier() and port != "module"
-
-
-def _counted(row: type[Operation], inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[int, int]:
-    standalone = import_module("gflownet.operations.standalone")
-    return standalone.counted(row, tuple(inputs.items()), json.dumps(thawed(settings), sort_keys=True))
 
 
 def example_inputs(row: type[Operation], example: Example, name: str) -> dict[str, Shape]:

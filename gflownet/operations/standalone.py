@@ -13,9 +13,16 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from gflownet.operations import layers
-from gflownet.operations.operation import WEIGHT_PORT, Example, Operation, complete_settings, example_inputs
+from gflownet.operations.operation import (
+    WEIGHT_PORT,
+    Example,
+    Operation,
+    complete_settings,
+    example_inputs,
+    is_inherited,
+)
 from gflownet.operations.tensor_shape import Layout, Shape
-from gflownet.operations.values import hashable
+from gflownet.operations.values import hashable, thawed
 
 _NAMES = {**vars(layers), "torch": torch, "F": F, "nn": nn}
 
@@ -53,6 +60,14 @@ def _meta_input(port: str, shape: Shape, batch: int) -> Tensor:
     return torch.empty(sizes, dtype=dtype, device="meta")
 
 
+def check_row(row: type[Operation], name: str) -> None:
+    """Raise ValueError for a user's class that violates the contract; its examples are run without data."""
+    row.check(name)
+    if not all(is_inherited(row, method) for method in ("build", "constructor", "call")):
+        for position, example in enumerate(row.examples):
+            check_example(row, example, f"{name}.examples[{position}]")
+
+
 def check_example(row: type[Operation], example: Example, name: str) -> None:
     """Run an example without data. Raises ValueError unless the output has the shape that infer_shape returns."""
     settings = dict(complete_settings(row, name, example.settings))
@@ -69,8 +84,20 @@ def check_example(row: type[Operation], example: Example, name: str) -> None:
         raise ValueError(f"{name}: expected {[2, *expected.sizes]} as from infer_shape, got {sizes}")
 
 
+def cost_of(row: type[Operation], inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[int, int]:
+    """Return parameters and multiply-adds of one example: those of the class, where it has none counted."""
+    num_parameters, multiply_adds = row.num_parameters(inputs, settings), row.multiply_adds(inputs, settings)
+    if num_parameters is not None and multiply_adds is not None:
+        return num_parameters, multiply_adds
+    counts = _counted(row, tuple(inputs.items()), json.dumps(thawed(settings), sort_keys=True))
+    return (
+        counts[0] if num_parameters is None else num_parameters,
+        counts[1] if multiply_adds is None else multiply_adds,
+    )
+
+
 @lru_cache(maxsize=4096)
-def counted(row: type[Operation], inputs: tuple[tuple[str, Shape], ...], settings: str) -> tuple[int, int]:
+def _counted(row: type[Operation], inputs: tuple[tuple[str, Shape], ...], settings: str) -> tuple[int, int]:
     """Return trainable parameters, and multiply-adds of one example as torch.utils.flop_counter counts them.
 
     `settings` are a JSON text, in which 2 and 2.0 differ.

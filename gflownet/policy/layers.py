@@ -51,7 +51,7 @@ class AttentionLayer(CompilableLayer):
 
 
 def _prefers_products(query: Tensor) -> bool:
-    """Return whether two matrix products are faster than torch's fused kernel (docs/experiments.md)."""
+    """Return whether two matrix products are faster than torch's fused kernel (dev/experiments.md)."""
     return query.device.type == "cpu" and query.dtype == torch.bfloat16
 
 

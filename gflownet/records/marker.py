@@ -90,6 +90,14 @@ def check_marker(path: Path, *, resume: bool | Literal["auto"], overwrite: bool)
     return marker
 
 
+def newest_run(path: Path) -> Path:
+    """Return the folder among NAME, NAME_2, NAME_3, ... with the run that was started or resumed last."""
+    name = re.compile(rf"{re.escape(path.name)}(_\d+)?")
+    siblings = path.parent.iterdir() if path.parent.is_dir() else ()
+    runs = [folder for folder in siblings if name.fullmatch(folder.name) and (folder / MARKER_NAME).is_file()]
+    return max(runs, key=lambda folder: (folder / MARKER_NAME).stat().st_mtime_ns, default=path)
+
+
 def write_marker(folder: Path, marker: RunMarker) -> None:
     """Write the marker, with this user's mark unless the run is another user's. Raises UserError if it fails."""
     content = {"format": MARKER_FORMAT, **asdict(marker)}

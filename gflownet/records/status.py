@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib import metadata
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import psutil
 
 from gflownet.errors import UserError
 from gflownet.files import parse_sealed, sealed
-from gflownet.records.marker import LOCK_NAME
+from gflownet.records.marker import CONFIG_NAME, LOCK_NAME, MARKER_NAME
 
 _log = logging.getLogger(__name__)
 
@@ -137,6 +138,15 @@ def _is_alive(folder: Path, session: Session) -> bool:
     except OSError:
         return True
     return age < _RECENT_S or is_locked(folder / LOCK_NAME)
+
+
+def free_folder(path: Path) -> Path:
+    """Return the first of NAME, NAME_2, NAME_3, ... without a run, of this version or an earlier one."""
+    for folder in chain([path], (path.with_name(f"{path.name}_{number}") for number in count(2))):
+        has_run = (folder / MARKER_NAME).exists() or (folder / CONFIG_NAME).exists()
+        if not has_run and not (folder.is_dir() and is_locked(folder / LOCK_NAME)):
+            return folder
+    raise AssertionError
 
 
 def is_locked(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from gflownet.errors import UserError
@@ -61,15 +62,17 @@ class CertificateStage(Stage):
         if parts.search is not None:
             extra_states = parts.search.history.states[: config.certify_samples]
         folder = run.folder.path
-        with EvaluationStore(folder / CERTIFICATE_STORE_NAME, context=parts.scoring_context) as extra_store:
-            store = CertificateStore(self._evaluator.store, extra_store)
+        extra_store = EvaluationStore(folder / CERTIFICATE_STORE_NAME, context=parts.scoring_context)
+        store = CertificateStore(self._evaluator.store, extra_store)
+        evaluator = parts.build_evaluator(store, self._evaluator.executor, stopped=lambda: run.is_stopped)
+        with extra_store, closing(evaluator):
             subject = Subject(
                 context=parts.context,
                 task=parts.task,
                 policy=parts.learner.sampling,
                 objective=parts.objective,
                 trained=parts.learner.trained,
-                evaluator=parts.build_evaluator(store, self._evaluator.executor, stopped=lambda: run.is_stopped),
+                evaluator=evaluator,
                 store=store,
                 step=parts.step,
                 seed=seed,

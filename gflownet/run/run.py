@@ -14,13 +14,13 @@ from gflownet.config import ReportConfig, TensorBoardConfig, WandbConfig, to_map
 from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.files import locked_folder, write_whole
-from gflownet.records.status import Phase, RunState, StatusLog
+from gflownet.records.status import Phase, RunState, StatusLog, free_folder
 from gflownet.report.follower import PAGE_NAME, Follower
 from gflownet.run.folder import RunFolder
 from gflownet.run.logging import MetricLogger
 from gflownet.run.view import SEARCH_LOOK, Limits, Look
 from gflownet.terminal.arguments import program
-from gflownet.terminal.console import duration
+from gflownet.terminal.console import duration, make_console, print_line
 from gflownet.terminal.interrupts import STOP_MESSAGE, StopRequest, discard_output_without_reader, stop_signals
 
 _Opened = TypeVar("_Opened")
@@ -193,15 +193,27 @@ class Run:
 
 
 @contextmanager
-def open_run(config: RunConfig, *, stop_message: str = STOP_MESSAGE) -> Iterator[Run]:
+def open_run(config: RunConfig, *, default_folder: str = "", stop_message: str = STOP_MESSAGE) -> Iterator[Run]:
     """Open the folder of a run, and turn the first signal into a request to stop.
+
+    A new run in place of one in `default_folder` has the next free one, which `config.log_dir` is then.
 
     Raises:
         UserError: the folder is in use, holds another run or none to resume.
     """
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals(message=stop_message, ends_process=True))
-        folder = RunFolder(Path(config.log_dir), resume=config.resume, overwrite=config.overwrite_existing_exp)
+        while True:
+            path = Path(config.log_dir)
+            try:
+                folder = RunFolder(path, resume=config.resume, overwrite=config.overwrite_existing_exp)
+                break
+            except UserError:  # another process may have taken a default one meanwhile
+                if not default_folder or (free := free_folder(Path(default_folder))) == path:
+                    raise
+                config.log_dir = str(free)
+        if default_folder not in ("", config.log_dir) and config.console != "quiet":
+            print_line(make_console(), f"log_dir: {default_folder} has a run, this one is in {path}")
         yield Run(config, stack.enter_context(folder), stop, stack)
 
 

@@ -102,6 +102,7 @@ class GFNTrainer:
         self.step = 0
         self.progress = Progress()
         self.start_seconds = time.monotonic() - start  # `train` adds the imports
+        self.default_folder = ""  # log_dir where no option names one: a new run takes the next free one
 
     def _resolve_method(self) -> Plan:
         """Replace search.method=auto, and return the plan."""
@@ -311,7 +312,7 @@ class GFNTrainer:
         config = self.config
         check_final(config.final, self.task)
         self.scoring_context = context_of(self.task)  # once: the files of the task may change during the run
-        with open_run(config) as run:
+        with open_run(config, default_folder=self.default_folder) as run:
             raised = self._start(run.folder)
             run.store, reopened = self._open_store(run, raised)
             evaluator = self._search_evaluator(run)
@@ -418,6 +419,8 @@ class GFNTrainer:
                     f"{checkpoint.path}: expected a state of this version, got another "
                     f"({type(error).__name__}); start a new run with another log_dir"
                 ) from error
+        if self.default_folder:
+            self.chosen_config.log_dir = self.config.log_dir
         folder.write_config(self.chosen_config)
         if checkpoint is None:
             folder.checkpoints.save(self.step, self.state_dict())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import importlib
 import logging
@@ -17,7 +16,7 @@ from signal import SIGINT, SIGPIPE
 from typing import Any, NoReturn
 
 import gflownet
-from gflownet.errors import UserError, error_line, printable
+from gflownet.errors import UserError, did_you_mean, error_line, printable
 from gflownet.terminal.interrupts import discard_output_that_fails, discard_output_without_reader
 
 
@@ -125,16 +124,6 @@ class _HelpFormatter(argparse.HelpFormatter):
 def help_width() -> int:
     """Return the width of help texts: of the terminal, at most MAX_WIDTH columns."""
     return min(shutil.get_terminal_size((MAX_WIDTH, 24)).columns, MAX_WIDTH)
-
-
-def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """Return "; did you mean X?" with the word nearest to a misspelt one, empty without words."""
-
-    def likeness(candidate: str) -> tuple[bool, float]:
-        return candidate.startswith(word), difflib.SequenceMatcher(None, word, candidate).ratio()
-
-    nearest = max(words, key=likeness, default=None)
-    return "" if nearest is None else f"; did you mean {nearest}?"
 
 
 def program(command: str) -> str:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,12 @@ def store(tmp_path):
 @pytest.fixture
 def build(store):
     def build_evaluator(task: StubTask, run: str = "") -> Evaluator:
-        return Dispatcher(task, store, InlineExecutor(task), config=config_with().evaluation, seed=RUN_SEED, run=run)
+        config = config_with().evaluation
+        evaluator = Dispatcher(task, store, InlineExecutor(task), config=config, seed=RUN_SEED, run=run)
+        return stack.enter_context(closing(evaluator))
 
-    return build_evaluator
+    with ExitStack() as stack:
+        yield build_evaluator
 
 
 def candidates(*keys: str) -> list[StubCandidate]:

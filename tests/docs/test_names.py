@@ -20,11 +20,11 @@ from gflownet.terminal.arguments import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 # Pages about earlier states of the project.
-HISTORY = {"CHANGELOG.md", "changelog.md", "experiments.md", "benchmarks-appendix.md", "upgrading.md"}
+HISTORY = {"CHANGELOG.md", "changelog.md", "upgrading.md"}
 PAGES = sorted(
     path
     for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
-    if "_build" not in path.parts and "decisions" not in path.parts and path.name not in HISTORY
+    if "_build" not in path.parts and path.name not in HISTORY
 )
 SUFFIXES = "py|pyi|yaml|yml|json|jsonl|md|ipynb|html|svg|csv|gz|npz|sqlite|safetensors|pt|toml|txt|sh|sbatch|xz|mk"
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -155,6 +155,7 @@ def test_links_out_of_docs_lead_to_pages(
         "[a](../evaluation.md#the-store) [b](#here)"
     )
     assert replaced("quickstart", "[a](../gflownet/plugins.py)") == "[a](../gflownet/plugins.py)"
+    assert replaced("tasks/digits", "see [the log](../../dev/experiments.md#a), [b](#c)") == "see the log, [b](#c)"
     assert "](docs/" not in replaced("contributing", "")
     assert replaced("changelog", "").startswith("# Change")
 

@@ -1,6 +1,7 @@
 """The dispatcher at a stop, after a failed write, and on the way between runs."""
 
 import math
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -64,13 +65,24 @@ def test_failed_write_is_repeated(tmp_path):
         assert store.count(EvaluationStatus.OK) == 1
 
 
+def test_close_releases_claims_where_rows_cannot_be_written(tmp_path):
+    task = StubTask({"a": 0.5})
+    with FailsOnce(tmp_path / "store.sqlite") as store:
+        dispatcher = dispatcher_of(task, store)
+        with pytest.raises(UserError, match="database is locked"):
+            dispatcher.evaluate([StubCandidate("a")], step=1)
+        store.num_failures = 1
+        dispatcher.close()
+        assert store.count(EvaluationStatus.RUNNING) == 0
+
+
 @pytest.mark.parametrize("isolates", [True, False])
 def test_lost_main_processes_do_not_quarantine_isolated_candidates(tmp_path, isolates):
     task = StubTask({"a": 0.5})
-    with EvaluationStore(tmp_path / "store.sqlite") as store:
+    with EvaluationStore(tmp_path / "store.sqlite") as store, ExitStack() as stack:
         for _ in range(3):  # three main processes that end without a word
             executor = Isolated(task) if isolates else InlineExecutor(task)
-            lost = dispatcher_of(task, store, executor)
+            lost = stack.enter_context(closing(dispatcher_of(task, store, executor)))
             lost.submit(requests("a"), step=1)
             store.requeue(run="mine")
         (evaluation,) = dispatcher_of(task, store, Isolated(task) if isolates else None).evaluate(

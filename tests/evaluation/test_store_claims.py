@@ -137,8 +137,10 @@ def test_abandon_deletes_the_claims_of_ended_processes(store: EvaluationStore) -
 
 
 def test_lost_processes_do_not_count_where_candidates_are_isolated(store: EvaluationStore) -> None:
+    lost = []
     for owner in ("first", "second", "third"):
         claims = Claims(store, run="ours", lease=LEASE, max_attempts=2, counts_lost=False)
+        lost.append(claims)
         candidate = StubCandidate("a")
         assert claims.take([(candidate, Identity.of(candidate))], step=1) == {Identity.of(candidate): 0}, owner
         claims.start(Identity.of(candidate))
@@ -146,6 +148,8 @@ def test_lost_processes_do_not_count_where_candidates_are_isolated(store: Evalua
     assert claim(store, "a", owner="inline", run="ours") == [("a", 0)]
     store.requeue(run="ours")
     assert claim(store, "a", owner="inline again", run="ours") == [("a", 1)]
+    for claims in lost:
+        claims.release()
 
 
 def test_refused_result_does_not_replace_a_claim(store: EvaluationStore) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from gflownet.config import command_config, load_config
+from gflownet.config import command_config, default_folder, load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.files import sealed
-from gflownet.records.marker import read_marker
+from gflownet.language import config as language
+from gflownet.records.marker import newest_run, read_marker
 from gflownet.run.folder import RunFolder, last_checkpoint, with_stored_choices
 from tests.evaluation.candidates import record
 
@@ -311,3 +312,38 @@ def test_resume_with_damaged_store_recovers_rows(path, caplog):
     assert len(caplog.records) == 1
     with RunFolder(path, resume=False, overwrite=True):
         assert sorted(content(path)) == [".lock"]
+
+
+def test_default_folder_of_commands() -> None:
+    """A config of gflownet has a default folder; an override and a file of the user name one."""
+    start(Path("logs/exact"))
+    start(Path("logs/language_model"))
+    Path("logs/exact_2").mkdir()
+    Path("mine.yaml").write_text("log_dir: logs/exact\n")
+    for source, overrides, default, chosen in (
+        ("exact", [], "logs/exact", "logs/exact_2"),
+        (None, ["task=tests.toy_tasks:Own"], "logs/tests.toy_tasks:Own", "logs/tests.toy_tasks:Own"),
+        ("mine.yaml", [], "", "logs/exact"),
+        ("exact", ["log_dir=logs/exact"], "", "logs/exact"),
+        ("exact", ["overwrite_existing_exp=true"], "", "logs/exact"),
+        ("exact", ["resume=true"], "", "logs/exact"),
+    ):
+        config = command_config(source, overrides)
+        assert (default_folder(config, source, overrides), config.log_dir) == (default, chosen), (source, overrides)
+    text = language.load_config(None, [], files=[], from_run=None)
+    assert default_folder(text, None, [], language.ROOM) == "logs/language_model"
+    assert text.log_dir == "logs/language_model_2"
+
+
+def test_newest_run_of_a_default_folder() -> None:
+    assert newest_run(Path("logs/none")) == Path("logs/none")
+    for number, name in enumerate(("exact", "exact_10", "exact_2", "exact_large", "exact_3x")):
+        start(Path("logs") / name)
+        os.utime(Path("logs") / name / "run.json", ns=(number, number))
+    Path("logs/exact_11").mkdir()
+    assert newest_run(Path("logs/exact")) == Path("logs/exact_2")
+    for source in ("exact", None):
+        assert command_config(source, ["resume=true", "task=exact"]).log_dir == "logs/exact_2"
+    assert command_config("exact", ["resume=true", "log_dir=logs/exact"]).log_dir == "logs/exact"
+    options = language.command_config(None, ["resume=true"], files=["a"], from_run=None)
+    assert options.log_dir == "logs/language_model"

@@ -65,8 +65,6 @@ class Devices:
 
     def cause(self) -> str:
         """Return the reason for no GPU; empty where only a context shows it."""
-        if not torch.backends.cuda.is_built():
-            return f"torch {torch.__version__} is built without CUDA"
         return "" if num_cuda_devices() != 0 else cause_of_no_cuda_device()
 
     def take(self, slot: Slot) -> torch.device:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import runpy
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -46,12 +50,16 @@ def num_kills_without_memory() -> int:
 
 def cause_of_no_cuda_device() -> str:
     """Return the reason where `num_cuda_devices` is 0."""
+    if not _has_cuda():
+        return f"torch {version('torch')} is built without CUDA"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace(" ", "").split(",")
     return "CUDA_VISIBLE_DEVICES hides all" if {*visible} <= {"", "-1"} else "no driver"
 
 
 def num_cuda_devices() -> int | None:
     """Return the number of visible CUDA devices, None if only torch can tell. CUDA itself is not initialised."""
+    if not _has_cuda():
+        return 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [] if visible is None else [name for name in visible.split(",") if name.strip() not in ("", "-1")]
     if visible is not None and not names:
@@ -68,3 +76,13 @@ def num_cuda_devices() -> int | None:
     if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(num)):
         return None
     return num.value if visible is None else min(num.value, len(names))
+
+
+@cache
+def _has_cuda() -> bool:
+    """Return whether torch is built with CUDA or ROCm; its version file says so without the import of torch."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return True
+    build = runpy.run_path(str(Path(spec.origin).parent / "version.py"))
+    return bool(build.get("cuda") or build.get("hip"))
