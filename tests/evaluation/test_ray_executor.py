@@ -45,7 +45,7 @@ RUN = (
     "evaluation.executor=ray",
 )
 # Seconds for Ray to start on a busy machine, and for its processes to end.
-START_S, END_S = 90.0, 60.0
+START_S, END_S = 240.0, 60.0
 
 
 def wait_until(condition: Callable[[], Any], *, timeout: float = START_S) -> bool:
