@@ -189,7 +189,7 @@ def _record(number: int, num_rows: int) -> EvaluationRecord:
 
 def main() -> int:
     """Run the benchmark and return the exit status."""
-    arguments = parse_arguments(__doc__, ray="also measure Ray, which takes a minute to start")
+    arguments = parse_arguments(__doc__, ray="also measure Ray: a cluster runs at RAY_ADDRESS")
     if num_cores() < 2:
         skip("speed of the pool", "needs two cores")
         return finish([], json_path=arguments.json)

@@ -77,7 +77,7 @@ Scalarisation = Literal["weighted_sum", "weighted_log_sum", "tchebycheff"]
 class RayConfig:
     """The Ray cluster of evaluation.executor=ray."""
 
-    address: str = option("", "address of a running cluster, HOST:PORT or auto; empty: start one on this machine")
+    address: str = option("", "address of a running cluster, HOST:PORT or auto (this machine's); empty: RAY_ADDRESS")
     num_cpus: float = option(1.0, "CPUs that Ray reserves for each candidate", POSITIVE)
     num_gpus: float = option(
         0.0, "GPUs that Ray reserves for each candidate: 0.25 for four on one, a whole number above 1", NOT_NEGATIVE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ from tasks.digits import DigitsTask
 from tests.evaluation.candidates import StubCandidate, classifier_graph, config_with
 from tests.evaluation.fake_devices import FakeDevices
 from tests.evaluation.poison_tasks import PoisonTask
+from tests.evaluation.ray_nodes import running_node
 from tests.test_trainer import wait_until
 
 OK, CRASHED, TIMEOUT = EvaluationStatus.OK, EvaluationStatus.CRASHED, EvaluationStatus.TIMEOUT
@@ -36,7 +38,7 @@ EXECUTORS: dict[str, Callable[[GFNTask], Executor]] = {
     "simulated": lambda task: SimulatedExecutor(task, capacity=2),
     "pool": lambda task: PoolExecutor(task, CONFIG.evaluation),
     "slots": lambda task: PoolExecutor(task, SLOTS.evaluation, devices=FakeDevices()),
-    "ray": lambda task: RayExecutor(task, CONFIG.evaluation, num_cpus=2),
+    "ray": lambda task: RayExecutor(task, CONFIG.evaluation),
 }
 # Ray starts slowly, and slots of devices are a pool: one test of this contract runs on them by default.
 PARAMETERS = [pytest.param(name, marks=pytest.mark.slow) if name in ("ray", "slots") else name for name in EXECUTORS]
@@ -80,16 +82,28 @@ class DiesWhenLoaded(PoisonTask):
         os._exit(5)
 
 
+class Executors(dict[str, Executor]):
+    """The executors by name, each built at its first use; a Ray cluster until the end of the stack."""
+
+    def __init__(self, stack: ExitStack, variables: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self._stack, self._variables = stack, variables
+
+    def __missing__(self, name: str) -> Executor:
+        if name == "ray":
+            _, address = self._stack.enter_context(running_node("--num-cpus=2"))
+            self._variables.setenv("RAY_ADDRESS", address)
+        self[name] = self._stack.enter_context(closing(EXECUTORS[name](DigitsOrPoison(cast(Any, CONFIG)))))
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def executors() -> Iterator[dict[str, Executor]]:
-    task = DigitsOrPoison(cast(Any, CONFIG))
-    executors = {name: build(task) for name, build in EXECUTORS.items()}
+def executors() -> Iterator[Executors]:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a run: sums depend on the number of threads
-    yield executors
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as variables:
+        yield Executors(stack, variables)
     torch.set_num_threads(num_threads)
-    for executor in executors.values():
-        executor.close()
 
 
 @pytest.fixture(params=PARAMETERS)
@@ -205,7 +219,7 @@ def test_crash_affects_only_its_job(isolated):
 
 
 def test_isolates_holds_for_executors_with_processes(executors):
-    assert {name for name, executor in executors.items() if executor.isolates} == EXECUTORS.keys() - IN_PROCESS
+    assert {name for name in EXECUTORS if executors[name].isolates} == EXECUTORS.keys() - IN_PROCESS
 
 
 def test_deadline_ends_a_job_and_counts_from_its_start(isolated):

@@ -1,4 +1,4 @@
-"""Runs on Ray: the end of its processes, lost processes, further machines, addresses, tokens. See also the contract."""
+"""Runs on Ray: the end of its processes, lost processes, further machines, addresses. See also the contract."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ from gflownet.errors import UserError
 from gflownet.evaluation.executors import ray_executor, ray_worker
 from gflownet.evaluation.executors.base import Handle
 from gflownet.evaluation.executors.pool import PickledTask
-from gflownet.evaluation.executors.ray_cluster import check_address, ensure_token
+from gflownet.evaluation.executors.ray_cluster import checked_address
 from gflownet.evaluation.executors.ray_executor import JobResources, RayExecutor
 from gflownet.evaluation.job import EvaluationStatus, Job
 from gflownet.evaluation.task import GFNTask
 from tests.evaluation.candidates import StubCandidate, config_with
 from tests.evaluation.fake_devices import FakeDevices
+from tests.evaluation.ray_nodes import ray_node, running_node
 from tests.evaluation.ray_tasks import FOLDER_VARIABLE
 from tests.toy_tasks import RewardsHiddenNodes
 
 CONFIG = config_with()
+ON_RAY = config_with("evaluation.ray.address=auto").evaluation
 RUN = (
     "task=digits",
     "algo.num_from_policy=4",
@@ -41,10 +43,9 @@ RUN = (
     "env.max_hidden_nodes=3",
     "wandb.mode=disabled",
     "evaluation.executor=ray",
-    "evaluation.capacity=2",
 )
 # Seconds for Ray to start on a busy machine, and for its processes to end.
-START_S, END_S = 90.0, 60.0
+START_S, END_S = 240.0, 60.0
 
 
 def wait_until(condition: Callable[[], Any], *, timeout: float = START_S) -> bool:
@@ -65,7 +66,7 @@ def ray_run(folder: Path, *overrides: str, **environment: str) -> Iterator[tuple
     """Start a run in its own process, and yield it with the folder in which the task notes its processes."""
     pytest.importorskip("ray", reason="Ray is not installed")
     notes = folder / "notes"
-    notes.mkdir()
+    notes.mkdir(parents=True)
     command = [sys.executable, "-W", "error::ResourceWarning", "-m", "gflownet.train", *RUN, *overrides]
     process = subprocess.Popen(
         [*command, f"log_dir={folder / 'run'}"],
@@ -83,68 +84,58 @@ def ray_run(folder: Path, *overrides: str, **environment: str) -> Iterator[tuple
 
 @pytest.mark.slow
 def test_lost_worker_and_stop_signal(tmp_path):
-    """A killed worker is retried; SIGTERM: checkpoint, exit 143, no process of Ray left."""
+    """A killed worker is retried; SIGTERM: checkpoint, exit 143; kill -9: the cluster ends the jobs and goes on."""
     task = ("task=tests.evaluation.ray_tasks:WaitsOnce", "num_training_steps=1000", "checkpoint_every=1000")
-    with ray_run(tmp_path, *task) as (process, notes):
+    with (
+        running_node("--num-cpus=2") as (node, address),
+        ray_run(tmp_path, *task, RAY_ADDRESS=address) as (process, notes),
+    ):
         assert wait_until(lambda: any(notes.iterdir())), process.poll()
         pid, raylet = next(notes.iterdir()).name.split()
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert int(raylet) in {child.pid for child in children}
+        assert int(raylet) in descendants(psutil.Process(node.pid))
         (worker,) = (each for each in psutil.Process(int(raylet)).children() if int(pid) in descendants(each))
         worker.kill()
         assert wait_until(lambda: metrics_of(tmp_path / "run")), process.poll()
         assert not psutil.pid_exists(int(pid))
-        children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
-        output, errors = process.communicate(timeout=60)
-        assert wait_until(lambda: not running(children), timeout=END_S), running(children)
-    assert process.returncode == 128 + signal.SIGTERM, errors
-    assert errors.strip().startswith("stopping")
-    assert errors.strip().count("\n") == 0, errors
-    assert "raylet" not in output
-    first, *_ = metrics_of(tmp_path / "run")
-    assert first["failed_share"] == 0
-    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 128 + signal.SIGTERM, errors
+        assert errors.strip().startswith("stopping")
+        assert errors.strip().count("\n") == 0, errors
+        first, *_ = metrics_of(tmp_path / "run")
+        assert first["failed_share"] == 0
+        assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
+        with ray_run(tmp_path / "killed", "task=tests.evaluation.ray_tasks:NotesItsProcess", RAY_ADDRESS=address) as (
+            process,
+            notes,
+        ):
+            assert wait_until(lambda: any(notes.iterdir())), process.poll()
+            (pid, _), *_ = (path.name.split() for path in notes.iterdir())
+            process.kill()
+            assert wait_until(lambda: not psutil.pid_exists(int(pid)), timeout=END_S)
+        assert node.poll() is None
 
 
 @pytest.mark.slow
-def test_kill_of_main_process_leaves_no_process(tmp_path):
-    with ray_run(tmp_path, "task=tests.evaluation.ray_tasks:NotesItsProcess") as (process, notes):
-        assert wait_until(lambda: any(notes.iterdir())), process.poll()
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert len(children) > 5
-        process.kill()
-        assert wait_until(lambda: not running(children), timeout=END_S), running(children)
+def test_second_node_takes_work(tmp_path):
+    """A machine that joins a running cluster gets jobs, and costs only these if it is lost.
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["token", "disabled"])
-def test_second_node_takes_work(mode, tmp_path):
-    """A machine that joins a running cluster gets jobs, and costs only these if it is lost, with and without tokens.
-
-    This machine has a token in both cases. The end of a run leaves the cluster running.
+    The cluster expects a token. The end of a run leaves it running.
     """
-    pytest.importorskip("ray", reason="Ray is not installed")
-    environment = {**os.environ, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": mode}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray" / "auth_token").write_text("c" * 64)
-    head = ("--head", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats")
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "c" * 64}
     with (
-        ray_node(*head, environment=environment) as first,
+        running_node("--num-cpus=1", **token) as (first, address),
         ray_run(
             tmp_path,
             "task=tests.evaluation.ray_tasks:NotesItsProcess",
-            f"evaluation.ray.address=127.0.0.1:{port}",
+            f"evaluation.ray.address={address}",
             "num_training_steps=1000",
-            HOME=str(tmp_path),
+            **token,
         ) as (process, notes),
     ):
         assert wait_until(lambda: raylets_of(notes)), process.poll()
         assert len(raylets_of(notes)) == 1
-        with ray_node(f"--address=127.0.0.1:{port}", environment=environment) as second:
+        with ray_node("--num-cpus=1", f"--address={address}", **token) as second:
             assert wait_until(lambda: len(raylets_of(notes)) == 2), process.poll()
             for node in psutil.Process(second.pid).children():
                 node.kill()
@@ -154,9 +145,6 @@ def test_second_node_takes_work(mode, tmp_path):
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 128 + signal.SIGTERM, errors
-        assert ("the cluster uses no tokens, so that of ~/.ray/auth_token is not used" in errors) == (
-            mode == "disabled"
-        )
         assert first.poll() is None
         assert any("raylet" in each.name() for each in psutil.Process(first.pid).children())
     assert {row["failed_share"] for row in metrics_of(tmp_path / "run")} == {0.0}
@@ -166,25 +154,22 @@ def test_second_node_takes_work(mode, tmp_path):
 def test_declared_gpus_and_lost_node(tmp_path):
     """Candidates get the GPUs that Ray assigns; after the loss of a node, unfinished ones alone are trained again."""
     pytest.importorskip("ray", reason="Ray is not installed")
-    environment = {**os.environ, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    head = ("--head", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats", "--num-gpus=1")
-    second_node = (f"--address=127.0.0.1:{port}", "--num-cpus=3", "--num-gpus=2")
     task = "task=tests.evaluation.ray_tasks:NotesItsDevices"
-    options = (task, f"evaluation.ray.address=127.0.0.1:{port}", "num_training_steps=1000")
-    with ray_node(*head, environment=environment), ray_node(*second_node, environment=environment) as second:
+    with (
+        running_node("--num-cpus=1", "--num-gpus=1") as (_, address),
+        ray_node(f"--address={address}", "--num-cpus=3", "--num-gpus=2") as second,
+    ):
+        options = (task, f"evaluation.ray.address={address}", "num_training_steps=1000")
         assert wait_until(lambda: len(psutil.Process(second.pid).children()) > 0)
         refused_folder = tmp_path / "refused"
         refused_folder.mkdir()
-        with ray_run(refused_folder, *options, "evaluation.ray.num_gpus=4", HOME=str(tmp_path)) as (process, notes):
+        with ray_run(refused_folder, *options, "evaluation.ray.num_gpus=4") as (process, notes):
             _, errors = process.communicate(timeout=START_S)
             assert process.returncode == 2, errors
             assert errors.strip().count("\n") == 0, errors
             assert "expected a machine of the cluster with 1 CPU, 4 GPU for a candidate, got 1 CPU, 1 GPU" in errors
             assert not any(notes.iterdir())
-        with ray_run(tmp_path, *options, "evaluation.ray.num_gpus=1", HOME=str(tmp_path)) as (process, notes):
+        with ray_run(tmp_path, *options, "evaluation.ray.num_gpus=1") as (process, notes):
             assert wait_until(lambda: len({name[:2] for name in noted(notes, "finished")}) == 3), process.poll()
             devices = {(node, gpu) for node, gpu, *_ in noted(notes, "finished")}
             assert sorted(gpu for _, gpu in devices) == ["0", "0", "1"]
@@ -207,42 +192,6 @@ def test_declared_gpus_and_lost_node(tmp_path):
     assert {row["failed_share"] for row in metrics_of(tmp_path / "run")} == {0.0}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["token", "disabled"])
-def test_mode_of_the_cluster(mode, tmp_path):
-    """A cluster is asked for its mode; the line names the difference before anything starts."""
-    pytest.importorskip("ray", reason="Ray is not installed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    homes = {name: tmp_path / name for name in ("none", "same", "other")}
-    for name, home in homes.items():
-        (home / ".ray").mkdir(parents=True)
-        if name != "none":
-            (home / ".ray" / "auth_token").write_text(("c" if name == "same" else "d") * 64)
-    plain = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-
-    def used(home: str, **variables: str) -> str:
-        code = (
-            "import os; from gflownet.evaluation.executors.ray_cluster import use_mode_of\n"
-            f"try: use_mode_of('127.0.0.1:{port}'); print(os.environ['RAY_AUTH_MODE'])\n"
-            "except ValueError as error: print(error)"
-        )
-        environment = {**plain, "HOME": str(homes[home]), **variables}
-        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True).stdout
-
-    head = ("--head", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats")
-    with ray_node(*head, environment={**plain, "HOME": str(homes["same"]), "RAY_AUTH_MODE": mode}):
-        assert wait_until(lambda: used("same") == f"{mode}\n")
-        if mode == "disabled":
-            assert used("none") == "disabled\n"
-            assert "the cluster uses no tokens, got RAY_AUTH_MODE=token;" in used("same", RAY_AUTH_MODE="token")
-        else:
-            assert "the cluster expects a token and this machine has none; copy" in used("none")
-            assert "the token of ~/.ray/auth_token is another one" in used("other")
-            assert "the cluster uses tokens, got RAY_AUTH_MODE=disabled;" in used("same", RAY_AUTH_MODE="disabled")
-
-
 def test_lost_owner_is_no_error_of_the_user(monkeypatch):
     """What Ray lost on a worker's machine costs the job, is retried, and the task is sent again."""
     exceptions = pytest.importorskip("ray.exceptions", reason="Ray is not installed")
@@ -254,7 +203,8 @@ def test_lost_owner_is_no_error_of_the_user(monkeypatch):
     reply = ray_worker.evaluate_job([None], "id", b"", deadline=None, memory_limit=None, paths=[])
     assert isinstance(reply, ray_worker.Failed)
     assert reply.is_lost
-    executor = RayExecutor(RewardsHiddenNodes(CONFIG), CONFIG.evaluation, num_cpus=1)
+    monkeypatch.setattr(RayExecutor, "_connected", lambda self: None)
+    executor = RayExecutor(RewardsHiddenNodes(CONFIG), ON_RAY)
     executor._ray = SimpleNamespace(get=lambda reference: reply, exceptions=exceptions)
     executor._reference = "of the task"
     handle = Handle(Job((StubCandidate("a"),), (0,)))
@@ -264,22 +214,6 @@ def test_lost_owner_is_no_error_of_the_user(monkeypatch):
     assert [(each.status, each.is_transient) for each in handle.outcomes] == [(EvaluationStatus.CRASHED, True)]
     assert "OwnerDiedError" in (handle.outcomes[0].error or "")
     assert executor._reference is None
-
-
-@contextmanager
-def ray_node(*arguments: str, environment: dict[str, str]) -> Iterator[subprocess.Popen]:
-    """Run `ray start` with one CPU until the end of the block, in the foreground."""
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
-    command += ["--object-store-memory=80000000", *arguments]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        process.terminate()
-        process.wait(60)
-        for child in running(children):
-            child.kill()
 
 
 def metrics_of(run: Path) -> list[dict[str, float]]:
@@ -332,7 +266,7 @@ def test_missing_resources_raise(monkeypatch):
     options = ("evaluation.ray.num_gpus=0.5", "evaluation.memory_limit=8", "evaluation.ray.resources={a100: 1}")
     config = config_with("evaluation.ray.address=auto", *options).evaluation
     with pytest.raises(UserError) as error:
-        RayExecutor(RewardsHiddenNodes(CONFIG), config, num_cpus=1)
+        RayExecutor(RewardsHiddenNodes(CONFIG), config)
     assert str(error.value) == (
         "evaluation.ray: expected a machine of the cluster with 1 CPU, 0.5 GPU, 8 GB memory, 1 a100 for a candidate, "
         "got 2 CPU, 0 GPU, 4 GB memory, 0 a100; 8 CPU, 1 GPU, 0 GB memory, 0 a100"
@@ -380,7 +314,7 @@ def test_candidate_has_a_slot_on_the_gpu_of_ray(monkeypatch):
 def test_missing_ray_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'gflownet\[ray\]'"):
-        RayExecutor(RewardsHiddenNodes(CONFIG), CONFIG.evaluation, num_cpus=1)
+        RayExecutor(RewardsHiddenNodes(CONFIG), CONFIG.evaluation)
 
 
 def test_task_of_main_script_raises(monkeypatch):
@@ -390,13 +324,24 @@ def test_task_of_main_script_raises(monkeypatch):
     monkeypatch.setattr(main, "__spec__", "as with python -m")
     task = cast(GFNTask, task_class(CONFIG))
     with pytest.raises(UserError, match="task MainTask: expected a class that Ray's workers can import"):
-        RayExecutor(task, CONFIG.evaluation, num_cpus=1)
+        RayExecutor(task, ON_RAY)
 
 
 @pytest.mark.parametrize("address", ["somewhere", "host:", "host:port", "host:70000", "ray://host:10001", "http://a:1"])
 def test_invalid_address_raises(address):
-    with pytest.raises(UserError, match=r"evaluation\.ray\.address: expected HOST:PORT, auto or nothing, got"):
-        check_address(address)
+    with pytest.raises(UserError, match=r"evaluation\.ray\.address: expected HOST:PORT or auto, got"):
+        checked_address(address)
+
+
+def test_address_of_the_environment(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(UserError, match=r"start one on this machine with `ray start --head`, then set evaluation\.ray"):
+        checked_address("")
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    assert checked_address("") == "auto"
+    monkeypatch.setenv("RAY_ADDRESS", "nowhere")
+    with pytest.raises(UserError, match="RAY_ADDRESS: expected HOST:PORT or auto, got 'nowhere'"):
+        checked_address("")
 
 
 def test_unreachable_address_raises():
@@ -405,27 +350,4 @@ def test_unreachable_address_raises():
         port = free.getsockname()[1]
         config = config_with(f"evaluation.ray.address=127.0.0.1:{port}").evaluation
         with pytest.raises(UserError, match=f"evaluation.ray.address=127.0.0.1:{port}: no Ray cluster answers there"):
-            RayExecutor(RewardsHiddenNodes(CONFIG), config, num_cpus=1)
-
-
-def test_token_is_readable_by_owner_only(monkeypatch, tmp_path):
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    ensure_token()
-    path = tmp_path / ".ray" / "auth_token"
-    token = path.read_text()
-    assert len(token) == 64
-    assert path.stat().st_mode & 0o777 == 0o600
-    ensure_token()
-    assert path.read_text() == token
-    assert "RAY_AUTH_TOKEN" not in os.environ
-
-
-def test_token_without_home_folder(monkeypatch):
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", "/proc/none")
-    ensure_token()
-    assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
-    monkeypatch.delenv("RAY_AUTH_TOKEN")
+            RayExecutor(RewardsHiddenNodes(CONFIG), config)

@@ -43,7 +43,7 @@ def build_executor(task: GFNTask, config: EvaluationConfig) -> Executor:
     if name == "ray":
         from gflownet.evaluation.executors.ray_executor import RayExecutor  # Ray is optional
 
-        return RayExecutor(task, config, num_cpus=config.capacity or num_cores())
+        return RayExecutor(task, config)
     if name == "pool":
         from gflownet.evaluation.executors.pool import PoolExecutor
 

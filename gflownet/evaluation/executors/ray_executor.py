@@ -16,7 +16,7 @@ from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.execution import capped, lost_job
 from gflownet.evaluation.executors.base import Executor, Handle
 from gflownet.evaluation.executors.pool import PickledTask, pickled
-from gflownet.evaluation.executors.ray_cluster import RayCluster, check_address, import_ray
+from gflownet.evaluation.executors.ray_cluster import RayCluster, checked_address, import_ray
 from gflownet.evaluation.executors.ray_worker import Failed, evaluate_job
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
 from gflownet.evaluation.task import GFNTask
@@ -67,15 +67,14 @@ class JobResources:
 
 
 class RayExecutor(Executor):
-    """Runs each job in a worker process of Ray, on this machine or another one."""
+    """Runs each job in a worker process of a running Ray cluster."""
 
-    def __init__(self, task: GFNTask, config: EvaluationConfig, *, num_cpus: int) -> None:
-        """Pickle the task and check the address; Ray starts with the first job.
+    def __init__(self, task: GFNTask, config: EvaluationConfig) -> None:
+        """Pickle the task, and connect.
 
         Args:
             task: scores the candidates.
             config: address of the cluster, memory limit.
-            num_cpus: of a cluster that is started on this machine.
 
         Raises:
             UserError: the task cannot be sent to another process, or Ray is not installed or does not answer.
@@ -87,9 +86,8 @@ class RayExecutor(Executor):
                 f"task {type(task).__name__}: expected a class that Ray's workers can import, got one of the main "
                 f"script; move it to a module, {_ADVICE}"
             )
-        self._address, self._num_cpus = config.ray.address, num_cpus
         self._resources = JobResources.of(config)
-        check_address(self._address)
+        self._address = checked_address(config.ray.address)
         self._constants = {
             "memory_limit": config.memory_limit,
             "paths": _module_folders(),
@@ -102,8 +100,7 @@ class RayExecutor(Executor):
         self._running: dict[Handle, Any] = {}  # references to results
         self._remarks: set[str] = set()  # lines that the user has
         self._capacity, self._capacity_time = 0, -math.inf
-        if self._address:
-            self._connected()
+        self._connected()
 
     @property
     def capacity(self) -> int:
@@ -149,13 +146,13 @@ class RayExecutor(Executor):
             self._cluster.close()
 
     def _connected(self) -> RayCluster:
-        """Return the cluster, after starting or connecting to it and sending it the task.
+        """Return the cluster, after connecting to it and sending it the task.
 
         Raises:
-            UserError: Ray does not start or answer, or no machine of the cluster has the resources of a job.
+            UserError: Ray does not answer, or no machine of the cluster has the resources of a job.
         """
         if self._cluster is None:
-            cluster = RayCluster(self._address, num_cpus=self._num_cpus)
+            cluster = RayCluster(self._address)
             try:
                 self._check_resources(cluster.nodes)
                 # Retries are the dispatcher's. Ray would end a worker with a GPU after its first job: max_calls.
