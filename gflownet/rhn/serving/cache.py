@@ -185,7 +185,7 @@ class PromptPrefixes:
     def first_state(self, request: ActiveRequest) -> Tensor | None:
         """Return the state of the longest cached prefix, whose tokens count as read; None if there is none."""
         hit = None
-        if self.keeps(request) and not request.scores_prompt:
+        if self.keeps(request):
             hit = self.cache.longest(request.tokens)
             self._tally.prefix_hits += hit is not None
             self._tally.prefix_misses += hit is None

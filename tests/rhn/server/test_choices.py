@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from gflownet.rhn.server.choices import Choice, Piece, joined, likeliest
-from gflownet.rhn.server.responses import CompletionFormat
+from gflownet.rhn.server.choices import Choice, Piece
+from gflownet.rhn.server.responses import CompletionFormat, joined
 from gflownet.rhn.serving.sampling import Sampled
 from gflownet.rhn.text_codec import BYTES, decode, encode
 
@@ -64,40 +64,14 @@ def test_cut_ends_the_last_token_inside() -> None:
     assert piece.text == "prompt a"
 
 
-def test_likeliest_answers_come_first() -> None:
-    pieces = [
-        Piece(i, str(i), (Sampled(1, value), Sampled(2, value)), (0, 1), "stop") for i, value in enumerate(range(-6, 0))
-    ]
-    best = likeliest(pieces, num_answers=3, num_choices=2)
-    assert [(piece.index, piece.text) for piece in best] == [(0, "2"), (1, "1"), (2, "5"), (3, "4")]
-    empty = [Piece(0, "", (), (), "stop"), pieces[0]]
-    assert [piece.text for piece in likeliest(empty, num_answers=2, num_choices=1)] == ["0"]
-
-
-def test_prompt_tokens_do_not_count_for_the_likeliest_answer() -> None:
-    """Short answers to a likely prompt would win otherwise."""
-    pieces = []
-    for index, answer in enumerate([(-4.0,), (-3.0, -3.0), (-5.0, -1.5, -2.0)]):
-        choice = Choice(index, num_prompt=200)
-        parts = []
-        for number, value in enumerate((*[-0.1] * 200, *answer)):
-            choice.add(Sampled(97, value if number else None, ()))
-            if number % 30 == 29:  # the prompt arrives in several pieces
-                parts.append(choice.piece())
-        parts.append(choice.piece("stop"))
-        pieces += joined([part for part in parts if part is not None])
-    assert [piece.num_prompt for piece in pieces] == [200] * 3
-    best = likeliest(pieces, num_answers=3, num_choices=3)
-    assert [len(piece.tokens) - 200 for piece in best] == [3, 2, 1]
-
-
 def test_message_has_openais_format() -> None:
     choice = Choice(0)
     for byte in encode("aé"):
         choice.add(sampled(byte))
     piece = choice.piece("stop")
     assert piece is not None
-    message = CompletionFormat("m", BYTES, has_logprobs=True).event([piece], usage=None)
+    form = CompletionFormat("m", BYTES, has_logprobs=True)
+    message = form.message([form.choice(piece, is_event=False)], is_event=False, usage=None)
     assert message["choices"] == [
         {
             "index": 0,
@@ -113,4 +87,4 @@ def test_message_has_openais_format() -> None:
     ]
     assert message["id"].startswith("cmpl-")
     assert (message["object"], message["model"], message["usage"]) == ("text_completion", "m", None)
-    assert CompletionFormat("m", BYTES, has_logprobs=False).event([piece])["choices"][0]["logprobs"] is None
+    assert CompletionFormat("m", BYTES, has_logprobs=False).choice(piece, is_event=True)["logprobs"] is None
