@@ -76,21 +76,13 @@ def completion_checks(client: openai.OpenAI, model: str) -> Iterator[bool]:
 
 def logprob_checks(complete: Callable[..., Any]) -> Iterator[bool]:
     """Yield the checks of log-probabilities of completions."""
-    choice = complete(logprobs=5).choices[0]
-    logprobs, text = choice.logprobs, choice.text
+    logprobs = complete(logprobs=5).choices[0].logprobs
     yield check("logprobs <= 0", all(value <= 0 for value in logprobs.token_logprobs))
-    places = zip(logprobs.tokens, logprobs.text_offset, strict=True)
-    yield check("text_offset", all(text[at : at + len(token)] == token for token, at in places if is_text(token)))
     pairs = list(zip(logprobs.tokens, logprobs.top_logprobs, strict=True))
     yield check("top_logprobs has the token", all(token in top and len(top) <= 6 for token, top in pairs))
     yield check("top_logprobs sums to at most 1", all(sum(map(math.exp, top.values())) < 1.001 for _, top in pairs))
     read = complete(max_tokens=0, echo=True).choices[0]
     yield check("max_tokens=0 with echo: the text", (read.text, read.finish_reason) == (PROMPT, "length"))
-
-
-def is_text(token: str) -> bool:
-    """Return whether a token is text, not a part of a character."""
-    return not token.startswith("bytes:") and "\N{REPLACEMENT CHARACTER}" not in token
 
 
 def chat_checks(client: openai.OpenAI, model: str) -> Iterator[bool]:

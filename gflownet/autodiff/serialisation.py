@@ -20,7 +20,7 @@ import torch
 
 from gflownet.autodiff import nodes as node_classes
 from gflownet.autodiff.custom_node import FIELDS as CUSTOM_FIELDS
-from gflownet.autodiff.custom_node import TYPES, Classes, CustomNode, Description, classes_by_name, described
+from gflownet.autodiff.custom_node import TYPES, Classes, CustomNode, classes_by_name, described, settings_of
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.node_checks import MAX_LENGTH, Indices, dtype_name, shortened
 from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
@@ -196,8 +196,9 @@ class _Reader:
         if not isinstance(sources, list | tuple):
             raise ValueError(f"{self.owner}: src: expected a list of ids, got {shortened(sources)}")
         settings = {field: value for field, value in self.entry.items() if field not in CUSTOM_FIELDS}
-        description = Description(kind, settings, self.classes)
-        return description.node([self._named(each) for each in sources], name=self.name)
+        nodes = [self._named(each) for each in sources]
+        operands = tuple((node.shape, node.dtype) for node in nodes)
+        return kind(*nodes, name=self.name, **settings_of(kind, settings, operands, self.classes))
 
     def _required(self, field: str) -> Any:
         if self.entry.get(field) is None:

@@ -143,16 +143,15 @@ def serve(options: argparse.Namespace) -> int:
     scheduler = SchedulerConfig(limits.max_slots, limits.max_queue, max_waiting=math.inf, token_budget=sys.maxsize)
     engine = Engine(model, EngineConfig(scheduler, codec=codec))
     listening = listen(options.host, options.port)
-    name = options.folder.resolve().name
+    name, host = options.folder.resolve().name, f"[{options.host}]" if ":" in options.host else options.host
+    line = f"serving {name} at http://{host}:{listening.getsockname()[1]}/v1"
 
     def end() -> None:
         server.should_exit = True
 
     service = Service(engine, name, on_failure=end, codec=codec)
     access = Access((options.host, *options.allow_host), options.api_key, options.allow_origin)
-    app = create_app(
-        service, limits, on_start=lambda: _print_address(name, listening), access=access, template=template
-    )
+    app = create_app(service, limits, on_start=lambda: print(line, flush=True), access=access, template=template)
     server = uvicorn_server(app, limits)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt):  # uvicorn raises the signals that it handled once more
@@ -169,7 +168,7 @@ def uvicorn_server(app: FastAPI, limits: Limits) -> uvicorn.Server:
             app,
             http="h11",
             ws="none",
-            log_level="critical",  # not a line for each invalid request
+            log_level="critical",  # no traceback of each request that the end of the grace period cuts off
             server_header=False,
             limit_concurrency=limits.max_connections,
             h11_max_incomplete_event_size=MAX_HEADER,
@@ -189,11 +188,6 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as error:
         raise UserError(f"--host, --port: cannot listen on {host}:{port} ({error})") from None
-
-
-def _print_address(name: str, listening: socket.socket) -> None:
-    host, port = listening.getsockname()[:2]
-    print(f"serving {name} at http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from http import HTTPStatus
 from typing import Any
@@ -10,6 +11,9 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+
+
+_log = logging.getLogger(__name__)
 
 
 class RequestError(HTTPException):
@@ -55,6 +59,7 @@ def _as_request_error(request: Request, error: Exception) -> RequestError:
         message = f"{request.method} {request.url.path}: {error.detail}"
         return RequestError(error.status_code, message, headers=dict(error.headers or {}))
     if not isinstance(error, RequestValidationError):
+        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, f"the server failed: {type(error).__name__}")
     first = error.errors()[0]
     param = next((part for part in first["loc"][1:] if isinstance(part, str)), None)
@@ -63,6 +68,6 @@ def _as_request_error(request: Request, error: Exception) -> RequestError:
 
 
 async def error_response(request: Request, error: Exception) -> JSONResponse:
-    """Return the response to an error; the framework logs the traceback of an unexpected one."""
+    """Return the response to an error; log an unexpected one."""
     known = _as_request_error(request, error)
     return JSONResponse(known.body(), known.status_code, headers=known.headers)

@@ -21,7 +21,6 @@ COMPLETION_TOKENS = 16  # default of max_tokens
 # Not as OpenAI.
 CHAT_TOKENS = 256  # default of max_tokens: OpenAI has no limit, its models end their answers themselves
 MAX_STOP_LENGTH = 128  # characters of one stop string, which is compared at every token of an answer
-MAX_KEY_DIGITS = 9  # of a token in logit_bias, leading zeros included
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Length = Annotated[int, Field(ge=0)]
@@ -40,6 +39,7 @@ class Submission:
     params: SamplingParams  # of the first answer to the first prompt; answer i of all has seed + i
     num_answers: int = 1  # sampled for each prompt
     echo: bool = False  # whether a choice starts with its prompt
+    stream: bool = False
 
     def seed(self, index: int) -> int | None:
         """Return the seed of an answer, counted over all prompts."""
@@ -71,7 +71,7 @@ class SamplingFields(Object):
     stop_token_ids: Tokens | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
-    logit_bias: dict[str, Number] | None = None
+    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Number] | None = None
     seed: int | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     stream: bool | None = None
@@ -100,7 +100,7 @@ class SamplingFields(Object):
         values |= {"max_tokens": max_tokens, "logprobs": logprobs, "stop": (*own_stops, *stops)}
         values["stop_token_ids"] = tuple(self.stop_token_ids or ())
         if self.logit_bias is not None:
-            values["logit_bias"] = {_token_of(key): value for key, value in self.logit_bias.items()}
+            values["logit_bias"] = {int(key): value for key, value in self.logit_bias.items()}
         return SamplingParams(**values)
 
 
@@ -120,7 +120,7 @@ class CompletionRequest(SamplingFields):
             raise bad_request("logprobs", "expected none with echo=true")
         max_tokens = COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
         params = self.sampling_params(max_tokens, self.logprobs)
-        return Submission(self._prompts(codec), params, self.n or 1, echo=bool(self.echo))
+        return Submission(self._prompts(codec), params, self.n or 1, echo=bool(self.echo), stream=bool(self.stream))
 
     def _prompts(self, codec: TextCodec) -> list[list[int]]:
         """Return every prompt as tokens."""
@@ -152,12 +152,6 @@ class ChatMessage(Object):
         return {"role": self.role, "content": content} | ({} if self.name is None else {"name": self.name})
 
 
-class ResponseFormat(Object):
-    """Format of the answer: text."""
-
-    type: Literal["text"]
-
-
 class ChatRequest(SamplingFields):
     """The next message of a chat."""
 
@@ -166,7 +160,7 @@ class ChatRequest(SamplingFields):
     max_tokens: Length | None = None  # OpenAI's former name
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    response_format: ResponseFormat | None = None
+    response_format: dict[Literal["type"], Literal["text"]] | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None  # this model calls none
 
     def submission(self, codec: TextCodec, template: ChatTemplate) -> Submission:
@@ -177,10 +171,5 @@ class ChatRequest(SamplingFields):
         limits = [limit for limit in (self.max_completion_tokens, self.max_tokens) if limit is not None]
         max_tokens = min(limits, default=max(CHAT_TOKENS, self.min_tokens or 0))
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return Submission([prompt], self.sampling_params(max_tokens, logprobs, template.stops), self.n or 1)
-
-
-def _token_of(key: str) -> int:
-    if not key.isascii() or not key.isdecimal() or len(key) > MAX_KEY_DIGITS:
-        raise bad_request("logit_bias", f"expected numbers by token, got the key {key!r:.80}")
-    return int(key)
+        params = self.sampling_params(max_tokens, logprobs, template.stops)
+        return Submission([prompt], params, self.n or 1, stream=bool(self.stream))

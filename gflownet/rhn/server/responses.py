@@ -10,15 +10,15 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from gflownet.rhn.server.choices import Piece
 from gflownet.rhn.server.errors import RequestError
-from gflownet.rhn.server.service import Answer
+from gflownet.rhn.server.service import Answer, Piece
 from gflownet.rhn.serving.sampling import Sampled
 from gflownet.rhn.text_codec import TextCodec
 
@@ -76,7 +76,6 @@ class CompletionFormat(AnswerFormat):
                 {name(token): _finite(value) for token, value in (*sampled.likeliest, pair)}
                 for sampled, pair in zip(piece.tokens, own, strict=True)
             ],
-            "text_offset": list(piece.offsets),
         }
 
 
@@ -121,7 +120,7 @@ def _bytes_of(name: str) -> list[int] | None:
 
 def _usage(answer: Answer) -> dict[str, Any]:
     """Return the token counts in OpenAI's format."""
-    read, sampled = answer.num_prompt_tokens, answer.num_tokens
+    read, sampled = sum(map(len, answer.submission.prompts)), answer.num_tokens
     return {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled}
 
 
@@ -135,22 +134,12 @@ async def whole(request: Request, answer: Answer, form: AnswerFormat, deadline: 
 
     watcher = asyncio.create_task(close_on_disconnect())
     try:
-        pieces = [piece async for some in answer.pieces(deadline) for piece in some]
+        pieces = [piece async for finished in answer.pieces(deadline) for piece in finished]
     finally:
         watcher.cancel()
         answer.close()
-    choices = [form.choice(piece, is_event=False) for piece in joined(pieces)]
+    choices = [form.choice(piece, is_event=False) for piece in sorted(pieces, key=attrgetter("index"))]
     return JSONResponse(form.message(choices, is_event=False, usage=_usage(answer)))
-
-
-def joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """Join the pieces of each choice, in the order of the choices."""
-    whole: dict[int, Piece] = {}
-    for new in pieces:
-        old = whole.get(new.index, Piece(new.index, "", (), (), None))
-        tokens, offsets = old.tokens + new.tokens, old.offsets + new.offsets
-        whole[new.index] = Piece(new.index, old.text + new.text, tokens, offsets, new.finish_reason)
-    return [whole[index] for index in sorted(whole)]
 
 
 class AnswerStream(StreamingResponse):

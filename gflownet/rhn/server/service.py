@@ -7,27 +7,65 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
-from gflownet.rhn.server.choices import Choice, Piece
 from gflownet.rhn.server.errors import RequestError
 from gflownet.rhn.server.requests import Submission
 from gflownet.rhn.serving.engine import Engine
 from gflownet.rhn.serving.requests import Event, FinishEvent, Request
-from gflownet.rhn.serving.sampling import FinishReason
+from gflownet.rhn.serving.sampling import FinishReason, Sampled
 from gflownet.rhn.serving.scheduler import QueueFullError
 from gflownet.rhn.text_codec import BYTES, TextCodec
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Piece:
+    """The next part of one choice."""
+
+    index: int  # of the choice
+    text: str
+    tokens: tuple[Sampled, ...]
+    finish_reason: str | None  # of the last piece
+
+
+class Choice:
+    """Text of one choice from its tokens."""
+
+    def __init__(self, index: int, prefix: str = "", *, codec: TextCodec = BYTES) -> None:
+        """Start a choice with the text `prefix`."""
+        self.index, self.num_tokens = index, 0
+        self._decoder, self._unsent = codec.stream(), prefix
+        self._tokens: list[Sampled] = []
+
+    def add(self, token: Sampled) -> None:
+        """Add a token."""
+        self._unsent += self._decoder.text([token.token])
+        self._tokens.append(token)
+        self.num_tokens += 1
+
+    def piece(self, finish_reason: str | None = None, *, cut: int = 0) -> Piece | None:
+        """Return the new text since the last piece, whole characters only; None if there is none.
+
+        With `finish_reason`, return the last piece, with any incomplete character, without the last `cut` characters.
+        """
+        if finish_reason is not None:
+            self._unsent = (self._unsent + self._decoder.rest())[: -cut or None]
+        elif not self._unsent:
+            return None
+        piece = Piece(self.index, self._unsent, tuple(self._tokens), finish_reason)
+        self._unsent, self._tokens = "", []
+        return piece
+
+
 class Answer:
     """A stream of pieces, one or more choices per prompt. Used by the thread of the event loop only."""
 
-    def __init__(self, choices: dict[int, Choice], num_prompt_tokens: int, service: Service) -> None:
+    def __init__(self, choices: dict[int, Choice], submission: Submission, service: Service) -> None:
         """`choices` by request id of the engine."""
-        self.num_prompt_tokens, self.num_choices = num_prompt_tokens, len(choices)
+        self.submission, self.num_choices = submission, len(choices)
         self._choices, self._open, self._service = choices, dict(choices), service
         self._events: list[Event] = []
         self._failure: RequestError | None = None
@@ -54,7 +92,7 @@ class Answer:
         self._service.cancel(self._open)
 
     async def pieces(self, deadline: float) -> AsyncIterator[list[Piece]]:
-        """Yield new pieces until every choice is finished.
+        """Yield new pieces until every choice is finished; without `stream`, one piece for each choice.
 
         Raises:
             RequestError: the clock of the event loop passes `deadline`, or the engine fails.
@@ -88,7 +126,8 @@ class Answer:
             if event.finish_reason is FinishReason.ERROR:
                 self._failure = self._failure or RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, event.error)
             pieces.append(choice.piece(event.finish_reason, cut=event.cut))
-        pieces += [choice.piece() for choice in changed.values()]
+        if self.submission.stream:
+            pieces += [choice.piece() for choice in changed.values()]
         return [piece for piece in pieces if piece is not None]
 
 
@@ -179,7 +218,7 @@ class Service:
             self.cancel(choices)
             raise
         finally:
-            answer = Answer(choices, sum(map(len, submission.prompts)), self)
+            answer = Answer(choices, submission, self)
             self._answers |= dict.fromkeys(choices, answer)
         self._wake.set()
         return answer

@@ -123,9 +123,7 @@ class Engine:
                 replace(self._tally, finished=self._tally.finished.copy()),
                 self._scheduler.num_waiting,
                 self._scheduler.num_running,
-                len(self._prefixes.cache),
                 self._prefixes.cache.num_bytes,
-                self._prefixes.cache.num_evicted,
             )
 
     def step(self) -> list[Event]:
@@ -152,7 +150,6 @@ class Engine:
         now = self._clock()
         with self._lock:
             self._tally.num_chunk_tokens += len(chunk.requests) * chunk.num_tokens
-            self._tally.chunk_seconds += now - start
             self._take_all(chunk.requests, [None] * len(chunk.requests), now, events)
         return now - start
 
@@ -166,7 +163,6 @@ class Engine:
         with self._lock:
             self._tally.num_steps += 1
             self._tally.num_rows += len(rows)
-            self._tally.step_seconds += now - start
             self._take_all(rows, draws, now, events)
         return now - start
 

@@ -147,8 +147,6 @@ class Tally:
     num_rows: int = 0  # tokens read one per step, of prompts and answers
     num_chunk_tokens: int = 0  # tokens of prompts read in chunks
     num_tokens: int = 0  # of answers, without held back ones
-    step_seconds: float = 0.0  # without chunks
-    chunk_seconds: float = 0.0
     num_admitted: int = 0
     waited_seconds: float = 0.0  # in the queue, of admitted requests
     num_first_tokens: int = 0  # of finished answers, as are the next three
@@ -157,7 +155,6 @@ class Tally:
     later_token_seconds: float = 0.0  # from the first token to the end
     prefix_hits: int = 0  # requests that started from a cached state
     prefix_misses: int = 0
-    prefix_tokens: int = 0  # tokens of prompts that were not read again
 
     def finish(self, end: FinishEvent, num_sampled: int) -> None:
         """Add a finished request; `num_sampled` counts tokens that were held back as well."""
@@ -176,27 +173,4 @@ class EngineMetrics:
     sums: Tally  # a copy
     num_waiting: int
     num_running: int
-    prefix_entries: int
-    prefix_bytes: int
-    prefix_evicted: int  # since the start of the engine
-
-    @property
-    def batch_size(self) -> float:
-        """Mean rows per step."""
-        return self.sums.num_rows / max(1, self.sums.num_steps)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens of answers / time in steps and chunks."""
-        seconds = self.sums.step_seconds + self.sums.chunk_seconds
-        return self.sums.num_tokens / seconds if seconds else 0.0
-
-    @property
-    def first_token_seconds(self) -> float:
-        """Mean time from submission to the first token."""
-        return self.sums.first_token_seconds / max(1, self.sums.num_first_tokens)
-
-    @property
-    def seconds_per_token(self) -> float:
-        """Mean time between tokens of one answer."""
-        return self.sums.later_token_seconds / max(1, self.sums.num_later_tokens)
+    prefix_bytes: int  # size of the cached states

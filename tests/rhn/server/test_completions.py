@@ -75,7 +75,7 @@ def test_stream_equals_whole_answer(params: dict[str, Any], client: openai.OpenA
     assert [choice.finish_reason for choice in choices] == [None] * (len(parts) - 1) + [expected.finish_reason]
     assert expected.logprobs is not None
     # One row alone at every step of both: the same operations on the same operands.
-    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+    for name in ("tokens", "token_logprobs", "top_logprobs"):
         joined = [value for choice in choices for value in getattr(choice.logprobs, name)]
         assert joined == getattr(expected.logprobs, name)
     assert (last.choices, last.usage) == ([], whole.usage)

@@ -90,7 +90,9 @@ def test_failing_row_does_not_disturb_other_streams(stream: bool, monkeypatch: p
     assert not talk(conversation).failed
 
 
-def test_internal_error_has_openais_format(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_has_openais_format_and_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(*_: object) -> None:
         raise KeyError("defect")
 
@@ -101,5 +103,8 @@ def test_internal_error_has_openais_format(monkeypatch: pytest.MonkeyPatch) -> N
         response = await client.post(PATH, json={"model": "m", "prompt": "a"})
         assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
         assert "defect" not in response.text
+        (entry,) = [entry for entry in caplog.records if entry.name.endswith("server.errors")]
+        assert entry.exc_info is not None
+        assert isinstance(entry.exc_info[1], KeyError)
 
     talk(conversation)

@@ -119,7 +119,7 @@ def test_pieces_are_complete_when_the_event_loop_is_busy() -> None:
     """Events that arrive in between are one piece."""
 
     async def talk(service: Service) -> None:
-        answer = service.submit(Submission([[1]], SamplingParams(max_tokens=50, seed=0)))
+        answer = service.submit(Submission([[1]], SamplingParams(max_tokens=50, seed=0), stream=True))
         await until_idle(service.engine)
         pieces = [piece async for some in answer.pieces(deadline()) for piece in some]
         assert [(piece.finish_reason, len(piece.tokens)) for piece in pieces] == [("length", 50)]

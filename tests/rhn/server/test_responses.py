@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from gflownet.rhn.server.choices import Choice, Piece
-from gflownet.rhn.server.responses import CompletionFormat, joined
+from gflownet.rhn.server.responses import CompletionFormat
+from gflownet.rhn.server.service import Choice, Piece
 from gflownet.rhn.serving.sampling import Sampled
 from gflownet.rhn.text_codec import BYTES, decode, encode
 
@@ -18,14 +18,14 @@ def sampled(token: int) -> Sampled:
 
 def test_piece_holds_whole_characters() -> None:
     choice = Choice(2, prefix="p")
-    assert choice.piece() == Piece(2, "p", (), (), None)
+    assert choice.piece() == Piece(2, "p", (), None)
     first, second = (sampled(byte) for byte in encode("é"))
     choice.add(first)
     assert choice.piece() is None
     choice.add(second)
-    assert choice.piece() == Piece(2, "é", (first, second), (1, 1), None)
+    assert choice.piece() == Piece(2, "é", (first, second), None)
     choice.add(first)
-    assert choice.piece("length") == Piece(2, "\ufffd", (first,), (2,), "length")
+    assert choice.piece("length") == Piece(2, "\ufffd", (first,), "length")
     assert choice.num_tokens == 3
 
 
@@ -41,18 +41,9 @@ def test_joined_pieces_equal_the_text(seed: int) -> None:
             pieces.append(piece)
     pieces.append(choice.piece("stop"))
     expected = whole.piece("stop")
-    assert joined(pieces) == [expected]
     assert expected is not None
-    assert expected.text == decode(tokens)
-
-
-def test_offset_is_after_the_replacement_of_an_incomplete_character() -> None:
-    choice = Choice(0)
-    for byte in b"\xc3ab\xff\xc3\xa9c":
-        choice.add(sampled(byte))
-    piece = choice.piece("stop")
-    assert piece is not None
-    assert (piece.text, piece.offsets) == ("\ufffdab\ufffdéc", (0, 1, 2, 3, 4, 4, 5))
+    assert "".join(piece.text for piece in pieces if piece) == expected.text == decode(tokens)
+    assert tuple(token for piece in pieces if piece for token in piece.tokens) == expected.tokens
 
 
 def test_cut_ends_the_last_token_inside() -> None:
@@ -80,7 +71,6 @@ def test_message_has_openais_format() -> None:
                 "tokens": ["a", "bytes:\\xc3", "bytes:\\xa9"],
                 "token_logprobs": [-97.0, -195.0, -169.0],
                 "top_logprobs": [{BYTES.token_name(t): -float(t), "\x00": -300.0} for t in (97, 195, 169)],
-                "text_offset": [0, 1, 1],
             },
             "finish_reason": "stop",
         }
