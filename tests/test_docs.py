@@ -76,7 +76,7 @@ _SHORT = (
 _ALWAYS = ("wandb.mode=disabled", "report.every=null")
 
 
-MAINS = {"gflownet.train": train.main, "gflownet.cli.generate": generate.main, "gflownet.language": train_language}
+MAINS = {"gflownet.train": train.main, "gflownet.generate": generate.main, "gflownet.language": train_language}
 # Options of a short training of a language model; they replace those of the page.
 _SHORT_LANGUAGE = (
     *("seconds=null", "megabytes=0.05", "rows=2", "sequence_length=8", "evaluate_every=3", "validation_tokens=64"),
