@@ -87,7 +87,8 @@ def _add_answer_routes(router: APIRouter, service: Service, limits: Limits, temp
         deadline = asyncio.get_running_loop().time() + limits.timeout
         form = kind(fields.model, service.codec, submission.params.logprobs is not None)
         if fields.stream:
-            return AnswerStream(answer, form, deadline, includes_usage=fields.includes_usage)
+            includes_usage = fields.stream_options is not None and fields.stream_options.include_usage
+            return AnswerStream(answer, form, deadline, includes_usage=includes_usage)
         return await whole(request, answer, form, deadline)
 
     @router.post("/v1/completions")

@@ -78,11 +78,6 @@ class SamplingFields(Object):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
 
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with the token counts."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
     def submission(self, codec: TextCodec, template: ChatTemplate) -> Submission:
         """Return the prompts and parameters for the engine.
 
