@@ -34,11 +34,12 @@ from gflownet.evaluation.store_rows import checksum_of, context_digest
 from gflownet.files import read_yaml
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.listed_graphs import read_listed_graphs
+from gflownet.rhn.server.requests import CompletionRequest
 from gflownet.rhn.server.service import Service
 from gflownet.run import checkpoint
 from tests.evaluation.candidates import StubCandidate, record
 from tests.known_networks.references import FOLDER as NETWORKS
-from tests.rhn.server.test_hostile import FIELDS, GREEDY, PATH, check_answer, talk
+from tests.rhn.server.in_process import PATH, check_answer, talk
 from tests.translation.graphs import chain, mixed, recurrent
 
 NUM_CASES = pytest.mark.parametrize("num", [100, pytest.param(2_000, marks=pytest.mark.slow)])
@@ -339,9 +340,9 @@ def test_http_body(num: int) -> None:
         "stop": ["a"],
         "logit_bias": {"1": 1.0},
         "seed": 1,
-        **GREEDY,
+        "temperature": 0,
     }
-    whole |= {"stream": False, "logprobs": 1, "top_p": 0.5, "echo": True, "best_of": 1, "suffix": None, "user": "a"}
+    whole |= {"stream": False, "logprobs": 1, "top_p": 0.5, "echo": False, "best_of": 1, "suffix": None, "user": "a"}
     statuses = set()
 
     async def conversation(client: httpx.AsyncClient, service: Service) -> None:
@@ -352,8 +353,10 @@ def test_http_body(num: int) -> None:
             check_answer(response, body)
             statuses.add(response.status_code)
 
-        small = {"model": "m", "prompt": "a", "max_tokens": 2, "logit_bias": {"1": 1.0}, **GREEDY}
-        bodies = changed((whole, small), FIELDS).map(lambda tree: json.dumps(tree).encode())
+        small = {"model": "m", "prompt": "a", "max_tokens": 2, "logit_bias": {"1": 1.0}, "temperature": 0}
+        bodies = changed((whole, small), (*CompletionRequest.model_fields, "beam_width", "\x00")).map(
+            lambda tree: json.dumps(tree).encode()
+        )
         texts = damaged((json.dumps(whole).encode(),))
         await asyncio.to_thread(fuzz, st.one_of(bodies, bodies, bodies, texts), check, num)
         assert (await client.post(PATH, json={"model": "m", "prompt": "a", "max_tokens": 1})).status_code == 200

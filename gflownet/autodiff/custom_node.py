@@ -1,6 +1,6 @@
 """Base of node classes outside the package: one class with settings, shape, `forward_` and `backward_`.
 
-Validation, JSON, text, drawings, compiled programs and derivatives of any order follow from the class:
+Validation, JSON, drawings, compiled programs and derivatives of any order follow from the class:
 
     class Clip(CustomNode):
         '''Entries limited to an interval.'''
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property
 from typing import Any, Self, get_type_hints
@@ -370,22 +370,8 @@ def _pushed(function: Applied, values: Sequence[Tensor], place: int, tangent: Te
 Classes = Mapping[str, type[CustomNode]]
 
 
-@dataclass(frozen=True)
-class Description:
-    """A class of nodes and its settings, as JSON values."""
-
-    kind: type[CustomNode]
-    settings: Mapping[str, Any]
-    classes: Classes = field(default_factory=dict, compare=False)
-
-    def node(self, sources: Sequence[Node], *, name: str | None) -> Node:
-        """Return the node of operands; raise ValueError for a setting or operands that do not fit."""
-        operands = tuple((source.shape, source.dtype) for source in sources)
-        return self.kind(*sources, name=name, **_settings(self.kind, self.settings, operands, self.classes))
-
-
 def classes_by_name(classes: Iterable[type[CustomNode]]) -> Classes:
-    """Return classes and derivatives by their names in JSON and text; raise ValueError for two of one name."""
+    """Return classes and derivatives by their names in JSON; raise ValueError for two of one name."""
     named: dict[str, type[CustomNode]] = {}
     for kind in (*DERIVATIVES, *classes):
         if named.setdefault(kind.type_name(), kind) is not kind:
@@ -404,7 +390,7 @@ def _json(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _settings(
+def settings_of(
     kind: type[CustomNode], given: Mapping[str, Any], operands: Sequence[Specification], classes: Classes
 ) -> dict[str, Any]:
     """Return settings as Python values; the function of a derivative has all operands but the first."""
@@ -422,5 +408,5 @@ def _function(value: Any, operands: Sequence[Specification], classes: Classes) -
         hint = f", perhaps {nearest[0]}" if nearest else ""
         raise ValueError(f"of: expected the type of a custom node{hint}, got {shortened(value)}")
     kind = classes[name]
-    settings = _settings(kind, {key: item for key, item in value.items() if key != "type"}, operands, classes)
+    settings = settings_of(kind, {key: item for key, item in value.items() if key != "type"}, operands, classes)
     return Applied(kind, tuple(kind.checked_settings(settings, name).items()), tuple(operands))

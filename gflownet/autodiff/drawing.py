@@ -76,9 +76,8 @@ def _figure(graph: Graph | Node) -> Figure:
     for node, line in lines(graph.nodes()).items():
         title, key = str(line), node.type_name()
         if isinstance(node, LeafNode) and isinstance(line, Declaration):
-            content = "" if line.content is None else f" = {line.content}"
             key = node.kind.name.lower()
-            title = f"{key} {line.name}{content}"
+            title = f"{key} {line.name}" + (f" = {line.remark}" if line.remark else "")
         detail = f"{TIMES.join(map(str, node.shape)) or 'scalar'} {dtype_name(node.dtype)}"
         tooltip = f"{title}, {detail}, {type(node).__name__}"
         width = OUTPUT_STROKE_WIDTH if node in graph.outputs else Cell.stroke_width

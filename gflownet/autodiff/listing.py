@@ -6,23 +6,20 @@ reads it, `graph` builds it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from gflownet.autodiff import nodes as node_classes
-from gflownet.autodiff.custom_node import Description
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.graph import Graph
 from gflownet.autodiff.node_checks import Indices, dtype_name
 from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
-from gflownet.autodiff.serialisation import DEFAULT_DTYPE, tensor_of
+from gflownet.autodiff.serialisation import DEFAULT_DTYPE
 
 Form = Literal["transform", "+", "-", "*", "linear", "nonlinear", "cast", "custom"]
-IDENTITY = "identity"
 
 
 @dataclass(frozen=True)
@@ -58,14 +55,14 @@ class Reference:
 
 @dataclass(frozen=True)
 class Declaration:
-    """A leaf: `parameter w[3,4] float32`, `fixed input x[3]`, `constant c[2,2] = identity`."""
+    """A leaf: `parameter w[3,4] float32`, `fixed input x[3]`."""
 
     name: str
     kind: LeafKind
     shape: tuple[int, ...]
     dtype: torch.dtype = DEFAULT_DTYPE
     requires_grad: bool = True
-    content: Any = None  # of a constant: a number, nested lists of them, or IDENTITY
+    remark: str = field(default="", compare=False)  # content of a constant
     place: Place = field(default=NOWHERE, compare=False)
 
     def __str__(self) -> str:
@@ -74,29 +71,16 @@ class Declaration:
         text = f"{fixed}{self.kind.name.lower()} {self.name}"
         text += f"[{','.join(map(str, self.shape))}]" if self.shape else ""
         text += "" if self.dtype == DEFAULT_DTYPE else f" {dtype_name(self.dtype)}"
-        if self.content is None:
-            return text
-        return f"{text} = {self.content if self.content == IDENTITY else json.dumps(self.content)}"
+        return f"{text}  # {self.remark}" if self.remark else text
 
     def leaf(self) -> LeafNode:
-        """Return the leaf; raise ValueError with the position for an extent below 1 or a content that does not fit."""
-        is_tensor = isinstance(self.content, list)
+        """Return the leaf; raise ValueError with the position for an extent below 1."""
         try:
             return LeafNode(
-                self.shape,
-                kind=self.kind,
-                value=tensor_of(self.content, self.shape, self.dtype) if is_tensor else None,
-                fill=None if is_tensor or self.content in (None, IDENTITY) else float(self.content),
-                is_identity=not is_tensor and self.content == IDENTITY,
-                requires_grad=self.requires_grad,
-                dtype=self.dtype,
-                name=self.name,
+                self.shape, kind=self.kind, requires_grad=self.requires_grad, dtype=self.dtype, name=self.name
             )
-        except OverflowError as error:
-            raise self.place.error(f"{self.name}: expected a number that a float can hold") from error
         except ValueError as error:
-            prefix = "" if str(error).startswith("LeafNode") else f"{self.name}: "
-            raise self.place.error(f"{prefix}{error}") from error
+            raise self.place.error(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -108,7 +92,7 @@ class Statement:
     operands: tuple[Reference, ...]
     summed: tuple[str, ...] = ()
     alpha: float = 1.0
-    function: Function | torch.dtype | Description | None = None
+    function: Function | torch.dtype | str | None = None  # str: the text of a custom node, which is not read
 
     @property
     def name(self) -> str:
@@ -163,8 +147,6 @@ class Statement:
             return LinearNode(sources[0], sources[1], dst, src[0], src[1], name=name)
         if isinstance(self.function, Function):
             return NonlinearNode(sources[0], self.function, name=name)
-        if isinstance(self.function, Description):
-            return self.function.node(sources, name=name)
         if isinstance(self.function, torch.dtype):
             return node_classes.CastNode(sources[0], self.function, name=name)
         assert self.form in ("+", "-", "*"), self.form
@@ -192,9 +174,8 @@ class Statement:
             return f"{first} {last}"
         if isinstance(self.function, torch.dtype):
             return f"{dtype_name(self.function)}({first})"
-        if isinstance(self.function, Description):
-            settings = f" {json.dumps(dict(self.function.settings))}" if self.function.settings else ""
-            return f"{self.function.kind.type_name()}({', '.join(map(str, self.operands))}){settings}"
+        if isinstance(self.function, str):
+            return self.function
         if isinstance(self.function, Function):
             return applied(self.function, str(first))
         pair = f"{first} {self.form} {last}"
@@ -259,8 +240,6 @@ def _built(statement: Statement, nodes: dict[str, Node]) -> Node:
         if operand.name not in nodes:
             nodes[operand.name] = _implied(operand)
         shape = nodes[operand.name].shape
-        if statement.form == "custom":
-            continue
         if len(shape) != len(operand.indices):
             raise operand.place.error(f"{operand}: expected an index for each axis of shape {list(shape)}")
         for index, extent, actual in zip(operand.indices, operand.extents, shape, strict=True):
@@ -272,7 +251,7 @@ def _built(statement: Statement, nodes: dict[str, Node]) -> Node:
     except ValueError as error:
         message = str(error)
         raise error if message.startswith("line") else statement.target.place.error(message) from error
-    axes = zip(statement.target.indices, statement.target.extents, node.shape, strict=statement.form != "custom")
+    axes = zip(statement.target.indices, statement.target.extents, node.shape, strict=True)
     for index, extent, actual in axes:
         if extent not in (None, actual):
             raise statement.target.place.error(f"{statement.target}: expected {actual} as the extent of {index}")

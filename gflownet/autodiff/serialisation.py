@@ -1,4 +1,4 @@
-"""Tensor graphs as plain JSON values, with strict rules and tolerant spelling.
+"""Tensor graphs as plain JSON values: the complete form of a graph.
 
 `{"indexing": "signed", "nodes": [...], "outputs": [id]}`, each node after its sources, with the fields `id`, `type`,
 `kind`, `shape`, `src`, `srcL`, `srcR`, `indexDst`, `indexSrc`, `indexSrcL`, `indexSrcR`, `alpha`, `newDims`, `op`,
@@ -20,7 +20,7 @@ import torch
 
 from gflownet.autodiff import nodes as node_classes
 from gflownet.autodiff.custom_node import FIELDS as CUSTOM_FIELDS
-from gflownet.autodiff.custom_node import TYPES, Classes, CustomNode, Description, classes_by_name, described
+from gflownet.autodiff.custom_node import TYPES, Classes, CustomNode, classes_by_name, described, settings_of
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.node_checks import MAX_LENGTH, Indices, dtype_name, shortened
 from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
@@ -28,14 +28,11 @@ from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearN
 Identifier = int | str
 Indexing = Literal["signed", "positive"]
 
+# The names with underscores are those of the format's document.
 KINDS = {
-    **dict.fromkeys(("0", "in", "input"), LeafKind.INPUT),
-    **dict.fromkeys(("1", "para", "param", "parameter"), LeafKind.PARAMETER),
-    **dict.fromkeys(("2", "const", "constant"), LeafKind.CONSTANT),
-}
-OPERATIONS: dict[str, node_classes.Operation] = {
-    **{"+": "+", "add": "+", "-": "-", "sub": "-", "\N{MINUS SIGN}": "-"},
-    **{"*": "*", "mul": "*", "x": "*", "X": "*", "\N{MULTIPLICATION SIGN}": "*"},
+    **{"0": LeafKind.INPUT, "input": LeafKind.INPUT, "_leafIn_": LeafKind.INPUT},
+    **{"1": LeafKind.PARAMETER, "parameter": LeafKind.PARAMETER, "_leafPara_": LeafKind.PARAMETER},
+    **{"2": LeafKind.CONSTANT, "constant": LeafKind.CONSTANT, "_leafConst_": LeafKind.CONSTANT},
 }
 DEFAULT_DTYPE = torch.float64
 
@@ -144,7 +141,7 @@ class _Reader:
         dtype = self._dtype(DEFAULT_DTYPE)
         kind = self.entry.get("kind")
         kind = LeafKind.INPUT if kind is None else kind
-        spelled = str(int(kind) if isinstance(kind, int) else kind).lower().strip("_").removeprefix("leaf")
+        spelled = str(int(kind) if isinstance(kind, int) else kind)
         if spelled not in KINDS:
             raise ValueError(
                 f"{self.owner}: kind: expected 0, 1, 2, input, parameter or constant, got {shortened(kind)}"
@@ -170,16 +167,14 @@ class _Reader:
         return TransformNode(source, dst, src, alpha=alpha, new_dims=new_dims, name=self.name)
 
     def _elementwise(self) -> Node:
-        operation = OPERATIONS.get(str(self._required("op")))
-        if operation is None:
-            raise ValueError(f"{self.owner}: op: expected one of +, -, *, got {shortened(self.entry['op'])}")
+        operation = self._required("op")
         left, right = self._source("srcL"), self._source("srcR")
         arrays = self._indices("indexDst", "indexSrcL", "indexSrcR")
         return ElementwiseNode(left, right, *arrays, operation=operation, name=self.name)
 
     def _linear(self) -> Node:
         operation = self.entry.get("op")
-        if not _is_nothing(operation) and OPERATIONS.get(str(operation)) != "*":
+        if not _is_nothing(operation) and operation != "*":
             raise ValueError(f"{self.owner}: op: expected none or * of a linear node, got {shortened(operation)}")
         left, right = self._source("srcL"), self._source("srcR")
         return LinearNode(left, right, *self._indices("indexDst", "indexSrcL", "indexSrcR"), name=self.name)
@@ -201,8 +196,9 @@ class _Reader:
         if not isinstance(sources, list | tuple):
             raise ValueError(f"{self.owner}: src: expected a list of ids, got {shortened(sources)}")
         settings = {field: value for field, value in self.entry.items() if field not in CUSTOM_FIELDS}
-        description = Description(kind, settings, self.classes)
-        return description.node([self._named(each) for each in sources], name=self.name)
+        nodes = [self._named(each) for each in sources]
+        operands = tuple((node.shape, node.dtype) for node in nodes)
+        return kind(*nodes, name=self.name, **settings_of(kind, settings, operands, self.classes))
 
     def _required(self, field: str) -> Any:
         if self.entry.get(field) is None:

@@ -8,37 +8,35 @@
     p[n,c] = tanh(y[n,c])
     total[k:2] = sum_nc 0.5 * p[n,c]
 
-A line declares a leaf (`input`, `parameter`, `constant`, `fixed` before one without a gradient, a dtype after it unless
-it is float64, `= 2.0`, `= [[1, 2], [3, 4]]` or `= identity` after a constant) or computes a node. There is no implied
-summation: every index of an operand is in the result or under a `sum_`. Two adjacent operands are a
-contraction (LinearNode), `+`, `-` and `*` between them stand for an ElementwiseNode; a sum covers the whole of it, in
-parentheses. A number times one operand is a Transform, and so is an operand alone; an index that only the result has is
-New and needs its extent, as in `k:2`. `tanh(...)` or `{x**2 + 1}(...)` apply a function, `float32(...)` casts. A custom
-node has the name of its class, names of tensors without indices and its settings as a JSON object, as in
-`y = clip(x) {"low": 0.5}`. An index is a letter, digits may follow. `output y, z` names the results; the default is the
-last line. `#` starts a comment.
+This is the readable form; JSON (serialisation.py) is the complete one. A line declares a leaf (`input`, `parameter`,
+`constant`, `fixed` before one without a gradient, a dtype after it unless it is float64) or computes a node. Values of
+leaves, constants too, are not part of the text. There is no implied summation: every index of an operand is in the
+result or under a `sum_`. Two adjacent operands are a contraction (LinearNode), `+`, `-` and `*` between them stand for
+an ElementwiseNode; a sum covers the whole of it, in parentheses. A number times one operand is a Transform, and so is
+an operand alone; an index that only the result has is New and needs its extent, as in `k:2`. `tanh(...)` or
+`{x**2 + 1}(...)` apply a function, `float32(...)` casts. An index is a letter, digits may follow. `output y, z` names
+the results; the default is the last line. `#` starts a comment. Custom nodes are written, but not read.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from string import ascii_letters
-from typing import Any, cast
+from typing import cast
 
 import torch
 
-from gflownet.autodiff.custom_node import Classes, CustomNode, Description, classes_by_name, described
+from gflownet.autodiff.custom_node import CustomNode, described
 from gflownet.autodiff.evaluation import topological_order
 from gflownet.autodiff.functions import Function
-from gflownet.autodiff.listing import IDENTITY, Declaration, Form, Listing, Place, Reference, Statement
+from gflownet.autodiff.listing import Declaration, Form, Listing, Place, Reference, Statement
 from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, Node
-from gflownet.autodiff.serialisation import DEFAULT_DTYPE, numbers_of
+from gflownet.autodiff.serialisation import DEFAULT_DTYPE
 from gflownet.autodiff.tokens import Tokens
 
 KINDS = {kind.name.lower(): kind for kind in LeafKind}
-KEYWORDS = (*KINDS, "fixed", "output", IDENTITY)
+KEYWORDS = (*KINDS, "fixed", "output")
 INDEX = re.compile(r"[A-Za-z]\d*")
 MAX_DIGITS = 18  # of an extent: torch has 64-bit sizes
 SUM = re.compile(r"sum_(?P<indices>(?:[A-Za-z]\d*)+)")
@@ -49,9 +47,9 @@ LETTERS = "ijklmnpqrstuvwxyzabcdefgh" + ascii_letters[26:]
 class Line(Tokens):
     """A line and the position of the next token."""
 
-    def __init__(self, line: str, number: int, classes: Classes) -> None:
+    def __init__(self, line: str, number: int) -> None:
         super().__init__(line)
-        self.number, self.classes = number, classes
+        self.number = number
 
     @property
     def place(self) -> Place:
@@ -98,21 +96,8 @@ class Line(Tokens):
                     self.expects(",")
         dtype = _dtype(self.text)
         self.at += dtype is not None
-        content = self._content() if self.takes("=") else None
-        if content is not None and kind != LeafKind.CONSTANT:
-            raise place.error(f"{name}: expected a content of constants only")
         requires_grad = kind != LeafKind.CONSTANT and not is_fixed
-        return Declaration(name, kind, tuple(shape), dtype or DEFAULT_DTYPE, requires_grad, content, place)
-
-    def _content(self) -> Any:
-        """Read the number, nested lists or keyword after the equals sign."""
-        if self.takes(IDENTITY):
-            return IDENTITY
-        content = self._json()
-        if isinstance(content, bool) or not isinstance(content, int | float | list):
-            raise self.error("expected a number, nested lists of numbers or `identity`")
-        self.at = len(self.tokens) - 1
-        return content
+        return Declaration(name, kind, tuple(shape), dtype or DEFAULT_DTYPE, requires_grad, place=place)
 
     def statement(self) -> Statement:
         """Read the statement of a node."""
@@ -123,8 +108,6 @@ class Line(Tokens):
             form, operands = self._pair()
             self.expects(")")
             return Statement(target, form, operands, summed)
-        if self.text in self.classes and self.following == "(" and not summed:
-            return self._custom(target)
         if self.token.kind == "formula" or (self.token.kind == "name" and self.following == "("):
             if summed:
                 raise self.error("expected no sum before a function (a statement of its own)")
@@ -150,30 +133,6 @@ class Line(Tokens):
         if self.token.kind == "name":
             return "linear", (first, self.reference())
         return "transform", (first,)
-
-    def _custom(self, target: Reference) -> Statement:
-        """Read a custom node: `clip(x) {"low": 0.5}`, with names of tensors without indices."""
-        kind, operands, settings = self.classes[self.name()], [], {}
-        self.expects("(")
-        while not operands or self.takes(","):
-            place = self.place
-            operands.append(Reference(self.name(), (), (), place))
-        self.expects(")")
-        if not self.is_done():
-            settings = self._json()
-            if not isinstance(settings, dict):
-                raise self.error("expected the settings as a JSON object, or the end of the line")
-            self.at = len(self.tokens) - 1
-        if target.indices:
-            raise target.place.error(f"{target}: expected a name without indices, as the result of a custom node")
-        return Statement(target, "custom", tuple(operands), function=Description(kind, settings, self.classes))
-
-    def _json(self) -> Any:
-        """Return the JSON value in the rest of the line, None for other text."""
-        try:
-            return json.loads(self.line[self.token.column - 1 :])
-        except (ValueError, RecursionError):  # no JSON, more digits than Python reads, or nested too deeply
-            return None
 
     def _function(self, target: Reference) -> Statement:
         place, names = self.place, []
@@ -224,17 +183,16 @@ def _dtype(name: str) -> torch.dtype | None:
     return attribute if isinstance(attribute, torch.dtype) else None
 
 
-def parse(text: str, *, classes: Iterable[type[CustomNode]] = ()) -> Listing:
-    """Return the listing of a text; its `graph` or `node` builds it. `classes` are of custom nodes.
+def parse(text: str) -> Listing:
+    """Return the listing of a text; its `graph` or `node` builds it.
 
     Raises:
         ValueError: the text is empty or a line is not valid; the message has the position and the expectation.
     """
     statements: list[Declaration | Statement] = []
     outputs: tuple[str, ...] | None = None
-    named = classes_by_name(classes)
     for number, line in enumerate(text.splitlines(), start=1):
-        reader = Line(line.partition("#")[0], number, named)
+        reader = Line(line.partition("#")[0], number)
         if reader.is_done():
             continue
         if outputs is not None:
@@ -250,9 +208,9 @@ def parse(text: str, *, classes: Iterable[type[CustomNode]] = ()) -> Listing:
 
 
 def format(sinks: Node | Sequence[Node]) -> str:
-    """Return the text of nodes and their inputs; `parse(text).graph()` builds the same graph.
+    """Return the text of nodes and their inputs; without custom nodes, `parse(text).graph()` builds the same graph.
 
-    Values of inputs and parameters are not written, nor `requires_grad` of constants.
+    Values of leaves are not written; a constant of equal entries or an identity has a comment.
     """
     outputs = [sinks] if isinstance(sinks, Node) else list(sinks)
     line_of = lines(outputs)
@@ -288,18 +246,17 @@ def _name(node: Node, used_names: set[str]) -> str:
 
 
 def _declaration(leaf: LeafNode, names: dict[Node, str]) -> Declaration:
-    content: object = IDENTITY if leaf.is_identity else leaf.fill
-    if leaf.given is not None and leaf.kind == LeafKind.CONSTANT:
-        content = numbers_of(leaf.given)
+    remark = "identity" if leaf.is_identity else "" if leaf.fill is None else f"{leaf.fill:g}"
     requires_grad = leaf.requires_grad and leaf.kind != LeafKind.CONSTANT
-    return Declaration(names[leaf], leaf.kind, leaf.shape, leaf.dtype, requires_grad, content)
+    return Declaration(names[leaf], leaf.kind, leaf.shape, leaf.dtype, requires_grad, remark)
 
 
 def _statement(node: Node, names: dict[Node, str]) -> Statement:
     if isinstance(node, CustomNode):
         target, *operands = (Reference(names[each], (), ()) for each in (node, *node.inputs))
-        description = Description(type(node), described(node.function))
-        return Statement(target, "custom", tuple(operands), function=description)
+        settings = ", ".join(f"{name}={value}" for name, value in described(node.function).items())
+        call = f"{node.type_name()}({', '.join(map(str, operands))}{settings and '; '}{settings})"
+        return Statement(target, "custom", tuple(operands), function=call)
     axes = tuple(range(node.rank))  # of functions and casts, which have no indices
     arrays = node.arrays() or (axes, axes)
     every = list(dict.fromkeys(index for array in arrays for index in array))

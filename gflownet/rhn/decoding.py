@@ -240,10 +240,6 @@ class LanguageModel(Protocol):
         """
         ...
 
-    def read(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Read as `prefill`, but return the logits [R, T, V] of the token after each."""
-        ...
-
     def step(self, tokens: Tensor, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
         """Read one more token of each sequence.
 
@@ -325,18 +321,9 @@ class RHNDecoder:
         Raises:
             ValueError: no token.
         """
-        logits, new_state = self._read(tokens, state, num_logits=1)
-        return logits[:, 0], new_state
-
-    def read(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return logits and states as `LanguageModel.read`; raises as `prefill`."""
-        return self._read(tokens, state, num_logits=tokens.shape[-1])
-
-    def _read(self, tokens: Tensor, state: Tensor | None, *, num_logits: int) -> tuple[Tensor, Tensor]:
-        """Return the logits [R, num_logits, V] of the tokens after the last ones, and the last states."""
         check_tokens(tokens)
         new_state = self._embedding.new_zeros(self.state_shape[0], len(tokens), self.state_shape[1])
-        logits = self._embedding.new_empty(len(tokens), num_logits, self.vocabulary_size)
+        logits = self._embedding.new_empty(len(tokens), self.vocabulary_size)
         with torch.inference_mode():  # as in `step`
             x = F.embedding(tokens.mT, self._embedding)
             for run in self._runs:
@@ -346,7 +333,7 @@ class RHNDecoder:
                 else:
                     x, last = _run_recurrent_layer(run, x, before)
                 new_state[run.layers, :, : last.shape[-1]] = last
-            logits.copy_(self._logits(x[-num_logits:]).transpose(0, 1))
+            logits.copy_(self._logits(x[-1]))
         return logits, new_state
 
     def step(self, tokens: Tensor, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:

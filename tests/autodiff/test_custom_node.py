@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gflownet.autodiff import Graph, compile, compile_gradient, compile_hessian, compile_hvp, parse, to_module
+from gflownet.autodiff import Graph, compile, compile_gradient, compile_hessian, compile_hvp, format, parse, to_module
 from gflownet.autodiff import factories as build
 from gflownet.autodiff.custom_node import CustomNode
 from gflownet.autodiff.evaluation import evaluate
@@ -138,30 +138,15 @@ def test_program_runs_torch_autograd_in_a_node() -> None:
     torch.testing.assert_close(compile(Slope(x), leaves=[x])(x.value()), 3 * x.value() ** 2)
 
 
-def test_listing_reads_custom_nodes() -> None:
-    text = 'input x[3]\ny = clip(x) {"low": -0.5, "high": 1.0}\ntotal = sum_i y[i]'
-    graph = parse(text, classes=[Clip]).graph()
-    assert graph.value("total", {"x": [-1.0, 0.5, 2.0]}) == 1.0
-    assert str(parse(text, classes=[Clip])) == text
-    with pytest.raises(ValueError, match=r"line 2, column 8: .*unknown function 'clip'"):
-        parse(text.replace("(x)", "(x[i])").replace("y =", "y[i] ="))
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("y[i] = clip(x)", r"line 2, column 1: y\[i\]: expected a name without indices"),
-        ("y = clip(x) {", "line 2, column 13: expected the settings as a JSON object"),
-        ("y = clip(x, x)", "line 2, column 1: Clip 'y': expected operands source.*, got 2"),
-        ('y = clip(x) {"lo": 1}', "line 2, column 1: Clip 'y': 'lo': expected one of the settings low, high"),
-        ('y = clip(x) {"low": "a"}', "line 2, column 1: Clip 'y': low: expected a number, got 'a'"),
-        ('y = clip(x) {"low": 2.0}', "line 2, column 1: Clip 'y': expected low <= high, got 2.0 and 1.0"),
-        ("y = clip(z)", "line 2, column 10: z: expected a declaration before"),
-    ],
-)
-def test_listing_custom_node_errors(line: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        parse(f"input x[3]\n{line}", classes=[Clip]).graph()
+def test_text_shows_custom_nodes_and_takes_them_as_operands() -> None:
+    x = build.Input([3], dtype=DOUBLE, name="x")
+    clipped = Clip(x, low=-0.5, name="y")
+    graph = parse("total = sum_i y[i]").graph({"y": clipped})
+    assert graph.value("total", {x: [-1.0, 0.5, 2.0]}) == 1.0
+    text = format(graph.sink)
+    assert text == "input x[3]\ny = clip(x; low=-0.5, high=1.0)\ntotal = sum_i y[i]"
+    with pytest.raises(ValueError, match="line 2, column "):
+        parse(text)
 
 
 @pytest.mark.parametrize(

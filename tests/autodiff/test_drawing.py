@@ -21,7 +21,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 TEXT = """
     input x[6,4]
     parameter w[4,3]
-    constant half = 0.5
+    constant half
     z[n,c] = sum_i x[n,i] w[i,c]
     h[n,c] = tanh(z[n,c])
     y[n,c] = h[n,c] * h[n,c]
@@ -66,7 +66,7 @@ def test_svg_shows_formulas() -> None:
     for words in (
         "z[i,j] = sum_k x[i,k] w[k,j]",
         "h[i,j] = tanh(z[i,j])",
-        "constant half = 0.5",
+        "constant half",
         "6\N{MULTIPLICATION SIGN}3 float64",
         "scalar",
     ):

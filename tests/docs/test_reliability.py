@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 NUM_ROWS = 74
+WITHDRAWN = 53
 _TEST = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 
 
@@ -20,7 +21,7 @@ def rows(checkout: Path) -> list[list[str]]:
 
 
 def test_table_has_every_row(rows: list[list[str]]) -> None:
-    assert [int(row[0]) for row in rows] == list(range(1, NUM_ROWS + 1))
+    assert [int(row[0]) for row in rows] == [number for number in range(1, NUM_ROWS + 1) if number != WITHDRAWN]
     for number, fault, promise, tests in rows:
         assert fault, number
         assert promise, number

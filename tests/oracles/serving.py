@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +19,6 @@ from gflownet.rhn.text_codec import BYTES
 class SlowAnswer:
     """What an engine should return for a request."""
 
-    scores: list[Sampled]  # of the prompt, with the number of likeliest tokens that the request names
     sampled: list[Sampled]
     finish_reason: FinishReason
     state: Tensor  # [layers, width]
@@ -33,11 +31,9 @@ def slow_answer(model: LanguageModel, request: Request) -> SlowAnswer:
     starts, state = request.state is None, torch.zeros(layers, 1, width, dtype=model.dtype)
     if request.state is not None:
         state = request.state.unsqueeze(1)
-    scores, logits = [Sampled(request.prompt[0])], torch.zeros(0)
+    logits = torch.zeros(0)
     for number, token in enumerate(request.prompt, 1):
         logits, state = model.step(torch.tensor([token]), state, torch.tensor([starts and number == 1]))
-        if number < len(request.prompt) and params.prompt_logprobs is not None:
-            scores.append(_scored(request.prompt[number], logits[0], params.prompt_logprobs))
     reason = FinishReason.LENGTH if params.max_tokens == 0 else None
     while reason is None:
         (sampled,) = sampler.sample([0], logits, [True])
@@ -45,10 +41,4 @@ def slow_answer(model: LanguageModel, request: Request) -> SlowAnswer:
         reason = answer.add(sampled)
         if reason is None:
             logits, state = model.step(torch.tensor([sampled.token]), state, None)
-    return SlowAnswer(scores, answer.sampled[: answer.num_shown], reason, state[:, 0])
-
-
-def _scored(token: int, logits: Tensor, count: int) -> Sampled:
-    row = logits.double().log_softmax(-1)
-    likeliest: Sequence[int] = row.argsort(descending=True).tolist()[:count]
-    return Sampled(token, row[token].item(), tuple((one, row[one].item()) for one in likeliest))
+    return SlowAnswer(answer.sampled[: answer.num_shown], reason, state[:, 0])

@@ -1,5 +1,4 @@
 from .access import Access as Access
-from .access import Origins as Origins
 from .app import create_app as create_app
 from .errors import RequestError as RequestError
 from .limits import Limits as Limits

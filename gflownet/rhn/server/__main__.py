@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import math
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
-from signal import SIGINT, SIGTERM
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gflownet.errors import UserError
 from gflownet.rhn.server.limits import OPTIONS, Limits
@@ -21,11 +21,12 @@ from gflownet.terminal.arguments import CommandLine, program, run_command
 
 if TYPE_CHECKING:
     import uvicorn
-
-    from gflownet.rhn.server.service import Service
+    from fastapi import FastAPI
 
 EXIT_FAILED = 1
 API_KEY_VARIABLE = "GFLOWNET_API_KEY"
+MAX_HEADER = 1 << 14  # bytes
+KEEP_ALIVE_SECONDS = 60
 
 # name: placeholder, help; each may be repeated
 LISTS = {
@@ -41,8 +42,7 @@ LISTS = {
     ),
     "allow_origin": (
         "ORIGIN",
-        "origin of web pages that may send requests, e.g. https://example.com (default: only the server's own; others "
-        "get status 403)",
+        "origin of web pages that may send requests, e.g. https://example.com (default: only the server's own)",
     ),
     "chat_stop": ("TEXT", "end an answer of a chat before this text (without a template: before 'user:')"),
 }
@@ -91,6 +91,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise UserError("--chat-stop: expected a text, got nothing")
     key = os.environ.get(API_KEY_VARIABLE)
     options.api_key += [key] if key else []
+    if not all(key and key.isascii() and key.isprintable() and " " not in key for key in options.api_key):
+        raise UserError(f"--api-key, {API_KEY_VARIABLE}: expected printable ASCII characters without spaces")
     if not (options.api_key or options.insecure or _is_loopback(options.host)):
         raise UserError(
             f"--host: expected a key for {options.host!r}, which other machines may reach, got none; "
@@ -121,16 +123,11 @@ def serve(options: argparse.Namespace) -> int:
     """Load the model, listen, and serve until a signal."""
     # Imported here, so that --help and option errors do not import torch or the web framework.
     try:
-        from gflownet.rhn.server.chat_template import load_chat_template
-
-        access = _access(options)
-        check_model_folder(options.folder)
-        template = load_chat_template(options.chat_template, options.chat_stop, options.folder)
-
         import uvicorn  # noqa: F401
 
+        from gflownet.rhn.server.access import Access
         from gflownet.rhn.server.app import create_app
-        from gflownet.rhn.server.connections import Connections, allow_open_files, listen, uvicorn_server
+        from gflownet.rhn.server.chat_template import load_chat_template
         from gflownet.rhn.server.service import Service
     except ModuleNotFoundError as error:
         raise UserError(f"missing package {error.name}: pip install 'gflownet[serve]'") from None
@@ -138,61 +135,59 @@ def serve(options: argparse.Namespace) -> int:
     from gflownet.rhn.serving.engine import Engine, EngineConfig
     from gflownet.rhn.serving.scheduler import SchedulerConfig
 
+    check_model_folder(options.folder)
+    template = load_chat_template(options.chat_template, options.chat_stop, options.folder)
     model, codec = load_text_model(options.folder)
     limits: Limits = options.limits
     # States have a constant size, so the limit of a request is its time, waiting included.
     scheduler = SchedulerConfig(limits.max_slots, limits.max_queue, max_waiting=math.inf, token_budget=sys.maxsize)
     engine = Engine(model, EngineConfig(scheduler, codec=codec))
-    allow_open_files(limits.max_connections)
     listening = listen(options.host, options.port)
-    connections = Connections(limits)
-    name = options.folder.resolve().name
-    service = Service(engine, name, on_failure=lambda: _end(server), codec=codec, connections=connections)
-    begin = lambda: _begin(service, server, listening, limits.grace)  # noqa: E731
-    app = create_app(service, limits, on_start=begin, access=access, template=template)
-    server = uvicorn_server(app, connections)
-    server.run([listening])
+    name, host = options.folder.resolve().name, f"[{options.host}]" if ":" in options.host else options.host
+    line = f"serving {name} at http://{host}:{listening.getsockname()[1]}/v1"
+
+    def end() -> None:
+        server.should_exit = True
+
+    service = Service(engine, name, on_failure=end, codec=codec)
+    access = Access((options.host, *options.allow_host), options.api_key, options.allow_origin)
+    app = create_app(service, limits, on_start=lambda: print(line, flush=True), access=access, template=template)
+    server = uvicorn_server(app, limits)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):  # uvicorn raises the signals that it handled once more
+        server.run([listening])
     return EXIT_FAILED if service.failed else 0
 
 
-def _access(options: argparse.Namespace) -> Any:
-    """Return the allowed requests."""
-    from gflownet.rhn.server.access import Access, ApiKeys, Origins
+def uvicorn_server(app: FastAPI, limits: Limits) -> uvicorn.Server:
+    """Return the server of an application."""
+    import uvicorn
 
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            log_level="critical",  # no traceback of each request that the end of the grace period cuts off
+            server_header=False,
+            limit_concurrency=limits.max_connections,
+            h11_max_incomplete_event_size=MAX_HEADER,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=limits.grace,  # type: ignore[arg-type]  # passed to asyncio.wait_for
+        )
+    )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        UserError: the address is not available.
+    """
     try:
-        origins = Origins(frozenset({options.host, *options.allow_host}), frozenset(options.allow_origin))
-    except ValueError as error:
-        raise UserError(f"--host, --allow-host, --allow-origin: {error}") from None
-    try:
-        return Access(origins, ApiKeys(tuple(options.api_key)))
-    except ValueError as error:
-        raise UserError(f"--api-key, {API_KEY_VARIABLE}: {error}") from None
-
-
-def _begin(service: Service, server: uvicorn.Server, listening: socket.socket, grace: float) -> None:
-    """Print the URL and install signal handlers that end the server after running requests."""
-    loop = asyncio.get_running_loop()
-    drains: list[asyncio.Task[None]] = []
-
-    def on_signal() -> None:
-        drains.append(
-            loop.create_task(_drain(service, server, 0.0 if drains else grace))
-        )  # the second signal ends it at once
-
-    for kind in (SIGINT, SIGTERM):
-        loop.add_signal_handler(kind, on_signal)
-    host, port = listening.getsockname()[:2]
-    display_host = f"[{host}]" if ":" in host else host
-    print(f"serving {service.card['id']} at http://{display_host}:{port}/v1", flush=True)
-
-
-async def _drain(service: Service, server: uvicorn.Server, grace: float) -> None:
-    await service.drain(grace)
-    _end(server)
-
-
-def _end(server: uvicorn.Server) -> None:
-    server.should_exit = True
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        raise UserError(f"--host, --port: cannot listen on {host}:{port} ({error})") from None
 
 
 if __name__ == "__main__":

@@ -9,32 +9,23 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gflownet.rhn.server.access import Access, HeaderCheck
+from gflownet.rhn.server.access import Access
 from gflownet.rhn.server.chat_template import ChatTemplate
-from gflownet.rhn.server.errors import RequestError, bad_request
+from gflownet.rhn.server.errors import RequestError, bad_request, error_response, from_value_error
 from gflownet.rhn.server.limits import Limits
-from gflownet.rhn.server.requests import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    Object,
-    SamplingFields,
-    Submission,
-    TokenizeRequest,
-    encoded,
-)
-from gflownet.rhn.server.responses import AnswerFormat, ChatFormat, CompletionFormat, stream, whole
+from gflownet.rhn.server.metrics import Metrics
+from gflownet.rhn.server.requests import ChatRequest, CompletionRequest, SamplingFields, Submission
+from gflownet.rhn.server.responses import AnswerFormat, AnswerStream, ChatFormat, CompletionFormat, whole
 from gflownet.rhn.server.service import Service
-from gflownet.rhn.server.session import STALLED_SECONDS, Session, read_body
-from gflownet.rhn.text_codec import BYTES
-
-# Harnesses score the first token of a text after this one: models of plain text have no token for the beginning.
-FIRST_TEXT = "\n"
+from gflownet.rhn.serving.scheduler import QueueFullError
 
 
 def create_app(
@@ -54,129 +45,78 @@ def create_app(
         yield
         service.stop()
 
-    access, template = access or Access(), template or ChatTemplate()
+    access = access or Access()
     # A request to another path is an error, not a redirection.
-    app = FastAPI(title="gflownet language model", lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.router.redirect_slashes = False
-    # The middleware added last runs first. A browser sends no key before it knows that it may use the server.
-    keys, origins = access.keys, access.origins
-    app.add_middleware(HeaderCheck, check=lambda path, headers: keys.check(path, headers.get("authorization")))
-    allowed = sorted(origins.allowed_origins)
-    app.add_middleware(CORSMiddleware, allow_origins=allowed, allow_methods=["GET", "POST"], allow_headers=["*"])
-    app.add_middleware(HeaderCheck, check=lambda _, headers: origins.check(headers.get("host"), headers.get("origin")))
-    seconds = limits.body_timeout + limits.timeout + STALLED_SECONDS
-    app.add_middleware(Session, service=service, seconds=seconds)
-    app.add_exception_handler(RequestError, _request_error_response)
-    app.add_exception_handler(Exception, _failure_response)
-    app.add_exception_handler(HTTPException, _http_error_response)
-    _add_answer_routes(app, service, limits, template)
-    _add_state_routes(app, service)
-    _add_tokenizer_routes(app, service, limits, template)
-    _describe_bodies(app)
-    return app
+    app = FastAPI(
+        title="gflownet language model", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    app.add_middleware(BodyLimit, max_body=limits.max_body)
+    origins = list(access.origins)
+    app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+    for kind in (HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, error_response)
+    router = APIRouter(dependencies=[Depends(access.check)])
+    _add_answer_routes(router, service, limits, template or ChatTemplate())
+    _add_state_routes(router, service)
+    app.include_router(router)
 
-
-def _add_answer_routes(app: FastAPI, service: Service, limits: Limits, template: ChatTemplate) -> None:
-    """Add the routes of completions and chats."""
-    codec = service.codec
-
-    async def respond(request: Request, kind: type[SamplingFields], form: type[AnswerFormat]) -> Response:
-        service.check_open()
-        fields = kind.parse(await read_body(request, limits))
-        service.check_model(fields.model)
-        make = partial(fields.submission, codec, template)
-        # A tokenizer takes a while for a long text; bytes do not.
-        submission = make() if codec is BYTES else await asyncio.to_thread(make)
-        _check_limits(submission, limits)
-        reply = service.submit(submission)
-        request.state.answers.append(reply)
-        deadline = asyncio.get_running_loop().time() + limits.timeout
-        messages = form(fields.model, codec, fields.has_logprobs)
-        if fields.stream:
-            return stream(reply, messages, submission, deadline, includes_usage=fields.includes_usage)
-        return await whole(request, reply, messages, submission, deadline)
-
-    @app.post("/v1/completions", openapi_extra=_body_schema(CompletionRequest))
-    async def completions(request: Request) -> Response:
-        return await respond(request, CompletionRequest, CompletionFormat)
-
-    @app.post("/v1/chat/completions", openapi_extra=_body_schema(ChatRequest))
-    async def chat_completions(request: Request) -> Response:
-        return await respond(request, ChatRequest, ChatFormat)
-
-
-def _add_state_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes that describe the server: models, health, metrics."""
-
-    @app.get("/v1/models")
-    async def models() -> Any:
-        return {"object": "list", "data": [service.card]}
-
-    @app.get("/v1/models/{name}")
-    async def model(name: str) -> Any:
-        service.check_model(name)
-        return service.card
-
-    @app.get("/health")
+    @app.get("/health")  # for supervisors, which have no key and any Host
+    @app.head("/health", include_in_schema=False)
     async def health() -> Any:
         service.check_open()
         return {"status": "ok"}
 
-    @app.get("/metrics")
-    async def metrics(request: Request) -> Response:
-        content, content_type = service.metrics.text(request.headers.get("accept", ""))
-        return Response(content, headers={"Content-Type": content_type})
+    return app
 
 
-def _add_tokenizer_routes(app: FastAPI, service: Service, limits: Limits, template: ChatTemplate) -> None:
-    """Add /tokenize, /detokenize and /tokenizer_info, as in vLLM: evaluation harnesses count tokens with them."""
-    codec = service.codec
+def _add_answer_routes(router: APIRouter, service: Service, limits: Limits, template: ChatTemplate) -> None:
+    """Add the routes of completions and chats."""
 
-    async def parsed(request: Request, kind: type[Any]) -> Any:
-        fields = kind.parse(await read_body(request, limits))
-        if fields.model is not None:
-            service.check_model(fields.model)
-        return fields
+    async def respond(request: Request, fields: SamplingFields, kind: type[AnswerFormat]) -> Response:
+        service.check_model(fields.model)
+        # In a thread: a tokenizer takes a while for a long text.
+        try:
+            submission = await asyncio.to_thread(partial(fields.submission, service.codec, template))
+            _check_limits(submission, limits)
+            answer = service.submit(submission)
+        except QueueFullError as error:
+            message = f"{error}; try again later"
+            raise RequestError(HTTPStatus.TOO_MANY_REQUESTS, message, headers={"Retry-After": "1"}) from None
+        except ValueError as error:
+            raise from_value_error(error, type(fields).model_fields) from None
+        deadline = asyncio.get_running_loop().time() + limits.timeout
+        form = kind(fields.model, service.codec, submission.params.logprobs is not None)
+        if fields.stream:
+            includes_usage = fields.stream_options is not None and fields.stream_options.include_usage
+            return AnswerStream(answer, form, deadline, includes_usage=includes_usage)
+        return await whole(request, answer, form, deadline)
 
-    @app.post("/tokenize", openapi_extra=_body_schema(TokenizeRequest))
-    async def tokenize(request: Request) -> Any:
-        fields: TokenizeRequest = await parsed(request, TokenizeRequest)
-        tokens = encoded("prompt", fields.prompt, codec)
-        return {"count": len(tokens), "max_model_len": limits.max_prompt, "tokens": tokens}
+    @router.post("/v1/completions")
+    async def completions(request: Request, fields: CompletionRequest) -> Response:
+        return await respond(request, fields, CompletionFormat)
 
-    @app.post("/detokenize", openapi_extra=_body_schema(DetokenizeRequest))
-    async def detokenize(request: Request) -> Any:
-        fields: DetokenizeRequest = await parsed(request, DetokenizeRequest)
-        largest = max(fields.tokens, default=0)
-        if largest >= codec.vocabulary_size:
-            raise bad_request("tokens", f"expected tokens of 0 .. {codec.vocabulary_size - 1}, got {largest}")
-        return {"prompt": codec.decode(fields.tokens)}
-
-    @app.get("/tokenizer_info")
-    async def tokenizer_info() -> dict[str, str | None]:
-        return {"bos_token": FIRST_TEXT, "eos_token": None, "pad_token": None, "chat_template": template.source}
-
-
-def _body_schema(kind: type[Object]) -> dict[str, Any]:
-    """Return the description of a body for a route that parses it itself."""
-    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
-    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+    @router.post("/v1/chat/completions")
+    async def chat_completions(request: Request, fields: ChatRequest) -> Response:
+        return await respond(request, fields, ChatFormat)
 
 
-def _describe_bodies(app: FastAPI) -> None:
-    """Add the schemas of the bodies, which the routes parse themselves, to the description of the routes."""
-    describe = app.openapi
+def _add_state_routes(router: APIRouter, service: Service) -> None:
+    """Add the routes that describe the server: models and metrics."""
+    registry = CollectorRegistry()
+    registry.register(Metrics(service.engine))
 
-    def openapi() -> dict[str, Any]:
-        description = describe()
-        schemas = description.setdefault("components", {}).setdefault("schemas", {})
-        for kind in (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest):
-            schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-            schemas.update(schema.pop("$defs", {}))
-            schemas[kind.__name__] = schema
-        return description
+    @router.get("/v1/models")
+    async def models() -> Any:
+        return {"object": "list", "data": [service.card]}
 
-    app.openapi = openapi  # type: ignore[method-assign]
+    @router.get("/v1/models/{name}")
+    async def model(name: str) -> Any:
+        service.check_model(name)
+        return service.card
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 def _check_limits(submission: Submission, limits: Limits) -> None:
@@ -187,28 +127,30 @@ def _check_limits(submission: Submission, limits: Limits) -> None:
         raise RequestError(HTTPStatus.BAD_REQUEST, message, param="prompt", code="context_length_exceeded")
     num_answers = len(submission.prompts) * submission.num_answers
     if num_answers > limits.max_queue:
-        message = f"expected at most {limits.max_queue} prompts (times n or best_of), got {num_answers}"
-        raise bad_request("prompt", message)
+        raise bad_request("prompt", f"expected at most {limits.max_queue} prompts (times n), got {num_answers}")
     if submission.params.max_tokens > limits.max_tokens_limit:
         message = f"expected at most {limits.max_tokens_limit} (option --max-tokens-limit), got"
         raise bad_request("max_tokens", f"{message} {submission.params.max_tokens}")
 
 
-async def _request_error_response(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return JSONResponse(error.body(), error.status, headers=error.headers)
+class BodyLimit:
+    """ASGI middleware: status 413 for longer bodies. Starlette's own has an error of plain text."""
 
+    def __init__(self, app: ASGIApp, *, max_body: int) -> None:
+        """Wrap an application; `max_body` is a number of bytes."""
+        self._app, self._max_body = app, max_body
 
-async def _failure_response(_: Request, error: Exception) -> Response:
-    """Respond to an internal error; the framework logs the traceback."""
-    failure = RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, f"the server failed: {type(error).__name__}")
-    return JSONResponse(failure.body(), failure.status)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application for one request."""
+        size = 0
 
+        async def limited() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._max_body:
+                message = f"body: expected at most {self._max_body} bytes, got more"
+                raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+            return message
 
-async def _http_error_response(request: Request, error: Exception) -> Response:
-    """Respond to an unknown path or method."""
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    return JSONResponse(
-        RequestError(error.status_code, message).body(), error.status_code, headers=dict(error.headers or {})
-    )
+        await self._app(scope, limited, send)

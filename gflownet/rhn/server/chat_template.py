@@ -26,24 +26,17 @@ DEFAULT_STOPS = ("\nuser:",)
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template, and texts that end an answer.
-
-    Raises:
-        ValueError: the template has a syntax error.
-    """
+    """A template, and texts that end an answer."""
 
     source: str = DEFAULT_SOURCE
     stops: tuple[str, ...] = DEFAULT_STOPS
 
     def __post_init__(self) -> None:
-        """Compile the template in a sandbox: it cannot reach files, modules or attributes of Python objects."""
+        """Compile the template in Jinja2's sandbox; raises TemplateError."""
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
-        try:
-            object.__setattr__(self, "_template", environment.from_string(self.source))
-        except TemplateError as error:
-            raise ValueError(f"{error}, line {getattr(error, 'lineno', '?')}") from None
+        object.__setattr__(self, "_template", environment.from_string(self.source))
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Return the prompt for the next message of the assistant.
@@ -55,7 +48,7 @@ class ChatTemplate:
         template: Any = self._template  # type: ignore[attr-defined]
         try:
             return template.render(values)
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except Exception as error:  # a template may fail in any way
             reason = " ".join(str(error).split()) or type(error).__name__
             raise bad_request("messages", f"the chat template refuses them: {reason}") from None
 
@@ -69,12 +62,10 @@ def load_chat_template(path: Path | None, stops: Sequence[str], folder: Path) ->
     own = folder / TEMPLATE_NAME
     if path is None and not own.is_file():
         return ChatTemplate(stops=tuple(stops) or DEFAULT_STOPS)
-    chosen = own if path is None else path
+    chosen = path or own
     try:
         return ChatTemplate(chosen.read_text(encoding="utf-8"), tuple(stops))
-    except OSError as error:
-        raise UserError(f"--chat-template: {chosen}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (OSError, ValueError, TemplateError) as error:
         raise UserError(f"--chat-template: {chosen}: expected a Jinja2 template, got an error: {error}") from None
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, Interval, find_options, option
-
-_TIMEOUT = Interval(0.1)
+from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, find_options, option
 
 
 @dataclass(frozen=True)
@@ -18,17 +16,8 @@ class Limits:
     max_prompt: int = option(16384, "maximum tokens of a prompt; beyond: status 400", AT_LEAST_ONE)
     max_tokens_limit: int = option(16384, "maximum tokens of an answer; beyond: status 400", AT_LEAST_ONE)
     max_body: int = option(1 << 20, "maximum bytes of a request; beyond: status 413", AT_LEAST_ONE)
-    max_connections: int = option(
-        2048, "maximum number of connections; beyond: those without progress are closed, then status 503", AT_LEAST_ONE
-    )
-    timeout: float = option(600.0, "seconds for a request; beyond: status 504", AT_LEAST_ONE)
-    header_timeout: float = option(
-        10.0, "seconds for a request's header; beyond: status 408, connection closed", _TIMEOUT
-    )
-    body_timeout: float = option(30.0, "seconds for a request's body; beyond: status 408", _TIMEOUT)
-    read_timeout: float = option(
-        10.0, "seconds for a client that reads nothing of its answer; beyond: connection closed", _TIMEOUT
-    )
+    max_connections: int = option(512, "maximum number of connections; beyond: status 503", AT_LEAST_ONE)
+    timeout: float = option(600.0, "seconds for an answer; beyond: status 504", AT_LEAST_ONE)
     grace: float = option(30.0, "seconds for running requests after SIGTERM", NOT_NEGATIVE)
 
 

@@ -8,23 +8,21 @@ import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from gflownet.rhn.server.choices import Piece, joined, likeliest
 from gflownet.rhn.server.errors import RequestError
-from gflownet.rhn.server.requests import Submission
-from gflownet.rhn.server.service import Answer
-from gflownet.rhn.server.session import fail_on_disconnect
+from gflownet.rhn.server.service import Answer, Piece
 from gflownet.rhn.serving.sampling import Sampled
 from gflownet.rhn.text_codec import TextCodec
 
 LEAST_LOG_PROBABILITY = -9999.0  # as OpenAI; JSON has no infinity
-_CHUNK = "chat.completion.chunk"
 _ESCAPED = re.compile(r"bytes:(\\x[0-9a-f]{2})+")  # name of bytes that are no characters
 
 
@@ -33,32 +31,26 @@ class AnswerFormat(ABC):
     """Format of the messages of one answer."""
 
     prefix: ClassVar[str]  # of the id
+    kinds: ClassVar[tuple[str, str]]  # values of `object`: whole, event of a stream
 
     model: str
     codec: TextCodec
     has_logprobs: bool
-    id: str = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
-
-    def __post_init__(self) -> None:
-        """Choose an id."""
-        object.__setattr__(self, "id", f"{self.prefix}-{uuid.uuid4().hex}")
+    number: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @abstractmethod
-    def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
-        """Return a whole answer, with one piece for each choice."""
+    def choice(self, piece: Piece, *, is_event: bool) -> dict[str, Any]:
+        """Return a whole choice or, as an event of a stream, the next piece of one."""
 
-    def opening(self, num_choices: int, **more: Any) -> Iterator[dict[str, Any]]:
-        """Yield the events before the first piece, by default none."""
-        yield from ()
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Return the first event's choice, by default none."""
+        return None
 
-    @abstractmethod
-    def event(self, pieces: Sequence[Piece], **more: Any) -> dict[str, Any]:
-        """Return an event of a stream, with some pieces."""
-
-    def _message(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-        return {**head, "choices": choices, **more}
+    def message(self, choices: Sequence[dict[str, Any]], *, is_event: bool, **more: Any) -> dict[str, Any]:
+        """Return a message with some choices."""
+        head = {"id": f"{self.prefix}-{self.number}", "object": self.kinds[is_event], "created": self.created}
+        return {**head, "model": self.model, "choices": choices, **more}
 
 
 @dataclass(frozen=True)
@@ -66,32 +58,24 @@ class CompletionFormat(AnswerFormat):
     """Format of the completions endpoint."""
 
     prefix = "cmpl"
+    kinds = ("text_completion", "text_completion")
 
-    def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
+    def choice(self, piece: Piece, *, is_event: bool) -> dict[str, Any]:
         """See AnswerFormat."""
-        return self.event(pieces, usage=usage)
-
-    def event(self, pieces: Sequence[Piece], **more: Any) -> dict[str, Any]:
-        """See AnswerFormat."""
-        return self._message("text_completion", [self._choice(piece) for piece in pieces], **more)
-
-    def _choice(self, piece: Piece) -> dict[str, Any]:
         logprobs = self._logprobs(piece) if self.has_logprobs else None
         return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
     def _logprobs(self, piece: Piece) -> dict[str, Any]:
         name = self.codec.token_name
+        own = [(sampled.token, sampled.log_probability) for sampled in piece.tokens]
         return {
-            "tokens": [name(sampled.token) for sampled in piece.tokens],
-            "token_logprobs": [_finite(sampled.log_probability) for sampled in piece.tokens],
+            "tokens": [name(token) for token, _ in own],
+            "token_logprobs": [_finite(value) for _, value in own],
             # The sampled token is among them, also if others are likelier: up to logprobs + 1.
             "top_logprobs": [
-                None
-                if sampled.log_probability is None
-                else {name(token): _finite(value) for token, value in _with_sampled(sampled)}
-                for sampled in piece.tokens
+                {name(token): _finite(value) for token, value in (*sampled.likeliest, pair)}
+                for sampled, pair in zip(piece.tokens, own, strict=True)
             ],
-            "text_offset": list(piece.offsets),
         }
 
 
@@ -100,73 +84,27 @@ class ChatFormat(AnswerFormat):
     """Format of the chat endpoint."""
 
     prefix = "chatcmpl"
+    kinds = ("chat.completion", "chat.completion.chunk")
 
-    def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
+    def opening(self, index: int) -> dict[str, Any]:
+        """Return the role of a choice."""
+        return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+
+    def choice(self, piece: Piece, *, is_event: bool) -> dict[str, Any]:
         """See AnswerFormat."""
-        choices = [
-            {
-                "index": piece.index,
-                "message": {"role": "assistant", "content": piece.text, "refusal": None},
-                "logprobs": self._logprobs(piece),
-                "finish_reason": piece.finish_reason,
-            }
-            for piece in pieces
+        content = {"delta": {"content": piece.text} if piece.text or piece.tokens else {}}
+        if not is_event:
+            content = {"message": {"role": "assistant", "content": piece.text, "refusal": None}}
+        entries = [
+            {**self._entry(one), "top_logprobs": [self._entry(Sampled(*pair)) for pair in one.likeliest]}
+            for one in piece.tokens
         ]
-        return self._message("chat.completion", choices, usage=usage)
+        logprobs = {"content": entries, "refusal": None} if self.has_logprobs else None
+        return {"index": piece.index, **content, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
-    def opening(self, num_choices: int, **more: Any) -> Iterator[dict[str, Any]]:
-        """Yield the role of each choice."""
-        for index in range(num_choices):
-            yield self._message(_CHUNK, [_delta(index, {"role": "assistant", "content": ""})], **more)
-
-    def event(self, pieces: Sequence[Piece], **more: Any) -> dict[str, Any]:
-        """See AnswerFormat."""
-        choices = [
-            _delta(
-                piece.index,
-                {"content": piece.text} if piece.text or piece.tokens else {},
-                self._logprobs(piece),
-                piece.finish_reason,
-            )
-            for piece in pieces
-        ]
-        return self._message(_CHUNK, choices, **more)
-
-    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
-        if not self.has_logprobs:
-            return None
-        content = [
-            {
-                **self._entry(sampled.token, sampled.log_probability),
-                "top_logprobs": [self._entry(*pair) for pair in sampled.likeliest],
-            }
-            for sampled in piece.tokens
-        ]
-        return {"content": content, "refusal": None}
-
-    def _entry(self, token: int, log_probability: float | None) -> dict[str, Any]:
-        name = self.codec.token_name(token)
-        return {"token": name, "logprob": _finite(log_probability), "bytes": _bytes_of(name)}
-
-
-def usage_of(num_prompt_tokens: int, num_tokens: int) -> dict[str, Any]:
-    """Return the token counts in OpenAI's format."""
-    total = num_prompt_tokens + num_tokens
-    return {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_tokens, "total_tokens": total}
-
-
-def _delta(
-    index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
-) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-
-
-def _with_sampled(sampled: Sampled) -> list[tuple[int, float]]:
-    """Return the likeliest tokens, and the sampled one if it is not among them."""
-    assert sampled.log_probability is not None
-    if any(token == sampled.token for token, _ in sampled.likeliest):
-        return list(sampled.likeliest)
-    return [*sampled.likeliest, (sampled.token, sampled.log_probability)]
+    def _entry(self, sampled: Sampled) -> dict[str, Any]:
+        name = self.codec.token_name(sampled.token)
+        return {"token": name, "logprob": _finite(sampled.log_probability), "bytes": _bytes_of(name)}
 
 
 def _finite(log_probability: float | None) -> float | None:
@@ -180,44 +118,60 @@ def _bytes_of(name: str) -> list[int] | None:
     return None if "\N{REPLACEMENT CHARACTER}" in name else list(name.encode(errors="replace"))
 
 
-async def whole(
-    request: Request, reply: Answer, form: AnswerFormat, submission: Submission, deadline: float
-) -> Response:
+def _usage(answer: Answer) -> dict[str, Any]:
+    """Return the token counts in OpenAI's format."""
+    read, sampled = sum(map(len, answer.submission.prompts)), answer.num_tokens
+    return {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled}
+
+
+async def whole(request: Request, answer: Answer, form: AnswerFormat, deadline: float) -> Response:
     """Return the whole answer; stop sampling if the client closes the connection."""
-    watcher = asyncio.create_task(fail_on_disconnect(request, reply))
+
+    async def close_on_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        answer.close()
+
+    watcher = asyncio.create_task(close_on_disconnect())
     try:
-        pieces = joined([piece async for pieces in reply.pieces(deadline) for piece in pieces])
+        pieces = [piece async for finished in answer.pieces(deadline) for piece in finished]
     finally:
         watcher.cancel()
-    num_answers, num_choices = submission.num_answers, submission.num_choices
-    if num_answers > num_choices:
-        pieces = likeliest(pieces, num_answers=num_answers, num_choices=num_choices)
-    return JSONResponse(form.whole(pieces, usage_of(reply.num_prompt_tokens, reply.num_tokens)))
+        answer.close()
+    choices = [form.choice(piece, is_event=False) for piece in sorted(pieces, key=attrgetter("index"))]
+    return JSONResponse(form.message(choices, is_event=False, usage=_usage(answer)))
 
 
-def stream(
-    reply: Answer, form: AnswerFormat, submission: Submission, deadline: float, *, includes_usage: bool
-) -> Response:
-    """Return the answer as server-sent events; an error is the last event."""
-    num_choices = len(submission.prompts) * submission.num_choices
-    events = _events(reply, form, num_choices, deadline, includes_usage=includes_usage)
-    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+class AnswerStream(StreamingResponse):
+    """An answer as server-sent events; an error is the last one. The slots are free when the client closes it."""
+
+    def __init__(self, answer: Answer, form: AnswerFormat, deadline: float, *, includes_usage: bool) -> None:
+        """`includes_usage`: whether the last event has the token counts."""
+        events = _events(answer, form, deadline, includes_usage=includes_usage)
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answer.close()
 
 
-async def _events(
-    reply: Answer, form: AnswerFormat, num_choices: int, deadline: float, *, includes_usage: bool
-) -> AsyncIterator[str]:
+async def _events(answer: Answer, form: AnswerFormat, deadline: float, *, includes_usage: bool) -> AsyncIterator[str]:
     no_usage = {"usage": None} if includes_usage else {}
-    for message in form.opening(num_choices, **no_usage):
-        yield _event(message)
+    for choice in filter(None, map(form.opening, range(answer.num_choices))):
+        yield _event(form.message([choice], is_event=True, **no_usage))
     try:
-        async for pieces in reply.pieces(deadline):
-            yield "".join(_event(form.event([piece], **no_usage)) for piece in pieces)
+        async for pieces in answer.pieces(deadline):
+            for piece in pieces:
+                yield _event(form.message([form.choice(piece, is_event=True)], is_event=True, **no_usage))
     except RequestError as error:
         yield _event(error.body())
         return
     if includes_usage:
-        yield _event(form.event([], usage=usage_of(reply.num_prompt_tokens, reply.num_tokens)))
+        yield _event(form.message([], is_event=True, usage=_usage(answer)))
     yield "data: [DONE]\n\n"
 
 

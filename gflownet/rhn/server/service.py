@@ -7,33 +7,65 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
-from gflownet.rhn.server.choices import Choice, Piece
-from gflownet.rhn.server.connections import Connections
-from gflownet.rhn.server.errors import RequestError, from_value_error
-from gflownet.rhn.server.metrics import Metrics, ResponseTally
-from gflownet.rhn.server.requests import SamplingFields, Submission
+from gflownet.rhn.server.errors import RequestError
+from gflownet.rhn.server.requests import Submission
 from gflownet.rhn.serving.engine import Engine
-from gflownet.rhn.serving.requests import Event, FinishEvent, PromptEvent, Request
-from gflownet.rhn.serving.sampling import FinishReason
+from gflownet.rhn.serving.requests import Event, FinishEvent, Request
+from gflownet.rhn.serving.sampling import FinishReason, Sampled
 from gflownet.rhn.serving.scheduler import QueueFullError
 from gflownet.rhn.text_codec import BYTES, TextCodec
 
 _log = logging.getLogger(__name__)
-_VALUE_NAMES = frozenset({*SamplingFields.model_fields, "prompt", "max_tokens"})
-MAX_UNREAD = 128  # events of one answer; more pause it, until its client has read them
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The next part of one choice."""
+
+    index: int  # of the choice
+    text: str
+    tokens: tuple[Sampled, ...]
+    finish_reason: str | None  # of the last piece
+
+
+class Choice:
+    """Text of one choice from its tokens."""
+
+    def __init__(self, index: int, prefix: str = "", *, codec: TextCodec = BYTES) -> None:
+        """Start a choice with the text `prefix`."""
+        self.index, self.num_tokens = index, 0
+        self._decoder, self._unsent = codec.stream(), prefix
+        self._tokens: list[Sampled] = []
+
+    def add(self, token: Sampled) -> None:
+        """Add a token."""
+        self._unsent += self._decoder.text([token.token])
+        self._tokens.append(token)
+        self.num_tokens += 1
+
+    def piece(self, finish_reason: str | None = None, *, cut: int = 0) -> Piece | None:
+        """Return the new text since the last piece, whole characters only; None if there is none.
+
+        With `finish_reason`, return the last piece, with any incomplete character, without the last `cut` characters.
+        """
+        if finish_reason is not None:
+            self._unsent = (self._unsent + self._decoder.rest())[: -cut or None]
+        elif not self._unsent:
+            return None
+        piece = Piece(self.index, self._unsent, tuple(self._tokens), finish_reason)
+        self._unsent, self._tokens = "", []
+        return piece
 
 
 class Answer:
     """A stream of pieces, one or more choices per prompt. Used by the thread of the event loop only."""
 
-    def __init__(self, choices: dict[int, Choice], num_prompt_tokens: int, service: Service) -> None:
+    def __init__(self, choices: dict[int, Choice], submission: Submission, service: Service) -> None:
         """`choices` by request id of the engine."""
-        self.num_prompt_tokens = num_prompt_tokens
-        self.is_paused = False
+        self.submission, self.num_choices = submission, len(choices)
         self._choices, self._open, self._service = choices, dict(choices), service
         self._events: list[Event] = []
         self._failure: RequestError | None = None
@@ -48,9 +80,6 @@ class Answer:
         """Add an event of the engine."""
         self._events.append(event)
         self._changed.set()
-        if len(self._events) >= MAX_UNREAD and not self.is_paused:
-            self.is_paused = True
-            self._service.pause(self._open)
 
     def fail(self, error: RequestError) -> None:
         """End the answer with an error."""
@@ -60,11 +89,10 @@ class Answer:
 
     def close(self) -> None:
         """Cancel the unfinished choices."""
-        self._resume()
         self._service.cancel(self._open)
 
     async def pieces(self, deadline: float) -> AsyncIterator[list[Piece]]:
-        """Yield new pieces until every choice is finished.
+        """Yield new pieces until every choice is finished; without `stream`, one piece for each choice.
 
         Raises:
             RequestError: the clock of the event loop passes `deadline`, or the engine fails.
@@ -78,16 +106,10 @@ class Answer:
             self._changed.clear()
             events, self._events = self._events, []
             pieces = self._read(events)
-            self._resume()
             if self._failure is not None:
                 raise self._failure
             if pieces:
                 yield pieces
-
-    def _resume(self) -> None:
-        if self.is_paused:
-            self.is_paused = False
-            self._service.resume(self._open)
 
     def _read(self, events: Sequence[Event]) -> list[Piece]:
         """Return the pieces of some events, one per choice."""
@@ -95,21 +117,18 @@ class Answer:
         changed: dict[int, Choice] = {}
         for event in events:
             choice = self._choices[event.request_id]
-            if isinstance(event, FinishEvent):
-                changed.pop(event.request_id, None)
-                del self._open[event.request_id]
-                pieces.append(self._last_piece(choice, event))
+            if not isinstance(event, FinishEvent):
+                choice.add(event.sampled)
+                changed[event.request_id] = choice
                 continue
-            for sampled in event.sampled if isinstance(event, PromptEvent) else (event.sampled,):
-                choice.add(sampled)
-            changed[event.request_id] = choice
-        pieces += [choice.piece() for choice in changed.values()]
+            changed.pop(event.request_id, None)
+            del self._open[event.request_id]
+            if event.finish_reason is FinishReason.ERROR:
+                self._failure = self._failure or RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, event.error)
+            pieces.append(choice.piece(event.finish_reason, cut=event.cut))
+        if self.submission.stream:
+            pieces += [choice.piece() for choice in changed.values()]
         return [piece for piece in pieces if piece is not None]
-
-    def _last_piece(self, choice: Choice, event: FinishEvent) -> Piece | None:
-        if event.finish_reason is FinishReason.ERROR:
-            self._failure = self._failure or RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, event.error)
-        return choice.piece(event.finish_reason, cut=event.cut)
 
 
 class Service:
@@ -118,31 +137,23 @@ class Service:
     Every method except the constructor is called by the thread of the event loop.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        name: str,
-        *,
-        on_failure: Callable[[], None],
-        codec: TextCodec = BYTES,
-        connections: Connections | None = None,
-    ) -> None:
+    def __init__(self, engine: Engine, name: str, *, on_failure: Callable[[], None], codec: TextCodec = BYTES) -> None:
         """Serve an engine under a model name; `on_failure` is called if the engine raises."""
-        self._engine, self._name, self._on_failure, self.codec = engine, name, on_failure, codec
+        self.engine, self.codec, self._name, self._on_failure = engine, codec, name, on_failure
         self.card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "gflownet"}
         self._answers: dict[int, Answer] = {}  # unfinished answers by request id of the engine
-        self._closed: RequestError | None = None  # the response to new requests after the end of service
-        self.failed = False
-        self._idle = asyncio.Event()
-        self.responses = ResponseTally()
-        self.metrics = Metrics(engine, self.responses, connections or Connections())
+        self._failure: RequestError | None = None  # the response to all requests after it
         self._wake, self._stopping = threading.Event(), False
         self._thread = threading.Thread(target=self._step, name="engine", daemon=True)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the engine raised."""
+        return self._failure is not None
 
     def start(self) -> None:
         """Start the thread of the engine."""
         self._loop = asyncio.get_running_loop()
-        self._idle.set()
         self._thread.start()
 
     def stop(self) -> None:
@@ -156,9 +167,8 @@ class Service:
             while not self._stopping:
                 self._wake.wait()
                 self._wake.clear()
-                while self._engine.has_work and not self._stopping:
-                    events = self._engine.step()
-                    if events:
+                while self.engine.has_work and not self._stopping:
+                    if events := self.engine.step():
                         self._loop.call_soon_threadsafe(self._dispatch, events)
         except Exception:
             _log.exception("the engine failed")
@@ -169,31 +179,17 @@ class Service:
             self._answers[event.request_id].add(event)
             if isinstance(event, FinishEvent):
                 del self._answers[event.request_id]
-        if not self._answers:
-            self._idle.set()
 
     def _fail(self) -> None:
-        self.failed = True
-        self._end_all(RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, "the model failed; the server ends"))
+        self._failure = RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, "the model failed; the server ends")
+        for answer in set(self._answers.values()):
+            answer.fail(self._failure)
         self._on_failure()
 
-    async def drain(self, seconds: float) -> None:
-        """Refuse new requests, and end running ones after `seconds` at most."""
-        self._closed = RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is being stopped", retry=True)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._idle.wait()
-        self._end_all(self._closed)
-
-    def _end_all(self, error: RequestError) -> None:
-        self._closed = error
-        for reply in set(self._answers.values()):
-            reply.fail(error)
-
     def check_open(self) -> None:
-        """Raise RequestError after the end of service."""
-        if self._closed is not None:
-            raise self._closed
+        """Raise RequestError after a failure of the engine."""
+        if self._failure is not None:
+            raise self._failure
 
     def check_model(self, name: str) -> None:
         """Raise RequestError for the name of another model."""
@@ -205,57 +201,30 @@ class Service:
         """Queue prompts, all or none.
 
         Raises:
-            RequestError: service has ended, the queue is full, or the request is invalid.
+            RequestError: the engine has failed.
+            QueueFullError: the queue is full.
+            ValueError: the request is invalid.
         """
         self.check_open()
         choices: dict[int, Choice] = {}
-        refused: RequestError | None = None
         try:
-            for index in range(len(submission.prompts)):
-                choices |= self._submit_prompt(submission, index)
-        except QueueFullError as error:
-            refused = RequestError(HTTPStatus.TOO_MANY_REQUESTS, f"{error}; try again later", retry=True)
-        except ValueError as error:
-            refused = from_value_error(error, _VALUE_NAMES)
-        reply = Answer(choices, sum(map(len, submission.prompts)), self)
-        if choices:
-            self._answers |= dict.fromkeys(choices, reply)
-            self._idle.clear()
-            self._wake.set()
-        if refused is not None:
-            reply.close()
-            raise refused
-        return reply
-
-    def _submit_prompt(self, submission: Submission, index: int) -> dict[int, Choice]:
-        """Queue the answers to one prompt; return their choices by request id."""
-        prompt, params = submission.prompts[index], submission.params
-        seeds = submission.seeds(index)
-        request_ids = self._engine.submit_many(Request(prompt, replace(params, seed=seeds[0])), seeds)
-        with_prompt = params.prompt_logprobs is not None  # the engine sends the prompt's tokens
-        prefix = self.codec.decode(prompt) if submission.echo and not with_prompt else ""
-        first, num_prompt = index * len(seeds), len(prompt) if with_prompt else 0
-        return {
-            request_id: Choice(first + number, prefix, codec=self.codec, num_prompt=num_prompt)
-            for number, request_id in enumerate(request_ids)
-        }
+            for prompt in submission.prompts:
+                prefix = self.codec.decode(prompt) if submission.echo else ""
+                for _ in range(submission.num_answers):
+                    params = replace(submission.params, seed=submission.seed(len(choices)))
+                    choice = Choice(len(choices), prefix, codec=self.codec)
+                    choices[self.engine.submit(Request(prompt, params))] = choice
+        except (QueueFullError, ValueError):
+            self.cancel(choices)
+            raise
+        finally:
+            answer = Answer(choices, submission, self)
+            self._answers |= dict.fromkeys(choices, answer)
+        self._wake.set()
+        return answer
 
     def cancel(self, request_ids: Iterable[int]) -> None:
         """End requests."""
         for request_id in request_ids:
-            self._engine.cancel(request_id)
-        self._wake.set()
-
-    def pause(self, request_ids: Iterable[int]) -> None:
-        """Stop requests, which keep their slots."""
-        self.responses.num_pauses += 1
-        self.responses.num_paused += 1
-        for request_id in request_ids:
-            self._engine.pause(request_id)
-
-    def resume(self, request_ids: Iterable[int]) -> None:
-        """Continue paused requests."""
-        self.responses.num_paused -= 1
-        for request_id in request_ids:
-            self._engine.resume(request_id)
+            self.engine.cancel(request_id)
         self._wake.set()

@@ -8,7 +8,6 @@ from .generation import generate as generate
 from .generation import generate_batch as generate_batch
 from .requests import EngineMetrics as EngineMetrics
 from .requests import FinishEvent as FinishEvent
-from .requests import PromptEvent as PromptEvent
 from .requests import Request as Request
 from .requests import TokenEvent as TokenEvent
 from .sampler import Sampler as Sampler

@@ -68,14 +68,6 @@ class CacheManager:
         heapq.heappush(self._free, self._slots.pop(request_id))
         self._last = None
 
-    def fork(self, request_id: int, new_request_id: int) -> int:
-        """Allocate a slot for a new request with a copy of a request's state, and return the slot.
-
-        Raises:
-            ValueError: the new request has a slot, or no slot is free.
-        """
-        return self.allocate(new_request_id, self.export_state(request_id))
-
     def export_state(self, request_id: int) -> Tensor:
         """Return a copy [layers, width] of a request's state, an argument of `allocate`."""
         return self._states[:, self._slots[request_id]].clone()
@@ -127,7 +119,6 @@ class PrefixCache:
             raise ValueError(f"max_bytes: expected at least 0, got {max_bytes}")
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        self.num_evicted = 0
         # by length and digest: 128 bits identify a prefix without its tokens
         self._states: OrderedDict[tuple[int, bytes], Tensor] = OrderedDict()
         self._lengths: Counter[int] = Counter()
@@ -149,7 +140,6 @@ class PrefixCache:
             (length, _), dropped = self._states.popitem(last=False)
             self._lengths[length] -= 1
             self.num_bytes -= dropped.nbytes
-            self.num_evicted += 1
 
     def longest(self, prompt: Sequence[int]) -> PrefixHit | None:
         """Return the longest cached prefix that leaves at least one token to read; None if there is none."""
@@ -185,13 +175,12 @@ class PromptPrefixes:
     def first_state(self, request: ActiveRequest) -> Tensor | None:
         """Return the state of the longest cached prefix, whose tokens count as read; None if there is none."""
         hit = None
-        if self.keeps(request) and not request.scores_prompt:
+        if self.keeps(request):
             hit = self.cache.longest(request.tokens)
             self._tally.prefix_hits += hit is not None
             self._tally.prefix_misses += hit is None
         if hit is not None:
             request.num_read = request.num_cached = hit.num_tokens
-            self._tally.prefix_tokens += hit.num_tokens
         self._plan(request)
         return None if hit is None else hit.state
 

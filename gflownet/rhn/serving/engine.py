@@ -7,7 +7,6 @@ function of the tokens of that row, up to rounding; each row has its own random 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from bisect import insort
@@ -20,18 +19,10 @@ from torch import Tensor
 
 from gflownet.rhn.decoding import LanguageModel
 from gflownet.rhn.serving.cache import CacheManager, PrefixCache, PromptPrefixes
-from gflownet.rhn.serving.prefill import (
-    Chunk,
-    Prefill,
-    PrefillConfig,
-    PromptScores,
-    read_chunk,
-    read_tokens,
-    scores_after_tokens,
-)
-from gflownet.rhn.serving.requests import ActiveRequest, EngineMetrics, Event, Fork, Request, Tally, TokenEvent
+from gflownet.rhn.serving.prefill import Chunk, Prefill, PrefillConfig, read_chunk, read_tokens
+from gflownet.rhn.serving.requests import ActiveRequest, EngineMetrics, Event, Request, Tally, TokenEvent
 from gflownet.rhn.serving.sampler import Draw, Sampler
-from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingError
+from gflownet.rhn.serving.sampling import FinishReason, SamplingError
 from gflownet.rhn.serving.scheduler import Phase, Scheduler, SchedulerConfig
 from gflownet.rhn.serving.stopping import new_answer
 from gflownet.rhn.text_codec import BYTES, TextCodec
@@ -63,8 +54,7 @@ class EngineConfig:
 class Engine:
     """Answer requests, many at a time.
 
-    `submit`, `submit_many`, `cancel`, `pause`, `resume`, `has_work` and `metrics` are thread-safe; `step` must not run
-    in two threads at once.
+    `submit`, `cancel`, `has_work` and `metrics` are thread-safe; `step` must not run in two threads at once.
     """
 
     def __init__(
@@ -99,34 +89,14 @@ class Engine:
                 `Scheduler.submit`.
             QueueFullError: too many requests or tokens are queued.
         """
-        return self.submit_many(request, [request.params.seed])[0]
-
-    def submit_many(self, request: Request, seeds: Sequence[int | None]) -> list[int]:
-        """Queue one request for each seed, all or none, and return their ids; the prompt is read once.
-
-        Raises:
-            ValueError: as `submit`, or no seed.
-            QueueFullError: as `submit`.
-        """
-        if not seeds:
-            raise ValueError("seeds: expected at least one, got none")
         request.check(self._model, self._config.codec)
-        requests = [replace(request, params=replace(request.params, seed=seed)) for seed in seeds]
         num_tokens = len(request.prompt) + request.params.max_tokens
+        answer = new_answer(request.params, self._config.codec)
         with self._lock:
-            self._scheduler.check(num_tokens, count=len(requests), priority=request.priority)
-            reader, *followers = [
-                ActiveRequest(next(self._ids), one, new_answer(one.params, self._config.codec), self._clock())
-                for one in requests
-            ]
-            shares = reader.num_prompt > 1  # the last token is read for each answer
-            self._scheduler.submit(reader.request_id, num_tokens, priority=request.priority)
-            for one in followers:
-                self._scheduler.submit(one.request_id, num_tokens, priority=request.priority, held=shares)
-            if shares:
-                reader.followers = followers
-            self._requests |= {one.request_id: one for one in (reader, *followers)}
-        return [one.request_id for one in (reader, *followers)]
+            request_id = next(self._ids)
+            self._scheduler.submit(request_id, num_tokens, priority=request.priority)
+            self._requests[request_id] = ActiveRequest(request_id, request, answer, self._clock())
+        return request_id
 
     def cancel(self, request_id: int) -> bool:
         """End a waiting or running request; its slot is free after one step. Return False if it had ended."""
@@ -140,29 +110,11 @@ class Engine:
             self._cancelled.append(request)
             return True
 
-    def pause(self, request_id: int) -> bool:
-        """Let a request take no step until `resume`; it keeps its slot. Return False if it had ended."""
-        return self._set_paused(request_id, paused=True)
-
-    def resume(self, request_id: int) -> bool:
-        """Let a paused request go on. Return False if it had ended."""
-        return self._set_paused(request_id, paused=False)
-
-    def _set_paused(self, request_id: int, *, paused: bool) -> bool:
-        with self._lock:
-            request = self._requests.get(request_id)
-            if request is None or request.cancelled:
-                return False
-            request.paused = paused
-            return True
-
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: not if every request is paused, or waits for the slot of a paused one."""
+        """Whether a step would do anything."""
         with self._lock:
-            if self._cancelled or self._scheduler.has_work:
-                return True
-            return any(not request.paused for request in self._running)
+            return bool(self._cancelled or self._requests)
 
     def metrics(self) -> EngineMetrics:
         """Return sums since the start, and the present load."""
@@ -171,9 +123,7 @@ class Engine:
                 replace(self._tally, finished=self._tally.finished.copy()),
                 self._scheduler.num_waiting,
                 self._scheduler.num_running,
-                len(self._prefixes.cache),
                 self._prefixes.cache.num_bytes,
-                self._prefixes.cache.num_evicted,
             )
 
     def step(self) -> list[Event]:
@@ -187,7 +137,7 @@ class Engine:
         with self._lock:
             self._end_cancelled(start, events)
             self._admit(start, events)
-            rows, chunk = self._prefill.plan([request for request in self._running if not request.paused])
+            rows, chunk = self._prefill.plan(self._running)
         chunk_seconds = 0.0 if chunk is None else self._read_chunk(chunk, events)
         step_seconds = self._read_rows(rows, events) if rows else 0.0
         self._prefill.ran(chunk_seconds=chunk_seconds, step_seconds=step_seconds, had_rows=bool(rows))
@@ -196,12 +146,11 @@ class Engine:
     def _read_chunk(self, chunk: Chunk, events: list[Event]) -> float:
         """Read a chunk, add its events, and return its seconds."""
         start = self._clock()
-        scores = read_chunk(chunk, self._cache, self._model)
+        read_chunk(chunk, self._cache, self._model)
         now = self._clock()
         with self._lock:
             self._tally.num_chunk_tokens += len(chunk.requests) * chunk.num_tokens
-            self._tally.chunk_seconds += now - start
-            self._take_all(chunk.requests, [None] * len(chunk.requests), scores, now, events)
+            self._take_all(chunk.requests, [None] * len(chunk.requests), now, events)
         return now - start
 
     def _read_rows(self, rows: Sequence[ActiveRequest], events: list[Event]) -> float:
@@ -210,27 +159,20 @@ class Engine:
         logits = read_tokens(rows, self._cache, self._model)
         slots = [request.slot for request in rows]
         draws = self._sampler.sample(slots, logits, [request.samples for request in rows])
-        scores = scores_after_tokens(rows, logits)
         now = self._clock()
         with self._lock:
             self._tally.num_steps += 1
             self._tally.num_rows += len(rows)
-            self._tally.step_seconds += now - start
-            self._take_all(rows, draws, scores, now, events)
+            self._take_all(rows, draws, now, events)
         return now - start
 
     def _take_all(
-        self,
-        requests: Sequence[ActiveRequest],
-        draws: Sequence[Draw],
-        scores: PromptScores,
-        now: float,
-        events: list[Event],
+        self, requests: Sequence[ActiveRequest], draws: Sequence[Draw], now: float, events: list[Event]
     ) -> None:
         """Add the tokens of a step or a chunk, and end requests."""
         ended, num_events = [], len(events)
         for request, sampled in zip(requests, draws, strict=True):
-            end = self._take(request, sampled, scores.get(request.request_id, ()), now, events)
+            end = self._take(request, sampled, now, events)
             if end is not None:
                 ended.append((request, *end))
         self._tally.num_tokens += sum(isinstance(event, TokenEvent) for event in events[num_events:])
@@ -253,12 +195,11 @@ class Engine:
             self._end(self._requests[request_id], FinishReason.ERROR, now, events, error)
         for request_id in schedule.admitted:
             request = self._requests[request_id]
-            request.slot = self._cache.allocate(request_id, self._first_state(request, events))
+            request.slot = self._cache.allocate(request_id, self._first_state(request))
             request.admitted = now
             self._tally.num_admitted += 1
             self._tally.waited_seconds += now - request.submitted
             insort(self._running, request, key=attrgetter("slot"))
-            self._release_followers(request)
             try:
                 self._sampler.place(request.slot, request.request.params, request.tokens)
             except Exception as error:
@@ -266,32 +207,19 @@ class Engine:
                 message = f"sampling failed: {type(error).__name__}: {error}"
                 self._end(request, FinishReason.ERROR, now, events, message)
 
-    def _first_state(self, request: ActiveRequest, events: list[Event]) -> Tensor | None:
+    def _first_state(self, request: ActiveRequest) -> Tensor | None:
         """Return the state after the tokens of the prompt that were read before; None if there is none."""
-        if request.fork is not None:
-            fork, request.fork = request.fork, None
-            request.num_read = request.num_cached = request.num_prompt - 1
-            if request.scores_prompt:
-                request.show_prompt(fork.sampled, events)
-            return fork.state
-        if request.scores_prompt:
-            request.show_prompt([Sampled(request.tokens[0])], events)
         prefix = self._prefixes.first_state(request)
         return request.request.state if prefix is None else prefix
 
     def _take(
-        self, request: ActiveRequest, sampled: Draw, scored: Sequence[Sampled], now: float, events: list[Event]
+        self, request: ActiveRequest, sampled: Draw, now: float, events: list[Event]
     ) -> tuple[FinishReason, str] | None:
-        """Add the next tokens of prompt and answer; return reason and error if the request ends."""
+        """Add the next token of an answer; return reason and error if the request ends."""
         if request.cancelled:
             return None
-        if scored:
-            if not all(math.isfinite(token.log_probability or 0) for token in scored):
-                return FinishReason.ERROR, "the model's logits are not finite"
-            request.show_prompt(scored, events)
         if request.num_read == request.next_kept:
             self._prefixes.add(request, self._cache.export_state(request.request_id))
-        self._release_followers(request)
         if isinstance(sampled, SamplingError):
             return FinishReason.ERROR, str(sampled)
         if sampled is None:
@@ -315,20 +243,7 @@ class Engine:
             self._running.remove(request)
         self._scheduler.finish(request_id)
         del self._requests[request_id]
-        if held := request.held_followers:  # ended in its prompt, which the first of them reads for the others
-            held[0].followers = held[1:]
-            self._scheduler.release(held[0].request_id)
         own_state = state.clone() if state is not None and options.keep_state else None
         end = request.finish(reason, now, error=error, state=own_state)
         self._tally.finish(end, len(request.output.tokens))
         events.append(end)
-
-    def _release_followers(self, reader: ActiveRequest) -> None:
-        """Queue the followers of a request that has read its prompt but for the last token."""
-        if not reader.followers or reader.num_unread != 1:
-            return
-        fork = Fork(self._cache.export_state(reader.request_id), tuple(reader.prompt_sampled))
-        for follower in reader.held_followers:
-            follower.fork = fork
-            self._scheduler.release(follower.request_id)
-        reader.followers, reader.prompt_sampled = (), []

@@ -9,7 +9,7 @@ R is the number of requests, V of the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -20,13 +20,9 @@ from torch import Tensor
 from gflownet.rhn.decoding import LanguageModel
 from gflownet.rhn.serving.cache import CacheManager
 from gflownet.rhn.serving.requests import ActiveRequest
-from gflownet.rhn.serving.sampler import with_log_probabilities
-from gflownet.rhn.serving.sampling import Sampled
 
 SHORT_PROMPT = 32  # tokens that are read one per step, while other requests answer
 MIN_CHUNK = 8  # tokens of the shortest chunk worth a call, while no request answers
-# Next tokens of prompts whose log-probabilities are requested, by request id.
-PromptScores = Mapping[int, Sequence[Sampled]]
 
 
 @dataclass(frozen=True)
@@ -86,11 +82,11 @@ class Prefill:
             request.turn = next(self._turns)
         return Chunk(requests, kinds[0][0])
 
-    def _kind(self, request: ActiveRequest) -> tuple[int, bool, bool]:
-        """Return number of tokens, whether they start the sequence, and whether all their logits are needed."""
+    def _kind(self, request: ActiveRequest) -> tuple[int, bool]:
+        """Return number of tokens, and whether they start the sequence."""
         border = (request.num_read // self._interval + 1) * self._interval
         num_tokens = min(border - request.num_read, request.num_unread - 1, self._config.tokens)
-        return num_tokens, request.starts, request.scores_prompt
+        return num_tokens, request.starts
 
     def ran(self, *, chunk_seconds: float, step_seconds: float, had_rows: bool) -> None:
         """Account for the time of a step: a chunk is paid for by the following steps."""
@@ -120,35 +116,13 @@ def read_tokens(requests: Sequence[ActiveRequest], cache: CacheManager, model: L
     return logits
 
 
-def scores_after_tokens(requests: Sequence[ActiveRequest], logits: Tensor) -> PromptScores:
-    """Return the next token of each prompt that is scored; logits [R, V]."""
-    rows = [row for row, request in enumerate(requests) if request.scores_prompt and request.num_unread > 0]
-    if not rows:
-        return {}
-    scored = [requests[row] for row in rows]
-    tokens = [request.tokens[request.num_read] for request in scored]
-    sampled = with_log_probabilities(tokens, logits[rows], [one.request.params.prompt_logprobs for one in scored])
-    return {request.request_id: [token] for request, token in zip(scored, sampled, strict=True)}
-
-
-def read_chunk(chunk: Chunk, cache: CacheManager, model: LanguageModel) -> PromptScores:
-    """Read a chunk and return the tokens after each of its tokens, if they are scored.
-
-    The states of its requests in the cache are replaced, `num_read` is advanced.
-    """
+def read_chunk(chunk: Chunk, cache: CacheManager, model: LanguageModel) -> None:
+    """Read a chunk; the states of its requests in the cache are replaced, `num_read` is advanced."""
     requests = chunk.requests
     request_ids = [request.request_id for request in requests]
     parts = [request.tokens[request.num_read : request.num_read + chunk.num_tokens] for request in requests]
     tokens = torch.from_numpy(np.array(parts)).to(model.device)
-    state = None if requests[0].starts else cache.get_caches(request_ids)
-    scores_prompt = requests[0].scores_prompt
-    logits, new_state = (model.read if scores_prompt else model.prefill)(tokens, state)
+    _, new_state = model.prefill(tokens, None if requests[0].starts else cache.get_caches(request_ids))
     cache.update_caches(request_ids, new_state)
-    scores = {}
-    for row, request in enumerate(requests):
+    for request in requests:
         request.num_read += chunk.num_tokens
-        if scores_prompt:
-            after = request.tokens[request.num_read - chunk.num_tokens + 1 : request.num_read + 1]
-            counts = [request.request.params.prompt_logprobs] * len(after)
-            scores[request.request_id] = with_log_probabilities(after, logits[row], counts)
-    return scores

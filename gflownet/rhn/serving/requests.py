@@ -38,13 +38,6 @@ class Request:
             raise ValueError(f"state: expected {model.state_shape} as (layers, width), got {tuple(self.state.shape)}")
 
 
-class PromptEvent(NamedTuple):
-    """Next tokens of a prompt with their log-probabilities, if requested; the first token has none."""
-
-    request_id: int
-    sampled: tuple[Sampled, ...]
-
-
 class TokenEvent(NamedTuple):
     """A token of an answer."""
 
@@ -70,15 +63,7 @@ class FinishEvent:
     cut: int = 0  # last characters of the last token that a stop string excludes from the answer; 0 for bytes
 
 
-Event = PromptEvent | TokenEvent | FinishEvent
-
-
-@dataclass(frozen=True)
-class Fork:
-    """Prompt without its last token, read by another request."""
-
-    state: Tensor  # [layers, width], read-only
-    sampled: tuple[Sampled, ...]  # all tokens of the prompt, if log-probabilities are requested
+Event = TokenEvent | FinishEvent
 
 
 @dataclass(eq=False)
@@ -98,20 +83,11 @@ class ActiveRequest:
     admitted: float | None = None
     first_token: float | None = None  # time at which it was sampled
     cancelled: bool = False
-    paused: bool = False
     turn: int = 0  # order of the latest chunks of the prompts
-    followers: Sequence[ActiveRequest] = ()  # held until this request has read their prompt
-    prompt_sampled: list[Sampled] = field(default_factory=list)  # for them
-    fork: Fork | None = None  # where it starts
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
         self.num_prompt = len(self.tokens)
-
-    @property
-    def held_followers(self) -> list[ActiveRequest]:
-        """Followers that are not cancelled."""
-        return [follower for follower in self.followers if not follower.cancelled]
 
     @property
     def starts(self) -> bool:
@@ -124,11 +100,6 @@ class ActiveRequest:
         return self.num_prompt - self.num_read
 
     @property
-    def scores_prompt(self) -> bool:
-        """Whether the log-probabilities of the prompt are requested."""
-        return self.request.params.prompt_logprobs is not None
-
-    @property
     def is_read(self) -> bool:
         """Whether the model has read the prompt and all tokens of the answer."""
         return self.num_read == len(self.tokens)
@@ -137,12 +108,6 @@ class ActiveRequest:
     def samples(self) -> bool:
         """Whether the next token is sampled after the last one that was read."""
         return self.is_read and self.request.params.max_tokens > 0
-
-    def show_prompt(self, sampled: Sequence[Sampled], events: list[Event]) -> None:
-        """Add the event of the next tokens of the prompt."""
-        events.append(PromptEvent(self.request_id, tuple(sampled)))
-        if self.followers:
-            self.prompt_sampled += sampled
 
     def take(self, sampled: Sampled, now: float, events: list[Event]) -> FinishReason | None:
         """Add the next token, and events for tokens that may be shown; return the reason if the answer ends."""
@@ -182,8 +147,6 @@ class Tally:
     num_rows: int = 0  # tokens read one per step, of prompts and answers
     num_chunk_tokens: int = 0  # tokens of prompts read in chunks
     num_tokens: int = 0  # of answers, without held back ones
-    step_seconds: float = 0.0  # without chunks
-    chunk_seconds: float = 0.0
     num_admitted: int = 0
     waited_seconds: float = 0.0  # in the queue, of admitted requests
     num_first_tokens: int = 0  # of finished answers, as are the next three
@@ -192,7 +155,6 @@ class Tally:
     later_token_seconds: float = 0.0  # from the first token to the end
     prefix_hits: int = 0  # requests that started from a cached state
     prefix_misses: int = 0
-    prefix_tokens: int = 0  # tokens of prompts that were not read again
 
     def finish(self, end: FinishEvent, num_sampled: int) -> None:
         """Add a finished request; `num_sampled` counts tokens that were held back as well."""
@@ -211,27 +173,4 @@ class EngineMetrics:
     sums: Tally  # a copy
     num_waiting: int
     num_running: int
-    prefix_entries: int
-    prefix_bytes: int
-    prefix_evicted: int  # since the start of the engine
-
-    @property
-    def batch_size(self) -> float:
-        """Mean rows per step."""
-        return self.sums.num_rows / max(1, self.sums.num_steps)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens of answers / time in steps and chunks."""
-        seconds = self.sums.step_seconds + self.sums.chunk_seconds
-        return self.sums.num_tokens / seconds if seconds else 0.0
-
-    @property
-    def first_token_seconds(self) -> float:
-        """Mean time from submission to the first token."""
-        return self.sums.first_token_seconds / max(1, self.sums.num_first_tokens)
-
-    @property
-    def seconds_per_token(self) -> float:
-        """Mean time between tokens of one answer."""
-        return self.sums.later_token_seconds / max(1, self.sums.num_later_tokens)
+    prefix_bytes: int  # size of the cached states

@@ -61,7 +61,6 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()  # the answer ends before the first of these texts
     logprobs: int | None = None  # None: none; n: log-probabilities of the token and of the n likeliest
-    prompt_logprobs: int | None = None  # the same for every token of the prompt
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
@@ -114,12 +113,9 @@ _BOUNDS: tuple[tuple[str, str, Callable[..., bool]], ...] = (
     ("max_tokens", f"a whole number from 0 to {MAX_INT}", lambda value: _is_int(value, 0)),
     ("min_tokens", f"a whole number from 0 to {MAX_INT}", lambda value: _is_int(value, 0)),
     ("stop_token_ids", "a tuple of tokens", lambda value: all(_is_int(token, 0) for token in value)),
-    *(
-        (
-            name,
-            f"a whole number from 0 to {MAX_LOGPROBS} or None",
-            lambda value: value is None or _is_int(value, 0, MAX_LOGPROBS),
-        )
-        for name in ("logprobs", "prompt_logprobs")
+    (
+        "logprobs",
+        f"a whole number from 0 to {MAX_LOGPROBS} or None",
+        lambda value: value is None or _is_int(value, 0, MAX_LOGPROBS),
     ),
 )

@@ -24,7 +24,6 @@ class QueueFullError(Exception):
 class Phase(Enum):
     """Phase of a request that is not finished."""
 
-    HELD = auto()  # not in the queue until `Scheduler.release`
     WAITING = auto()
     RUNNING = auto()
 
@@ -84,74 +83,48 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests without a slot."""
-        return len(self._tickets[Phase.WAITING]) + len(self._tickets[Phase.HELD])
+        return len(self._tickets[Phase.WAITING])
 
     @property
     def num_running(self) -> int:
         """Requests that hold a slot."""
         return len(self._tickets[Phase.RUNNING])
 
-    @property
-    def has_work(self) -> bool:
-        """Whether `schedule` would return a request."""
-        waiting = self._tickets[Phase.WAITING]
-        if not waiting:
-            return False
-        oldest = next(iter(waiting.values()))
-        return self.num_running < self._config.max_slots or self._is_expired(oldest, self._clock())
-
     def phase_of(self, request_id: int) -> Phase | None:
         """Return the phase of a request; None if it is finished or was never submitted."""
         return next((phase for phase, tickets in self._tickets.items() if request_id in tickets), None)
 
-    def check(self, num_tokens: int, *, count: int = 1, priority: int = 0) -> None:
-        """Raise as `submit` unless `count` requests of `num_tokens` tokens each can be queued now."""
-        config, total = self._config, count * num_tokens
-        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-            raise ValueError(f"priority: expected -{MAX_PRIORITY} .. {MAX_PRIORITY}, got {priority}")
-        if total > config.token_budget:
-            message = f"expected at most {config.token_budget} tokens of prompt and answer, got {total}"
-            raise ValueError(f"max_tokens: {message}")
-        # A request that will get a free slot at the next step does not count as queued.
-        if self.num_waiting + count > config.max_queue + config.max_slots - self.num_running:
-            raise QueueFullError(f"{self.num_waiting} requests wait, the maximum is {config.max_queue}")
-        if self._num_tokens + total > config.token_budget:
-            raise QueueFullError(
-                f"{self._num_tokens} tokens are requested; {total} more exceed the budget of {config.token_budget}"
-            )
-
-    def submit(self, request_id: int, num_tokens: int, *, priority: int = 0, held: bool = False) -> None:
+    def submit(self, request_id: int, num_tokens: int, *, priority: int = 0) -> None:
         """Queue a request.
 
         Args:
             request_id: new, larger than all before it.
             num_tokens: of its prompt and its maximum answer.
             priority: -100 .. 100, lower is more urgent.
-            held: whether it stays outside the queue until `release`.
 
         Raises:
             ValueError: a priority out of bounds, or more tokens than the budget.
             QueueFullError: too many requests wait, or they have too many tokens together.
         """
-        self.check(num_tokens, priority=priority)
+        config = self._config
+        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise ValueError(f"priority: expected -{MAX_PRIORITY} .. {MAX_PRIORITY}, got {priority}")
+        if num_tokens > config.token_budget:
+            message = f"expected at most {config.token_budget} tokens of prompt and answer, got {num_tokens}"
+            raise ValueError(f"max_tokens: {message}")
+        # A request that will get a free slot at the next step does not count as queued.
+        if self.num_waiting >= config.max_queue + config.max_slots - self.num_running:
+            raise QueueFullError(f"{self.num_waiting} requests wait, the maximum is {config.max_queue}")
+        if self._num_tokens + num_tokens > config.token_budget:
+            raise QueueFullError(
+                f"{self._num_tokens} tokens are requested; {num_tokens} more exceed the budget of {config.token_budget}"
+            )
         assert self.phase_of(request_id) is None, request_id
         now = self._clock()
-        ticket = _Ticket(num_tokens, now + priority * self._config.patience, now)
+        due = now + priority * config.patience
         self._num_tokens += num_tokens
-        if held:
-            self._tickets[Phase.HELD][request_id] = ticket
-        else:
-            self._enqueue(request_id, ticket)
-
-    def release(self, request_id: int) -> None:
-        """Put a held request into the queue, in the place of its arrival; KeyError if it is not held."""
-        ticket = self._tickets[Phase.HELD].pop(request_id)
-        ticket.arrived = self._clock()
-        self._enqueue(request_id, ticket)
-
-    def _enqueue(self, request_id: int, ticket: _Ticket) -> None:
-        self._tickets[Phase.WAITING][request_id] = ticket
-        heapq.heappush(self._queue, (ticket.due, request_id))
+        self._tickets[Phase.WAITING][request_id] = _Ticket(num_tokens, due, now)
+        heapq.heappush(self._queue, (due, request_id))
 
     def finish(self, request_id: int) -> Phase | None:
         """Remove a request and return its phase; None if it was finished."""

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from gflownet.rhn.checkpoint import load_text_model
-from gflownet.rhn.server.__main__ import main
+from gflownet.rhn.server.__main__ import listen, main, uvicorn_server
 from gflownet.rhn.server.access import Access
 from gflownet.rhn.server.app import create_app
-from gflownet.rhn.server.connections import Connections, listen, uvicorn_server
 from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.scheduler import SchedulerConfig
-from tests.rhn.server.clients import NEVER_ENDS, PATIENCE
+from tests.rhn.random_networks import random_network
+from tests.rhn.server.clients import CONFIG, NEVER_ENDS, PATIENCE
 from tests.running_server import metrics_of, serving_at
 
 
@@ -59,18 +62,56 @@ class _Lines(io.StringIO):
         return len(text)
 
 
+URL = "http://127.0.0.1:8000"
+PATH = "/v1/completions"
+
+
+Conversation = Callable[[httpx.AsyncClient, Service], Awaitable[None]]
+
+
+def talk(conversation: Conversation, access: Access | None = None) -> Service:
+    """Run a conversation with an application in this process, without a socket, and stop it."""
+
+    async def run() -> Service:
+        scheduler = SchedulerConfig(max_slots=8, max_queue=64, token_budget=4 * NEVER_ENDS)
+        engine = Engine(random_network(CONFIG, 0).decoder(), EngineConfig(scheduler))
+        service = Service(engine, "m", on_failure=lambda: None)
+        limits = Limits(max_body=1 << 16, max_prompt=2048, max_queue=4, timeout=PATIENCE)
+        app = create_app(service, limits, on_start=lambda: None, access=access)
+        transport = httpx.ASGITransport(app)  # an exception in the application is raised here
+        async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url=URL) as client:
+            client.headers["Content-Type"] = "application/json"
+            await conversation(client, service)
+        return service
+
+    return asyncio.run(run())
+
+
+def check_answer(response: httpx.Response, body: object) -> None:
+    """Check that a response is an answer, a stream, or an error 4xx in OpenAI's form."""
+    if response.status_code == 200:
+        if response.headers["content-type"].startswith("text/event-stream"):
+            assert response.text.endswith("data: [DONE]\n\n"), body
+        else:
+            assert response.json()["choices"], body
+        return
+    assert 400 <= response.status_code < 500, body
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}, body
+    assert "\n" not in error["message"], body
+
+
 @contextmanager
-def serving(folder: Path, *, max_slots: int, limits: Limits, access: Access | None = None) -> Iterator[LocalServer]:
+def serving(folder: Path, *, limits: Limits, access: Access | None = None) -> Iterator[LocalServer]:
     """Serve a model in another thread; without the command, whose signals are for the main thread."""
     url: queue.Queue[str] = queue.Queue()
     model, codec = load_text_model(folder)
-    engine = Engine(model, EngineConfig(SchedulerConfig(max_slots, token_budget=sys.maxsize), codec=codec))
-    connections = Connections(limits)
-    service = Service(engine, folder.name, on_failure=lambda: None, codec=codec, connections=connections)
+    engine = Engine(model, EngineConfig(SchedulerConfig(limits.max_slots, token_budget=sys.maxsize), codec=codec))
+    service = Service(engine, folder.name, on_failure=lambda: None, codec=codec)
     with closing(listen("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         app = create_app(service, limits, on_start=lambda: url.put(f"http://127.0.0.1:{port}"), access=access)
-        server = uvicorn_server(app, connections)
+        server = uvicorn_server(app, limits)
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:

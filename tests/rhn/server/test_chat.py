@@ -8,8 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gflownet.rhn.server.chat_template import TEMPLATE_NAME, ChatTemplate, load_chat_template
 from gflownet.rhn.server.errors import RequestError
@@ -20,7 +18,7 @@ from gflownet.rhn.serving.sampling import SamplingParams
 from gflownet.rhn.text_codec import BYTES
 from tests.rhn.random_networks import random_network
 from tests.rhn.server.clients import CONFIG
-from tests.rhn.server.test_hostile import check_answer, talk
+from tests.rhn.server.in_process import check_answer, talk
 
 PATH = "/v1/chat/completions"
 MESSAGES: list[dict[str, Any]] = [
@@ -35,7 +33,7 @@ def body(**fields: object) -> bytes:
 
 
 def test_default_template_and_stop() -> None:
-    submission = ChatRequest.parse(body(stop="x", n=2)).submission(BYTES, ChatTemplate())
+    submission = ChatRequest.model_validate_json(body(stop="x", n=2)).submission(BYTES, ChatTemplate())
     assert bytes(submission.prompts[0]).decode() == PROMPT
     assert submission.params.stop == ("x", "\nuser:")
     assert (submission.num_answers, submission.params.max_tokens) == (2, 256)
@@ -52,8 +50,9 @@ def test_template_of_hugging_face() -> None:
     )
     template = ChatTemplate(source, ())
     assert template.prompt([{"role": "user", "content": " <é> "}]) == '<|user|>"<é>"<|assistant|>'
-    with pytest.raises(RequestError, match="messages: the chat template refuses them: only users"):
+    with pytest.raises(RequestError) as caught:
         template.prompt([{"role": "system", "content": "a"}])
+    assert caught.value.detail == "messages: the chat template refuses them: only users"
 
 
 @pytest.mark.parametrize(
@@ -68,9 +67,10 @@ def test_template_of_hugging_face() -> None:
     ],
 )
 def test_template_cannot_reach_python_and_its_errors_are_refusals(source: str) -> None:
-    with pytest.raises(RequestError, match="messages: the chat template refuses them: ") as caught:
+    with pytest.raises(RequestError) as caught:
         ChatTemplate(source).prompt([{"role": "user", "content": "a"}])
-    assert "\n" not in str(caught.value)
+    assert caught.value.detail.startswith("messages: the chat template refuses them: ")
+    assert "\n" not in caught.value.detail
 
 
 def test_template_of_the_models_folder(tmp_path: Path) -> None:
@@ -87,16 +87,12 @@ def test_template_of_the_models_folder(tmp_path: Path) -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages"),
-        ({"messages": [{"role": "user"}]}, "messages"),
-        ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": 3}, "logprobs"),
         ({"max_completion_tokens": -1}, "max_completion_tokens"),
         ({"max_completion_tokens": 10**9}, "max_tokens"),
-        ({"tools": []}, "tools"),
-        ({"best_of": 2}, "best_of"),
+        ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
     ],
 )
 def test_invalid_chat_gets_400_with_the_field(fields: dict[str, Any], param: str) -> None:
@@ -133,33 +129,14 @@ def test_chat_equals_generation_from_its_prompt() -> None:
     talk(conversation)
 
 
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
-roles = st.sampled_from(["user", "system", "assistant", "tool", ""])
-messages = st.lists(st.fixed_dictionaries({"role": roles, "content": st.text(max_size=9) | values}), max_size=3)
-
-
-def test_random_chats_get_an_answer_or_4xx() -> None:
-    # Hypothesis chooses other values when other modules are imported; it may miss an answer or a refusal.
-    bodies: list[dict[str, Any]] = [{"model": "m", "max_tokens": 2, "messages": each} for each in (MESSAGES, 3)]
-
-    @settings(max_examples=25, deadline=None, database=None, derandomize=True)
-    @given(messages | values, st.dictionaries(st.sampled_from(sorted(ChatRequest.model_fields)), values, max_size=3))
-    def collect(conversation: Any, fields: dict[str, Any]) -> None:
-        bodies.append({"model": "m", "max_tokens": 2, "messages": conversation, **fields})
-
-    collect()
+def test_answer_is_taken_back_with_neutral_fields() -> None:
+    neutral: dict[str, Any] = {"tools": [], "tool_choice": "none", "store": False, "metadata": {}, "stop": []}
 
     async def conversation(client: httpx.AsyncClient, service: Service) -> None:
-        statuses = set()
-        for fields in bodies:
-            response = await client.post(PATH, content=json.dumps(fields))
-            check_answer(response, fields)
-            statuses.add(response.status_code)
-        assert {200, 400} <= statuses
-        assert not service.failed
+        first = await client.post(PATH, content=body(max_tokens=4))
+        message = first.json()["choices"][0]["message"]
+        for again in (message, {"role": "assistant", "content": None}):
+            response = await client.post(PATH, content=body(messages=[*MESSAGES, again], max_tokens=2, **neutral))
+            assert response.status_code == 200, response.text
 
     talk(conversation)

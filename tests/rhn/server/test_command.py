@@ -33,10 +33,8 @@ def refusal(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
         (["m", "--max-slots", "0"], "error: --max-slots: expected at least 1, got 0"),
         (["m", "--timeout", "nan"], "error: --timeout: expected at least 1, got nan"),
         (["m", "--grace", "-1"], "error: --grace: expected at least 0, got -1.0"),
-        (["m", "--allow-host", "http://a"], "error: --host, --allow-host, --allow-origin: expected a host name or"),
-        (["m", "--allow-origin", "a"], "error: --host, --allow-host, --allow-origin: expected an origin like https"),
-        (["m", "--read-timeout", "0"], "error: --read-timeout: expected at least 0.1, got 0.0"),
-        (["m", "--api-key", "a b"], "error: --api-key, GFLOWNET_API_KEY: expected a key of printable ASCII"),
+        (["m", "--read-timeout", "9"], "error: --read-timeout: unknown option; did you mean "),
+        (["m", "--api-key", "a b"], "error: --api-key, GFLOWNET_API_KEY: expected printable ASCII"),
         *(
             (["m", "--host", host], f"error: --host: expected a key for '{host}', which other machines may reach, got")
             for host in ("0.0.0.0", "::", "192.168.1.4", "example.com", "")
@@ -111,9 +109,4 @@ def test_invalid_chat_template_is_refused(tmp_path: Path, capsys: pytest.Capture
     template.write_text("{% for message in %}")
     said = refusal([folder, "--chat-template", template], capsys)
     assert said.startswith(f"error: --chat-template: {template}: expected a Jinja2 template, got an error: ")
-    assert "cannot be read (No such file" in refusal([folder, "--chat-template", tmp_path / "none"], capsys)
-
-
-def test_too_many_connections_for_the_system_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refusal([save_tiny(tmp_path / "tiny"), "--max-connections", 10**9], capsys)
-    assert said.startswith("error: --max-connections: expected at most ")
+    assert "got an error: [Errno 2] No such file" in refusal([folder, "--chat-template", tmp_path / "none"], capsys)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
-from http import HTTPStatus
 
+import httpx
 import pytest
 from pydantic import ValidationError
 
-from gflownet.rhn.server.errors import RequestError
-from gflownet.rhn.server.requests import CompletionRequest
+from gflownet.rhn.server.chat_template import ChatTemplate
+from gflownet.rhn.server.requests import CompletionRequest, Submission
+from gflownet.rhn.server.service import Service
 from gflownet.rhn.serving.sampling import SamplingParams
 from gflownet.rhn.text_codec import BYTES
+from tests.rhn.server.in_process import PATH, check_answer, talk
 
 
 def body(**fields: object) -> bytes:
     return json.dumps({"model": "m", "prompt": "a", **fields}).encode()
+
+
+def submission(**fields: object) -> Submission:
+    return CompletionRequest.model_validate({"model": "m", "prompt": "a", **fields}).submission(BYTES, ChatTemplate())
 
 
 @pytest.mark.parametrize(
@@ -23,7 +29,7 @@ def body(**fields: object) -> bytes:
     [("é", [[195, 169]]), (["a", "bc"], [[97], [98, 99]]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
 )
 def test_prompts_accepts_texts_and_tokens(prompt: object, expected: list[list[int]]) -> None:
-    assert CompletionRequest.parse(body(prompt=prompt)).prompts(BYTES) == expected
+    assert submission(prompt=prompt).prompts == expected
 
 
 @pytest.mark.parametrize(
@@ -43,86 +49,68 @@ def test_prompts_accepts_texts_and_tokens(prompt: object, expected: list[list[in
     ],
 )
 def test_params_returns_sampling_params(asked: dict[str, object], expected: SamplingParams) -> None:
-    assert CompletionRequest.parse(body(**asked)).params() == expected
+    assert submission(**asked).params == expected
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"top_p": 1.5}, "top_p: expected a number > 0 and <= 1, got 1.5"),
-        ({"max_tokens": 10**100}, "max_tokens: expected a whole number from 0 to 2147483647"),
-        ({"logit_bias": {"1" * 5000: 1}}, "logit_bias: expected numbers by token, got the key '111"),
-        ({"stop": "é" * 65}, "stop: expected at most 128 bytes in each string, got 130"),
-        ({"logit_bias": {"a": 1}}, "logit_bias: expected numbers by token, got the key 'a'"),
-        ({"stop": "\ud83d"}, ""),
-    ],
-)
-def test_parameters_out_of_bounds_raise(asked: dict[str, object], message: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        CompletionRequest.parse(body(**asked)).params()
-    assert str(caught.value).startswith(message)
-    assert caught.value.status == HTTPStatus.BAD_REQUEST
+INVALID: list[tuple[bytes, str | None, str]] = [
+    (b"", None, "body: Field required, got None"),
+    (b"{", None, "body: JSON decode error"),
+    (b"[]", None, "body: Input should be a valid dictionary"),
+    (b"null", None, "body: Input should be a valid dictionary"),
+    (b"[" * 60_000, None, ""),
+    (b"\xff", None, ""),
+    (b'{"model": "m"}', "prompt", ""),
+    (body(prompt=3), "prompt", ""),
+    (body(prompt=[-1]), "prompt", ""),
+    (body(prompt=["a", 3]), "prompt", ""),
+    (body(prompt=[256]), "prompt", "prompt: expected tokens of 0 .. 255, got 256"),
+    (body(temperature="1"), "temperature", "temperature: Input should be a valid number, got '1'"),
+    (body(max_tokens=1.5), "max_tokens", ""),
+    (body(max_tokens=-1), "max_tokens", ""),
+    (body(max_tokens=10**100), "max_tokens", "max_tokens: expected a whole number from 0 to 2147483647"),
+    (b'{"model": "m", "prompt": "a", "temperature": NaN}', "temperature", ""),
+    (b'{"model": "m", "prompt": "a", "top_p": 1e999}', "top_p", ""),
+    (b'{"model": "m", "prompt": "a", "seed": ' + b"1" * 5000 + b"}", None, ""),
+    (body(top_p=1.5), "top_p", "top_p: expected a number > 0 and <= 1, got 1.5"),
+    (body(n=129), "n", ""),
+    (body(n=0), "n", ""),
+    (body(stream="yes"), "stream", ""),
+    (body(best_of=2), "best_of", "best_of: Input should be 1, got 2"),
+    (body(logprobs=6), "logprobs", ""),
+    (body(logprobs=1, echo=True), "logprobs", "logprobs: expected none with echo=true"),
+    (body(suffix="x"), "suffix", ""),
+    (body(logit_bias={"1" * 5000: 1}), "logit_bias", "logit_bias: String should match pattern"),
+    (body(logit_bias={"a": 1}), "logit_bias", "logit_bias: String should match pattern"),
+    (body(prompt="\ud83d"), None, "text: expected characters that UTF-8 can encode"),
+    (body(stop="\ud83d"), "stop", "stop: Input should be a valid string"),
+    (body(stop="é" * 129), "stop", ""),
+    *((body(stop=stop), "stop", "") for stop in ("", ["a", ""], list("abcde"))),
+    *(
+        (body(prompt=prompt), "prompt", "prompt: expected at least one token in every prompt, got ")
+        for prompt in ("", [], [""], ["a", ""], [[]], [[1], []])
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("data", "param"),
-    [
-        (b"", None),
-        (b"{", None),
-        (b"[]", None),
-        (b"null", None),
-        (b"[" * 4000, None),
-        (b"\xff", None),
-        (b'{"model": "m"}', "prompt"),
-        (body(prompt=3), "prompt"),
-        (body(prompt=[-1]), "prompt"),
-        (body(prompt=["a", 3]), "prompt"),
-        (body(temperature="1"), "temperature"),
-        (body(max_tokens=1.5), "max_tokens"),
-        (body(max_tokens=-1), "max_tokens"),
-        (b'{"model": "m", "prompt": "a", "temperature": NaN}', "temperature"),
-        (body(n=129), "n"),
-        (body(n=0), "n"),
-        (body(stream="yes"), "stream"),
-        (b'{"model": "m", "prompt": 1e999}', "prompt"),
-        (body(n=3, best_of=2), "best_of"),
-        (body(best_of=2, stream=True), "best_of"),
-        (body(logprobs=6), "logprobs"),
-        (body(suffix="x"), "suffix"),
-        (body(stream_options={"include_usage": True}), "stream_options"),
-        (body(stream=True, stream_options={"usage": True}), "stream_options"),
-    ],
-)
-def test_parse_completion_invalid_body_raises_one_line(data: bytes, param: str | None) -> None:
-    with pytest.raises(RequestError) as caught:
-        CompletionRequest.parse(data)
-    assert (caught.value.status, caught.value.param) == (HTTPStatus.BAD_REQUEST, param)
-    assert caught.value.body()["error"]["type"] == "invalid_request_error"
-    assert "\n" not in str(caught.value)
-    assert param is None or str(caught.value).startswith(f"{param}: ")
+def test_invalid_bodies_get_400_with_one_line_and_leave_no_request() -> None:
+    async def conversation(client: httpx.AsyncClient, service: Service) -> None:
+        for data, param, message in INVALID:
+            response = await client.post(PATH, content=data)
+            check_answer(response, data)
+            assert response.status_code == 400, data
+            error = response.json()["error"]
+            assert (error["param"], error["type"]) == (param, "invalid_request_error"), (data, error)
+            assert error["message"].startswith(message or f"{param or ''}"), error
+        now = service.engine.metrics()
+        assert (now.num_running, now.num_waiting) == (0, 0)
+        assert (await client.post(PATH, content=body(beam_width=3, user="a"))).status_code == 200
+
+    talk(conversation)
 
 
 @pytest.mark.parametrize("field", ["prompt", "stop"])
 @pytest.mark.parametrize("value", [[-1] * 5000, ["a", 1] * 5000, [[-1] * 5000] * 10, [[-1]] * 5000, [None] * 5000])
-def test_parse_completion_stops_at_the_first_error(value: list[object], field: str) -> None:
+def test_completion_stops_at_the_first_error(value: list[object], field: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        CompletionRequest.model_validate_json(body(**{field: value}))
+        CompletionRequest.model_validate({"model": "m", "prompt": "a", field: value})
     assert caught.value.error_count() < 10
-
-
-@pytest.mark.parametrize("prompt", ["", [], [""], ["a", ""], [[]], [[1], []]])
-def test_empty_prompt_raises(prompt: object) -> None:
-    with pytest.raises(RequestError, match="prompt: expected at least one token in every prompt, got "):
-        CompletionRequest.parse(body(prompt=prompt)).prompts(BYTES)
-
-
-def test_half_surrogate_pair_raises() -> None:
-    with pytest.raises(RequestError) as caught:
-        CompletionRequest.parse(body(prompt="\ud83d")).prompts(BYTES)
-    assert caught.value.status == HTTPStatus.BAD_REQUEST
-
-
-@pytest.mark.parametrize("stop", ["", ["a", ""], list("abcde")])
-def test_invalid_stops_raise(stop: object) -> None:
-    with pytest.raises(RequestError, match="stop: expected at most 4 strings, none empty, got "):
-        CompletionRequest.parse(body(stop=stop)).params()

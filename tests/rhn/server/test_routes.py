@@ -1,100 +1,34 @@
-"""API keys, metrics, tokens, and the description of the routes, in process."""
+"""Metrics, the description of the routes, other paths, and failures, in process."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import httpx
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
-from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
+from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.parser import text_string_to_metric_families
+from torch import Tensor
 
-from gflownet.rhn.server.access import ApiKeys, Origins
-from gflownet.rhn.server.errors import RequestError
 from gflownet.rhn.server.service import Service
-from tests.rhn.server.test_hostile import PATH, URL, talk
+from gflownet.rhn.serving import sampler as sampler_module
+from gflownet.rhn.serving.logits_processors import RepetitionPenaltyLogitsProcessor
+from tests.rhn.server.in_process import PATH, URL, talk
 
 ASKED: dict[str, Any] = {"model": "m", "prompt": "a", "max_tokens": 1}
 
 
-def test_requests_without_a_key_get_401() -> None:
-    async def conversation(client: httpx.AsyncClient, service: Service) -> None:
-        for authorization, status in (
-            (None, 401),
-            ("Bearer wrong", 401),
-            ("Bearer", 401),
-            ("Basic secret", 401),
-            ("Bearer sécret".encode("latin-1"), 401),
-            ("Bearer secret", 200),
-            ("bearer other", 200),
-        ):
-            headers: Any = {} if authorization is None else {"Authorization": authorization}
-            for response in (
-                await client.post(PATH, json=ASKED, headers=headers),
-                await client.get("/metrics", headers=headers),
-                await client.get("/v1/models", headers=headers),
-            ):
-                assert response.status_code == status, authorization
-                if status == 401:
-                    assert response.json()["error"]["code"] == "invalid_api_key"
-                    assert response.headers["www-authenticate"] == "Bearer"
-            assert (await client.get("/health", headers=headers)).status_code == 200
-        # A browser asks for permission without the key.
-        asked = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
-        assert (await client.options(PATH, headers=asked)).status_code == 200
-
-    origins = Origins(allowed_origins=frozenset({"https://app.example"}))
-    talk(conversation, origins, ApiKeys(("other", "secret")))
-
-
-@pytest.mark.parametrize("key", ["", "a b", "é", "a\n"])
-def test_invalid_key_raises(key: str) -> None:
-    with pytest.raises(ValueError, match="expected a key of printable ASCII characters"):
-        ApiKeys((key,))
-
-
-def test_every_key_is_compared() -> None:
-    ApiKeys().check("/v1/models", None)
-    with pytest.raises(RequestError):
-        ApiKeys(("a",)).check("/v1/models", "Bearer \udcff")
-    ApiKeys(("a",)).check("/health", None)
-
-
-def test_metrics_are_valid_in_both_formats() -> None:
+def test_metrics_are_valid() -> None:
     async def conversation(client: httpx.AsyncClient, service: Service) -> None:
         await client.post(PATH, json=ASKED)
-        for accept, parse in (
-            ("text/plain", parse_prometheus),
-            ("application/openmetrics-text; version=1.0.0", parse_openmetrics),
-        ):
-            response = await client.get("/metrics", headers={"Accept": accept})
-            assert response.headers["content-type"].startswith(accept.partition(";")[0])
-            families = {family.name: family for family in parse(response.text)}
-            assert all(family.documentation for family in families.values())
-            samples = {sample.name: sample.value for family in families.values() for sample in family.samples}
-            assert samples["gflownet_tokens_total"] == 1
-            assert {"gflownet_connections", "gflownet_answers_paused", "gflownet_answer_pauses_total"} <= set(samples)
-
-    talk(conversation)
-
-
-def test_tokens_of_texts() -> None:
-    async def conversation(client: httpx.AsyncClient, service: Service) -> None:
-        tokens = (await client.post("/tokenize", json={"prompt": "aé", "add_special_tokens": False})).json()
-        assert tokens == {"count": 3, "max_model_len": 2048, "tokens": [97, 195, 169]}
-        text = (await client.post("/detokenize", json={"model": "m", "tokens": tokens["tokens"]})).json()
-        assert text == {"prompt": "aé"}
-        information = (await client.get("/tokenizer_info")).json()
-        assert (information["bos_token"], information["eos_token"]) == ("\n", None)
-        for path, fields, status in (
-            ("/tokenize", {"prompt": 3}, 400),
-            ("/tokenize", {"prompt": "\\ud800", "model": "other"}, 404),
-            ("/detokenize", {"tokens": [256]}, 400),
-            ("/detokenize", {"tokens": [-1]}, 400),
-        ):
-            response = await client.post(path, json=fields)
-            assert response.status_code == status
-            assert response.json()["error"]["type"] == "invalid_request_error"
+        response = await client.get("/metrics")
+        assert response.headers["content-type"] == CONTENT_TYPE_LATEST
+        families = {family.name: family for family in text_string_to_metric_families(response.text)}
+        assert all(family.documentation for family in families.values())
+        samples = {sample.name: sample.value for family in families.values() for sample in family.samples}
+        assert samples["gflownet_tokens_total"] == 1
 
     talk(conversation)
 
@@ -102,7 +36,7 @@ def test_tokens_of_texts() -> None:
 def test_description_of_the_routes_has_every_reference() -> None:
     async def conversation(client: httpx.AsyncClient, service: Service) -> None:
         description = (await client.get("/openapi.json")).json()
-        assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/metrics"} <= set(description["paths"])
+        assert {"/v1/completions", "/v1/chat/completions", "/metrics"} <= set(description["paths"])
         schemas = description["components"]["schemas"]
         for reference in references(description):
             assert reference.removeprefix("#/components/schemas/") in schemas
@@ -128,5 +62,49 @@ def test_other_methods_and_paths_get_4xx(method: str) -> None:
             assert response.status_code in (404, 405), path
             if method != "HEAD":
                 assert response.json()["error"]["type"] == "invalid_request_error"
+
+    talk(conversation)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_failing_row_does_not_disturb_other_streams(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Raises(RepetitionPenaltyLogitsProcessor):
+        def __init__(self, penalty: Tensor) -> None:
+            if (penalty == 3).any():
+                raise IndexError("token 256")
+            super().__init__(penalty)
+
+    monkeypatch.setattr(sampler_module, "RepetitionPenaltyLogitsProcessor", Raises)
+
+    async def conversation(client: httpx.AsyncClient, service: Service) -> None:
+        ask = {"model": "m", "prompt": "ab", "max_tokens": 40, "temperature": 0}
+        others = [asyncio.create_task(client.post(PATH, json={**ask, "repetition_penalty": 1.5})) for _ in range(3)]
+        failed = await client.post(PATH, json={**ask, "repetition_penalty": 3, "stream": stream})
+        error = json.loads(failed.text.removeprefix("data: "))["error"]
+        assert (failed.status_code, error["type"]) == (200 if stream else 500, "server_error")
+        assert error["message"] == "sampling failed: IndexError: token 256"
+        answers = [(await other).json() for other in others]
+        assert {answer["usage"]["completion_tokens"] for answer in answers} == {40}
+        assert (await client.post(PATH, json=ask)).status_code == 200
+
+    assert not talk(conversation).failed
+
+
+def test_internal_error_has_openais_format_and_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("defect")
+
+    monkeypatch.setattr(Service, "check_model", fail)
+
+    async def conversation(client: httpx.AsyncClient, service: Service) -> None:
+        client._transport.raise_app_exceptions = False  # type: ignore[attr-defined]
+        response = await client.post(PATH, json={"model": "m", "prompt": "a"})
+        assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
+        assert "defect" not in response.text
+        (entry,) = [entry for entry in caplog.records if entry.name.endswith("server.errors")]
+        assert entry.exc_info is not None
+        assert isinstance(entry.exc_info[1], KeyError)
 
     talk(conversation)

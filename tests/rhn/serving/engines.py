@@ -10,7 +10,7 @@ import pytest
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.decoding import LanguageModel, RHNDecoder
 from gflownet.rhn.serving.engine import Engine, EngineConfig
-from gflownet.rhn.serving.requests import Event, FinishEvent, PromptEvent, TokenEvent
+from gflownet.rhn.serving.requests import Event, FinishEvent, TokenEvent
 from gflownet.rhn.serving.sampling import Sampled
 from gflownet.rhn.serving.scheduler import SchedulerConfig
 from tests.rhn.random_networks import random_network
@@ -50,14 +50,6 @@ def tokens_of(events: Sequence[Event]) -> dict[int, list[int]]:
         if isinstance(event, TokenEvent):
             tokens[event.request_id].append(event.sampled.token)
     return dict(tokens)
-
-
-def prompts_of(events: Sequence[Event]) -> dict[int, list[Sampled]]:
-    prompts = defaultdict(list)
-    for event in events:
-        if isinstance(event, PromptEvent):
-            prompts[event.request_id] += event.sampled
-    return dict(prompts)
 
 
 def sampled_of(events: Sequence[Event], request_id: int | None = None) -> list[Sampled]:

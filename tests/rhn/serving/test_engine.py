@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -15,23 +14,13 @@ from gflownet.rhn.config import RHNConfig, StackConfig, StackLayer
 from gflownet.rhn.decoding import LanguageModel, RHNDecoder
 from gflownet.rhn.network import RHN, RecurrentStack
 from gflownet.rhn.serving.engine import Engine, EngineConfig
-from gflownet.rhn.serving.requests import Event, FinishEvent, PromptEvent, Request, TokenEvent
+from gflownet.rhn.serving.requests import FinishEvent, Request
 from gflownet.rhn.serving.sampler import Sampler
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
 from gflownet.rhn.serving.scheduler import QueueFullError, SchedulerConfig
 from tests.rhn.random_networks import random_network
 from tests.rhn.rounding import num_terms_of_token, rounding_tolerance
-from tests.rhn.serving.engines import (
-    CONFIG,
-    Clock,
-    assert_close,
-    drain,
-    ends_of,
-    engine_of,
-    prompts_of,
-    sampled_of,
-    tokens_of,
-)
+from tests.rhn.serving.engines import CONFIG, Clock, assert_close, drain, ends_of, engine_of, sampled_of, tokens_of
 
 STACK = StackConfig(tuple(StackLayer(cell=cell) for cell in ("rhn", "lstm", "gru")))
 NETWORK = RHNConfig(hidden_size=32, intermediate_size=48, depth=3)
@@ -210,8 +199,8 @@ def test_cached_prefix_is_skipped_and_counted() -> None:
         assert ends_of(wanted)[fresh_id].num_cached_tokens == 0
         assert_close(sampled_of(events), sampled_of(wanted))
     metrics = engine.metrics()
-    assert (metrics.sums.prefix_hits, metrics.sums.prefix_misses, metrics.sums.prefix_tokens) == (4, 2, 22)
-    assert metrics.prefix_bytes == metrics.prefix_entries * 3 * 8 * 8
+    assert (metrics.sums.prefix_hits, metrics.sums.prefix_misses) == (4, 2)
+    assert metrics.prefix_bytes == len(engine._prefixes.cache) * 3 * 8 * 8
 
 
 def test_request_continues_from_the_state_of_a_finish_event() -> None:
@@ -243,12 +232,11 @@ def test_metrics_follow_the_clock() -> None:
         ends.update(ends_of(engine.step()))
     # Each takes four steps: one token of the prompt, then one answered with each token read.
     assert [(end.waited, end.first_token_after, end.took) for end in ends.values()] == [(1, 2, 4), (5, 6, 8)]
-    metrics = engine.metrics()
-    sums = metrics.sums
+    sums = engine.metrics().sums
     assert (sums.num_steps, sums.num_rows, sums.num_tokens, sums.num_admitted) == (8, 8, 6, 2)
     assert (sums.waited_seconds, sums.finished) == (6, {FinishReason.LENGTH: 2})
-    assert (metrics.first_token_seconds, metrics.seconds_per_token, metrics.batch_size) == (4, 1, 1)
-    assert metrics.tokens_per_second == 0  # no time passes during a step
+    assert (sums.first_token_seconds, sums.num_first_tokens) == (8, 2)
+    assert (sums.later_token_seconds, sums.num_later_tokens) == (4, 4)
 
 
 def test_failing_placement_ends_one_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,89 +280,7 @@ def test_threads_may_submit_and_cancel_while_the_engine_steps() -> None:
     assert sum(isinstance(event, FinishEvent) for event in events) == 80
 
 
-PARAMS = SamplingParams(2.0, max_tokens=6, seed=0)
-
-
-def answer_to(prompt: list[int]) -> list[int]:
-    engine = engine_of()
-    engine.submit(Request(prompt, PARAMS))
-    return tokens_of(drain(engine))[0]
-
-
-def test_paused_request_takes_no_step_and_continues_unchanged() -> None:
-    engine = engine_of(max_slots=2)
-    first, second = engine.submit(Request([1, 2, 3], PARAMS)), engine.submit(Request([4], PARAMS))
-    events = engine.step()
-    assert engine.pause(first)  # in its prompt
-    events += drain(engine)
-    assert tokens_of(events) == {second: answer_to([4])}
-    assert (engine.has_work, engine.metrics().num_running) == (False, 1)
-    assert engine.resume(first)
-    for _ in range(4):
-        events += engine.step()
-    assert engine.pause(first)  # in its answer
-    assert (engine.step(), engine.has_work) == ([], False)
-    engine.resume(first)
-    events += drain(engine)
-    assert tokens_of(events)[first] == answer_to([1, 2, 3])
-    assert not engine.pause(first)
-    assert not engine.resume(first)
-    assert not engine.pause(99)
-
-
-def test_paused_request_keeps_its_slot() -> None:
-    engine = engine_of(max_slots=1)
-    first, second = (engine.submit(Request([1], PARAMS)) for _ in range(2))
-    engine.step()
-    engine.pause(first)
-    assert not engine.has_work  # so that the thread of the engine sleeps
-    assert engine.step() == []
-    assert (engine.metrics().num_running, engine.metrics().num_waiting) == (1, 1)
-    assert engine.cancel(first)
-    assert engine.has_work
-    events = drain(engine)
-    assert ends_of(events)[first].finish_reason is FinishReason.CANCELLED
-    assert tokens_of(events)[second] == answer_to([1])
-
-
-def test_waiting_request_paused_before_its_slot() -> None:
-    clock = Clock()
-    engine = engine_of(max_slots=1, max_waiting=5, clock=clock)
-    first, second, third = (engine.submit(Request([1], PARAMS)) for _ in range(3))
-    engine.pause(second)
-    events = drain(engine)
-    assert set(ends_of(events)) == {first}
-    assert engine.metrics().num_running == 1
-    clock.now = 6
-    assert engine.has_work  # the third one has waited too long
-    assert set(ends_of(drain(engine))) == {third}
-    engine.resume(second)
-    assert tokens_of(drain(engine))[second] == answer_to([1])
-
-
-def test_followers_of_a_paused_reader_wait() -> None:
-    engine = engine_of(max_slots=3)
-    ids = engine.submit_many(Request([1, 2, 3], PARAMS), [0, 0])
-    engine.pause(ids[0])
-    assert drain(engine) == []
-    assert not engine.has_work
-    engine.resume(ids[0])
-    events = drain(engine)
-    assert [tokens_of(events)[each] for each in ids] == [answer_to([1, 2, 3])] * 2
-
-
 PROMPT = [1, 2, 3, 4, 5, 6]
-SCORED = SamplingParams(max_tokens=0, prompt_logprobs=9)
-
-
-def prompt_scores(prompt: list[int], count: int) -> list[Sampled]:
-    """Return the tokens of a prompt with log-probabilities from whole prefills."""
-    model, scores = RHNDecoder(random_network(CONFIG, 0)), [Sampled(prompt[0])]
-    for end in range(1, len(prompt)):
-        row = model.prefill(torch.tensor([prompt[:end]]), None)[0][0].log_softmax(-1)
-        values, tokens = (each.tolist() for each in row.topk(count))
-        scores.append(Sampled(prompt[end], row[prompt[end]].item(), tuple(zip(tokens, values, strict=True))))
-    return scores
 
 
 def test_prompt_without_answer_ends_after_its_last_token() -> None:
@@ -388,119 +294,3 @@ def test_prompt_without_answer_ends_after_its_last_token() -> None:
     assert end.state is not None
     torch.testing.assert_close(end.state, state[:, 0], rtol=0, atol=1e-12)
     assert engine.metrics().num_running == 0
-
-
-@pytest.mark.parametrize(("length", "count"), [(1, 3), (2, 0), (6, 3), (6, 9)])
-def test_prompt_log_probabilities_equal_prefills(length: int, count: int) -> None:
-    prompt = PROMPT[:length]
-    engine = engine_of(prefix_bytes=10**6)
-    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=count)
-    for _ in range(2):  # the second one may not start from the cached prompt
-        request_id = engine.submit(Request(prompt, params))
-        events = drain(engine)
-        kinds = [type(event) for event in events]
-        num_prompt_events = kinds.index(TokenEvent)
-        assert kinds[:num_prompt_events] == [PromptEvent] * num_prompt_events
-        assert PromptEvent not in kinds[num_prompt_events:]
-        assert_close(prompts_of(events)[request_id][1:], prompt_scores(prompt, count)[1:])
-        assert prompts_of(events)[request_id][0] == Sampled(prompt[0])
-        assert ends_of(events)[request_id].num_cached_tokens == 0
-    plain = engine.submit(Request([*prompt, 7], SamplingParams(max_tokens=1)))
-    assert ends_of(drain(engine))[plain].num_cached_tokens == length
-
-
-def test_infinite_prompt_logits_end_a_prompt_without_answer() -> None:
-    network = random_network(CONFIG, 0)
-    with torch.no_grad():
-        network.embedding.weight[3] = torch.nan
-    network.unembedding = torch.nn.Embedding(9, 8, dtype=torch.float64)
-    engine = engine_of(model=RHNDecoder(network))
-    ids = [engine.submit(Request([1, token, 2], SCORED)) for token in (2, 3)]
-    ends = ends_of(drain(engine))
-    assert ends[ids[0]].finish_reason is FinishReason.LENGTH
-    assert (ends[ids[1]].finish_reason, ends[ids[1]].error) == (FinishReason.ERROR, "the model's logits are not finite")
-    assert engine.metrics().num_running == 0
-
-
-@pytest.mark.parametrize(("length", "max_slots", "prefix_bytes"), [(1, 2, 0), (2, 8, 0), (6, 1, 10**6), (6, 8, 10**6)])
-def test_forked_answers_equal_separate_ones(length: int, max_slots: int, prefix_bytes: int) -> None:
-    params = SamplingParams(2.0, max_tokens=5, logprobs=2, prompt_logprobs=1)
-    seeds = [5, 3, None, 3, 8]
-    engine = engine_of(max_slots=max_slots, prefix_bytes=prefix_bytes)
-    other = engine.submit(Request([7] * 3, replace(params, seed=1)))
-    ids = engine.submit_many(Request(PROMPT[:length], params), seeds)
-    events = drain(engine)
-    assert sorted(ends_of(events)) == sorted([other, *ids])
-    for request_id, seed in zip(ids, seeds, strict=True):
-        alone = engine_of()
-        alone_id = alone.submit(Request(PROMPT[:length], replace(params, seed=seed)))
-        expected = drain(alone)
-        assert_close(prompts_of(events)[request_id][1:], prompts_of(expected)[alone_id][1:])
-        if seed is not None:
-            assert_close(sampled_of(events, request_id), sampled_of(expected))
-    assert_close(sampled_of(events, ids[1]), sampled_of(events, ids[3]))
-    # The prompt is read once, and its last token for each answer.
-    num_read = 3 + 4 + (length - 1) + len(seeds) * (1 + 4)
-    assert engine.metrics().sums.num_rows == num_read
-    ends = ends_of(events)
-    assert [ends[request_id].num_cached_tokens for request_id in ids] == [0] + [length - 1] * 4
-
-
-def assert_answers(events: Sequence[Event], ids: Sequence[int], seeds: Sequence[int], params: SamplingParams) -> None:
-    """Compare answers to PROMPT with those of an engine without other requests."""
-    for request_id, seed in zip(ids, seeds, strict=True):
-        alone = engine_of()
-        alone.submit(Request(PROMPT, replace(params, seed=seed)))
-        assert tokens_of(events)[request_id] == tokens_of(drain(alone))[0]
-
-
-@pytest.mark.parametrize("num_cancelled", [1, 2, 3])
-def test_another_answer_reads_the_prompt_of_a_cancelled_reader(num_cancelled: int) -> None:
-    engine, params = engine_of(max_slots=2), SamplingParams(2.0, max_tokens=4)
-    ids = engine.submit_many(Request(PROMPT, params), [1, 2, 3])
-    events = engine.step()
-    for request_id in ids[:num_cancelled]:
-        assert engine.cancel(request_id)
-    events += drain(engine)
-    reasons = [ends_of(events)[request_id].finish_reason for request_id in ids]
-    assert reasons == [FinishReason.CANCELLED] * num_cancelled + [FinishReason.LENGTH] * (3 - num_cancelled)
-    assert_answers(events, ids[num_cancelled:], [1, 2, 3][num_cancelled:], params)
-    assert engine.metrics().num_waiting == engine.metrics().num_running == 0
-
-
-def test_another_answer_reads_the_prompt_of_an_expired_reader() -> None:
-    clock = Clock()
-    engine, params = engine_of(max_slots=1, max_waiting=5, clock=clock), SamplingParams(2.0, max_tokens=4)
-    engine.submit(Request([1], SamplingParams(max_tokens=2)))
-    events = engine.step()
-    ids = engine.submit_many(Request(PROMPT, params), [1, 2])
-    clock.now = 6
-    events += drain(engine)
-    assert ends_of(events)[ids[0]].error == "it waited longer than 5 s for a slot"
-    assert_answers(events, ids[1:], [2], params)
-
-
-def test_submit_many_is_refused_as_a_whole() -> None:
-    engine = engine_of(max_slots=1, max_queue=2, token_budget=100)
-    request = Request(PROMPT, SamplingParams(max_tokens=10))
-    with pytest.raises(QueueFullError, match="0 requests wait, the maximum is 2"):
-        engine.submit_many(request, [1, 2, 3, 4])
-    with pytest.raises(ValueError, match="at most 100 tokens of prompt and answer, got 112"):
-        engine.submit_many(request, range(7))
-    with pytest.raises(ValueError, match="seeds: expected at least one, got none"):
-        engine.submit_many(request, [])
-    with pytest.raises(ValueError, match="seed: expected a whole number"):
-        engine.submit_many(request, [1, 2**64])
-    assert not engine.has_work
-    assert engine.metrics().num_waiting == 0
-    assert len(engine.submit_many(request, [1, 2, 3])) == 3
-
-
-def test_forks_continue_from_a_state_of_the_user() -> None:
-    engine, whole = engine_of(), engine_of()
-    engine.submit(Request([1, 2], SamplingParams(max_tokens=0), keep_state=True))
-    state = ends_of(drain(engine))[0].state
-    ids = engine.submit_many(Request([3, 4], SamplingParams(2.0, max_tokens=4), state=state), [1, 2])
-    whole_ids = [whole.submit(Request([1, 2, 3, 4], SamplingParams(2.0, max_tokens=4, seed=seed))) for seed in (1, 2)]
-    tokens, expected = tokens_of(drain(engine)), tokens_of(drain(whole))
-    assert [tokens[each] for each in ids] == [expected[each] for each in whole_ids]

@@ -126,23 +126,3 @@ def test_cancelled_requests_do_not_fill_the_queue_while_all_slots_are_taken() ->
         assert len(scheduler._queue) <= MAX_STALE + 4
     scheduler.finish(0)
     assert scheduler.schedule().admitted == [1]
-
-
-def test_held_request_enters_the_queue_in_the_place_of_its_arrival() -> None:
-    clock = Clock()
-    scheduler = Scheduler(SchedulerConfig(max_slots=1, max_waiting=5), clock=clock)
-    scheduler.submit(0, 1, held=True)
-    assert (scheduler.num_waiting, scheduler.has_work, scheduler.phase_of(0)) == (1, False, Phase.HELD)
-    clock.now = 1
-    scheduler.submit(1, 1)
-    clock.now = 7  # a held request does not expire
-    scheduler.submit(2, 1)
-    scheduler.release(0)
-    assert scheduler.schedule().expired == [1]
-    assert scheduler.phase_of(0) is Phase.RUNNING
-    with pytest.raises(KeyError):
-        scheduler.release(0)
-    scheduler.submit(3, 1, held=True)
-    assert scheduler.finish(3) is Phase.HELD
-    assert scheduler.finish(2) is Phase.WAITING
-    assert scheduler.num_waiting == 0

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from gflownet.rhn.server.choices import Choice, Piece, joined, likeliest
 from gflownet.rhn.server.responses import CompletionFormat
+from gflownet.rhn.server.service import Choice, Piece
 from gflownet.rhn.serving.sampling import Sampled
 from gflownet.rhn.text_codec import BYTES, decode, encode
 
@@ -18,14 +18,14 @@ def sampled(token: int) -> Sampled:
 
 def test_piece_holds_whole_characters() -> None:
     choice = Choice(2, prefix="p")
-    assert choice.piece() == Piece(2, "p", (), (), None)
+    assert choice.piece() == Piece(2, "p", (), None)
     first, second = (sampled(byte) for byte in encode("é"))
     choice.add(first)
     assert choice.piece() is None
     choice.add(second)
-    assert choice.piece() == Piece(2, "é", (first, second), (1, 1), None)
+    assert choice.piece() == Piece(2, "é", (first, second), None)
     choice.add(first)
-    assert choice.piece("length") == Piece(2, "\ufffd", (first,), (2,), "length")
+    assert choice.piece("length") == Piece(2, "\ufffd", (first,), "length")
     assert choice.num_tokens == 3
 
 
@@ -41,18 +41,9 @@ def test_joined_pieces_equal_the_text(seed: int) -> None:
             pieces.append(piece)
     pieces.append(choice.piece("stop"))
     expected = whole.piece("stop")
-    assert joined(pieces) == [expected]
     assert expected is not None
-    assert expected.text == decode(tokens)
-
-
-def test_offset_is_after_the_replacement_of_an_incomplete_character() -> None:
-    choice = Choice(0)
-    for byte in b"\xc3ab\xff\xc3\xa9c":
-        choice.add(sampled(byte))
-    piece = choice.piece("stop")
-    assert piece is not None
-    assert (piece.text, piece.offsets) == ("\ufffdab\ufffdéc", (0, 1, 2, 3, 4, 4, 5))
+    assert "".join(piece.text for piece in pieces if piece) == expected.text == decode(tokens)
+    assert tuple(token for piece in pieces if piece for token in piece.tokens) == expected.tokens
 
 
 def test_cut_ends_the_last_token_inside() -> None:
@@ -64,40 +55,14 @@ def test_cut_ends_the_last_token_inside() -> None:
     assert piece.text == "prompt a"
 
 
-def test_likeliest_answers_come_first() -> None:
-    pieces = [
-        Piece(i, str(i), (Sampled(1, value), Sampled(2, value)), (0, 1), "stop") for i, value in enumerate(range(-6, 0))
-    ]
-    best = likeliest(pieces, num_answers=3, num_choices=2)
-    assert [(piece.index, piece.text) for piece in best] == [(0, "2"), (1, "1"), (2, "5"), (3, "4")]
-    empty = [Piece(0, "", (), (), "stop"), pieces[0]]
-    assert [piece.text for piece in likeliest(empty, num_answers=2, num_choices=1)] == ["0"]
-
-
-def test_prompt_tokens_do_not_count_for_the_likeliest_answer() -> None:
-    """Short answers to a likely prompt would win otherwise."""
-    pieces = []
-    for index, answer in enumerate([(-4.0,), (-3.0, -3.0), (-5.0, -1.5, -2.0)]):
-        choice = Choice(index, num_prompt=200)
-        parts = []
-        for number, value in enumerate((*[-0.1] * 200, *answer)):
-            choice.add(Sampled(97, value if number else None, ()))
-            if number % 30 == 29:  # the prompt arrives in several pieces
-                parts.append(choice.piece())
-        parts.append(choice.piece("stop"))
-        pieces += joined([part for part in parts if part is not None])
-    assert [piece.num_prompt for piece in pieces] == [200] * 3
-    best = likeliest(pieces, num_answers=3, num_choices=3)
-    assert [len(piece.tokens) - 200 for piece in best] == [3, 2, 1]
-
-
 def test_message_has_openais_format() -> None:
     choice = Choice(0)
     for byte in encode("aé"):
         choice.add(sampled(byte))
     piece = choice.piece("stop")
     assert piece is not None
-    message = CompletionFormat("m", BYTES, has_logprobs=True).event([piece], usage=None)
+    form = CompletionFormat("m", BYTES, has_logprobs=True)
+    message = form.message([form.choice(piece, is_event=False)], is_event=False, usage=None)
     assert message["choices"] == [
         {
             "index": 0,
@@ -106,11 +71,10 @@ def test_message_has_openais_format() -> None:
                 "tokens": ["a", "bytes:\\xc3", "bytes:\\xa9"],
                 "token_logprobs": [-97.0, -195.0, -169.0],
                 "top_logprobs": [{BYTES.token_name(t): -float(t), "\x00": -300.0} for t in (97, 195, 169)],
-                "text_offset": [0, 1, 1],
             },
             "finish_reason": "stop",
         }
     ]
     assert message["id"].startswith("cmpl-")
     assert (message["object"], message["model"], message["usage"]) == ("text_completion", "m", None)
-    assert CompletionFormat("m", BYTES, has_logprobs=False).event([piece])["choices"][0]["logprobs"] is None
+    assert CompletionFormat("m", BYTES, has_logprobs=False).choice(piece, is_event=True)["logprobs"] is None
