@@ -38,9 +38,9 @@ From an empty folder to a trained network, with every command and its real outpu
 """
 _TAIL = """## Further
 
-- [Quickstart](quickstart.md) and [final stage](final-stage.md): the files of a run and its closing table.
-- [Write a package of your own](new.md), [test your class](testing-your-class.md), [extend gflownet](extending.md).
-- [Ask and tell](ask-and-tell.md): search in your own loop.
+- [Quickstart](../docs/quickstart.md) and [final stage](../docs/final-stage.md): files of a run, closing table.
+- [Extend gflownet](../docs/extending.md): write a class, a package of your own, and test it.
+- [Ask and tell](../docs/ask-and-tell.md): search in your own loop.
 """
 
 

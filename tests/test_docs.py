@@ -30,7 +30,6 @@ DOCS = (
     "adding-a-task.md",
     "rhn.md",
     "operations.md",
-    "add-an-operation.md",
     "ask-and-tell.md",
     "coming-from/recursionpharma-gflownet.md",
     "coming-from/torchgfn.md",

@@ -56,7 +56,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "compare",
         "ask-and-tell",
     ),
-    "Build on it": ("extending", "new", "testing", "add-an-operation", "coming-from/README", "coming-from*"),
+    "Build on it": ("extending", "coming-from/README", "coming-from*"),
     "Libraries": ("translation", "tensor-graphs", "language-models", "rhn", "serving"),
     "Reference": ("reference/options", "reference/README", "configs"),
     "Project": ("architecture", "benchmarks", "contributing", "changelog"),
