@@ -48,15 +48,6 @@ from gflownet.search.config import GFLOWNET, SearchConfig
 MAX_SEED = 2**63 - 1
 # The group of the task's own options; their dataclass belongs to the task.
 TASK_OPTIONS = "task_options"
-# Former names of options, accepted for one release.
-RENAMED = {
-    "evaluation.backend": "evaluation.executor",
-    "env.cell_space.name": "env.cells.name",
-    "env.cell_space.max_vertices": "env.cells.max_vertices",
-    "env.cell_space.max_edges": "env.cells.max_edges",
-}
-# Former values of options, accepted for one release.
-RENAMED_VALUES = {("env.name", "cell_space"): "cells"}
 _MAX_LISTED = 8  # options of a group in an error
 # The config of a command that names neither a config nor a task.
 DEFAULT_CONFIG = "mnist1d"
@@ -402,12 +393,6 @@ def _merge(
 ) -> None:
     """Set every leaf of `tree` in `config`, one by one, so that an error has its key."""
     for key, value in _leaves(tree, options):
-        if key in RENAMED and key not in options:
-            _log.warning("%s%s: this option is now %s", where, key, RENAMED[key])
-            key = RENAMED[key]
-        if isinstance(value, str) and (key, value) in RENAMED_VALUES:
-            _log.warning("%s%s=%s: this value is now %s", where, key, value, RENAMED_VALUES[key, value])
-            value = RENAMED_VALUES[key, value]
         option = options.get(key)
         if option is None:
             hint = hint_of_option(key, value, options) or "; --help lists the options"

@@ -427,8 +427,6 @@ NEUTRAL_OPTIONS = frozenset(
 
 # Options of `evaluation` whose value `auto` a task replaces by its choice, before anything is stored.
 CHOSEN_BY_TASK = ("memory_format", "precision")
-# Options that stored contexts of earlier versions lack: left out with their defaults.
-_LATER_OPTIONS = frozenset({"augment", "class_weights", "quantile", *CHOSEN_BY_TASK})
 
 
 def scoring_context(config: TaskConfig, *, source: str, data: str) -> str:
@@ -446,12 +444,7 @@ def scoring_context(config: TaskConfig, *, source: str, data: str) -> str:
     evaluation |= {"constraints": constraints} if constraints else {}
     training = {f.name: getattr(config.evaluation.training, f.name) for f in fields(TrainingConfig)}
     training["augment"] = list(training["augment"])
-    defaults = {**vars(EvaluationConfig()), **vars(TrainingConfig())}
     evaluation["training"] = training
-    evaluation, evaluation["training"] = (
-        {name: value for name, value in options.items() if name not in _LATER_OPTIONS or value != defaults[name]}
-        for options in (evaluation, training)
-    )
     return json.dumps(
         {
             "task": config.task,

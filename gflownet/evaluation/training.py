@@ -26,16 +26,7 @@ from gflownet.training.optimisers import OptimiserOptions, build_optimisers
 from gflownet.training.precision import Numerics, synchronize
 from gflownet.training.random_states import get_random_state, seeded, set_random_state
 from gflownet.training.schedules import Schedule
-from gflownet.training.steps import (
-    DIVERGED_LOSS,
-    Clipping,
-    DivergedError,
-    EntryDecay,
-    Steps,
-    flat_steps,
-    map_tensors,
-    state_by_parameter,
-)
+from gflownet.training.steps import DIVERGED_LOSS, Clipping, DivergedError, EntryDecay, Steps, flat_steps, map_tensors
 from gflownet.translation import DirectTraining, StackedModel, TranslatedModel, join_copies
 
 _PLAIN = torch.contiguous_format  # of saved weights
@@ -430,12 +421,12 @@ class _AtOnce:
         return [part[mask] if value.ndim else part.clone() for mask in self._entries[position]]
 
     def _restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        each = [state_by_parameter(state["optimisers"][0]) for state in states]
+        each = [state["optimisers"][0]["state"] for state in states]
         entries = {
             name: value if name == "step" else self._joined([[flat[name] for flat in flats.values()] for flats in each])
             for name, value in (each[0][0] if each[0] else {}).items()
         }
-        weights = [state.get("weights", ()) for state in states]
+        weights = [state["weights"] for state in states]
         joined = [self._joined(weights)] if any(weights) else []
         self._steps.load_state_dict({"step": states[0]["step"], "optimisers": [{0: entries}], "weights": joined})
 

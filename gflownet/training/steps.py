@@ -252,18 +252,13 @@ class Steps:
         """Restore a copy of the result of `state_dict`, for a model with its averaged weights."""
         self.number = state["step"]
         for optimiser, content in zip(self.optimisers, state["optimisers"], strict=True):
-            values = copy.deepcopy(state_by_parameter(content))
+            values = copy.deepcopy(content["state"])
             optimiser.load_state_dict({**optimiser.state_dict(), "state": values})
-        self._set_weights(state.get("weights", ()))
+        self._set_weights(state["weights"])
 
     def _set_weights(self, values: Sequence[Tensor]) -> None:
         for tensor, value in zip(self._averaged, values, strict=True):
             tensor.copy_(value)
-
-
-def state_by_parameter(content: Mapping[Any, Any]) -> Mapping[int, Any]:
-    """Return the saved state of an optimiser by parameter, from `Steps.state_dict` or as earlier versions saved it."""
-    return content.get("state", content)
 
 
 def flat_steps(

@@ -191,16 +191,6 @@ def test_replay_state_dict_round_trip(terminal):
     assert bool(ours[0].equals(theirs[0]).all())
 
 
-@pytest.mark.parametrize("prefix", ["", "old "])
-def test_replay_state_dict_with_keys_of_earlier_version(terminal, prefix):
-    buffer = filled(terminal, num=20, capacity=30)
-    state = buffer.state_dict()
-    state["keys"] = [f"{prefix}{index}" for index in range(20)]
-    again = ReplayBuffer(ReplayConfig(capacity=30))
-    again.load_state_dict(state, key_of=lambda states, index: str(index))
-    assert again.state_dict()["keys"] == [str(index) for index in range(20)]
-
-
 def test_replay_empty_state_dict(terminal):
     again = saved_and_loaded(ReplayBuffer(ReplayConfig(warmup=1)))
     assert len(again) == 0
