@@ -209,7 +209,7 @@ class SearchLoop:
         setup = self.method.setup
         if setup.config.lookahead is not None:
             return setup.config.lookahead
-        return int(not self.method.is_on_policy and not setup.task.is_cheap and evaluator.executor.isolates)
+        return int(not setup.task.is_cheap and evaluator.executor.isolates)
 
     def _next_round(self, number: int, evaluator: Dispatcher) -> SearchStep | None:
         if self.max_in_flight:
