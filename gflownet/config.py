@@ -64,7 +64,6 @@ class WandbConfig:
         "online", "online (offline when there is no API key), offline or disabled"
     )
     project: str = option("gflownet", "project that the run belongs to")
-    entity: str | None = option(None, "user or team that the project belongs to")
     name: str | None = option(None, "name of the run; null lets wandb choose one")
     group: str | None = option(None, "group of the run, for example one for all seeds of a config")
     tags: list[str] = option([], "tags of the run")

@@ -230,12 +230,12 @@ def draw(weights: Tensor, num: int, generator: torch.Generator) -> Tensor:
 
 
 def _mixed(quality: Tensor, config: ReplayConfig) -> Tensor:
-    """Return weights with `top_share` for the best tenth and the remainder for all states.
+    """Return weights with half of the draws for the best tenth and the other half for all states.
 
     Prioritized replay training, Shen et al. 2023, section 4, where the remainder goes to the other nine tenths.
     """
     best = (quality >= quality.quantile(TOP_QUANTILE)).float()
-    return config.top_share * best / best.sum() + (1 - config.top_share) / len(quality)
+    return (best / best.sum() + 1 / len(quality)) / 2
 
 
 def _rank(quality: Tensor, config: ReplayConfig) -> Tensor:

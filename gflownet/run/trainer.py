@@ -179,7 +179,6 @@ class GFNTrainer:
             merge_isomorphic=algo.merge_isomorphic,
             num_remembered=replay.num_batches if replay.use else 0,
             remembered_growth=replay.batch_growth,
-            memory_capacity=replay.batch_capacity,
             sampling_tau=algo.sampling_tau,
             seed=stream_seed(config.seed, MEMORY_STREAM),
         )

@@ -76,9 +76,6 @@ class SurrogateConfig:
 
     name: str = option("auto", SURROGATES.help("model"))
     options: Any = option({}, "options of the model, search.surrogate.options.NAME=VALUE")
-    max_rows: int = option(
-        1_000, "evaluations that the model is fitted to; of more, the best and random ones", AT_LEAST_ONE
-    )
     proxies: list[str] = option(
         [], "numbers from the untrained model as features: naswot, jacov, synflow, parameters, multiply_adds"
     )

@@ -41,7 +41,7 @@ def test_construct_names_have_one_number_of_choices(name):
 
         state = construct(env, choose)
         assert bool(env.forward_masks(state).masks[GraphActionType.Stop].all())
-        again = construct(env, lambda name, size, replayed=iter(chosen): next(replayed))
+        again = construct(env, lambda name, size, chosen=chosen: chosen.pop(0))
         assert env.identify(again).tolist() == env.identify(state).tolist()
         codes += env.identify(state).tolist()
     assert len(set(codes)) > 1
