@@ -42,7 +42,7 @@ from gflownet.policy.config import ModelConfig
 from gflownet.records.marker import CONFIG_NAME, MARKER_NAME, newest_run, not_a_search, read_marker
 from gflownet.records.status import free_folder
 from gflownet.records.trust import check_config
-from gflownet.search.config import GFLOWNET, SearchConfig
+from gflownet.search.config import SearchConfig
 
 # torch refuses seeds beyond 64 bits.
 MAX_SEED = 2**63 - 1
@@ -307,14 +307,6 @@ def config_of(tree: Mapping[str, Any], *, where: str = "") -> Config:
     return cast(Config, config)
 
 
-def config_of_run(tree: Mapping[str, Any], *, where: str = "") -> Config:
-    """Return the config of a started run; an early one has no search method. Raises as `config_of`."""
-    search = tree.get("search")
-    if not isinstance(search, Mapping) or "method" not in search:
-        tree = {**tree, "search": {**(search or {}), "method": GFLOWNET}}
-    return config_of(tree, where=where)
-
-
 def stored_config(folder: Path, overrides: Sequence[str] = ()) -> Config | None:
     """Return the config of the run in a folder, None without a run.
 
@@ -326,20 +318,17 @@ def stored_config(folder: Path, overrides: Sequence[str] = ()) -> Config | None:
     """
     path, marker = folder / CONFIG_NAME, read_marker(folder)
     if marker is None:
-        if not path.is_file():
-            return None
-        check_config(folder, read_yaml(path))
-        return load_config(str(path), overrides)
+        return None
     if not marker.is_search:
         raise UserError(not_a_search(folder))
     try:
         tree = read_yaml(path)
         if not tree:
             raise UserError(f"{path}: expected the options of the run, got an empty file")
-        config = config_of_run(tree, where=f"{path}: ")
+        config = config_of(tree, where=f"{path}: ")
     except UserError as error:
         _log.warning("%s; the copy in %s is used", error, MARKER_NAME)
-        config = config_of_run(marker.config, where=f"{folder / MARKER_NAME}: ")
+        config = config_of(marker.config, where=f"{folder / MARKER_NAME}: ")
     check_config(folder, to_mapping(config))
     for override in overrides:
         _merge(config, _parse_override(override))

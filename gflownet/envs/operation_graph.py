@@ -49,7 +49,6 @@ class OperationGraphEnv(Environment):
         operations: Sequence[str],
         choices: Mapping[str, Mapping[str, Any]] | None = None,
         activations: Sequence[str] = ("relu",),
-        merges: Sequence[str] = ("sum",),
         align: str = "pad",
         max_hidden_nodes: int,
         max_edges: int,
@@ -61,7 +60,7 @@ class OperationGraphEnv(Environment):
         self.align = align
         self.budget = Budget(max_parameters or 0, max_multiply_adds or 0)
         self._check_limits()
-        self.choices = OperationChoices(operations, choices=choices or {}, activations=activations, merges=merges)
+        self.choices = OperationChoices(operations, choices=choices or {}, activations=activations)
         self.tables = build_tables(
             self.choices, self.input_shapes, num_classes=num_outputs, max_depth=max_hidden_nodes, budget=self.budget
         )

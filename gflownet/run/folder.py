@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from gflownet.config import CONFIG_NAME, Config, config_of_run, to_mapping, to_yaml
+from gflownet.config import CONFIG_NAME, Config, config_of, to_mapping, to_yaml
 from gflownet.errors import LostFolderError, UserError
 from gflownet.evaluation.config import CHOSEN_BY_TASK
 from gflownet.evaluation.store_database import STORE_NAME, damage_of
@@ -128,7 +128,7 @@ class RunFolder:
 
     def check_unchanged(self, config: Config) -> None:
         """Raise UserError for the first changed option that a resumed search may not change."""
-        started = config_of_run(self._marker.config, where=f"{self.path / MARKER_NAME}: ")
+        started = config_of(self._marker.config, where=f"{self.path / MARKER_NAME}: ")
         self.refuse_changes(to_mapping(started), to_mapping(config), may_change=_MAY_CHANGE)
 
     def refuse_changes(
