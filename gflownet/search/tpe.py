@@ -13,7 +13,7 @@ import torch
 
 from gflownet.envs.slots import SlotEnv
 from gflownet.errors import UserError
-from gflownet.mdp.action import ActionBatch, GraphActionType
+from gflownet.mdp.action import PAIR_TYPES, ActionBatch, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.options import AT_LEAST_ONE, option
@@ -25,13 +25,13 @@ _NUM_SEEDS = 2**32  # numpy's
 
 
 def construct(env: Environment, choose: Callable[[str, int], int]) -> GraphStates:
-    """Return one terminal state: kind, row and column of each action are chosen among the legal ones.
+    """Return one terminal state: kind, row and column of each action are chosen where several are legal.
 
     Args:
         env: of the state; named places are set in their order.
-        choose: name of a choice, number of legal ones -> one of them.
+        choose: name, number of choices -> a choice; an illegal one is replaced by the next legal one, cyclically.
     """
-    state = env.initial_states(1)
+    state, kinds = env.initial_states(1), env.forward_types
     has_places = isinstance(env, SlotEnv) and not env.vocabulary.node_attributes[0].counted
     for step in count():
         legal = env.forward_masks(state).positions()[1].parts
@@ -39,15 +39,20 @@ def construct(env: Environment, choose: Callable[[str, int], int]) -> GraphState
         if has_places and (places := [row for kind, row, _ in actions if kind != GraphActionType.Stop]):
             actions = [each for each in actions if each[1] == min(places) or each[0] == GraphActionType.Stop]
             label = env.vocabulary.node_types[min(places)]
-        action: tuple[int, ...] = ()
-        for part in ("kind", "row", "column"):
-            choices = sorted({each[len(action)] for each in actions if each[: len(action)] == action})
-            name = f"{label}: {part} {action[:1]} of {len(choices)}"
-            action += (choices[choose(name, len(choices)) if len(choices) > 1 else 0],)
-        if action[0] == GraphActionType.Stop:
+        kind = kinds[_legal(choose, f"{label}: kind", len(kinds), {kinds.index(each) for each, _, _ in actions})]
+        num_rows = env.vocabulary.max_nodes ** (2 if kind in PAIR_TYPES else 1)
+        row = _legal(choose, f"{label}: {kind.name} row", num_rows, {each[1] for each in actions if each[0] == kind})
+        columns = {each[2] for each in actions if each[:2] == (kind, row)}
+        column = _legal(choose, f"{label}: {kind.name} column", env.vocabulary.num_columns(kind), columns)
+        if kind == GraphActionType.Stop:
             break
-        state = env.apply(state, ActionBatch(*(torch.tensor([value]) for value in action)))
+        state = env.apply(state, ActionBatch(*(torch.tensor([value]) for value in (int(kind), row, column))))
     return state
+
+
+def _legal(choose: Callable[[str, int], int], name: str, num: int, legal: set[int]) -> int:
+    choice = choose(name, num) if len(legal) > 1 else 0
+    return min(legal, key=lambda each: (each < choice, each))
 
 
 @dataclass
@@ -73,7 +78,7 @@ class TreeParzen(SearchMethod):
             raise UserError("search.method=tpe: missing package optuna: pip install 'gflownet[search]'") from None
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._optuna, self._study, self._num_read = optuna, optuna.create_study(direction="maximize"), 0
-        self._choices: dict[int, dict[str, tuple[int, int]]] = {}  # code -> name -> choice, number of legal ones
+        self._choices: dict[int, dict[str, tuple[int, int]]] = {}  # code -> name -> choice, number of choices
 
     def propose(self, call: int, num: int) -> GraphStates:
         """Return up to `num` candidates, fewer where the caps refuse nearly all."""
