@@ -160,7 +160,8 @@ class History:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`; nothing is in flight."""
         self.proposals = [
-            Proposal(*row, None if origin is None else ProposalOrigin(origin)) for *row, origin in state["proposals"]
+            Proposal(*row, origin=None if origin is None else ProposalOrigin(origin))
+            for *row, origin in state["proposals"]
         ]
         self.scores, self.seconds = list(state["scores"]), list(state["seconds"])
         self.measured = list(state["measured"])
