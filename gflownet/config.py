@@ -42,21 +42,12 @@ from gflownet.policy.config import ModelConfig
 from gflownet.records.marker import CONFIG_NAME, MARKER_NAME, newest_run, not_a_search, read_marker
 from gflownet.records.status import free_folder
 from gflownet.records.trust import check_config
-from gflownet.search.config import GFLOWNET, SearchConfig
+from gflownet.search.config import SearchConfig
 
 # torch refuses seeds beyond 64 bits.
 MAX_SEED = 2**63 - 1
 # The group of the task's own options; their dataclass belongs to the task.
 TASK_OPTIONS = "task_options"
-# Former names of options, accepted for one release.
-RENAMED = {
-    "evaluation.backend": "evaluation.executor",
-    "env.cell_space.name": "env.cells.name",
-    "env.cell_space.max_vertices": "env.cells.max_vertices",
-    "env.cell_space.max_edges": "env.cells.max_edges",
-}
-# Former values of options, accepted for one release.
-RENAMED_VALUES = {("env.name", "cell_space"): "cells"}
 _MAX_LISTED = 8  # options of a group in an error
 # The config of a command that names neither a config nor a task.
 DEFAULT_CONFIG = "mnist1d"
@@ -73,7 +64,6 @@ class WandbConfig:
         "online", "online (offline when there is no API key), offline or disabled"
     )
     project: str = option("gflownet", "project that the run belongs to")
-    entity: str | None = option(None, "user or team that the project belongs to")
     name: str | None = option(None, "name of the run; null lets wandb choose one")
     group: str | None = option(None, "group of the run, for example one for all seeds of a config")
     tags: list[str] = option([], "tags of the run")
@@ -317,14 +307,6 @@ def config_of(tree: Mapping[str, Any], *, where: str = "") -> Config:
     return cast(Config, config)
 
 
-def config_of_run(tree: Mapping[str, Any], *, where: str = "") -> Config:
-    """Return the config of a started run; an early one has no search method. Raises as `config_of`."""
-    search = tree.get("search")
-    if not isinstance(search, Mapping) or "method" not in search:
-        tree = {**tree, "search": {**(search or {}), "method": GFLOWNET}}
-    return config_of(tree, where=where)
-
-
 def stored_config(folder: Path, overrides: Sequence[str] = ()) -> Config | None:
     """Return the config of the run in a folder, None without a run.
 
@@ -336,20 +318,17 @@ def stored_config(folder: Path, overrides: Sequence[str] = ()) -> Config | None:
     """
     path, marker = folder / CONFIG_NAME, read_marker(folder)
     if marker is None:
-        if not path.is_file():
-            return None
-        check_config(folder, read_yaml(path))
-        return load_config(str(path), overrides)
+        return None
     if not marker.is_search:
         raise UserError(not_a_search(folder))
     try:
         tree = read_yaml(path)
         if not tree:
             raise UserError(f"{path}: expected the options of the run, got an empty file")
-        config = config_of_run(tree, where=f"{path}: ")
+        config = config_of(tree, where=f"{path}: ")
     except UserError as error:
         _log.warning("%s; the copy in %s is used", error, MARKER_NAME)
-        config = config_of_run(marker.config, where=f"{folder / MARKER_NAME}: ")
+        config = config_of(marker.config, where=f"{folder / MARKER_NAME}: ")
     check_config(folder, to_mapping(config))
     for override in overrides:
         _merge(config, _parse_override(override))
@@ -402,12 +381,6 @@ def _merge(
 ) -> None:
     """Set every leaf of `tree` in `config`, one by one, so that an error has its key."""
     for key, value in _leaves(tree, options):
-        if key in RENAMED and key not in options:
-            _log.warning("%s%s: this option is now %s", where, key, RENAMED[key])
-            key = RENAMED[key]
-        if isinstance(value, str) and (key, value) in RENAMED_VALUES:
-            _log.warning("%s%s=%s: this value is now %s", where, key, value, RENAMED_VALUES[key, value])
-            value = RENAMED_VALUES[key, value]
         option = options.get(key)
         if option is None:
             hint = hint_of_option(key, value, options) or "; --help lists the options"

@@ -245,7 +245,7 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_intact(value: Any) -> bool:
-    """Return whether a parsed JSON value is no object with another checksum; those of earlier versions have none."""
+    """Return whether a parsed JSON value is no object with another checksum; one without a checksum is intact."""
     if not isinstance(value, dict) or CHECKSUM not in value:
         return True
     return value[CHECKSUM] == _checksum({name: each for name, each in value.items() if name != CHECKSUM})

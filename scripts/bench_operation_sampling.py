@@ -45,7 +45,8 @@ def computation_graphs() -> ComputationGraphEnv:
 
 def operation_graphs() -> OperationGraphEnv:
     """Return networks of six operations on images with both limits."""
-    window = {"features": [8, 16, 32], "kernel_size": 3, "dilation": 1}
+    merges = {"merge": ["sum", "max"]}
+    window = {"features": [8, 16, 32], "kernel_size": 3, "dilation": 1, **merges}
     return OperationGraphEnv(
         [Shape.of([3, 32, 32])],
         10,
@@ -53,10 +54,11 @@ def operation_graphs() -> OperationGraphEnv:
         choices={
             "conv_bn_relu": {**window, "stride": [1, 2]},
             "conv2d": {**window, "stride": [1, 2]},
-            "max_pool2d": {"kernel_size": 2},
-            "avg_pool2d": {"kernel_size": [2, 3]},
+            "max_pool2d": {"kernel_size": 2, **merges},
+            "avg_pool2d": {"kernel_size": [2, 3], **merges},
+            "batch_norm": merges,
+            "identity": merges,
         },
-        merges=["sum", "max"],
         max_hidden_nodes=NUM_HIDDEN,
         max_edges=MAX_EDGES,
         max_parameters=50_000,

@@ -37,7 +37,7 @@ from scripts.bench import Row, at_least, at_most, figure, finish, skip
 from scripts.surrogate_ranks import NAMES, NUM_EVALUATIONS, NUM_SEEDS, QUICK_EVALUATIONS, proposal_rows, rank_rows
 
 _ROOT = Path(__file__).resolve().parent.parent
-METHODS = "random,evolution,local_search,reinforce,tpe,surrogate,surrogate_gflownet"
+METHODS = "random,evolution,local_search,tpe,surrogate,surrogate_gflownet"
 FREE, EVERY = Accounting.EVALUATIONS, Accounting.PROPOSALS
 QUICK_SEEDS, QUICK_BUDGET, QUICK_METHODS = 2, 20, "random,surrogate"
 # Goals apply to the full number of seeds and evaluations.

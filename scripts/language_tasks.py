@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from gflownet.evaluation.language_training import LanguageTraining
 from gflownet.training.optimisers import Adam
-from gflownet.training.steps import Clipping, Steps
+from gflownet.training.steps import Steps
 
 IGNORED = -100  # target of a position that is not scored, as in torch's cross_entropy
 _MAX_GRADIENT_NORM = 1.0
@@ -91,7 +91,7 @@ def train(model: nn.Module, task: Task, *, options: LanguageTraining, seed: int)
     """Train a model [R, T] -> (logits [R, T, V], ...) on fresh sequences and test it on others."""
     generator, parameters = torch.Generator().manual_seed(seed), list(model.parameters())
     optimiser = Adam(parameters, lr=options.learning_rate, fused=True)
-    steps = Steps([optimiser], parameters, schedule=options.rates, clipping=Clipping(_MAX_GRADIENT_NORM))
+    steps = Steps([optimiser], parameters, schedule=options.rates, max_norm=_MAX_GRADIENT_NORM)
     seconds, done = 0.0, 0.0
     while done < 1:
         tokens, targets = task.draw(options.rows, task.length, generator)

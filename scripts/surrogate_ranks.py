@@ -30,7 +30,7 @@ from gflownet.search.surrogate_search import SurrogateSearch
 from scripts.bench import Row, at_least, at_most, figure, skip
 
 _ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("auto", "gaussian_process", "random_forest", "graph_networks")
+NAMES = ("auto", "gaussian_process", "random_forest")
 NUM_SEEDS, NUM_NETWORKS = 8, (64, 48)
 _MIN_ALL, _MIN_UPPER = 0.8, 0.4  # goals of auto
 NUM_EVALUATIONS, QUICK_EVALUATIONS = 3_000, 100

@@ -21,7 +21,7 @@ SOURCE_FOLDERS = ("gflownet", "tasks", "scripts", "tests")
 
 # A package imports only packages in earlier rows. A set restricts it to the named packages; None means no restriction.
 LAYERS: tuple[dict[str, set[str] | None], ...] = (
-    {"errors": None, "moved": set()},
+    {"errors": None},
     {"terminal": {"errors"}, "files": {"errors"}, "pictures": {"errors"}, "options": {"errors"}},
     {"plugins": {"errors"}, "training": {"errors", "files"}},
     {"records": {"errors", "files", "plugins"}},
@@ -60,13 +60,12 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"train": None, "language": None, "comparison": None},
     {"testing": None, "scaffold": None},
     {"cli": None},
-    {"__main__": None},
+    {"__main__": None, "compare": None, "generate": None, "store": None},
 )
 # A string that names a module, alone, before a class or in front of a formatted name.
 NAMED_MODULE = re.compile(r"(gflownet(\.\w+){2,})(:\w+|\.)?$")
-# Files whose strings name modules of any layer: what a command runs, what an old path became, and the classes that a
-# file of a language model may name.
-NAMING_FILES = {"gflownet/terminal/arguments.py", "gflownet/moved.py", "gflownet/rhn/checkpoint.py"}
+# Files whose strings name modules of any layer: what a command runs, and what a file of a language model may name.
+NAMING_FILES = {"gflownet/terminal/arguments.py", "gflownet/rhn/checkpoint.py"}
 # Packages that every other package may import.
 EVERYWHERE = {name for layer in LAYERS[:4] for name in layer}
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
@@ -155,8 +154,6 @@ def layer_problems(root: Path) -> list[str]:
         elif module.partition(".")[0] in ("tasks", "configs") or target in ("tasks", "configs"):
             problems.append(f"{where}, which is above the package")
         elif module.partition(".")[0] == "gflownet" and target and owner != target:
-            if not owner and target == "moved":
-                continue
             if not owner:
                 problems.append(f"{where}, but the package itself imports nothing")
             elif owner not in DEPTH or target not in DEPTH:

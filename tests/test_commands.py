@@ -90,10 +90,9 @@ def test_help_of_every_command_imports_no_slow_package(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module",
-    ["gflownet", "gflownet.train", "gflownet.store", "gflownet.compare", "gflownet.sample", "gflownet.generate"],
+    "module", ["gflownet", "gflownet.train", "gflownet.store", "gflownet.compare", "gflownet.generate"]
 )
-def test_old_entry_points_run_and_show_themselves(module: str, checkout: Path) -> None:
+def test_entry_points_run_and_show_themselves(module: str, checkout: Path) -> None:
     command = [sys.executable, "-m", module, "--help"]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"usage: python -m {module} ")

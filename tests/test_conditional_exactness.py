@@ -153,7 +153,7 @@ def test_conditional_policy_samples_every_target():
     context = context.with_layout(DenseTransformerPolicy.layout)
     policy = DenseTransformerPolicy(context, ModelConfig(num_layers=2, num_emb=32, num_heads=2))
     objective = TrajectoryBalance(context, AlgoConfig(tb=TrajectoryBalanceConfig(Z_learning_rate=0.02)))
-    config = OptimizerConfig(learning_rate=5e-3, clip_grad_type="none", schedule="linear", constant_share=0.5)
+    config = OptimizerConfig(learning_rate=5e-3, clip_grad_param=1e9, schedule="linear")
     learner = Learner(policy, objective, context, config=config, options=LearnerOptions(num_steps=NUM_STEPS))
     rollouts = sampled_rollouts(
         context,

@@ -393,20 +393,6 @@ def test_find_options_returns_type_default_and_group() -> None:
     assert {field.name for field in dataclasses.fields(Config)} == {key.partition(".")[0] for key in OPTIONS}
 
 
-def test_renamed_environment_is_accepted_with_a_warning(caplog, tmp_path):
-    (tmp_path / "old.yaml").write_text("env:\n  name: cell_space\n  cell_space:\n    name: nb101\n    max_edges: 4\n")
-    config = load_config(str(tmp_path / "old.yaml"), ["env.cell_space.max_vertices=4"])
-    cells = config.env.cells
-    assert (config.env.name, cells.name, cells.max_edges, cells.max_vertices) == ("cells", "nb101", 4, 4)
-    assert "env.name=cell_space: this value is now cells" in caplog.text
-    assert "env.cell_space.max_edges: this option is now env.cells.max_edges" in caplog.text
-
-
-def test_renamed_option_is_accepted_with_a_warning(caplog):
-    assert load_config(None, ["evaluation.backend=inline"]).evaluation.executor == "inline"
-    assert "evaluation.backend: this option is now evaluation.executor" in caplog.text
-
-
 def test_errors_are_caught_after_an_import_of_their_module(checkout: Path) -> None:
     """A lazy module in place of omegaconf had two classes of each error."""
     code = (

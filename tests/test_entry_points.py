@@ -144,7 +144,7 @@ def test_operation_of_package_has_one_identity(installed):
     assert has_missing_modules(short)
     assert "outside_classes" not in sys.modules
     assert read_operation({"name": "outside_scale"}).name == "outside_classes.scale:Scale"
-    choices = OperationChoices(["outside_scale"], choices={"outside_scale": {}}, activations=["relu"], merges=["sum"])
+    choices = OperationChoices(["outside_scale"], choices={"outside_scale": {}}, activations=["relu"])
     assert choices.operations[0].name == "outside_classes.scale:Scale"
 
 

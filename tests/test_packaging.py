@@ -148,7 +148,7 @@ def test_tests_run_from_sdist(sdist: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     (root,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    tests = ("tests/test_release.py", "tests/test_old_runs.py", "tests/run/test_run_log.py")
+    tests = ("tests/test_release.py", "tests/test_config.py", "tests/run/test_run_log.py")
     call(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, cwd=root)
 
 

@@ -75,7 +75,7 @@ def test_changelog_headings(checkout: Path) -> None:
     assert all(re.fullmatch(r"\d+\.\d+\.\d+ \(\d{4}-\d\d-\d\d\)", release) for release in releases)
     numbers = [tuple(map(int, release.split()[0].split("."))) for release in releases]
     assert numbers == sorted(numbers, reverse=True)
-    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Withdrawn"}
     assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= kinds
 
 

@@ -101,7 +101,6 @@ def _check_main_process_only(config: Config, option: str, end: str = "") -> None
 def _check_vocabulary(config: Config) -> None:
     _check_names("env.activations", config.env.activations, ACTIVATIONS)
     _check_names("env.aggregations", config.env.aggregations, AGGREGATIONS)
-    _check_names("env.output_activation", [config.env.output_activation], ACTIVATIONS)
     _check_names("env.output_aggregation", [config.env.output_aggregation], AGGREGATIONS)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from gflownet.command_line.extensions import EXTENSION_POINTS
-from gflownet.config import DEFAULT_CONFIG, OPTIONS, RENAMED, config_names
+from gflownet.config import DEFAULT_CONFIG, OPTIONS, config_names
 from gflownet.errors import NEAR, UserError, did_you_mean, likeness
 from gflownet.graphs.operation import OPERATIONS
 from gflownet.options import Option, find_options, hint_of_option
@@ -118,7 +118,7 @@ def _separate_value(key: str, value: str | None) -> str:
 
 
 def _is_key(key: str) -> bool:
-    return key in OPTIONS or key in RENAMED or key.startswith(_FREE_GROUPS)
+    return key in OPTIONS or key.startswith(_FREE_GROUPS)
 
 
 def help_text(schemas: Mapping[str, type | None] | None = None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Interval, option
+from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Interval, option
 
 
 @dataclass
@@ -26,13 +26,11 @@ class ReplayConfig:
     batch_growth: Literal["linear", "constant"] = option(
         "linear", "replay.num_batches grows linearly from 0 at the first training step, or is constant"
     )
-    batch_capacity: int = option(1_000, "maximum number of earlier batches stored for replay.num_batches", AT_LEAST_ONE)
     priority: Literal["mixed", "rank", "uniform"] = option(
         "mixed",
-        "probability of a state to be replayed: mixed (replay.top_share of the draws from the best tenth), "
+        "probability of a state to be replayed: mixed (half of the draws from the best tenth), "
         "rank (decreasing with the rank of its score) or uniform",
     )
-    top_share: float = option(0.5, "mixed: share of the replayed states drawn from the best tenth", SHARE)
     resample: bool = option(
         True, "replay a state along a new trajectory sampled backwards; false: along the original trajectory"
     )

@@ -200,15 +200,8 @@ class ReplayBuffer:
             sequences = None if actions is None else [actions.num_actions, *actions.actions.parts]
             return {"keys": list(self._keys), "states": states, "scores": contents.scores, "sequences": sequences}
 
-    def load_state_dict(
-        self, state: dict[str, Any], *, key_of: Callable[[GraphStates, int], str] | None = None
-    ) -> None:
-        """Restore the result of `state_dict`.
-
-        Args:
-            state: the result.
-            key_of: canonical key of a state; if given, other keys (of an earlier version) are computed again.
-        """
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`."""
         self._keys, self._seen = list(state["keys"]), None
         if state["states"] is None:
             return
@@ -216,10 +209,7 @@ class ReplayBuffer:
         if state["sequences"] is not None:
             num_actions, *parts = state["sequences"]
             sequences = ActionSequences(num_actions, ActionBatch(*parts))
-        states = GraphStates(**state["states"])
-        if key_of is not None and self._keys and key_of(states, 0) != self._keys[0]:
-            self._keys = [key_of(states, index) for index in range(len(states))]
-        self._seen = SeenStates(states, state["scores"], sequences)
+        self._seen = SeenStates(GraphStates(**state["states"]), state["scores"], sequences)
 
 
 def draw(weights: Tensor, num: int, generator: torch.Generator) -> Tensor:
@@ -240,12 +230,12 @@ def draw(weights: Tensor, num: int, generator: torch.Generator) -> Tensor:
 
 
 def _mixed(quality: Tensor, config: ReplayConfig) -> Tensor:
-    """Return weights with `top_share` for the best tenth and the remainder for all states.
+    """Return weights with half of the draws for the best tenth and the other half for all states.
 
     Prioritized replay training, Shen et al. 2023, section 4, where the remainder goes to the other nine tenths.
     """
     best = (quality >= quality.quantile(TOP_QUANTILE)).float()
-    return config.top_share * best / best.sum() + (1 - config.top_share) / len(quality)
+    return (best / best.sum() + 1 / len(quality)) / 2
 
 
 def _rank(quality: Tensor, config: ReplayConfig) -> Tensor:

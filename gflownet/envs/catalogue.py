@@ -148,4 +148,4 @@ class CatalogueContext(GraphBuildingEnvContext):
     def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> CatalogueEnv:
         catalogue = config.catalogue
         listed = read_listed_graphs(catalogue.graphs, key=KEY)
-        return CatalogueEnv([each.graph for each in listed], branching=catalogue.branching)
+        return CatalogueEnv([each.graph for each in listed])

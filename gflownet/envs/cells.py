@@ -249,7 +249,7 @@ class CellGraphEnv(ComputationGraphEnv):
 
     terminal_type = ColouredGraph
 
-    def __init__(self, operations: Sequence[str], *, max_vertices: int, max_edges: int) -> None:
+    def __init__(self, operations: Sequence[str], *, max_vertices: int, max_edges: int = 9) -> None:
         if max_vertices < 2:
             raise ValueError(f"env.cells: expected max_vertices >= 2, got {max_vertices}")
         super().__init__(
@@ -298,7 +298,7 @@ class CellsContext(GraphBuildingEnvContext):
             if has_caps(cells):
                 raise UserError("env.cells: expected no max_parameters and max_multiply_adds with name=nb101, got some")
             cls._check(cells)
-            return CellGraphEnv(NB101_OPERATIONS, max_vertices=cells.max_vertices, max_edges=cells.max_edges)
+            return CellGraphEnv(NB101_OPERATIONS, max_vertices=cells.max_vertices)
         if is_table(cells):
             return CellEnv(CELLS[cells.name])
         networks = read_design(cells).networks(*sizes_of(input_sizes, output_sizes))

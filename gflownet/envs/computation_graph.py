@@ -45,12 +45,11 @@ class ComputationGraphEnv(Environment):
         max_hidden_nodes: int,
         max_edges: int,
         allow_recurrent: bool = False,
-        output_activation: str = "linear",
         output_aggregation: str = "sum",
     ) -> None:
         self.input_sizes, self.output_sizes = tuple(input_sizes), tuple(output_sizes)
         self.max_hidden_nodes, self.max_edges = max_hidden_nodes, max_edges
-        self.output_activation, self.output_aggregation = output_activation, output_aggregation
+        self.output_aggregation = output_aggregation
         num_ends = max(len(self.input_sizes), len(self.output_sizes))
         if not self.input_sizes or not self.output_sizes:
             raise ValueError("expected at least one input and one output")
@@ -217,7 +216,6 @@ class ComputationGraphEnv(Environment):
                 node,
                 NodeType.OUTPUT,
                 output_size=self.output_sizes[node - self.num_inputs],
-                activation_function=self.output_activation,
                 attributes={"aggregation": self.output_aggregation},
             )
         else:
@@ -284,7 +282,7 @@ class ComputationGraphEnvContext(GraphBuildingEnvContext):
             ValueError: an invalid option under `env`, or invalid sizes of the task.
         """
         check_search_space(config, input_sizes=input_sizes, output_sizes=output_sizes)
-        for name in (*config.activations, config.output_activation):
+        for name in config.activations:
             activation(name)  # an error before the search starts
         for name in (*config.aggregations, config.output_aggregation):
             aggregation(name)
@@ -297,7 +295,6 @@ class ComputationGraphEnvContext(GraphBuildingEnvContext):
             max_hidden_nodes=config.max_hidden_nodes,
             max_edges=config.max_edges,
             allow_recurrent=config.allow_recurrent,
-            output_activation=config.output_activation,
             output_aggregation=config.output_aggregation,
         )
 

@@ -37,7 +37,6 @@ class ColouredGraphConfig:
 
     colours: list[str] = option(["red", "blue"], "colours a node may have, by name")
     max_nodes: int = option(6, "maximum number of nodes", Interval(1, 127))
-    min_nodes: int = option(1, "minimum number of nodes of a finished graph", AT_LEAST_ONE)
     directed: bool = option(False, "directed acyclic graphs with a single source")
 
 
@@ -73,7 +72,6 @@ class CellsEnvConfig:
         "nb201, nb_macro, nb101, or your own operations: on edges of a repeated cell (edges), of layers (layers)",
     )
     max_vertices: int = option(5, "nb101: maximum number of vertices, input and output included", Interval(2, 127))
-    max_edges: int = option(9, "nb101: maximum number of edges", AT_LEAST_ONE)
     operations: Any = option({}, "edges, layers: operations by name, {name: operation of the vocabulary}")
     edges: list[str] = option([], "edges: edges of the cell such as 2<-1, from node 0, its input, to the last node")
     skeleton: Any = option({}, "network around the cells: stem, stages, reduction, head; defaults of the benchmark")
@@ -86,13 +84,11 @@ class TensorGraphConfig:
     """Tensor programs in index notation (env.name=tensor_graph)."""
 
     inputs: list[str] = option(["A[4,4]", "B[4,4]"], "inputs of the programs, name and shape")
-    operations: list[str] = option(["transform", "+", "-", "*"], "operations: transform, +, - and *")
     functions: list[str] = option(["tanh"], "functions that an operation may end with")
     new_extents: list[int] = option(
         [], "extents that a transform's new index may have", AT_LEAST_ONE, may_be_empty=True
     )
     max_operations: int = option(2, "maximum number of operations", AT_LEAST_ONE)
-    max_rank: int = option(3, "maximum number of axes of a result", AT_LEAST_ONE)
 
 
 @dataclass
@@ -100,9 +96,7 @@ class RecurrentStackConfig:
     """Stacks of recurrent layers (env.name=recurrent_stack)."""
 
     cells: list[str] = option(["rhn", "gru", "lstm"], "cells a layer may have: rhn, gru and lstm")
-    min_depth: int = option(1, "minimum number of layers", AT_LEAST_ONE)
     max_depth: int = option(4, "maximum number of layers", Interval(1, 41))
-    sharing: bool = option(True, "let a layer repeat the one before, with the same weights")
     ranks: list[int] = option([2, 4, 8], "ranks of adapters of RHN layers", AT_LEAST_ONE)
     ratios: list[float] = option([1.0, 2.0, 4.0], "feed-forward width of RHN layers over their width", POSITIVE)
     projections: list[str] = option(
@@ -134,7 +128,6 @@ class CatalogueConfig:
     """Graphs listed in a file (env.name=catalogue)."""
 
     graphs: str = option("", "path of the list: JSON lines with a graph or recipe each, gzipped or not")
-    branching: int = option(8, "maximum number of branches of a choice", Interval(2, 127))
 
 
 @dataclass
@@ -146,8 +139,6 @@ class OperationGraphConfig:
         {}, "values of an operation's settings, its activation and merge: choices.conv2d.features=[8,16]"
     )
     activations: list[str] = option(["relu"], "activation functions after convolutions, linear and normalising layers")
-    merges: list[str] = option(["sum"], "ways a node may combine its inputs: sum, mean, max, min and product")
-    output_merge: str = option("sum", "how the output combines its inputs")
     align: Literal["pad", "auto"] = option(
         "pad", "inputs with fewer channels: pad with zeros, or auto: a learned projection"
     )
@@ -171,7 +162,6 @@ class EnvConfig:
     max_hidden_nodes: int = option(6, "maximum number of hidden nodes", AT_LEAST_ONE)
     max_edges: int = option(10, "maximum number of edges", AT_LEAST_ONE)
     allow_recurrent: bool = option(False, "let edges carry the previous time step's output (recurrent edges)")
-    output_activation: str = option("linear", "activation function of the output nodes")
     output_aggregation: str = option("sum", "how the output nodes combine their inputs")
     coloured_graph: ColouredGraphConfig = field(default_factory=ColouredGraphConfig)
     labelled_dag: LabelledDAGConfig = field(default_factory=LabelledDAGConfig)

@@ -173,13 +173,7 @@ class ColouredGraphContext(GraphBuildingEnvContext):
         colours = list(options.colours)
         if not 1 <= len(set(colours)) == len(colours) <= MOST_VALUES:
             raise ValueError(f"env.coloured_graph.colours: expected 1 to {MOST_VALUES} distinct colours, got {colours}")
-        if options.min_nodes > options.max_nodes:
-            raise ValueError(
-                f"env.coloured_graph.min_nodes: expected at most max_nodes={options.max_nodes}, got {options.min_nodes}"
-            )
-        return GraphBuildingEnv(
-            colours, max_nodes=options.max_nodes, min_nodes=options.min_nodes, directed=options.directed
-        )
+        return GraphBuildingEnv(colours, max_nodes=options.max_nodes, directed=options.directed)
 
 
 def _value_positions(attributes: Sequence[Attribute], joined: str) -> list[int]:

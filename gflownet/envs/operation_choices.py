@@ -63,23 +63,15 @@ class OperationChoices:
         operations: names of operations.
         choices: values of settings by operation and name; by default the operation's row offers some.
         activations: values of the activation.
-        merges: values of the merge.
     """
 
     def __init__(
-        self,
-        operations: Sequence[str],
-        *,
-        choices: Mapping[str, Mapping[str, Any]],
-        activations: Sequence[str],
-        merges: Sequence[str],
+        self, operations: Sequence[str], *, choices: Mapping[str, Mapping[str, Any]], activations: Sequence[str]
     ) -> None:
         operations = [graph_name(name) for name in operations]
         choices = {graph_name(name): values for name, values in choices.items()}
-        _check_names(operations, choices, merges)
-        self.operations = tuple(
-            _offered(name, choices.get(name, {}), activations=activations, merges=merges) for name in operations
-        )
+        _check_names(operations, choices)
+        self.operations = tuple(_offered(name, choices.get(name, {}), activations=activations) for name in operations)
         names: dict[str, dict[Hashable, None]] = {}
         for offered in self.operations:
             for name in offered.varying:
@@ -120,22 +112,16 @@ class OperationChoices:
         return read_operation({"name": offered.name, **offered.settings(dict(prefix.values))})
 
 
-def _check_names(operations: Sequence[str], choices: Mapping[str, Any], merges: Sequence[str]) -> None:
+def _check_names(operations: Sequence[str], choices: Mapping[str, Any]) -> None:
     if not operations or len(set(operations)) < len(operations):
         raise ValueError(f"env.operation_graph.operations: expected distinct operations, got {list(operations)}")
     for name in choices:  # those of other known operations are not used: a config may have more than a command chooses
         if name not in operations and name not in OPERATIONS:
             expected = f"expected operations out of {', '.join(operations)}"
             raise ValueError(f"env.operation_graph.choices: {expected}, got {name}")
-    if not merges or not set(merges) <= set(OFFERED_MERGES):
-        raise ValueError(
-            f"env.operation_graph.merges: expected merges out of {', '.join(OFFERED_MERGES)}, got {list(merges)}"
-        )
 
 
-def _offered(
-    name: str, choices: Mapping[str, Any], *, activations: Sequence[str], merges: Sequence[str]
-) -> OfferedOperation:
+def _offered(name: str, choices: Mapping[str, Any], *, activations: Sequence[str]) -> OfferedOperation:
     row = operation(name)
     if row.ports != (INPUT_PORT,):
         raise ValueError(
@@ -148,7 +134,7 @@ def _offered(
             values[key] = tuple(setting.choices)
     is_activated = row.category in _ACTIVATED and not issubclass(row, Composite)
     values[ACTIVATION] = tuple(activations) if is_activated else ("linear",)
-    values[MERGE] = tuple(merges)
+    values[MERGE] = ("sum",)
     for key, override in choices.items():
         if key not in (*row.settings, ACTIVATION, MERGE):
             expected = f"expected settings out of {', '.join((*row.settings, ACTIVATION, MERGE))}"

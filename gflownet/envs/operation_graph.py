@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gflownet.envs.config import EnvConfig
-from gflownet.envs.operation_choices import ACTIVATION, MERGE, OFFERED_MERGES, OperationChoices
+from gflownet.envs.operation_choices import ACTIVATION, MERGE, OperationChoices
 from gflownet.envs.operation_tables import HEAD, Budget, Completions, ShapeInference, build_tables
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.elements import Node
@@ -49,8 +49,6 @@ class OperationGraphEnv(Environment):
         operations: Sequence[str],
         choices: Mapping[str, Mapping[str, Any]] | None = None,
         activations: Sequence[str] = ("relu",),
-        merges: Sequence[str] = ("sum",),
-        output_merge: str = "sum",
         align: str = "pad",
         max_hidden_nodes: int,
         max_edges: int,
@@ -59,10 +57,10 @@ class OperationGraphEnv(Environment):
     ) -> None:
         self.input_shapes, self.num_outputs = tuple(inputs), num_outputs
         self.max_hidden_nodes, self.max_edges = max_hidden_nodes, max_edges
-        self.output_merge, self.align = output_merge, align
+        self.align = align
         self.budget = Budget(max_parameters or 0, max_multiply_adds or 0)
         self._check_limits()
-        self.choices = OperationChoices(operations, choices=choices or {}, activations=activations, merges=merges)
+        self.choices = OperationChoices(operations, choices=choices or {}, activations=activations)
         self.tables = build_tables(
             self.choices, self.input_shapes, num_classes=num_outputs, max_depth=max_hidden_nodes, budget=self.budget
         )
@@ -319,9 +317,6 @@ class OperationGraphEnv(Environment):
             )
         if self.align not in ALIGN:
             raise ValueError(f"env.operation_graph.align: expected one of {', '.join(ALIGN)}, got {self.align}")
-        if self.output_merge not in OFFERED_MERGES:
-            expected = f"expected one of {', '.join(OFFERED_MERGES)}"
-            raise ValueError(f"env.operation_graph.output_merge: {expected}, got {self.output_merge}")
 
     def _check_budget(self) -> None:
         """Raise ValueError for limits that no network keeps."""
@@ -336,7 +331,7 @@ class OperationGraphEnv(Environment):
     @cached_property
     def _output_attributes(self) -> dict[str, Any]:
         operation = {"name": HEAD, "features": self.num_outputs}
-        return {"operation": operation, "aggregation": self.output_merge, "align": "pad"}
+        return {"operation": operation, "aggregation": "sum", "align": "pad"}
 
 
 class _Texts(NamedTuple):
@@ -430,8 +425,6 @@ class OperationGraphContext(GraphBuildingEnvContext):
             operations=options.operations,
             choices=options.choices,
             activations=options.activations,
-            merges=options.merges,
-            output_merge=options.output_merge,
             align=options.align,
             max_hidden_nodes=options.max_hidden_nodes,
             max_edges=options.max_edges,

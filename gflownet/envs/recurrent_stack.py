@@ -34,7 +34,7 @@ RESIDUAL, UNITS = "residual", "units"  # of each GRU and LSTM layer, if the conf
 
 
 class RecurrentStackEnv(SlotEnv):
-    """Stacks of `min_depth` to `max_depth` layers; a layer is added when the previous one is complete.
+    """Stacks of 1 to `max_depth` layers; a layer is added when the previous one is complete.
 
     Raises:
         ValueError: an option with an invalid value.
@@ -42,7 +42,6 @@ class RecurrentStackEnv(SlotEnv):
 
     def __init__(self, config: RecurrentStackConfig) -> None:
         check_choices(config)
-        self.min_depth = config.min_depth
         self.choices = choices_of(config)
         values = tuple(dict.fromkeys(value for options in self.choices.values() for value in options))
         super().__init__(tuple(self.choices), Attribute("choice", values))
@@ -64,7 +63,7 @@ class RecurrentStackEnv(SlotEnv):
         return {
             Kind.Stop: [
                 Rule("a choice is missing", ~is_missing[:, :, None]),
-                Rule(f"a stack has at least {self.min_depth} layers", (depth >= self.min_depth)[:, :, None]),
+                Rule("a stack has at least one layer", (depth > 0)[:, :, None]),
                 Rule("a choice was made that this stack does not have", (filled == needed).all(1)[:, None, None]),
                 Rule("a place has a value of another one", self._has_own_values(states)),
             ],
@@ -151,7 +150,7 @@ def choices_of(config: RecurrentStackConfig) -> dict[str, tuple[str, ...]]:
     if has_rhn:
         choices |= {RANK: tuple(map(str, config.ranks)), RATIO: tuple(f"{ratio:g}" for ratio in config.ratios)}
     for layer in range(1, config.max_depth + 1):
-        repeats = (REPEAT,) if config.sharing and layer > 1 else ()
+        repeats = (REPEAT,) if layer > 1 else ()
         choices[f"cell[{layer}]"] = (*config.cells, *repeats)
         if has_rhn:
             choices[f"projections[{layer}]"] = tuple(config.projections)
@@ -182,10 +181,6 @@ def check_choices(config: RecurrentStackConfig) -> None:
         values = [f"{value:g}" for value in getattr(config, name)]
         if len(set(values)) < len(values) or not (values or name in ("widths", "units")):
             raise ValueError(f"env.recurrent_stack.{name}: expected different numbers, got {values}")
-    if not 1 <= config.min_depth <= config.max_depth:
-        raise ValueError(
-            f"env.recurrent_stack.min_depth: expected 1 to max_depth={config.max_depth}, got {config.min_depth}"
-        )
 
 
 class RecurrentStackContext(GraphBuildingEnvContext):

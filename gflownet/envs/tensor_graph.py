@@ -116,11 +116,11 @@ class TensorGraphEnv(Environment):
         self,
         inputs: Mapping[str, Sequence[int]],
         *,
-        operations: Sequence[str],
         functions: Sequence[str],
         new_extents: Sequence[int],
         max_operations: int,
-        max_rank: int,
+        operations: Sequence[str] = OPERATIONS,
+        max_rank: int = 3,
     ) -> None:
         self.inputs = {name: tuple(shape) for name, shape in inputs.items()}
         self.max_operations, self.max_rank = max_operations, max_rank
@@ -354,11 +354,9 @@ class TensorGraphContext(GraphBuildingEnvContext):
         space = config.tensor_graph
         return TensorGraphEnv(
             read_inputs(space.inputs),
-            operations=space.operations,
             functions=space.functions,
             new_extents=space.new_extents,
             max_operations=space.max_operations,
-            max_rank=space.max_rank,
         )
 
     def extra_node_features(self, states: GraphStates) -> Tensor:

@@ -27,15 +27,10 @@ class TrainingConfig:
     optimizer: OptimizerName = option(
         "adam", "adam, adamw, sgd (Nesterov) or muon (matrices; AdamW for the other parameters)"
     )
-    momentum: float = option(
-        0.9, "momentum of sgd and muon, first beta of adam and adamw", Interval(0, 1, high_open=True)
-    )
     weight_decay: float = option(0.0, "of matrices and kernels, not of norms and biases", NOT_NEGATIVE)
     schedule: Schedule = option(
-        "constant", "learning rate: constant, cosine (falls to 0) or one_cycle (rises, then falls, as half cosines)"
-    )
-    warmup: float = option(
-        0.2, "cosine, one_cycle: share of the steps in which the learning rate rises", Interval(0, 1, high_open=True)
+        "constant",
+        "learning rate: constant, or rising in a fifth of the steps, then falling: cosine, one_cycle (as half cosines)",
     )
     label_smoothing: float = option(0.0, "cross-entropy: share of the target's weight", Interval(0, 1, high_open=True))
     clip: float = option(0.0, "largest norm of the gradient; 0: not clipped", NOT_NEGATIVE)
@@ -54,9 +49,6 @@ class TrainingConfig:
         "validation metric: auto (accuracy, bits for tokens, r2 for numbers), accuracy, confidence, "
         "accuracy_and_confidence, balanced_accuracy, f1, auc, likelihood, cross_entropy, log_loss, bits, perplexity, "
         "r2, mse, rmse, mae, quantile or module:callable",
-    )
-    test_metric: str = option(
-        "auto", "metric of the test score, by the same names; auto: accuracy, bits or r2, or your own validation metric"
     )
     quantile: float = option(
         0.5, "of the loss and metric quantile, which predict it", Interval(0, 1, low_open=True, high_open=True)
@@ -427,8 +419,6 @@ NEUTRAL_OPTIONS = frozenset(
 
 # Options of `evaluation` whose value `auto` a task replaces by its choice, before anything is stored.
 CHOSEN_BY_TASK = ("memory_format", "precision")
-# Options that stored contexts of earlier versions lack: left out with their defaults.
-_LATER_OPTIONS = frozenset({"augment", "class_weights", "quantile", *CHOSEN_BY_TASK})
 
 
 def scoring_context(config: TaskConfig, *, source: str, data: str) -> str:
@@ -446,12 +436,7 @@ def scoring_context(config: TaskConfig, *, source: str, data: str) -> str:
     evaluation |= {"constraints": constraints} if constraints else {}
     training = {f.name: getattr(config.evaluation.training, f.name) for f in fields(TrainingConfig)}
     training["augment"] = list(training["augment"])
-    defaults = {**vars(EvaluationConfig()), **vars(TrainingConfig())}
     evaluation["training"] = training
-    evaluation, evaluation["training"] = (
-        {name: value for name, value in options.items() if name not in _LATER_OPTIONS or value != defaults[name]}
-        for options in (evaluation, training)
-    )
     return json.dumps(
         {
             "task": config.task,

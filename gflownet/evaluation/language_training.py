@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from gflownet.training.optimisers import OptimiserOptions, build_optimisers, is_wide, split_parameters
 from gflownet.training.precision import Precision, autocast
 from gflownet.training.schedules import Schedule
-from gflownet.training.steps import Clipping, DivergedError, Steps
+from gflownet.training.steps import DivergedError, Steps
 
 
 class Batches(ABC):
@@ -182,7 +182,7 @@ class LanguageSteps:
             _optimisers(model, options),
             list(model.parameters()),
             schedule=options.rates,
-            clipping=Clipping(options.max_gradient_norm),
+            max_norm=options.max_gradient_norm,
         )
         self._device = next(model.parameters()).device
 
@@ -289,7 +289,7 @@ def continue_language_model(
     """
     steps = LanguageSteps(training.model, text, options=options, generator=training.generator)
     if training.optimiser is not None:
-        steps.optimisation.load_state_dict({"step": training.step, "optimisers": [training.optimiser]})
+        steps.optimisation.load_state_dict({"step": training.step, "optimisers": [training.optimiser], "weights": []})
     training.model.train()
     while steps.step < num_steps and not training.has_diverged:
         try:

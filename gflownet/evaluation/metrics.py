@@ -197,8 +197,8 @@ def build_loss(config: TrainingConfig, *, is_classification: bool, class_weights
     return load_function("evaluation.training.loss", name, names=("auto", "cross_entropy", *_LOSSES))
 
 
-def build_metric(key: str, name: str, *, is_classification: bool, has_positions: bool, quantile: float = 0.5) -> Metric:
-    """Return the metric of an option under evaluation.training; `quantile` is that of the metric with this name.
+def build_metric(name: str, *, is_classification: bool, has_positions: bool, quantile: float = 0.5) -> Metric:
+    """Return the metric of evaluation.training.metric; `quantile` is that of the metric with this name.
 
     Raises:
         UserError: an unknown name, or a metric of other targets.
@@ -210,13 +210,13 @@ def build_metric(key: str, name: str, *, is_classification: bool, has_positions:
         if name not in fitting:
             kind = "classes" if is_classification else "numbers"
             raise UserError(
-                f"evaluation.training.{key}: expected {', '.join(fitting)} or module:function for targets that are "
+                f"evaluation.training.metric: expected {', '.join(fitting)} or module:function for targets that are "
                 f"{kind}, got {name}"
             )
         if name == "quantile":
             return replace(METRICS[name], values=partial(_pinball, quantile=quantile), quantile=quantile)
         return METRICS[name]
-    values = load_function(f"evaluation.training.{key}", name, names=("auto", *METRICS))
+    values = load_function("evaluation.training.metric", name, names=("auto", *METRICS))
     is_cost = bool(getattr(values, "smaller_is_better", False))
     return Metric(name.partition(":")[2], values, smaller_is_better=is_cost, is_relative=is_cost)
 

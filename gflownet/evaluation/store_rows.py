@@ -277,11 +277,7 @@ def with_checksum(row: dict[str, Any]) -> dict[str, Any]:
 
 def checksum_of(row: Mapping[Any, Any]) -> str:
     """Return a digest of the columns of a result."""
-    return digest_of_values({name: row[name] for name in _RESULT})
-
-
-def digest_of_values(values: Mapping[str, Any]) -> str:
-    """Return a digest of named plain values."""
+    values = {name: row[name] for name in _RESULT}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

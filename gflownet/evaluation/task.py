@@ -20,7 +20,6 @@ from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.tables import limits_of
 from gflownet.graphs.assignment import Assignment, as_yaml, differing
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.node_link import has_module
 from gflownet.plugins import Configurable
 from gflownet.training.random_states import seeded
 
@@ -264,7 +263,7 @@ class GFNTask(Configurable, ABC):
 
     def load_line(self, candidate: Any, path: Path, *, has_weights: bool) -> str:
         """Return the Python that loads rank 0 of a file with entries; empty where no module is known."""
-        if self.network(candidate) is None and not has_module(self.description(candidate)):
+        if self.network(candidate) is None and "module" not in self.description(candidate):
             return ""
         return f'import gflownet; model = gflownet.load("{path}", rank=0{"" if has_weights else ", weights=False"})'
 

@@ -174,9 +174,7 @@ class TensorTask(GFNTask):
         """Return a digest of the examples, and of the code of a user's loss and metric."""
         contents = [part for split in self.splits_in_use for part in _contents(split)]
         options = self._evaluation.training
-        functions = [
-            load_function("", name) for name in (options.loss, options.metric, options.test_metric) if ":" in name
-        ]
+        functions = [load_function("", name) for name in (options.loss, options.metric) if ":" in name]
         return data_digest([*contents, *map(function_digest, functions)])
 
     def remarks(self) -> Sequence[str]:
@@ -263,10 +261,9 @@ class TensorTask(GFNTask):
         check_augmentation(options.augment, self.train, loss=options.loss)
         self.trainer = ModelTrainer(self.train, loss, self._evaluation, limit, self.num_outputs)
         has_positions = self.train.targets.ndim > 1
-        own = options.metric if ":" in options.metric and options.test_metric == "auto" else options.test_metric
-        names = (("metric", options.metric), ("test_metric", own))
+        names = (options.metric, options.metric if ":" in options.metric else "auto")
         kind = {"is_classification": classifies, "has_positions": has_positions, "quantile": options.quantile}
-        metrics = [build_metric(*each, **kind) for each in names]
+        metrics = [build_metric(each, **kind) for each in names]
         self.measure, self.test_measure = (
             build_measure(metric, split, train=self.train, num_outputs=self.num_outputs)
             for metric, split in zip(metrics, (self.validation, self.test_split), strict=True)

@@ -26,18 +26,10 @@ from gflownet.training.optimisers import OptimiserOptions, build_optimisers
 from gflownet.training.precision import Numerics, synchronize
 from gflownet.training.random_states import get_random_state, seeded, set_random_state
 from gflownet.training.schedules import Schedule
-from gflownet.training.steps import (
-    DIVERGED_LOSS,
-    Clipping,
-    DivergedError,
-    EntryDecay,
-    Steps,
-    flat_steps,
-    map_tensors,
-    state_by_parameter,
-)
+from gflownet.training.steps import DIVERGED_LOSS, DivergedError, EntryDecay, Steps, flat_steps, map_tensors
 from gflownet.translation import DirectTraining, StackedModel, TranslatedModel, join_copies
 
+_WARMUP = 0.2  # share of the steps in which the learning rate of cosine and one_cycle rises
 _PLAIN = torch.contiguous_format  # of saved weights
 # Targets of one batch when a constant prediction is measured.
 _TARGETS_AT_ONCE = 4096
@@ -260,18 +252,12 @@ def _error_of(mean_loss: float, *, epoch: int, limit: float) -> CandidateDiverge
 
 def _optimiser_options(config: EvaluationConfig) -> OptimiserOptions:
     options = config.training
-    return OptimiserOptions(
-        options.optimizer,
-        config.learning_rate,
-        momentum=options.momentum,
-        weight_decay=options.weight_decay,
-        nesterov=options.momentum > 0,
-    )
+    return OptimiserOptions(options.optimizer, config.learning_rate, weight_decay=options.weight_decay, nesterov=True)
 
 
 def _schedule(config: EvaluationConfig) -> Schedule:
     options = config.training
-    return Schedule.named(options.schedule, warmup=0.0 if options.schedule == "constant" else options.warmup)
+    return Schedule.named(options.schedule, warmup=0.0 if options.schedule == "constant" else _WARMUP)
 
 
 def candidate_steps(model: nn.Module, config: EvaluationConfig, *, num_steps: int, num_copies: int = 1) -> Steps:
@@ -281,7 +267,7 @@ def candidate_steps(model: nn.Module, config: EvaluationConfig, *, num_steps: in
         _optimiser_options(config),
         schedule=_schedule(config),
         num_steps=num_steps,
-        clipping=Clipping(config.training.clip),
+        max_norm=config.training.clip,
         average=config.training.average,
         memory_format=config.memory_format,
         num_copies=num_copies,
@@ -386,7 +372,7 @@ class _AtOnce:
             schedule=_schedule(config),
             num_steps=num_steps_of_all,
             has_fixed_gradients=True,
-            clipping=Clipping(options.clip),
+            max_norm=options.clip,
             clipped_apart=[list(model.parameters()) for model in models],
             average=options.average,
             averaged=[flat.detach()],
@@ -430,14 +416,16 @@ class _AtOnce:
         return [part[mask] if value.ndim else part.clone() for mask in self._entries[position]]
 
     def _restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        each = [state_by_parameter(state["optimisers"][0]) for state in states]
+        each = [state["optimisers"][0]["state"] for state in states]
         entries = {
             name: value if name == "step" else self._joined([[flat[name] for flat in flats.values()] for flats in each])
             for name, value in (each[0][0] if each[0] else {}).items()
         }
-        weights = [state.get("weights", ()) for state in states]
+        weights = [state["weights"] for state in states]
         joined = [self._joined(weights)] if any(weights) else []
-        self._steps.load_state_dict({"step": states[0]["step"], "optimisers": [{0: entries}], "weights": joined})
+        self._steps.load_state_dict(
+            {"step": states[0]["step"], "optimisers": [{"state": {0: entries}}], "weights": joined}
+        )
 
     def _joined(self, values: Sequence[Sequence[Tensor]]) -> Tensor:
         """Return the flat tensor of the entries of each model."""

@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from gflownet.operations.values import checked_float, checked_int, frozen_attributes, is_finite, shown, thawed
-from gflownet.operations.values import is_number as is_number  # the path that classes of earlier versions import
 
 DEFAULT_AGGREGATION = "sum"
 # Not smaller: after five edges of weight 0.1 the logits of a chain differ by 1e-7, and training makes no progress.

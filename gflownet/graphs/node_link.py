@@ -13,18 +13,10 @@ from gflownet.graphs.elements import DEFAULT_WEIGHT, TENSOR_ATTRIBUTES, Edge, Gr
 from gflownet.graphs.short_form import OPERATION_EDGE_FIELDS, OPERATION_NODE_FIELDS, Fields, short_elements
 from gflownet.operations.values import checked_int, shown, thawed
 
-# Names next to the graph of an entry of top_architectures.json with the way to build its module, the second one
-# in files of the last release.
-_MODULES = ("module", "language_model")
 _GRAPH_FIELDS = ("directed", "multigraph", "graph", "nodes", "edges", "subgraphs")
 _NODE_FIELDS = ("id", "node_type", "output_size", "activation_function", "bias", "attributes")
 # networkx writes a key for each parallel edge; it repeats edge_id.
 _EDGE_FIELDS = ("source", "target", "edge_id", "weight", "enabled", "attributes", "key")
-
-
-def has_module(entry: Mapping[str, Any]) -> bool:
-    """Return whether an entry of top_architectures.json, or a task's description of it, names a way to its module."""
-    return any(name in entry for name in _MODULES)
 
 
 def node_link_dict(graph: GraphElements) -> Fields:

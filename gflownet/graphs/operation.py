@@ -12,38 +12,10 @@ from typing import Any
 
 from gflownet.errors import UserError
 from gflownet.graphs.operation_rows import BUILT_IN
-from gflownet.operations.operation import (
-    INPUT_PORT,
-    WEIGHT_PORT,
-    Category,
-    Example,
-    Operation,
-    Setting,
-    complete_settings,
-    is_port,
-    setting_errors,
-    single_input,
-)
+from gflownet.operations.operation import Operation, complete_settings, is_port, setting_errors
 from gflownet.operations.tensor_shape import Shape, ShapeError
 from gflownet.operations.values import shown, thawed
 from gflownet.plugins import ExtensionPoint
-
-# The contract is imported from here by classes written for earlier versions.
-__all__ = [
-    "INPUT_PORT",
-    "OPERATIONS",
-    "WEIGHT_PORT",
-    "AppliedOperation",
-    "Category",
-    "Example",
-    "Operation",
-    "Setting",
-    "graph_name",
-    "operation",
-    "operation_errors",
-    "read_operation",
-    "single_input",
-]
 
 OPERATIONS = ExtensionPoint(
     "operation", contract="gflownet.operations.operation:Operation", built_in=BUILT_IN, group="gflownet.operations"

@@ -23,7 +23,7 @@ from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.policy.greedy import GreedyPolicy
 from gflownet.policy.in_parts import PolicyInParts
 from gflownet.policy.on_device import PolicyOnDevice
-from gflownet.training.steps import Clipping, Steps, update_average
+from gflownet.training.steps import Steps, update_average
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,7 @@ class AuxiliaryNetwork:
         rate = {} if learning_rate is None else {"lr": learning_rate}
         parameters = list(network.parameters())
         self._optimizer = make_optimizer([{"params": parameters, **rate}, *groups], opt)
-        clipping = Clipping(opt.clip_grad_param, opt.clip_grad_type)
-        self._steps = Steps([self._optimizer], parameters, clipping=clipping)
+        self._steps = Steps([self._optimizer], parameters, max_norm=opt.clip_grad_param)
         self._schedule = make_schedule(self._optimizer, opt, num_steps=setup.num_steps)
         in_parts = PolicyInParts(network, setup.context, num_parts=opt.num_micro_batches)
         self.function = PolicyOnDevice(in_parts, device=device, precision=opt.precision)

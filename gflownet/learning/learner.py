@@ -30,9 +30,10 @@ from gflownet.policy.in_parts import PolicyInParts
 from gflownet.policy.on_device import PolicyOnDevice
 from gflownet.training.optimisers import OptimiserOptions, build_optimiser
 from gflownet.training.schedules import Schedule
-from gflownet.training.steps import Clipping, Steps, update_average
+from gflownet.training.steps import Steps, update_average
 from gflownet.workers.process import stream_seed
 
+_CONSTANT_SHARE = 1 / 3  # of the steps, before the rates of linear and cosine fall
 # Called with the error of a loss or gradient, and the batch.
 OnSkip = Callable[[FloatingPointError, TrajectoryBatch], None]
 
@@ -40,12 +41,7 @@ OnSkip = Callable[[FloatingPointError, TrajectoryBatch], None]
 def make_optimizer(groups: list[dict], config: OptimizerConfig) -> torch.optim.Optimizer:
     """Return the optimiser of parameter groups; settings of a group take precedence."""
     options = OptimiserOptions(
-        config.opt,
-        config.learning_rate,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        epsilon=config.adam_eps,
-        companion="adam",
+        config.opt, config.learning_rate, momentum=config.momentum, weight_decay=config.weight_decay, companion="adam"
     )
     return build_optimiser(groups, options)
 
@@ -54,7 +50,7 @@ def make_schedule(
     optimizer: torch.optim.Optimizer, config: OptimizerConfig, *, num_steps: int
 ) -> torch.optim.lr_scheduler.LambdaLR:
     """Return the schedule of all learning rates over a run of `num_steps`, after a linear warm-up."""
-    schedule = Schedule.named(config.schedule, constant=config.constant_share)
+    schedule = Schedule.named(config.schedule, constant=_CONSTANT_SHARE)
 
     def factor(step: int) -> float:
         warmup = min(1.0, (step + 1) / config.warmup) if config.warmup else 1.0
@@ -234,8 +230,7 @@ class Learner:
         self.sampling_policy = copy.deepcopy(policy) if options.sampling_tau else policy
         groups = [{"params": list(policy.parameters())}, *objective.parameter_groups()]
         self.optimizer = make_optimizer(groups, config)
-        clipping = Clipping(config.clip_grad_param, config.clip_grad_type)
-        self._steps = Steps([self.optimizer], list(policy.parameters()), clipping=clipping)
+        self._steps = Steps([self.optimizer], list(policy.parameters()), max_norm=config.clip_grad_param)
         self.schedule = make_schedule(self.optimizer, config, num_steps=options.num_steps)
         self._num_updates = 0
         self.on_skip: OnSkip = _raise

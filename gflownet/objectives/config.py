@@ -184,19 +184,14 @@ class OptimizerConfig:
     learning_rate: float = option(1e-3, "learning rate of the policy network", POSITIVE)
     weight_decay: float = option(0.0, "weight decay of the policy network", NOT_NEGATIVE)
     momentum: float = option(0.9, "momentum of sgd and muon, beta1 of adam and adamw", DECAY)
-    adam_eps: float = option(1e-8, "epsilon of adam and adamw", POSITIVE)
     schedule: Literal["halving", "linear", "cosine", "constant"] = option(
         "halving",
-        "learning-rate schedule: halving (every opt.lr_decay steps), constant, or constant for "
-        "opt.constant_share of the run and then down to 0 at num_training_steps: linear, cosine",
+        "learning-rate schedule: halving (every opt.lr_decay steps), constant, or constant for a third of the run and "
+        "then down to 0 at num_training_steps: linear, cosine",
     )
     lr_decay: float = option(20_000, "halving: steps in which the learning rate halves", POSITIVE)
-    constant_share: float = option(1 / 3, "linear, cosine: share of the training steps before the rate falls", DECAY)
     warmup: int = option(0, "steps in which the learning rate rises linearly from 0", NOT_NEGATIVE)
-    clip_grad_type: Literal["norm", "value", "none"] = option(
-        "norm", "clip the gradient's global norm, clip its values, or do not clip"
-    )
-    clip_grad_param: float = option(10.0, "maximum norm or value", POSITIVE)
+    clip_grad_param: float = option(10.0, "largest norm of the gradient", POSITIVE)
     max_skipped: int = option(
         5,
         "end the run after this many training steps in a row without finite loss and gradient; they change no weights",

@@ -98,7 +98,7 @@ class RunStatus:
     state: RunState
     sessions: tuple[Session, ...]
     message: str = ""  # of the error, or the name of the signal
-    plan: Mapping[str, Any] = field(default_factory=dict)  # gflownet.run.plan.Plan; empty: of an earlier version
+    plan: Mapping[str, Any] = field(default_factory=dict)  # gflownet.run.plan.Plan
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -111,12 +111,12 @@ class RunStatus:
 
 
 def read_status(folder: Path) -> RunStatus | None:
-    """Return the status of the run in a folder; None for a run of an earlier version, or a damaged file."""
+    """Return the status of the run in a folder; None without one, or for a damaged file."""
     try:
         content = parse_sealed((folder / STATUS_NAME).read_bytes())
         sessions = tuple(Session(**session) for session in content["sessions"])
         state, message = RunState(content["state"]), str(content["message"])
-        plan = content.get("plan", {})  # missing in earlier files
+        plan = content["plan"]
         if not isinstance(plan, dict):
             return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

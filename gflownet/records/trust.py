@@ -36,8 +36,8 @@ _NUM_SHOWN = 4
 _REFERENCE = re.compile(r"\$\{[\w.]+\}")
 # Of wandb; none of its texts is imported.
 _TEXTS = ("wandb",)
-# Options with the address of a server or the name of an account, and the words before it.
-_ADDRESSES = {"evaluation.store_url": "", "evaluation.ray.address": "Ray at ", "wandb.entity": "wandb of "}
+# Options with the address of a server, and the words before it.
+_ADDRESSES = {"evaluation.store_url": "", "evaluation.ray.address": "Ray at "}
 _trusting = ContextVar("_trusting", default=False)
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from gflownet.evaluation.task import GFNTask
 from gflownet.files import parse_json, read_entries, sealed, write_whole
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.drawing import to_svg
-from gflownet.graphs.node_link import has_module
 from gflownet.metrics.statistics import Interval, simultaneous_intervals
 from gflownet.terminal.console import ReportRow
 
@@ -301,7 +300,7 @@ def _leader(entry: dict[str, Any], path: Path) -> Leader:
     rank, final = entry["rank"], entry.get("final") or {}
     picture = path.parent / PICTURES_NAME / f"rank_{rank}.svg"
     low, high = final.get("interval") or (None, None)
-    is_loadable = has_module(entry) or (picture.exists() and "network" not in entry)
+    is_loadable = "module" in entry or (picture.exists() and "network" not in entry)
     arguments = f"rank={rank}" if "weights" in entry else f"rank={rank}, weights=False"
     return Leader(
         rank=rank,

@@ -12,11 +12,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from gflownet.config import CONFIG_NAME, Config, config_of_run, to_mapping, to_yaml
+from gflownet.config import CONFIG_NAME, Config, config_of, to_mapping, to_yaml
 from gflownet.errors import LostFolderError, UserError
-from gflownet.evaluation.config import CHOSEN_BY_TASK, EvaluationConfig
+from gflownet.evaluation.config import CHOSEN_BY_TASK
 from gflownet.evaluation.store_database import STORE_NAME, damage_of
-from gflownet.evaluation.store_schema import DAMAGED_SUFFIX, recover
 from gflownet.files import cannot_write, temporary_of, write_whole
 from gflownet.options import leaves
 from gflownet.records.marker import LOCK_NAME, MARKER_NAME, RunMarker, check_marker, read_marker, write_marker
@@ -38,9 +37,7 @@ SKIPPED_NAME = "skipped"  # folder with the batches of skipped steps
 
 # All files that a run may write, except its checkpoints, whose header names their run.
 _SQLITE_ENDS = ("", "-wal", "-shm", "-journal")
-_DAMAGED_STORE_NAME = f"{STORE_NAME}{DAMAGED_SUFFIX}"
-_DATABASES = (STORE_NAME, CERTIFICATE_STORE_NAME, _DAMAGED_STORE_NAME)
-_STORES = tuple(f"{name}{end}" for name in _DATABASES for end in _SQLITE_ENDS)
+_STORES = tuple(f"{name}{end}" for name in (STORE_NAME, CERTIFICATE_STORE_NAME) for end in _SQLITE_ENDS)
 _REPORT = (TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, FRONT_PICTURE_NAME, CERTIFICATE_NAME, PAGE_NAME)
 # Of gflownet.language: samples, and the model with its tokenizer and the weights before they replace older ones.
 _MODEL_FILES = ("model.json", "model.safetensors", "model.safetensors.new", "tokenizer.json")
@@ -131,7 +128,7 @@ class RunFolder:
 
     def check_unchanged(self, config: Config) -> None:
         """Raise UserError for the first changed option that a resumed search may not change."""
-        started = config_of_run(self._marker.config, where=f"{self.path / MARKER_NAME}: ")
+        started = config_of(self._marker.config, where=f"{self.path / MARKER_NAME}: ")
         self.refuse_changes(to_mapping(started), to_mapping(config), may_change=_MAY_CHANGE)
 
     def refuse_changes(
@@ -169,20 +166,16 @@ class RunFolder:
         """Return the options of the run when it was started or resumed last, nested."""
         return self._marker.config
 
-    def repair_store(self) -> None:
-        """Warn if the store of a resumed run is missing or damaged, and recover its readable rows."""
+    def check_store(self) -> None:
+        """Warn if the store of a resumed run is missing. Raises UserError for a damaged one."""
         if not self.store.exists():
             _log.warning("%s: expected the evaluations of the run, got no file; graphs are evaluated again", self.store)
             return
         damage = damage_of(self.store)
         if damage is not None:
-            num_rows = recover(self.store)
-            _log.warning(
-                "%s: expected an intact database, got a damaged one (%s); %d rows are readable; the file is now %s",
-                self.store,
-                damage,
-                num_rows,
-                _DAMAGED_STORE_NAME,
+            raise UserError(
+                f"{self.store}: expected an intact database, got a damaged one ({damage}); move it away to resume "
+                "without it: graphs are evaluated again"
             )
 
     @property
@@ -287,8 +280,8 @@ def with_stored_choices(config: Config) -> Config:
     if marker is None or not names:
         return config
     config, started = copy.deepcopy(config), marker.config.get("evaluation", {})
-    for name in names:  # a run of an earlier version has the default
-        setattr(config.evaluation, name, started.get(name, getattr(EvaluationConfig(), name)))
+    for name in names:
+        setattr(config.evaluation, name, started.get(name, "auto"))
     return config
 
 

@@ -32,9 +32,6 @@ class MethodClass(Protocol):
     @property
     def trains_sampler(self) -> bool: ...
 
-    @property
-    def is_on_policy(self) -> bool: ...
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -150,7 +147,7 @@ def plan_of(config: Config, task: GFNTask, method: MethodClass | None, *, reason
         num_places=num_places,
         score=task.score_name,
         directions=task.directions(),
-        warning=_warning(config, method, num_search, steps, num_places=num_places) if task.is_noisy else "",
+        warning=_warning(config, method, num_search, steps) if task.is_noisy else "",
     )
 
 
@@ -158,13 +155,11 @@ def _num_random(final: FinalConfig, num_trainings: int) -> int:
     return min(num_trainings, _MAX_RANDOM) if final.num_random is None else final.num_random
 
 
-def _warning(config: Config, method: MethodClass | None, num: int, num_steps: int, *, num_places: int) -> str:
+def _warning(config: Config, method: MethodClass | None, num: int, num_steps: int) -> str:
     """Return a line where the budget leaves a method no choice but random architectures, otherwise empty."""
     options, start = config.search, f"search.method={config.search.method} is random search here"
-    if method is not None and method.is_on_policy:
-        num_steps = math.ceil(num / (options.batch_size or num_places))
     evaluations = counted(num, "evaluation")
-    if (method is None or method.is_on_policy) and num_steps < _MIN_STEPS:
+    if method is None and num_steps < _MIN_STEPS:
         steps = f"{counted(num_steps, 'policy step')} in {evaluations}, fewer than {_MIN_STEPS}"
         return f"{start}: {steps}; search.method=surrogate_gflownet learns from {options.num_initial} evaluations on"
     if method is not None and method.uses_surrogate and num <= options.num_initial:

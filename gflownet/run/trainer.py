@@ -179,7 +179,6 @@ class GFNTrainer:
             merge_isomorphic=algo.merge_isomorphic,
             num_remembered=replay.num_batches if replay.use else 0,
             remembered_growth=replay.batch_growth,
-            memory_capacity=replay.batch_capacity,
             sampling_tau=algo.sampling_tau,
             seed=stream_seed(config.seed, MEMORY_STREAM),
         )
@@ -397,9 +396,7 @@ class GFNTrainer:
         self.progress.load_state_dict(state["progress"])
         self.learner.load_state_dict(state)
         self.auxiliary.load_state_dict(state["companions"])
-        self.replay.load_state_dict(
-            state["replay"], key_of=lambda states, i: self.env.terminal(states, i).canonical_key()
-        )
+        self.replay.load_state_dict(state["replay"])
         if self.asynchronous is not None and "asynchronous" in state:
             self.asynchronous.load_state_dict(state["asynchronous"])
         if self.search is not None and "search" in state:
@@ -467,7 +464,7 @@ class GFNTrainer:
         """Open the store of the run; the claims of its earlier process are free, and failures of smaller limits."""
         config, folder = self.config, run.folder
         if self.step and not config.evaluation.store_url:
-            folder.repair_store()
+            folder.check_store()
         location = config.evaluation.store_url or folder.store
         store = run.open(EvaluationStore(location, context=self.scoring_context))
         report_earlier_versions(store)

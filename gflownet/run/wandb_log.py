@@ -208,7 +208,6 @@ class WandbLog(RunLog):
 
             run = wandb.init(
                 project=options.project,
-                entity=options.entity,
                 name=options.name or f"{folder.name}-seed{config.get('seed', 0)}",
                 group=options.group,
                 tags=list(options.tags),

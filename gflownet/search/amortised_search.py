@@ -268,10 +268,9 @@ class SurrogateGFlowNet(SurrogateSearch):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state_dict`; earlier checkpoints have no limit and no work that is not done."""
         super().load_state_dict(state)
-        self._max_updates = state.get("max_updates", self._max_updates)
-        self._num_due, self._sampled_call = state.get("num_due", 0), state.get("sampled_call", 0)
+        self._max_updates = state["max_updates"]
+        self._num_due, self._sampled_call = state["num_due"], state["sampled_call"]
         self._sampled, self._before = None, None
         if self.policy is not None:
             self.policy.load_state_dict(state["policy"])

@@ -1,9 +1,8 @@
 """Mixture of surrogates with weights by their predictions of left out observations.
 
-Candidates are Gaussian processes on labels, and on labels and numbers, a random forest on numbers, and graph networks
-if they are wanted. The weights maximise the likelihood of the mixture (stacking: Yao et al. 2018, "Using stacking to
-average Bayesian predictive distributions"), with a prior by rank correlation; the better half of the observations
-counts double.
+Candidates are Gaussian processes on labels, and on labels and numbers, and a random forest on numbers. The weights
+maximise the likelihood of the mixture (stacking: Yao et al. 2018, "Using stacking to average Bayesian predictive
+distributions"), with a prior by rank correlation; the better half of the observations counts double.
 
 Letters: n observations, B architectures, M models.
 """
@@ -20,12 +19,10 @@ from torch import Tensor
 
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
-from gflownet.options import option
 from gflownet.search.config import SurrogateConfig
 from gflownet.search.descriptors import Descriptors
 from gflownet.search.forest import RandomForest
 from gflownet.search.gaussian_process import GaussianProcess
-from gflownet.search.graph_networks import GraphNetworks
 from gflownet.search.surrogate import (
     CrossValidated,
     Prediction,
@@ -37,20 +34,11 @@ from gflownet.search.surrogate import (
     sum_of,
 )
 
-MODELS = ("labels", "numbers", "forest", "networks")
+MODELS = ("labels", "numbers", "forest")
 _TEMPERATURE = 0.1  # of rank correlations in the prior of the weights
 _PRIOR_SHARE = 0.1  # of the prior's pseudo-observations, in observations
 _MIN_WEIGHT = 0.1  # smaller ones are 0: their model predicts nothing
 _NUM_STEPS = 50  # of the maximisation
-
-
-@dataclass
-class AutomaticConfig:
-    """The candidates."""
-
-    graph_networks: bool = option(
-        False, "graph networks as a candidate, too: better on some spaces, 0.1 s more per evaluation"
-    )
 
 
 @dataclass(frozen=True)
@@ -71,8 +59,6 @@ class ModelFeatures:
 class Automatic(Surrogate):
     """The weighted mean of the models that predict left out observations best."""
 
-    Config = AutomaticConfig
-
     def __init__(self, env: Environment, config: SurrogateConfig, *, seed: int) -> None:
         super().__init__(env, config, seed=seed)
         descriptors = Descriptors(env, seed=seed)
@@ -80,12 +66,9 @@ class Automatic(Surrogate):
         self._numbers = GaussianProcess(env, config, seed=seed, descriptors=descriptors)
         forest = RandomForest(env, config, seed=seed, descriptors=descriptors)
         self.models: list[CrossValidated] = [self._labels, self._numbers, forest]
-        if isinstance(config.options, AutomaticConfig) and config.options.graph_networks:
-            self.models.append(GraphNetworks(env, config, seed=seed))
         self.weights = [1 / len(self.models)] * len(self.models)
         self.correlations = [0.0] * len(self.models)  # of left out observations with their predictions
         self._num_fitted = 0  # observations at the last choice of weights
-        self._is_loaded = False  # since the last fit
 
     def encode(self, states: GraphStates, extra: Tensor | None = None) -> ModelFeatures:
         labels = self._labels.encode(states, extra)
@@ -108,11 +91,8 @@ class Automatic(Surrogate):
         check_scores(features, scores)
         is_due = not self._num_fitted or not self._num_fitted <= len(scores) < next_fit(self._num_fitted)
         for model, part, weight in zip(self.models, features.parts, self.weights, strict=True):
-            if is_due or (weight and not isinstance(model, GraphNetworks)):
+            if is_due or weight:
                 model.fit(part, scores)
-            elif weight and self._is_loaded:  # networks are trained when weights are chosen only
-                model.fit(part[: self._num_fitted], scores[: self._num_fitted])
-        self._is_loaded = False
         self.models[0].fit(features.parts[0], scores)  # its warping is that of all
         if is_due:
             predictions, values = [model.held_out() for model in self.models], self.warp(scores)
@@ -121,13 +101,13 @@ class Automatic(Surrogate):
 
     def predict(self, features: ModelFeatures) -> Prediction:
         used = self._used
-        parts = [self._predicted(m, features) for m in used]
+        parts = [self.models[m].predict(features.parts[m]) for m in used]
         return mixture(parts, [self.weights[m] for m in used]) if len(used) > 1 else parts[0]
 
     def covariance(self, features: ModelFeatures, row: int) -> Tensor | None:
         """Return the covariances of the mixture: those within the models and those between their means."""
         used, parts = self._used, []
-        means = {m: self._predicted(m, features).mean for m in used}
+        means = {m: self.models[m].predict(features.parts[m]).mean for m in used}
         mean = sum_of([self.weights[m] * means[m] for m in used])
         for m in used:
             within = self.models[m].covariance(features.parts[m], row)
@@ -139,10 +119,9 @@ class Automatic(Surrogate):
 
     def metrics(self) -> Mapping[str, float]:
         """Return the weight of each model, and its rank correlation on left out observations."""
-        names = MODELS[: len(self.models)]
         return {
-            **{f"surrogate_weight_{name}": weight for name, weight in zip(names, self.weights, strict=True)},
-            **{f"surrogate_rank_{name}": value for name, value in zip(names, self.correlations, strict=True)},
+            **{f"surrogate_weight_{name}": weight for name, weight in zip(MODELS, self.weights, strict=True)},
+            **{f"surrogate_rank_{name}": value for name, value in zip(MODELS, self.correlations, strict=True)},
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -154,24 +133,14 @@ class Automatic(Surrogate):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state_dict`; that of other models is not used."""
-        if len(state.get("models", [])) != len(self.models):
-            return
         for model, values in zip(self.models, state["models"], strict=True):
             model.load_state_dict(values)
         self.weights, self.correlations = list(state["weights"]), list(state["correlations"])
-        self._num_fitted, self._is_loaded = state["num_fitted"], True
+        self._num_fitted = state["num_fitted"]
 
     @property
     def _used(self) -> list[int]:
         return [number for number, weight in enumerate(self.weights) if weight]
-
-    def _predicted(self, number: int, features: ModelFeatures) -> Prediction:
-        """Return the predictions of a model; the warp of networks is that of their last training."""
-        model, prediction = self.models[number], self.models[number].predict(features.parts[number])
-        if not isinstance(model, GraphNetworks):
-            return prediction
-        return Prediction(self.warp(model.unwarp(prediction.mean)), prediction.std, prediction.noise)
 
 
 def stacked(predictions: Sequence[Prediction], values: Tensor) -> list[float]:

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from gflownet.data.sampler import uniform_states
-from gflownet.errors import UserError
 from gflownet.mdp.states import GraphStates
-from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, option
+from gflownet.options import AT_LEAST_ONE, option
 from gflownet.search.history import first_mask
 from gflownet.search.method import SearchMethod, SearchSetup
 from gflownet.search.proposals import mutated, neighbours
@@ -89,9 +88,6 @@ class EvolutionConfig:
 
     population: int = option(30, "architectures of the population: the youngest", AT_LEAST_ONE)
     tournament: int = option(20, "random members, with replacement, of which the best one is mutated", AT_LEAST_ONE)
-    max_undone: int = option(
-        0, "former number of undone steps; only 0 is left: a mutation is one local move", NOT_NEGATIVE
-    )
 
 
 class RegularizedEvolution(SearchMethod):
@@ -105,8 +101,6 @@ class RegularizedEvolution(SearchMethod):
     def __init__(self, setup: SearchSetup) -> None:
         super().__init__(setup)
         self.options: EvolutionConfig = setup.config.options
-        if self.options.max_undone:
-            raise UserError("search.options.max_undone: a mutation is one local move now; leave the option out")
 
     def propose(self, call: int, num: int) -> GraphStates:
         """Return `num` random architectures, or mutations once the population is full."""
@@ -188,8 +182,7 @@ class FirstImprovement(SearchMethod):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._num_read, self._num_moves, self._current = state["num_read"], state["num_moves"], state["current"]
         neighbours = {} if self._current is None else self._neighbourhood(self._current)
-        # An earlier version had other neighbours.
-        self._neighbours = {code: neighbours[code] for code in state["neighbours"] if code in neighbours}
+        self._neighbours = {code: neighbours[code] for code in state["neighbours"]}
 
     def _move(self, position: int) -> None:
         self._num_moves += 1

@@ -21,12 +21,7 @@ ORIGINS = {
     "random": "random",
 }
 # Models of the surrogate `auto`, with their words.
-MIXED_MODELS = {
-    "labels": "Gaussian process, labels",
-    "numbers": "Gaussian process, numbers",
-    "forest": "random forest",
-    "networks": "graph networks",
-}
+MIXED_MODELS = {"labels": "Gaussian process, labels", "numbers": "Gaussian process, numbers", "forest": "random forest"}
 _ROOM = "gflownet.search"
 SEARCH_METHODS = ExtensionPoint(
     "search.method",
@@ -36,7 +31,6 @@ SEARCH_METHODS = ExtensionPoint(
         "random": BuiltIn(f"{_ROOM}.baselines:RandomSearch", "uniformly random actions"),
         "evolution": BuiltIn(f"{_ROOM}.baselines:RegularizedEvolution", "mutations of the best of the youngest"),
         "local_search": BuiltIn(f"{_ROOM}.baselines:FirstImprovement", "first better neighbour, with restarts"),
-        "reinforce": BuiltIn(f"{_ROOM}.reinforce:Reinforce", "policy gradient with a moving baseline"),
         "tpe": BuiltIn(f"{_ROOM}.tpe:TreeParzen", "tree-structured Parzen estimator of Optuna"),
         "surrogate": BuiltIn(f"{_ROOM}.surrogate_search:SurrogateAlone", "surrogate, without a policy"),
         "surrogate_gflownet": BuiltIn(
@@ -56,7 +50,6 @@ SURROGATES = ExtensionPoint(
         "gaussian_process": BuiltIn(
             f"{_ROOM}.gaussian_process:GaussianProcess", "Gaussian process on Weisfeiler-Lehman features"
         ),
-        "graph_networks": BuiltIn(f"{_ROOM}.graph_networks:GraphNetworks", "ensemble of small graph networks"),
     },
 )
 ACQUISITIONS = ExtensionPoint(
@@ -83,9 +76,6 @@ class SurrogateConfig:
 
     name: str = option("auto", SURROGATES.help("model"))
     options: Any = option({}, "options of the model, search.surrogate.options.NAME=VALUE")
-    max_rows: int = option(
-        1_000, "evaluations that the model is fitted to; of more, the best and random ones", AT_LEAST_ONE
-    )
     proxies: list[str] = option(
         [], "numbers from the untrained model as features: naswot, jacov, synflow, parameters, multiply_adds"
     )

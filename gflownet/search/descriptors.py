@@ -26,7 +26,6 @@ from gflownet.mdp.environment import Environment
 from gflownet.mdp.labelled_graphs import NO_EDGE, LabelledGraphs
 from gflownet.mdp.states import UNSET, GraphStates
 from gflownet.operations.operation import INPUT_PORT
-from gflownet.search.graph_networks import known_values
 from gflownet.search.proxies import mean_and_deviation
 from gflownet.workers.process import stream_seed
 
@@ -61,7 +60,8 @@ class Descriptors:
         generator = torch.Generator().manual_seed(stream_seed(seed, _REFERENCES))
         references = uniform_states(env, _NUM_REFERENCES, generator=generator)
         graphs = env.labelled_graphs(references)
-        self._types = known_values(graphs.labels[:, :, 0]).tolist()
+        types = graphs.labels[:, :, 0].unique()
+        self._types = types[types != UNSET].tolist()
         names, groups, values = self._numbers(references)
         self._mean, self._deviation = mean_and_deviation(values)
         varying = (values - self._mean).nan_to_num(0.0).abs().amax(0) > _CONSTANT * (1 + self._mean.abs())

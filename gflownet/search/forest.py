@@ -94,7 +94,7 @@ class RandomForest(CrossValidated):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`; `fit` grows the trees."""
-        self._trees, self._last, self._num_fitted = [], None, state.get("num_fitted", 0)
+        self._trees, self._last, self._num_fitted = [], None, state["num_fitted"]
 
     @property
     def _noise(self) -> float:

@@ -20,12 +20,13 @@ from gflownet.search.regression import CrossCovariance, Hyperparameters, Regress
 from gflownet.search.surrogate import CrossValidated, Prediction, Warping, check_scores, next_fit
 
 _NUM_ROUNDS = 3
+_MAX_ROWS = 1_000  # observations of a fit
 _NUM_CROSSES = 2  # a space as a whole, and the candidates out of which a batch is chosen
 _FIELDS = ("mean", "std")
 
 
 class GaussianProcess(CrossValidated):
-    """Exact Gaussian process up to `max_rows` observations; of more, the best half and random ones.
+    """Exact Gaussian process up to _MAX_ROWS observations; of more, the best half and random ones.
 
     Between fits of the hyperparameters, new observations extend the Cholesky factor row by row.
     """
@@ -130,4 +131,4 @@ class GaussianProcess(CrossValidated):
 
     def _rows(self, values: Tensor) -> Tensor:
         """Return the observations of the model, sorted: all, or the best half and random ones."""
-        return best_and_random(values, self.config.max_rows, seed=self.seed)
+        return best_and_random(values, _MAX_ROWS, seed=self.seed)

@@ -159,7 +159,10 @@ class History:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`; nothing is in flight."""
-        self.proposals = [_proposal(*row) for row in state["proposals"]]
+        self.proposals = [
+            Proposal(*row, origin=None if origin is None else ProposalOrigin(origin))
+            for *row, origin in state["proposals"]
+        ]
         self.scores, self.seconds = list(state["scores"]), list(state["seconds"])
         self.measured = list(state["measured"])
         self.utilities = [tuple(values) for values in state["utilities"]]
@@ -179,8 +182,3 @@ def first_mask(codes: Tensor, earlier: set[int] | None = None) -> Tensor:
         mask.append(code not in seen)
         seen.add(code)
     return torch.tensor(mask, dtype=torch.bool)
-
-
-def _proposal(identity: str, score: float, is_new: bool, position: int, origin: int | None = None) -> Proposal:
-    """Return a stored proposal; earlier checkpoints have no origins."""
-    return Proposal(identity, score, is_new, position, None if origin is None else ProposalOrigin(origin))

@@ -161,9 +161,9 @@ class SearchLoop:
         """Restore the result of `state_dict`; `steps` submits states in flight again, and checks for the end."""
         self.round = state["round"]
         self._num_repeats, self._num_calls = state["num_repeats"], state["num_calls"]
-        self.num_trained_on = state.get("num_trained_on", 0)  # missing in earlier checkpoints
-        self._is_open = self._is_open and state.get("is_open", True)
-        if self._may_grow and state.get("batch_size"):  # otherwise search.batch_size names one
+        self.num_trained_on = state["num_trained_on"]
+        self._is_open = self._is_open and state["is_open"]
+        if self._may_grow and state["batch_size"]:  # otherwise search.batch_size names one
             self.batch_size, self._may_grow = state["batch_size"], False
         self.history.load_state_dict(state["history"])
         self.method.load_state_dict(state["method"])
@@ -209,7 +209,7 @@ class SearchLoop:
         setup = self.method.setup
         if setup.config.lookahead is not None:
             return setup.config.lookahead
-        return int(not self.method.is_on_policy and not setup.task.is_cheap and evaluator.executor.isolates)
+        return int(not setup.task.is_cheap and evaluator.executor.isolates)
 
     def _next_round(self, number: int, evaluator: Dispatcher) -> SearchStep | None:
         if self.max_in_flight:
@@ -377,13 +377,13 @@ class SearchLoop:
             earlier.add(code)
 
     def _resubmit(self, evaluator: Dispatcher) -> None:
-        """Submit the candidates in flight of a checkpoint; earlier ones have no rounds and no origins."""
+        """Submit the candidates in flight of a checkpoint."""
         stored, self._stored = self._stored, {}
         if not stored:
             return
         states = GraphStates(**stored["pending"])
-        rounds = torch.tensor(stored.get("pending_rounds", [self.round + 1] * len(states)))
-        origins = stored.get("pending_origins", [None] * len(states))
+        rounds = torch.tensor(stored["pending_rounds"])
+        origins = stored["pending_origins"]
         self.history.start(states, [None if each is None else ProposalOrigin(each) for each in origins])
         for round in rounds.unique().tolist():
             self._submit(states[rounds == round], evaluator, round=round)

@@ -49,7 +49,6 @@ class SearchMethod(Configurable, ABC):
     """
 
     uses_surrogate: ClassVar[bool] = False
-    is_on_policy: ClassVar[bool] = False  # whether it has to learn from a round before it proposes the next
     trains_sampler: ClassVar[bool] = False  # whether a policy is trained on `completed_scores` after the search
 
     def __init__(self, setup: SearchSetup) -> None:

@@ -160,8 +160,7 @@ class SurrogateSearch(SearchMethod):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state_dict`; earlier checkpoints have no candidates of the last proposals."""
-        self._kept = {call: Pool.of_state(pool) for call, pool in state.get("kept", {}).items()}
+        self._kept = {call: Pool.of_state(pool) for call, pool in state["kept"].items()}
         self.calibration.load_state_dict(state["calibration"])
         self.model.load_state_dict(state["model"])
         if state["num_fitted"]:

@@ -132,8 +132,6 @@ def program(command: str) -> str:
     name = "" if spec is None else spec.name.removesuffix(".__main__")
     if name == "gflownet":
         return f"python -m gflownet {command}".rstrip()
-    if name.startswith("gflownet.cli."):  # the command by its name
-        name = f"gflownet.{name.removeprefix('gflownet.cli.')}"
     return f"python -m {name}" if name.startswith("gflownet.") else f"gflownet {command}".rstrip()
 
 

@@ -43,7 +43,6 @@ class OptimiserOptions:
     momentum: float = 0.9  # of sgd and muon; first beta of adam and adamw
     muon_momentum: float | None = None  # of muon; None: momentum
     weight_decay: float = 0.0  # of muon, and of groups that set none
-    epsilon: float = 1e-8  # of adam and adamw
     nesterov: bool = False  # of sgd
     companion: Literal["adam", "adamw"] = "adamw"  # with muon, of the parameters that are no wide matrices
 
@@ -68,7 +67,7 @@ def build_optimisers(
     elif groups:
         kind = {"adam": Adam, "adamw": AdamW}[name]
         betas = options.momentum, _ADAM_BETA2
-        optimisers.append(kind(groups, betas=betas, eps=options.epsilon, fused=True, **shared))
+        optimisers.append(kind(groups, betas=betas, fused=True, **shared))
     return optimisers
 
 

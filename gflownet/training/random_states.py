@@ -64,10 +64,10 @@ def get_random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Restore the result of `get_random_state`, or the states in trainings of candidates of earlier versions."""
+    """Restore the result of `get_random_state`."""
     global _states_of_run
     version, words, gauss = state["python"]
-    *_, keys, position, has_gauss, cached = state["numpy"]
+    keys, position, has_gauss, cached = state["numpy"]
     of_numpy = ("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached)
     values = (state["torch"], of_numpy, (version, tuple(words), gauss), state.get("cuda"))
     with _lock:

@@ -46,24 +46,6 @@ class DivergedError(RuntimeError):
             raise cls(f"{place}: expected a {name} <= {limit:g}, got {loss:g}")
 
 
-@dataclass(frozen=True)
-class Clipping:
-    """Limit of the gradients of all parameters."""
-
-    limit: float = 0.0  # maximum norm or value; 0: not clipped
-    by: str = "norm"  # norm: the global norm, value: each entry, none
-
-    def clip(self, parameters: Sequence[Tensor]) -> Tensor | None:
-        """Clip the gradients in place and return their global norm before; None where they are not clipped."""
-        if not self.limit or self.by == "none":
-            return None
-        if self.by == "norm":
-            return nn.utils.clip_grad_norm_(parameters, self.limit)
-        norm = _norm(parameters)
-        nn.utils.clip_grad_value_(parameters, self.limit)
-        return norm
-
-
 def _norm(parameters: Sequence[Tensor]) -> Tensor:
     """Return the global norm of the gradients."""
     return nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
@@ -128,7 +110,7 @@ class Steps:
         *,
         schedule: Schedule | None = None,
         num_steps: int = 1,
-        clipping: Clipping = Clipping(),
+        max_norm: float = 0.0,
         has_fixed_gradients: bool = False,
         average: float = 0.0,
         averaged: Sequence[Tensor] = (),
@@ -143,7 +125,7 @@ class Steps:
             parameters: their gradients are clipped.
             schedule: of the learning rates; None: the caller sets them.
             num_steps: of the whole training, for the schedule.
-            clipping: of the gradients.
+            max_norm: to which gradients are clipped; 0: they are not.
             has_fixed_gradients: whether the gradients are cleared in place, as views of them exist.
             average: decay per step of the averaged weights; 0: none.
             averaged: tensors of the model that are averaged.
@@ -152,7 +134,7 @@ class Steps:
             decay: for the only optimiser, which has none.
         """
         self.optimisers, self.number = optimisers, 0  # number of steps
-        self._parameters, self._schedule, self._num_steps, self._clipping = parameters, schedule, num_steps, clipping
+        self._parameters, self._schedule, self._num_steps, self._max_norm = parameters, schedule, num_steps, max_norm
         self._rates = [[group["lr"] for group in optimiser.param_groups] for optimiser in optimisers]
         self._has_fixed_gradients = has_fixed_gradients
         self._average, self._averaged = average, averaged if average else ()
@@ -178,7 +160,7 @@ class Steps:
             parameter.grad.zero_()
         result = differentiate()
         self.number += 1
-        norms = [self._clipping.clip(each) for each in self._clipped]
+        norms = [nn.utils.clip_grad_norm_(each, self._max_norm) for each in self._clipped if self._max_norm]
         return result, norms[0] if len(norms) == 1 else None
 
     def check_gradients(self, norm: Tensor | None) -> None:
@@ -252,18 +234,13 @@ class Steps:
         """Restore a copy of the result of `state_dict`, for a model with its averaged weights."""
         self.number = state["step"]
         for optimiser, content in zip(self.optimisers, state["optimisers"], strict=True):
-            values = copy.deepcopy(state_by_parameter(content))
+            values = copy.deepcopy(content["state"])
             optimiser.load_state_dict({**optimiser.state_dict(), "state": values})
-        self._set_weights(state.get("weights", ()))
+        self._set_weights(state["weights"])
 
     def _set_weights(self, values: Sequence[Tensor]) -> None:
         for tensor, value in zip(self._averaged, values, strict=True):
             tensor.copy_(value)
-
-
-def state_by_parameter(content: Mapping[Any, Any]) -> Mapping[int, Any]:
-    """Return the saved state of an optimiser by parameter, from `Steps.state_dict` or as earlier versions saved it."""
-    return content.get("state", content)
 
 
 def flat_steps(
@@ -272,7 +249,7 @@ def flat_steps(
     *,
     schedule: Schedule,
     num_steps: int,
-    clipping: Clipping = Clipping(),
+    max_norm: float = 0.0,
     average: float = 0.0,
     memory_format: str = "contiguous",
     num_copies: int = 1,
@@ -303,7 +280,7 @@ def flat_steps(
         flats,
         schedule=schedule,
         num_steps=num_steps,
-        clipping=clipping,
+        max_norm=max_norm,
         has_fixed_gradients=True,
         average=average,
         averaged=[*(flat.detach() for flat in flats), *(each for each in model.buffers() if each.is_floating_point())],

@@ -95,11 +95,7 @@ def _untrained(
     build: Callable[[dict[str, Any]], nn.Module] | None,
 ) -> nn.Module:
     """Return the model of an entry with new weights."""
-    # Entries of the last release name no function for their language model.
-    builder = (
-        {"build": "gflownet.rhn.checkpoint:model_of", "of": "language_model"} if "language_model" in entry else None
-    )
-    module = entry.get("module", builder)
+    module = entry.get("module")
     choices = {} if "network" in entry else values_of(entry["graph"])
     if build is not None and not choices:
         raise ValueError(f"{path}: build: expected none for an entry without choices, got {build!r}")
@@ -177,10 +173,7 @@ def _graph(entry: Mapping[str, Any]) -> ComputationGraph:
                 "module, pass build=FUNCTION of the choices (docs/search-your-own-space.md)"
             )
         case data:
-            graph = ComputationGraph.from_dict(data)
-    # Until 2026-11 the projection was written next to the graph, not into it.
-    is_old = "projection" in entry and "translation" not in graph.config
-    return graph.with_translation({"projection": entry["projection"]}) if is_old else graph
+            return ComputationGraph.from_dict(data)
 
 
 def _weights(path: Path, entry: Mapping[str, Any], *, rank: int) -> dict[str, Any]:

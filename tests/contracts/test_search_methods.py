@@ -122,8 +122,6 @@ def test_overlapped_rounds_depend_on_no_timing(method):
     for seed, run in enumerate(runs[:2]):
         run_search(run, UnorderedEvaluator(run.task, seed=seed))
     assert comparable(loop_of(runs[0]).state_dict()) == comparable(loop_of(runs[1]).state_dict())
-    if loop_of(runs[0]).method.is_on_policy:
-        return
     stopped: Any = UnorderedEvaluator(runs[2].task, seed=2, num_until_stop=7)
     with pytest.raises(EvaluationStoppedError):
         list(loop_of(runs[2]).steps(stopped))

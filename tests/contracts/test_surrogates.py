@@ -8,7 +8,6 @@ import torch
 from gflownet.envs.slots import SlotEnv
 from gflownet.search.config import SURROGATES, SurrogateConfig
 from gflownet.search.forest import RandomForest
-from gflownet.search.graph_networks import GraphNetworksConfig
 from gflownet.search.surrogate import Surrogate
 from tests.contracts.environments import ENVIRONMENTS, cells, computation_graphs
 from tests.search.terminal_states import random_terminal_states, renamed_nodes
@@ -48,16 +47,13 @@ def space(request) -> Space:
     return Space(request.param)
 
 
-# Options of a training that takes a fraction of a second.
-SMALL = {"graph_networks": GraphNetworksConfig(num_members=4, width=16, num_steps=80, batch_size=64)}
-
 MAX_ERRORS = {"RandomForest": 0.6, "Automatic": 0.4}  # at observations: leaves hold several
 
 
 @pytest.fixture(scope="module", params=SURROGATES)
 def make_surrogate(request):
     surrogate_class = SURROGATES.load(request.param)
-    config = SurrogateConfig(name=request.param, options=SMALL.get(request.param, {}))
+    config = SurrogateConfig(name=request.param)
     return lambda env, seed=0: surrogate_class(env, config, seed=seed)
 
 

@@ -27,9 +27,9 @@ def terminal() -> GraphStates:
     return graph.states[graph.terminal[:40]]
 
 
-def filled(terminal: GraphStates, *, num: int = 40, capacity: int = 100, top_share: float = 0.5) -> ReplayBuffer:
+def filled(terminal: GraphStates, *, num: int = 40, capacity: int = 100) -> ReplayBuffer:
     """Return a buffer of the first `num` states under the keys "0", "1", ... with the scores 0, 1, ..."""
-    buffer = ReplayBuffer(ReplayConfig(warmup=1, capacity=capacity, top_share=top_share))
+    buffer = ReplayBuffer(ReplayConfig(warmup=1, capacity=capacity))
     for index in torch.arange(num).split(7):
         buffer.add(SeenStates(terminal[index], index.float()), keys=[str(i) for i in index.tolist()])
     return buffer
@@ -63,7 +63,7 @@ def test_replay_add_more_than_capacity_and_evicted_state_again(terminal):
 
 
 def test_replay_duplicate_key_keeps_first_score(terminal):
-    buffer = ReplayBuffer(ReplayConfig(warmup=1, top_share=0.0))
+    buffer = ReplayBuffer(ReplayConfig(warmup=1))
     buffer.add(SeenStates(terminal[:4], torch.tensor([1.0, 2.0, 3.0, 4.0])), keys=["a", "b", "a", "c"])
     buffer.add(SeenStates(terminal[:2], torch.tensor([9.0, 9.0])), keys=["c", "a"])
     assert len(buffer) == 3
@@ -71,17 +71,16 @@ def test_replay_duplicate_key_keeps_first_score(terminal):
     assert buffer.state_dict()["scores"].tolist() == [1.0, 2.0, 4.0]
 
 
-@pytest.mark.parametrize("top_share", [0.0, 0.5, 1.0])
-def test_replay_mixed_priority_shares(terminal, top_share):
-    buffer, num = filled(terminal, top_share=top_share), 10_000
+def test_replay_mixed_priority_shares(terminal):
+    buffer, num = filled(terminal), 10_000
     counts = drawn(buffer, num)
     best = range(36, 40)  # four of forty
-    expected_best = num * (top_share + (1 - top_share) / 10)
+    expected_best = num * (1 / 2 + 1 / 20)
     assert sum(counts[i] for i in best) == pytest.approx(expected_best, abs=4.5 * (num * 0.1 * 0.9) ** 0.5)
     for i in best:
         assert counts[i] == pytest.approx(expected_best / 4, rel=0.2)
     for i in range(36):
-        assert counts[i] == pytest.approx(num * (1 - top_share) / 40, rel=0.45)
+        assert counts[i] == pytest.approx(num / 80, rel=0.45)
 
 
 def test_replay_uniform_draws_without_early_repeats(terminal):
@@ -147,7 +146,7 @@ def test_replay_evicts_worst(terminal):
 
 
 def test_replay_mixed_priority_with_equal_scores(terminal):
-    buffer = ReplayBuffer(ReplayConfig(warmup=1, top_share=1.0))
+    buffer = ReplayBuffer(ReplayConfig(warmup=1))
     buffer.add(SeenStates(terminal[:20], torch.ones(20)), keys=[str(i) for i in range(20)])
     states, _ = sampled(buffer, 500, seed=2)
     assert all(bool(states.equals(GraphStates.cat([terminal[i : i + 1]] * 500)).any()) for i in range(20))
@@ -189,16 +188,6 @@ def test_replay_state_dict_round_trip(terminal):
     ours, theirs = (sampled(one, 100, seed=5) for one in (buffer, again))
     assert torch.equal(ours[1], theirs[1])
     assert bool(ours[0].equals(theirs[0]).all())
-
-
-@pytest.mark.parametrize("prefix", ["", "old "])
-def test_replay_state_dict_with_keys_of_earlier_version(terminal, prefix):
-    buffer = filled(terminal, num=20, capacity=30)
-    state = buffer.state_dict()
-    state["keys"] = [f"{prefix}{index}" for index in range(20)]
-    again = ReplayBuffer(ReplayConfig(capacity=30))
-    again.load_state_dict(state, key_of=lambda states, index: str(index))
-    assert again.state_dict()["keys"] == [str(index) for index in range(20)]
 
 
 def test_replay_empty_state_dict(terminal):

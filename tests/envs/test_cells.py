@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gflownet.certificate.exact import enumerate_states
-from gflownet.envs.cell_design import NAS_BENCH_201, NAS_BENCH_MACRO
+from gflownet.envs.cell_design import NAS_BENCH_201, NAS_BENCH_MACRO, NB101_OPERATIONS
 from gflownet.envs.cell_networks import Cell, SlotCosts
 from gflownet.envs.cells import CellEnv, CellGraphEnv, CellsContext, CostCaps
 from gflownet.envs.config import CellsEnvConfig, EnvConfig
@@ -89,7 +89,7 @@ def test_nas_bench_101_cells_of_three_vertices_match_hand_count():
 
 
 def test_nas_bench_101_max_edges_limits_cells():
-    graph = enumerate_states(make_env("nb101", max_vertices=4, max_edges=3))
+    graph = enumerate_states(CellGraphEnv(NB101_OPERATIONS, max_vertices=4, max_edges=3))
     assert int(graph.states[graph.terminal].has_edge.sum((1, 2)).max()) == 3
 
 
@@ -101,7 +101,7 @@ def test_nas_bench_101_unknown_operation_raises():
 
 def test_cell_graph_env_with_one_vertex_raises():
     with pytest.raises(ValueError, match="expected max_vertices >= 2, got 1"):
-        CellGraphEnv(("a",), max_vertices=1, max_edges=3)
+        CellGraphEnv(("a",), max_vertices=1)
 
 
 def test_cells_context_from_config():

@@ -55,7 +55,6 @@ def test_terminal_computation_graph_holds_chosen_values():
         max_hidden_nodes=2,
         max_edges=8,
         allow_recurrent=True,
-        output_activation="tanh",
         output_aggregation="concat",
     )
     states = build(
@@ -75,7 +74,7 @@ def test_terminal_computation_graph_holds_chosen_values():
         (NodeType.HIDDEN, 8),
     ]
     assert (graph.nodes[3].activation_function, graph.nodes[3].aggregation) == ("tanh", "max")
-    assert (graph.nodes[2].activation_function, graph.nodes[2].aggregation) == ("tanh", "concat")
+    assert (graph.nodes[2].activation_function, graph.nodes[2].aggregation) == ("linear", "concat")
     assert [e.source for e in graph.in_edges(2)] == [3, 0]  # in the order they were added
     assert {(e.source, e.target): e.is_recurrent for e in graph.edges.values()} == {
         (1, 3): False,

@@ -16,10 +16,10 @@ def context_of(**options) -> ColouredGraphContext:
 
 
 def test_coloured_graph_context_from_config():
-    env = context_of(colours=["a", "b"], max_nodes=4, min_nodes=3).env
+    env = context_of(colours=["a", "b"], max_nodes=4).env
     assert isinstance(env, GraphBuildingEnv)
     assert not env.vocabulary.directed
-    assert len(enumerate_states(env).terminal) == 65 - 5
+    assert len(enumerate_states(env).terminal) == 65
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,6 @@ def test_coloured_graph_context_from_config():
     [
         ({"colours": []}, r"env\.coloured_graph\.colours: expected 1 to 127 distinct colours, got \[\]"),
         ({"colours": ["red", "red"]}, r"env\.coloured_graph\.colours: expected 1 to 127 distinct colours, got"),
-        ({"max_nodes": 3, "min_nodes": 4}, r"env\.coloured_graph\.min_nodes: expected at most max_nodes=3, got 4"),
     ],
 )
 def test_coloured_graph_invalid_options_raise(options, message):

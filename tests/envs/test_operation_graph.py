@@ -17,7 +17,7 @@ from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from gflownet.translation.model import to_pytorch_model
-from tests.contracts.environments import ENVIRONMENTS, operation_graphs
+from tests.contracts.environments import CONVOLUTIONS, ENVIRONMENTS, operation_graphs
 from tests.oracles.networkx_states import num_automorphisms, oracle_of, search_classes
 
 Kind = GraphActionType
@@ -26,9 +26,8 @@ LARGER_CONVOLUTIONS = {"features": [4, 8, 16], "kernel_size": [1, 3], "stride": 
 
 def larger(**changes) -> OperationGraphEnv:
     options = {
-        "choices": {"conv2d": LARGER_CONVOLUTIONS},
+        "choices": {"conv2d": {**LARGER_CONVOLUTIONS, "merge": ["sum", "max"]}},
         "activations": ("relu", "gelu"),
-        "merges": ("sum", "max"),
         "max_hidden_nodes": 8,
         "max_edges": 14,
     }
@@ -104,7 +103,9 @@ def test_modules_of_networks_keep_the_parameter_limit(name):
 
 
 def test_terminal_network_holds_chosen_values():
-    env = operation_graphs(activations=("relu", "gelu"), merges=("sum", "max"))
+    env = operation_graphs(
+        activations=("relu", "gelu"), choices={"conv2d": {**CONVOLUTIONS["conv2d"], "merge": ["sum", "max"]}}
+    )
     states = env.initial_states(1)
     for action in (
         GraphAction(Kind.AddNode, 0, value="conv2d"),
@@ -260,7 +261,6 @@ def test_foreign_network_raises():
             "expected operations with one input, got cross_attention with query, key",
         ),
         ({"choices": {"conv2d": {"bias": [{}, []]}}}, r"choices.conv2d.bias: expected numbers, texts or booleans"),
-        ({"merges": ["concat"]}, "merges: expected merges out of sum, .* got"),
         ({"activations": ["rely"]}, "activation: expected one of .*got 'rely'"),
         ({"max_parameters": 30}, "max_parameters: expected at least 40, for the output layer, got 30"),
         ({"max_edges": 1}, "max_edges: expected at least 2, to join the inputs to the output, got 1"),

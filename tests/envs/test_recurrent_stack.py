@@ -21,10 +21,9 @@ def num_stacks(config: RecurrentStackConfig) -> int:
     num_others = len(set(config.cells) - {"rhn"}) * len(config.residuals) * (1 + len(config.units))
     sizes = len(config.ranks) * len(config.ratios)
     total = 0
-    for depth in range(config.min_depth, config.max_depth + 1):
-        shared = int(config.sharing)
-        total_of_depth = (num_rhn + num_others) * (num_rhn + num_others + shared) ** (depth - 1)
-        without_rhn = num_others * (num_others + shared) ** (depth - 1)
+    for depth in range(1, config.max_depth + 1):
+        total_of_depth = (num_rhn + num_others) * (num_rhn + num_others + 1) ** (depth - 1)
+        without_rhn = num_others * (num_others + 1) ** (depth - 1)
         total += without_rhn + (total_of_depth - without_rhn) * sizes
     return total * max(1, len(config.widths))
 
@@ -33,11 +32,11 @@ def num_stacks(config: RecurrentStackConfig) -> int:
     "changes",
     [
         {},
-        {"sharing": False, "ratios": [1.0, 2.0]},
+        {"ratios": [1.0, 2.0]},
         {"cells": ["rhn"], "max_depth": 3, "betas": ["on"], "ranks": [4]},
         {"residuals": ["off", "on"], "units": [4, 8], "ratios": [1.0]},
         {"cells": ["gru"], "residuals": ["off"], "units": [16], "max_depth": 3},
-        {"cells": ["lstm", "gru"], "max_depth": 4, "min_depth": 2, "widths": [8, 16, 32]},
+        {"cells": ["lstm", "gru"], "max_depth": 4, "widths": [8, 16, 32]},
     ],
 )
 def test_recurrent_stack_count_matches_rule_of_product(changes: dict) -> None:
@@ -73,7 +72,7 @@ def test_read_stack_returns_chosen_layers() -> None:
         ({"cell[1]": "rhn", "rank": "2", "ratio": "2", "beta[1]": "on"}, "a choice is missing"),
         ({"cell[2]": "gru"}, "a choice is missing"),
         ({"cell[1]": "4"}, "a place has a value of another one"),
-        ({}, "a stack has at least 1 layers"),
+        ({}, "a stack has at least one layer"),
         ({"cell[1]": "rnn"}, r"expected a value out of .*got 'rnn'"),
     ],
 )
@@ -105,7 +104,6 @@ def test_recurrent_stack_requires_complete_layer_before_next() -> None:
         ({"units": [4, 4]}, r"env.recurrent_stack.units: expected different numbers, got \['4', '4'\]"),
         ({"ranks": []}, r"env.recurrent_stack.ranks: expected different numbers, got \[\]"),
         ({"widths": [8, 8]}, r"env.recurrent_stack.widths: expected different numbers, got \['8', '8'\]"),
-        ({"min_depth": 5}, "env.recurrent_stack.min_depth: expected 1 to max_depth=4, got 5"),
     ],
 )
 def test_recurrent_stack_invalid_options_raise(option: dict, message: str) -> None:

@@ -53,7 +53,7 @@ def measured(name: str, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[f
     """Return value and score of a metric, relative to the training targets, which are the same."""
     split = Split(torch.zeros(len(targets), 1), targets)
     kind = {"is_classification": not targets.is_floating_point(), "has_positions": targets.ndim > 1}
-    metric = build_metric("metric", name, **kind)
+    metric = build_metric(name, **kind)
     measure = build_measure(metric, split, train=split, num_outputs=outputs.shape[-1])
     value = measure.value_of(zip(outputs.split(40), targets.split(40), strict=True))
     return value, measure.score(value)
@@ -113,7 +113,7 @@ def test_class_that_does_not_occur_has_no_part_in_a_metric():
 def test_quantile_loss_and_metric(quantile):
     outputs, targets = numbers()
     split = Split(torch.zeros(len(targets), 1), targets)
-    metric = build_metric("metric", "quantile", is_classification=False, has_positions=False, quantile=quantile)
+    metric = build_metric("quantile", is_classification=False, has_positions=False, quantile=quantile)
     measure = build_measure(metric, split, train=split, num_outputs=1)
     expected = mean_pinball_loss(targets, outputs, alpha=quantile)
     assert measure.value_of([(outputs, targets)]) == pytest.approx(expected)
@@ -173,7 +173,7 @@ def test_user_metric_and_loss_are_loaded():
         ("loss", "mse", True, "loss: expected cross_entropy or module:function for targets that are classes, got mse"),
         ("loss", "cross_entropy", False, "loss: expected mse, mae, huber, quantile or module:function for targets"),
         ("metric", "perplexity", False, "metric: expected r2, mse, rmse, mae, quantile or module:function for targets"),
-        ("test_metric", "r2", True, "test_metric: expected accuracy, .*, perplexity or module:function .*, got r2"),
+        ("metric", "r2", True, "metric: expected accuracy, .*, perplexity or module:function .*, got r2"),
     ],
 )
 def test_loss_or_metric_of_other_targets_raises(key, name, is_classification, message):
@@ -181,7 +181,7 @@ def test_loss_or_metric_of_other_targets_raises(key, name, is_classification, me
         if key == "loss":
             build_loss(TrainingConfig(loss=name), is_classification=is_classification)
         else:
-            build_metric(key, name, is_classification=is_classification, has_positions=False)
+            build_metric(name, is_classification=is_classification, has_positions=False)
 
     with pytest.raises(UserError, match=f"^evaluation.training.{message}"):
         build()
@@ -213,4 +213,4 @@ def test_label_smoothing_of_numbers_is_left_out():
 
 def test_wrong_metric_raises():
     with pytest.raises(UserError, match=r"metric: expected one of auto, .*, got 'acuracy'; did you mean accuracy"):
-        build_metric("metric", "acuracy", is_classification=True, has_positions=False)
+        build_metric("acuracy", is_classification=True, has_positions=False)

@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -19,13 +18,11 @@ from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
 
 from gflownet.errors import UserError
 from gflownet.evaluation.store import SCHEMA_VERSION, EvaluationStatus, EvaluationStore, Identity
-from gflownet.evaluation.store_database import Database, damage_of
-from gflownet.evaluation.store_schema import recover
+from gflownet.evaluation.store_database import Database
 from tests.disk_limits import file_size_limit
 from tests.evaluation.stub_rows import StubCandidate, record
 
 NUM_KILLS = 2
-STORES = Path(__file__).parent / "stores"
 # A line on stdout acknowledges a row.
 WRITER = """
 import sys
@@ -119,11 +116,15 @@ def test_contexts_do_not_see_each_other(path):
         assert [store.top(1)[0].score for store in (one, two)] == [0.1, 0.2]
 
 
-def test_unknown_schema_version_is_refused(path):
+@pytest.mark.parametrize("version", [3, 99])
+def test_other_schema_version_is_refused(path, version):
     EvaluationStore(path).close()
-    query(path, "UPDATE evaluation_schema SET version = 99")
-    with pytest.raises(UserError, match=rf"evaluations\.sqlite: expected .* schema version {SCHEMA_VERSION}, got 99"):
+    query(path, f"UPDATE evaluation_schema SET version = {version}")
+    content = path.read_bytes()
+    message = rf"evaluations\.sqlite: expected .* schema version {SCHEMA_VERSION}, got {version}; use another log_dir"
+    with pytest.raises(UserError, match=message):
         EvaluationStore(path)
+    assert path.read_bytes() == content
 
 
 def test_other_files_are_refused(path, tmp_path):
@@ -147,59 +148,6 @@ def test_password_is_in_no_error(url, tmp_path):
     assert "s3cr3t" not in str(raised.value)
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_damaged_store_of_an_older_version_is_recovered(path, version):
-    shutil.copy(STORES / f"version_{version}.sqlite", path)
-    (page,) = query(path, "SELECT rootpage FROM sqlite_master WHERE name = 'evaluations_by_hash'")
-    data = bytearray(path.read_bytes())
-    data[(page - 1) * 512 : page * 512] = b"\xff" * 512
-    path.write_bytes(data)
-    assert damage_of(path) is not None
-    assert recover(path) == 4
-    with EvaluationStore(path, context="another") as store:
-        assert [row.score for row in store.top(3)] == [0.125]
-        assert sorted(store.num_by_context().values()) == [1, 3]
-
-
-@pytest.mark.parametrize("version", [2, 3])
-def test_older_schema_version_is_migrated(path, version, caplog):
-    """The files were written by the code of their version."""
-    shutil.copy(STORES / f"version_{version}.sqlite", path)
-    context = json.loads(query(path, "SELECT json_group_array(DISTINCT context) FROM evaluations ORDER BY id")[0])[0]
-    for _ in range(2):
-        with EvaluationStore(path, context=context) as store:
-            rows = [row for row in map(store.find, map(StubCandidate, "abc")) if row is not None]
-            assert [row.score for row in rows] == [0.25, 0.05, 0.75]
-            assert [row.key for row in store.top(3)] == ["c", "a"]
-            assert store.num_by_context() == {context: 3, "another": 1}
-    assert (rows[0].num_parameters, rows[0].run, rows[0].metrics["validation_accuracy"]) == (10**12, "first", 0.1 + 0.2)
-    assert (rows[1].status, rows[1].error) == (EvaluationStatus.FAILED, "ValueError: ä (x.py:3)")
-    assert (rows[1].attempts, rows[1].is_transient, rows[1].fidelity, rows[1].seed) == (1, False, 0, 0)
-    assert query(path, "SELECT version FROM evaluation_schema") == (SCHEMA_VERSION,)
-    (line,) = [entry.getMessage() for entry in caplog.records]
-    assert line.endswith(f"migrated 4 rows from schema version {version} to {SCHEMA_VERSION}")
-
-
-def test_migration_hides_damaged_rows(path):
-    shutil.copy(STORES / "version_3.sqlite", path)
-    query(path, "UPDATE evaluations SET score = 0.99 WHERE context = 'another'")
-    with EvaluationStore(path, context="another") as store:
-        assert (store.top(1), store.find(StubCandidate("a"))) == ([], None)
-        store.add([record("a", score=0.125)])
-        assert store.top(1)[0].score == 0.125
-    assert query(path, "SELECT count(*) FROM evaluations") == (5,)
-
-
-def test_failed_migration_changes_nothing(path):
-    shutil.copy(STORES / "version_3.sqlite", path)
-    with closing(sqlite3.connect(path)) as connection:
-        content = list(connection.iterdump())
-    with file_size_limit(path.stat().st_size + 4096), pytest.raises(UserError, match="cannot be opened"):
-        EvaluationStore(path)
-    with closing(sqlite3.connect(path)) as connection:
-        assert list(connection.iterdump()) == content
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -220,34 +168,6 @@ def test_damaged_row_is_named_and_evaluated_again(path, change, caplog):
     assert query(path, "SELECT count(*) FROM evaluations") == (4,)
 
 
-@pytest.mark.parametrize("where", ["first page", "leaf page", "index page"])
-def test_readable_rows_of_a_damaged_store_are_recovered(path, where):
-    with EvaluationStore(path) as store:
-        store.add([record(f"{i:03}", score=0.5, graph="x" * 300) for i in range(100)])
-    assert damage_of(path) is None
-    (page_size,) = query(path, "PRAGMA page_size")
-    names = {"leaf page": "evaluations", "index page": "evaluations_by_score"}
-    page = 0
-    if where != "first page":
-        (page,) = query(path, f"SELECT rootpage FROM sqlite_master WHERE name = '{names[where]}'")
-    data = bytearray(path.read_bytes())
-    if where == "leaf page":  # the child of the root's first cell, a number of 4 bytes
-        root = (page - 1) * page_size
-        cell = root + int.from_bytes(data[root + 12 : root + 14])
-        page = int.from_bytes(data[cell : cell + 4])
-    start = max(page - 1, 0) * page_size
-    data[start : start + 200] = b"\xff" * 200
-    path.write_bytes(data)
-    assert damage_of(path) is not None
-    num_rows = recover(path)
-    assert damage_of(path) is None
-    with EvaluationStore(path) as store:
-        assert num_rows == store.count()
-        assert store.num_by_context() == ({"": num_rows} if num_rows else {})
-        assert {"first page": num_rows == 0, "leaf page": 80 < num_rows < 100, "index page": num_rows == 100}[where]
-    assert path.with_name("evaluations.sqlite.damaged").exists()
-
-
 def test_one_flipped_bit_never_changes_a_score(path, tmp_path):
     """Of random bits all over the file: every record that is read is one that was written."""
     records = [record(f"{i:02}", score=i / 100, graph=json.dumps({"nodes": [i] * 40})) for i in range(60)]
@@ -259,8 +179,6 @@ def test_one_flipped_bit_never_changes_a_score(path, tmp_path):
         data = bytearray(intact)
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         copy.write_bytes(data)
-        if damage_of(copy) is not None:
-            recover(copy)
         try:
             with EvaluationStore(copy) as store:
                 rows = store.top(100)
@@ -268,7 +186,7 @@ def test_one_flipped_bit_never_changes_a_score(path, tmp_path):
             continue
         assert set(map(repr, rows)) <= set(map(repr, records))
         num_read += len(rows)
-    assert num_read > 23 * len(records)
+    assert num_read > 18 * len(records)
 
 
 def test_file_damaged_in_a_kill_is_refused(path):

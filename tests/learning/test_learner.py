@@ -91,13 +91,11 @@ def step_of(learner: Learner) -> torch.Tensor:
 
 
 def test_learner_gradient_clipping():
-    free = step_of(make_learner(opt=replace(SGD, clip_grad_type="none")))
+    free = step_of(make_learner(opt=replace(SGD, clip_grad_param=1e9)))
     assert float(free.norm()) > 0.1
-    by_norm = step_of(make_learner(opt=replace(SGD, clip_grad_type="norm", clip_grad_param=0.05)))
+    by_norm = step_of(make_learner(opt=replace(SGD, clip_grad_param=0.05)))
     assert float(by_norm.norm()) == pytest.approx(0.05, rel=1e-3)
     assert torch.allclose(by_norm / by_norm.norm(), free / free.norm(), atol=1e-3)
-    by_value = step_of(make_learner(opt=replace(SGD, clip_grad_type="value", clip_grad_param=0.01)))
-    assert float(by_value.abs().max()) == pytest.approx(0.01, rel=1e-3)
 
 
 def test_learner_num_updates():
@@ -224,7 +222,7 @@ class WideGradient(TrajectoryBalance):
 def test_learner_skipped_step_changes_nothing(objective, message):
     context, policy = opinionated(ENV)
     options = LearnerOptions(num_steps=5, sampling_tau=0.5, num_remembered=1, num_updates=2)
-    config = OptimizerConfig(clip_grad_type="value")
+    config = OptimizerConfig()
     broken, errors = objective(context, AlgoConfig()), []
     broken.num_losses = 2
     learner = Learner(policy, broken, context, config=config, options=options)
@@ -374,7 +372,6 @@ def rates(num_steps: int, **options) -> list[float]:
         ({"schedule": "constant"}, [1, 1, 1, 1, 1, 1]),
         ({"schedule": "halving", "lr_decay": 2}, [1, 0.5**0.5, 0.5, 0.5**1.5, 0.25, 0.25 * 0.5**0.5]),
         ({"schedule": "linear"}, [1, 1, 1, 0.75, 0.5, 0.25]),
-        ({"schedule": "linear", "constant_share": 0}, [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),
         ({"schedule": "cosine"}, [1, 1, 1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5]),
         ({"schedule": "constant", "warmup": 4}, [0.25, 0.5, 0.75, 1, 1, 1]),
         ({"schedule": "linear", "warmup": 2}, [0.5, 1, 1, 0.75, 0.5, 0.25]),

@@ -64,7 +64,7 @@ def oracle_of(env: Environment) -> GraphBuildingOracle:
     if isinstance(env, CatalogueEnv):
         return CatalogueOracle(env.vocabulary.node_types, num_graphs=len(env.graphs), branching=env.branching)
     if isinstance(env, RecurrentStackEnv):
-        return RecurrentStackOracle(env.vocabulary.node_types, env.values, choices=env.choices, min_depth=env.min_depth)
+        return RecurrentStackOracle(env.vocabulary.node_types, env.values, choices=env.choices)
     if isinstance(env, OperationGraphEnv):
         return OperationGraphOracle(
             env.input_shapes,

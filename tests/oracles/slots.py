@@ -97,18 +97,17 @@ class CatalogueOracle(BitSequenceOracle):
 class RecurrentStackOracle(CellsOracle):
     """Stacks of layers, chosen layer by layer."""
 
-    def __init__(
-        self, names: Sequence[str], values: Sequence, *, choices: Mapping[str, Sequence], min_depth: int
-    ) -> None:
+    def __init__(self, names: Sequence[str], values: Sequence, *, choices: Mapping[str, Sequence]) -> None:
         super().__init__(names, "choice", values)
-        self.choices, self.min_depth = choices, min_depth
+        self.choices = choices
 
     def allows(self, graph: NxGraph, action: GraphAction) -> bool:
         if action.action_type == Kind.SetNodeAttr:
             name = self.node_types[action.source or 0]
             fits = action.value in self.choices[name] and self.value(graph, action.source or 0) is None
             return fits and self.is_state(self.apply(graph, action))
-        return action.action_type == Kind.Stop and self.is_complete(self.choices_of(graph), self.min_depth)
+        choices = self.choices_of(graph)
+        return action.action_type == Kind.Stop and "cell[1]" in choices and self.is_complete(choices)
 
     def choices_of(self, graph: NxGraph) -> dict[str, object]:
         values = {str(self.node_types[place]): self.value(graph, place) for place in graph}
@@ -120,14 +119,14 @@ class RecurrentStackOracle(CellsOracle):
             return {"projections" + place, "beta" + place, "rank", "ratio"}
         return {"residual" + place, "units" + place} & self.choices.keys() if cell in ("gru", "lstm") else set()
 
-    def is_complete(self, choices: Mapping[str, object], min_depth: int) -> bool:
+    def is_complete(self, choices: Mapping[str, object]) -> bool:
         """Return whether exactly the choices of a stack with these cells are set."""
         depth = sum(name.startswith("cell") for name in choices)
         required = {"width"} & self.choices.keys()
         for layer in range(1, depth + 1):
             required |= {f"cell[{layer}]"}
             required |= self.options_of(choices.get(f"cell[{layer}]"), f"[{layer}]")
-        return depth >= min_depth and choices.keys() == required
+        return choices.keys() == required
 
     def is_state(self, graph: NxGraph) -> bool:
         """Return whether all layers before the last are complete and the last one has only choices of its cell."""
@@ -142,7 +141,7 @@ class RecurrentStackOracle(CellsOracle):
             of_last |= before.keys() & {"rank", "ratio"}
             before = {name: value for name, value in before.items() if name not in ("rank", "ratio")}
         optional = self.options_of(choices.get("cell" + last), last)
-        return self.is_complete(before, 0) and "cell" + last in of_last and of_last - {"cell" + last} <= optional
+        return self.is_complete(before) and "cell" + last in of_last and of_last - {"cell" + last} <= optional
 
 
 class ChoicesOracle(CellsOracle):

@@ -254,15 +254,10 @@ def test_resume_older_run_uses_default_of_new_option(path):
 
 
 @pytest.mark.parametrize(
-    ("started", "resume", "expected"),
-    [("channels_last", "auto", "channels_last"), (None, "true", "contiguous"), ("channels_last", "false", "auto")],
+    ("started", "resume", "expected"), [("channels_last", "auto", "channels_last"), ("channels_last", "false", "auto")]
 )
 def test_resumed_run_has_the_choice_of_its_start(path, started, resume, expected):
-    start(path, f"evaluation.memory_format={started or 'auto'}", "evaluation.device=cpu")
-    if started is None:  # a run of an earlier version
-        marker = json.loads((path / "run.json").read_text())
-        del marker["config"]["evaluation"]["memory_format"]
-        (path / "run.json").write_text(json.dumps(sealed(marker)))
+    start(path, f"evaluation.memory_format={started}", "evaluation.device=cpu")
     config = config_with(f"log_dir={path}", f"resume={resume}", "evaluation.memory_format=auto")
     chosen = with_stored_choices(config).evaluation
     assert (chosen.memory_format, chosen.device) == (expected, "auto" if resume == "false" else "cpu")
@@ -287,13 +282,13 @@ def test_file_created_during_run_is_not_replaced(path):
 def test_resume_with_missing_store_warns(path, caplog):
     start(path)
     with RunFolder(path, resume=True, overwrite=False) as folder:
-        folder.repair_store()
+        folder.check_store()
     assert [entry.getMessage() for entry in caplog.records] == [
         f"{path}/evaluations.sqlite: expected the evaluations of the run, got no file; graphs are evaluated again"
     ]
 
 
-def test_resume_with_damaged_store_recovers_rows(path, caplog):
+def test_resume_with_damaged_store_is_refused(path, caplog):
     start(path)
     with EvaluationStore(path / "evaluations.sqlite") as store:
         store.add([record(str(i)) for i in range(50)])
@@ -301,17 +296,12 @@ def test_resume_with_damaged_store_recovers_rows(path, caplog):
     data[-200:] = b"\xff" * 200
     (path / "evaluations.sqlite").write_bytes(data)
     with RunFolder(path, resume=True, overwrite=False) as folder:
-        folder.repair_store()
-        (line,) = [entry.getMessage() for entry in caplog.records]
-        assert line.startswith(f"{path}/evaluations.sqlite: expected an intact database, got a damaged one (")
-        assert "; the file is now evaluations.sqlite.damaged" in line
-        with EvaluationStore(folder.store) as store:
-            assert f"{store.count()} rows are readable" in line
-            assert store.count() > 25
-        folder.repair_store()
+        message = r"evaluations\.sqlite: expected an intact database, got a damaged one \(.*\); move it away to resume"
+        with pytest.raises(UserError, match=message):
+            folder.check_store()
+        folder.store.unlink()
+        folder.check_store()
     assert len(caplog.records) == 1
-    with RunFolder(path, resume=False, overwrite=True):
-        assert sorted(content(path)) == [".lock"]
 
 
 def test_default_folder_of_commands() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.tree import DecisionTreeRegressor
 
-from gflownet.search.automatic import MODELS, Automatic, AutomaticConfig, stacked
+from gflownet.search.automatic import MODELS, Automatic, stacked
 from gflownet.search.config import MIXED_MODELS, SurrogateConfig
 from gflownet.search.descriptors import Descriptors
 from gflownet.search.forest import RandomForest, RandomForestConfig
@@ -108,22 +108,3 @@ def test_automatic_shows_weights_and_covariances(env):
     assert covariance is not None
     assert float(covariance[3]) == pytest.approx(float(prediction.latent_std[3] ** 2), rel=1e-3)
     assert bool((covariance.abs() <= prediction.latent_std * prediction.latent_std[3] + 1e-6).all())
-
-
-@pytest.mark.slow
-def test_automatic_with_networks_resumes(env):
-    states = random_terminal_states(env, 2 * NUM, seed=0)
-    surrogate, resumed = (
-        Automatic(env, SurrogateConfig(options=AutomaticConfig(graph_networks=True)), seed=0) for _ in range(2)
-    )
-    features, scores = surrogate.encode(states), states.num_nodes.double() + states.has_edge.sum((1, 2))
-    for num in (NUM, NUM + 1):
-        surrogate.fit(features[:num], scores[:num])
-    surrogate.weights = [0.0, 0.0, 0.5, 0.5]
-    resumed.load_state_dict(surrogate.state_dict())
-    resumed.encode(states)
-    for each in (surrogate, resumed):
-        each.fit(features[: NUM + 2], scores[: NUM + 2])
-    expected, result = surrogate.predict(features), resumed.predict(features)
-    assert torch.equal(result.mean, expected.mean)
-    assert torch.equal(result.std, expected.std)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
-
-from gflownet.errors import UserError
 from tests.search.searches import FailsOrRefuses, assignment, build, method_of, proposals, score_of, values_of
 
 SMALL = ("search.options.population=6", "search.options.tournament=40")
@@ -30,12 +27,6 @@ def test_batch_is_mutated_together():
     trainer = build("evolution", *SMALL)
     sizes = {len(states) for states in proposals(trainer, 8, batch_size=3)}
     assert sizes == {3}
-
-
-def test_former_option_of_undone_steps_is_refused():
-    build("evolution", "search.options.max_undone=0")  # as stored in run folders of earlier versions
-    with pytest.raises(UserError, match="max_undone: a mutation is one local move"):
-        build("evolution", "search.options.max_undone=3")
 
 
 def test_first_improvement_climbs_from_neighbour_to_neighbour():

@@ -32,8 +32,8 @@ def states(env):
     return random_terminal_states(env, 3 * NUM, seed=0)
 
 
-def process(env, **options) -> GaussianProcess:
-    return GaussianProcess(env, SurrogateConfig(**options), seed=0)
+def process(env) -> GaussianProcess:
+    return GaussianProcess(env, SurrogateConfig(), seed=0)
 
 
 def scores_of(states) -> torch.Tensor:
@@ -205,8 +205,9 @@ def test_number_of_rows_is_limited_to_best_and_random():
     assert best_and_random(values, 7, seed=3).tolist() == list(range(7))
 
 
-def test_model_of_limited_rows_predicts(env, states):
-    gp = process(env, max_rows=30)
+def test_model_of_limited_rows_predicts(monkeypatch, env, states):
+    monkeypatch.setattr("gflownet.search.gaussian_process._MAX_ROWS", 30)
+    gp = process(env)
     features, scores = gp.encode(states), scores_of(states)
     for num in (25, 60, 61, 120):
         gp.fit(features[:num], scores[:num])

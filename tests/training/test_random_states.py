@@ -97,16 +97,6 @@ def test_seeded_restores_after_an_exception():
     assert numbers() == expected
 
 
-def test_states_in_trainings_of_earlier_versions_are_read():
-    seed_all(5)
-    state = get_random_state()
-    version, words, gauss = state["python"]
-    earlier = {**state, "python": (version, tuple(words), gauss), "numpy": ("MT19937", *state["numpy"])}
-    expected = numbers()
-    set_random_state(earlier)
-    assert numbers() == expected
-
-
 def test_generator_of_a_gpu_is_seeded_and_restored(monkeypatch):
     gpu = torch.Generator()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -192,7 +192,6 @@ def test_get_worker_rng_is_part_of_random_state(monkeypatch):
 
 def test_ported_module_names():
     from gflownet import workers
-    from gflownet.utils import multiprocessing_proxy, shared_pinned_buffer
+    from gflownet.utils import multiprocessing_proxy
 
-    assert shared_pinned_buffer.SharedPinnedBuffer is multiprocessing_proxy.SharedPinnedBuffer
     assert multiprocessing_proxy.SharedPinnedBuffer is workers.SharedPinnedBuffer

@@ -11,7 +11,6 @@ from typing import Any
 from gflownet.evaluation.racing import rank_correlation
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.graphs.assignment import as_yaml, differing, values_of, words_of
-from gflownet.graphs.node_link import has_module
 from gflownet.pictures.chart import NONE, Table, number_text
 from gflownet.records.status import RunState
 from gflownet.report.page.drawings import Drawing, drawing_of
@@ -207,7 +206,7 @@ def _load_lines(run: RunData, entry: Mapping[str, Any], *, rank: int) -> tuple[s
     graph = mapping_of(entry.get("network")) or mapping_of(entry.get("graph"))
     nodes = graph.get("nodes")
     first = mapping_of(nodes[0]) if isinstance(nodes, list) and nodes else {}
-    if "node_type" in first or has_module(entry):
+    if "node_type" in first or "module" in entry:
         has_weights = bool(mapping_of(entry.get("weights")))
         end = "" if has_weights else ", weights=False"
         note = "With its trained weights." if has_weights else "A new, untrained model: no weights were saved."
