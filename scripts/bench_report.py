@@ -32,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gflownet.config import command_config
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.computation_graph import NodeType
-from gflownet.report.follower import FIRST_PAGE_S
 from scripts.bench import (
     ONE_THREAD,
     ROOT,

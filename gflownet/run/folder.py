@@ -19,11 +19,18 @@ from gflownet.evaluation.store_database import STORE_NAME, damage_of
 from gflownet.evaluation.store_schema import DAMAGED_SUFFIX, recover
 from gflownet.files import cannot_write, temporary_of, write_whole
 from gflownet.options import leaves
-from gflownet.records.marker import LOCK_NAME, MARKER_NAME, RunMarker, check_marker, read_marker, write_marker
+from gflownet.records.marker import (
+    LOCK_NAME,
+    MARKER_NAME,
+    PAGE_NAME,
+    RunMarker,
+    check_marker,
+    read_marker,
+    write_marker,
+)
 from gflownet.records.status import STATUS_NAME
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
 from gflownet.report.closing import FRONT_NAME, FRONT_PICTURE_NAME
-from gflownet.report.follower import PAGE_NAME
 from gflownet.report.references import RANDOM_NAME, REFERENCES_NAME
 from gflownet.run.checkpoint import Checkpoint, CheckpointFolder, RunLock
 from gflownet.run.logging import METRICS_NAME
