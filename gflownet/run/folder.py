@@ -30,7 +30,7 @@ from gflownet.records.marker import (
 )
 from gflownet.records.status import STATUS_NAME
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
-from gflownet.report.closing import FRONT_NAME, FRONT_PICTURE_NAME
+from gflownet.report.closing import FRONT_NAME
 from gflownet.report.references import RANDOM_NAME, REFERENCES_NAME
 from gflownet.run.checkpoint import Checkpoint, CheckpointFolder, RunLock
 from gflownet.run.logging import METRICS_NAME
@@ -48,7 +48,7 @@ _SQLITE_ENDS = ("", "-wal", "-shm", "-journal")
 _DAMAGED_STORE_NAME = f"{STORE_NAME}{DAMAGED_SUFFIX}"
 _DATABASES = (STORE_NAME, CERTIFICATE_STORE_NAME, _DAMAGED_STORE_NAME)
 _STORES = tuple(f"{name}{end}" for name in _DATABASES for end in _SQLITE_ENDS)
-_REPORT = (TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, FRONT_PICTURE_NAME, CERTIFICATE_NAME, PAGE_NAME)
+_REPORT = (TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, CERTIFICATE_NAME, PAGE_NAME)
 # Of gflownet.language: samples, and the model with its tokenizer and the weights before they replace older ones.
 _MODEL_FILES = ("model.json", "model.safetensors", "model.safetensors.new", "tokenizer.json")
 LANGUAGE_FILES = ("samples.jsonl", *(f"model/{name}" for name in _MODEL_FILES))
