@@ -51,6 +51,11 @@ def verdict_of(best: Side | None, references: Iterable[Side | None]) -> list[str
     return [] if best is None else [_line(best, reference) for reference in known]
 
 
+def is_random(name: str) -> bool:
+    """Return whether a reference is that of random architectures."""
+    return "random architecture" in name
+
+
 def is_beaten(side: Side, best: Side) -> bool:
     """Return whether another side is clearly better."""
     return best.mean > side.mean and best.is_apart(side)

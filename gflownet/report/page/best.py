@@ -196,7 +196,8 @@ def _facts(entry: Mapping[str, Any], score: str) -> Iterator[tuple[str, str]]:
     if _is_number(entry.get("step")):
         yield "found in step", f"{entry['step']:,}"
     metrics = mapping_of(entry.get("metrics"))
-    for name in [name for name in metrics if name not in ("validation_accuracy", "parameters")][:3]:
+    shown = {"parameters"} | {name for name in metrics if metrics[name] == entry.get("validation_score")}
+    for name in [name for name in metrics if name not in shown][:3]:
         if _is_number(metrics[name]):
             yield name.replace("_", " "), number_text(float(metrics[name]))
 

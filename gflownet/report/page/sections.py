@@ -23,7 +23,7 @@ from gflownet.report.page.drawings import drawing_of
 from gflownet.report.page.overview import has_search_method
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of
 from gflownet.report.page.secrets import masked
-from gflownet.report.verdict import Side, is_beaten, side_of, spent_on, verdict_of
+from gflownet.report.verdict import Side, is_beaten, is_random, side_of, spent_on, verdict_of
 
 NUM_RANKS = 5
 
@@ -35,7 +35,7 @@ class ReferenceSection:
     chart: Chart
     sentences: Sequence[str]
     loads: Sequence[tuple[str, str]]  # name and line of Python
-    is_best: bool  # whether rank 0 is clearly better than all of them
+    is_above_random: bool  # whether rank 0 is clearly better than random architectures
 
 
 def reference_section(run: RunData) -> ReferenceSection | None:
@@ -65,7 +65,7 @@ def reference_section(run: RunData) -> ReferenceSection | None:
         chart,
         sentences=verdict_of(ranks[0][0], [replace(side, load="") for side in sides]) if ranks else (),
         loads=[(side.name, side.load) for side in sides if side.load],
-        is_best=bool(ranks) and all(is_beaten(side, ranks[0][0]) for side in sides),
+        is_above_random=bool(ranks) and all(is_beaten(side, ranks[0][0]) for side in sides if is_random(side.name)),
     )
 
 

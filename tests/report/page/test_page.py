@@ -73,7 +73,7 @@ def top_of(num: int) -> list[dict[str, Any]]:
             "validation_score": 0.95 - rank / 100,
             "test_score": 0.9 - rank / 100,
             "num_parameters": 1000 + rank,
-            "metrics": {"train_loss": 0.25},
+            "metrics": {"train_loss": 0.25, "hit_rate": 0.95 - rank / 100},
             "final": {
                 "mean": 0.9 - rank / 100,
                 "interval": [0.85 - rank / 100, 0.95 - rank / 100],
@@ -89,7 +89,7 @@ def finished_run(folder: Path, **fields: Any) -> Path:
     files = {
         "top_architectures.json": top_of(3),
         "references.json": [
-            {"name": "best of 4 random", "mean": 0.7, "interval": [0.65, 0.75], "test_score": 0.6, "num_parameters": 9},
+            {"name": "best of 4 random architectures", "mean": 0.7, "interval": [0.65, 0.75], "test_score": 0.6, "num_parameters": 9},
             {"name": "scikit-learn", "mean": 0.91, "interval": [0.9, 0.92], "test_score": 0.9, "num_parameters": 7510},
         ],
     }
@@ -138,15 +138,20 @@ def test_first_screen_answers_in_order(tmp_path):
     assert "Rank 0 (0.9000" in answers["Compared"]
     assert "converged is not measured" in answers["Sampler"]
     assert "Its loss was 100 in the first of 20 steps and 5 in the last" in answers["Sampler"]
-    assert f"python -m gflownet.train log_dir={tmp_path} resume=true num_training_steps=200" in answers["Next"]
+    assert f"gflownet.load('{tmp_path}/top_architectures.json', rank=0" in answers["Next"]
     assert "kernel = a: the 20 architectures with it score" in answers["What matters"]
     assert "not a cause" in answers["What matters"]
     assert "5 of 45 evaluations, most often: ValueError: node 0 has no input" in answers["Failures"]
-    assert "import" not in header.replace("import_", "")
+    assert "import" not in "".join(answers[topic] for topic in topics[:4])
 
 
-def test_next_step_loads_the_best_where_no_reference_is_as_good(tmp_path):
-    worse = [{"name": "random", "mean": 0.7, "interval": [0.65, 0.75], "load": "gflownet.load('random.json')"}]
+def test_next_step_loads_the_best_unless_random_architectures_are_as_good(tmp_path):
+    name = "best of 4 random architectures"
+    equal = [{"name": name, "mean": 0.9, "interval": [0.85, 0.95]}]
+    files = {"top_architectures.json": top_of(2), "references.json": equal}
+    longer = f"python -m gflownet.train log_dir={tmp_path / 'c'} resume=true num_training_steps=200"
+    assert longer in page(finished_run(tmp_path / "c", files=files)).sections["header"]
+    worse = [{"name": name, "mean": 0.7, "interval": [0.65, 0.75], "load": "gflownet.load('random.json')"}]
     files = {"top_architectures.json": top_of(2), "references.json": worse}
     read = page(finished_run(tmp_path, files=files))
     assert f"gflownet.load('{tmp_path}/top_architectures.json', rank=0" in read.sections["header"]
@@ -247,6 +252,8 @@ def test_best_architectures_have_scores_and_load_lines(tmp_path):
     assert "1,002" in best
     assert f"gflownet.load('{folder}/top_architectures.json', rank=2, weights=False)" in best
     assert page(folder).tags.count("article") == 3
+    assert "train loss" in best
+    assert "hit rate" not in best, "the score in the search"
     weights = [{**top_of(1)[0], "weights": {"file": "architectures/rank_0.safetensors", "sha256": "0"}}]
     (folder / "top_architectures.json").write_text(json.dumps(weights))
     assert f"gflownet.load('{folder}/top_architectures.json', rank=0)" in page(folder).sections["best"]
@@ -397,7 +404,7 @@ def test_search_method_counts_evaluations(tmp_path):
 
 def test_references_are_compared_with_the_best(tmp_path):
     text = page(finished_run(tmp_path)).sections["references"]
-    assert text.index("no clear difference: scikit-learn (0.9100") < text.index("is better than best of 4 random")
+    assert text.index("no clear difference: scikit-learn (0.9100") < text.index("is better than best of 4 random architectures")
     assert ", by 0.2000" in text
 
 
