@@ -15,7 +15,6 @@ from gflownet.pictures.figure import (
     DETAIL_COLOUR,
     NOTE_COLOUR,
     TEXT_COLOUR,
-    Cell,
     Colours,
     Figure,
     FigureLink,
@@ -52,6 +51,7 @@ class _Placed:
     """An item with its position: x is that of its links, from which it extends to both sides."""
 
     item: Item
+    row: int
     left: float
     right: float
     height: float
@@ -65,15 +65,13 @@ class FigureLayout:
 
     def __init__(self, figure: Figure) -> None:
         self._links = figure.links
-        self._placed = {key: _placed(item) for key, item in figure.items.items()}
-        rows: list[list[_Placed]] = [
-            [] for _ in range(max((item.row for item in figure.items.values()), default=-1) + 1)
-        ]
+        self._placed = {key: _placed(item, figure.rows[key]) for key, item in figure.items.items()}
+        rows: list[list[_Placed]] = [[] for _ in set(figure.rows.values())]
         for each in self._placed.values():
-            rows[each.item.row].append(each)
+            rows[each.row].append(each)
         linked: dict[_Placed, list[_Placed]] = {each: [] for each in self._placed.values()}
         for source, target in map(self._ends_of, figure.links):
-            if source.item.row != target.item.row:
+            if source.row != target.row:
                 linked[source].append(target)
                 linked[target].append(source)
         _order(rows, linked)
@@ -96,14 +94,14 @@ class FigureLayout:
 
     def _is_backward(self, link: FigureLink) -> bool:
         source, target = self._ends_of(link)
-        return source.item.row >= target.item.row
+        return source.row >= target.row
 
     def _set_tops(self, rows: Sequence[Sequence[_Placed]]) -> None:
         """Set the top of every row and item; an item is at the middle of its row."""
         margin = TURN_MARGIN if any(map(self._is_backward, self._links)) else 0.0
         self._rows: list[tuple[float, float]] = []
         y, gap = margin, 0.0
-        spans = [sorted(each.item.row for each in self._ends_of(link)) for link in self._links]
+        spans = [sorted(each.row for each in self._ends_of(link)) for link in self._links]
         for number, row in enumerate(rows):
             height = max((each.height for each in row), default=0.0)
             for each in row:
@@ -120,13 +118,13 @@ class FigureLayout:
         A link that runs upwards passes the rows of its ends, too.
         """
         source, target = self._ends_of(link)
-        first, last = source.item.row + 1, target.item.row
+        first, last = source.row + 1, target.row
         passed = range(last, first) if self._is_backward(link) else range(first, last)
         if not passed:
             return None
         taken = [(x - LINK_GAP, x + LINK_GAP) for x, rows in self._passing if set(rows) & set(passed)]
         for each in self._placed.values():
-            if each.item.row in passed:
+            if each.row in passed:
                 taken.append((each.x - each.left - LINK_GAP, each.x + each.right + LINK_GAP))
         choices = [source.x, target.x, *(end for ends in taken for end in ends)]
         free = [x for x in choices if not any(low < x < high for low, high in taken)]
@@ -177,12 +175,12 @@ class FigureLayout:
         source, target = self._ends_of(link)
         at, bend, end = self._leaving[number], self._bends[number], self._entering[number]
         is_backward = self._is_backward(link)
-        bottom, row_top = self._rows[source.item.row][1], self._rows[target.item.row][0]
+        bottom, row_top = self._rows[source.row][1], self._rows[target.row][0]
         start = source.top + source.height
         commands = [f"M{at:.1f} {start:.1f}"] + [f"V{bottom:.1f}"] * (bottom > start)
         if bend is not None:
-            enters = bottom if is_backward else self._rows[source.item.row + 1][0]
-            leaves = row_top if is_backward else self._rows[target.item.row - 1][1]
+            enters = bottom if is_backward else self._rows[source.row + 1][0]
+            leaves = row_top if is_backward else self._rows[target.row - 1][1]
             commands += [(_turn if is_backward else _curve)(at, bottom, bend, enters), f"V{leaves:.1f}"]
             at, bottom = bend, leaves
         has_arrow = link.style.has_arrow and target.item.form not in (Form.FRAME, Form.PORT)
@@ -213,9 +211,9 @@ class FigureLayout:
         return notes
 
 
-def _placed(item: Item) -> _Placed:
-    longest = max((max(len(cell.text), len(cell.detail) * 10 / 12) for cell in item.cells), default=0)
-    width, height = max(MIN_WIDTH, longest * CHARACTER_WIDTH + 22), sum(map(_cell_height, item.cells))
+def _placed(item: Item, row: int) -> _Placed:
+    longest = max(len(item.cell.text), len(item.cell.detail) * 10 / 12)
+    width, height = max(MIN_WIDTH, longest * CHARACTER_WIDTH + 22), CELL_HEIGHT + DETAIL_HEIGHT * bool(item.cell.detail)
     match item.form:
         case Form.PORT:
             width, height = 2.0, 0.0
@@ -226,8 +224,8 @@ def _placed(item: Item) -> _Placed:
         case Form.FRAME if item.inner is not None:
             inner = FigureLayout(item.inner)
             left = max(inner.axis + PADDING, longest * CHARACTER_WIDTH + 20)
-            return _Placed(item, left, inner.width - inner.axis + PADDING, inner.height + HEADER, inner)
-    return _Placed(item, width / 2, width / 2, height)
+            return _Placed(item, row, left, inner.width - inner.axis + PADDING, inner.height + HEADER, inner)
+    return _Placed(item, row, width / 2, width / 2, height)
 
 
 def _order(rows: Sequence[list[_Placed]], linked: Mapping[_Placed, Sequence[_Placed]]) -> None:
@@ -237,9 +235,7 @@ def _order(rows: Sequence[list[_Placed]], linked: Mapping[_Placed, Sequence[_Pla
         side = 1 if sweep % 2 == 0 else -1  # down by the rows above, up by those below
         for row in rows[::side]:
             means = {
-                each: _mean(
-                    [share[other] for other in linked[each] if (each.item.row - other.item.row) * side > 0], share[each]
-                )
+                each: _mean([share[other] for other in linked[each] if (each.row - other.row) * side > 0], share[each])
                 for each in row
             }
             row.sort(key=means.__getitem__)
@@ -268,7 +264,7 @@ def _settle(row: Sequence[_Placed], targets: Sequence[float]) -> None:
 
 
 def _frame(each: _Placed, inner: FigureLayout) -> list[str]:
-    left, cell = each.x - each.left, each.item.cells[0]
+    left, cell = each.x - each.left, each.item.cell
     return [
         f'<g><title>{xml_text(cell.tooltip)}</title><rect x="{left:.1f}" y="{each.top:.1f}" '
         f'width="{each.left + each.right:.1f}" height="{each.height:.1f}" rx="12" fill="{cell.colours.fill}" '
@@ -300,10 +296,6 @@ def _note(x: float, y: float, text: str, anchor: str) -> str:
     )
 
 
-def _cell_height(cell: Cell) -> float:
-    return CELL_HEIGHT + (DETAIL_HEIGHT if cell.detail else 0.0)
-
-
 def _item_svg(each: _Placed) -> list[str]:
     if each.item.form in (Form.PORT, Form.FRAME):
         return []
@@ -311,23 +303,18 @@ def _item_svg(each: _Placed) -> list[str]:
     size = 10 if each.item.form is Form.SMALL else 12
     radius = {Form.BOX: 7.0, Form.SMALL: 5.0}.get(each.item.form, min(each.height, CELL_HEIGHT) / 2)
     dashes = ' stroke-dasharray="4 3"' if each.item.form is Form.SMALL else ""
-    lines = []
-    for cell in each.item.cells:
-        height = _cell_height(cell) if each.item.form in (Form.BOX, Form.PILL) else each.height
-        base = top + (height - (DETAIL_HEIGHT if cell.detail else 0)) / 2 + size * 0.36
-        detail = (
-            f'<text x="{each.x:.1f}" y="{base + DETAIL_HEIGHT:.1f}" font-size="10" '
-            f'fill="{DETAIL_COLOUR}">{xml_text(cell.detail)}</text>'
-        )
-        lines.append(
-            f'<g><title>{xml_text(cell.tooltip)}</title><rect x="{left:.1f}" y="{top:.1f}" '
-            f'width="{each.left + each.right:.1f}" height="{height:.1f}" rx="{radius:.0f}" fill="{cell.colours.fill}" '
-            f'stroke="{cell.colours.stroke}" stroke-width="{cell.stroke_width}"{dashes}/>'
-            f'<text x="{each.x:.1f}" y="{base:.1f}" font-size="{size}" '
-            f'fill="{TEXT_COLOUR}">{xml_text(cell.text)}</text>{detail if cell.detail else ""}</g>'
-        )
-        top += height
-    return lines
+    cell, base = each.item.cell, top + (each.height - (DETAIL_HEIGHT if each.item.cell.detail else 0)) / 2 + size * 0.36
+    detail = (
+        f'<text x="{each.x:.1f}" y="{base + DETAIL_HEIGHT:.1f}" font-size="10" '
+        f'fill="{DETAIL_COLOUR}">{xml_text(cell.detail)}</text>'
+    )
+    return [
+        f'<g><title>{xml_text(cell.tooltip)}</title><rect x="{left:.1f}" y="{top:.1f}" '
+        f'width="{each.left + each.right:.1f}" height="{each.height:.1f}" rx="{radius:.0f}" fill="{cell.colours.fill}" '
+        f'stroke="{cell.colours.stroke}" stroke-width="{cell.stroke_width}"{dashes}/>'
+        f'<text x="{each.x:.1f}" y="{base:.1f}" font-size="{size}" '
+        f'fill="{TEXT_COLOUR}">{xml_text(cell.text)}</text>{detail if cell.detail else ""}</g>'
+    ]
 
 
 def figure_svg(figure: Figure, *, title: str, caption: str = "", legend: Mapping[str, Colours] | None = None) -> str:

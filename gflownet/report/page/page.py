@@ -351,5 +351,5 @@ def _next(run: RunData, best: BestSection | None, references: ReferenceSection |
     if references is not None and not references.is_above_random:
         key = "budget.evaluations" if run.number("budget.evaluations") else "num_training_steps"
         longer = resume_command(run, f"{key}={2 * int(run.number(key) or 0)}")
-        return Statement("Next", ["Search longer, as random architectures are as good as rank 0 or better:"], code=longer)
+        return Statement("Next", ["Search longer, as random architectures are as good or better:"], code=longer)
     return Statement("Next", ["Load the best architecture:"], "best", best.ranked[0].load)
