@@ -129,30 +129,23 @@ def final_score(run: RunData) -> float:
     return figure_of(mapping_of(top.get("final")).get("mean"))
 
 
-def num_evaluations(run: RunData) -> float:
-    """Return the number of evaluations of the search."""
-    return float(len(run.searched))
-
-
-def failed_share(run: RunData) -> float:
-    """Return the share of evaluations without a score."""
+def failed_percentage(run: RunData) -> float:
+    """Return the percentage of evaluations without a score."""
     num_failed = sum(record.status is not EvaluationStatus.OK for record in run.searched)
-    return num_failed / len(run.searched) if run.searched else math.nan
+    return 100 * num_failed / len(run.searched) if run.searched else math.nan
 
 
 def seconds_of(run: RunData) -> float:
-    """Return the seconds of all phases of the run; of runs of earlier versions, of the search."""
-    if run.status is not None and run.status.sessions:
-        return sum(run.status.seconds.values())
-    return figure_of(run.metrics[-1].get("seconds")) if run.metrics else math.nan
+    """Return the seconds of all phases of the run."""
+    return math.nan if run.status is None else sum(run.status.seconds.values())
 
 
 FIGURES = (
     FigureKind("best_score", "best score in the search", "", best_score, upper=MAX_SCORE),
     FigureKind("final_score", "mean score of rank 0, new seeds", "", final_score, upper=MAX_SCORE),
     FigureKind("test_score", "test score of rank 0", "", test_score, upper=MAX_SCORE),
-    FigureKind("evaluations", "evaluations", "", num_evaluations),
-    FigureKind("failed", "failed evaluations", "%", lambda run: 100 * failed_share(run), upper=100.0),
+    FigureKind("evaluations", "evaluations", "", lambda run: float(len(run.searched))),
+    FigureKind("failed", "failed evaluations", "%", failed_percentage, upper=100.0),
     FigureKind("seconds", "time", "s", seconds_of),
 )
 
@@ -213,9 +206,6 @@ def group_curve(group: Group, kind: CurveKind) -> GroupCurve | None:
     curves = [curve for run in group.runs if (curve := _run_curve(run, kind)) is not None]
     if not curves:
         return None
-    if len(curves) == 1:
-        ((x, y),) = curves
-        return GroupCurve(x.tolist(), y.tolist(), [math.nan] * len(x), [math.nan] * len(x))
     start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     if end < start:
         return None
