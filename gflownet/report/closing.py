@@ -141,24 +141,20 @@ def report_run(
         except UserError as error:
             write_errors.append(error)
 
-    from_dict, references = terminal_type.from_dict, list[dict[str, Any]]()
-    entries = write_top_architectures(folder, top, task=task, from_dict=from_dict, write=attempt)
-    if final is not None:
-        references = write_references(folder, final, task=task, from_dict=from_dict, write=attempt)
-        best = side_of("rank 0", entries[0].get("final") or {})
-        for line in verdict_of(best, (side_of(each["name"], each) for each in references)):
-            report_line(line)
-    for line in (_mean_line(score_means), *complaints(top)):
+    files: dict[str, Any] = {"task": task, "from_dict": terminal_type.from_dict, "write": attempt}
+    entries = write_top_architectures(folder, top, **files)
+    references = [] if final is None else write_references(folder, final, **files)
+    best = side_of("rank 0", entries[0].get("final") or {}) if entries else None
+    verdicts = verdict_of(best, (side_of(each["name"], each) for each in references))
+    for line in (*verdicts, _mean_line(score_means), *complaints(top)):
         report_line(line)
     leaders = [leader_of(entry, folder / TOP_NAME) for entry in (*entries, *references)]
-    no_rows = "no architecture could be evaluated"
-    if task.limits and num_successful:
-        no_rows = f"no architecture is within evaluation.constraints, {num_successful} could be evaluated"
     if leaders:
         print_leaders(leaders, console)
-    lines = [] if leaders else [no_rows]
-    lines += [] if final is None else [*_captions(final, unit=task.fidelity_unit, name=task.score_name), *final.notes]
-    for line in [*lines, *_next_lines(folder, top, task, terminal_type)]:
+    else:
+        report_line(_no_leaders(task, num_successful))
+    notes = [] if final is None else [*_captions(final, unit=task.fidelity_unit, name=task.score_name), *final.notes]
+    for line in [*notes, *_next_lines(folder, top, task, terminal_type)]:
         report_line(line)
     if evaluated:
         report_line(_report_front(folder, evaluated, task=task, console=console, write=attempt))
@@ -166,6 +162,12 @@ def report_run(
         if line:
             report_line(line)
     return write_errors
+
+
+def _no_leaders(task: GFNTask, num_successful: int) -> str:
+    if task.limits and num_successful:
+        return f"no architecture is within evaluation.constraints, {num_successful} could be evaluated"
+    return "no architecture could be evaluated"
 
 
 def _next_lines(folder: Path, top: Sequence[TopArchitecture], task: GFNTask, terminal_type: Any) -> Iterator[str]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from itertools import combinations
+from itertools import combinations, compress
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +230,9 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
     """Print the final figures and the verdict of each problem."""
     console = console or make_console()
     for problem in comparison.problems:
-        figures = figure_table(comparison, problem, [kind for kind in FIGURES if kind.key in _COMPARED])
+        kinds = [kind for kind in FIGURES if kind.key in _COMPARED]
+        is_known = [any(math.isfinite(each[kind.key].mean) for each in comparison.figures) for kind in kinds]
+        figures = figure_table(comparison, problem, [*compress(kinds, is_known)])
         table = RichTable(title=printable(problem.name) or None, title_justify="left", box=box.SIMPLE_HEAD)
         for header in figures.header:
             table.add_column(header, overflow="fold")
