@@ -117,8 +117,6 @@ def report_run(
 ) -> list[UserError]:
     """Write and print the best architectures (and the Pareto front); return the errors of unwritten files.
 
-    With a final stage, the first line is that of the winner.
-
     Args:
         folder: run folder.
         top: best architectures, best first.
@@ -148,8 +146,7 @@ def report_run(
     verdicts = verdict_of(best, (side_of(each["name"], each) for each in references))
     for line in (*verdicts, _mean_line(score_means), *complaints(top)):
         report_line(line)
-    leaders = [leader_of(entry, folder / TOP_NAME) for entry in (*entries, *references)]
-    if leaders:
+    if leaders := [leader_of(entry, folder / TOP_NAME) for entry in (*entries, *references)]:
         print_leaders(leaders, console)
     else:
         report_line(_no_leaders(task, num_successful))
