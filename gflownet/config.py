@@ -83,7 +83,9 @@ class ReportConfig:
     """report.html of the run folder."""
 
     every: float | None = option(
-        60.0, "seconds between two versions of report.html during the run; 0: only at the end; null: none", NOT_NEGATIVE
+        60.0,
+        "report.html is written at the first checkpoint after so many seconds; 0: only at the end; null: none",
+        NOT_NEGATIVE,
     )
 
 

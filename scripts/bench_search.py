@@ -5,32 +5,37 @@
 Sections: nb201 (12-epoch validation accuracy), nb201_long (1,000 evaluations), opgfn (12-epoch test accuracy, the
 protocol of OP-GFN), macro, recorded (trainings of digits networks), digits and mnist1d (real trainings), surrogates
 (rank correlations without a search; only here the goals are those of auto), proposals (their seconds and memory on
-15,625 cells). The other goals are those of the searched
-method, --searched; the other methods are figures. A repeated command continues in --out, where every seed's curve
-stays. Tables are in --tables, $GFLOWNET_TABLES or shared/data beside the checkout.
+15,625 cells). The other goals are those of the searched method, --searched; the other methods are figures, read from
+the stores of their runs in --out, where a repeated command continues. Tables are in --tables, $GFLOWNET_TABLES or
+shared/data beside the checkout.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gflownet.comparison.plan import Method, Plan, read_methods
+from gflownet.comparison.plan import Job, Plan, read_methods
 from gflownet.comparison.session import run_plan
-from gflownet.report.compared.search_tables import write_searches
-from gflownet.report.compared.searches import Accounting, Quantity, Searches, summary_of
+from gflownet.config import load_config
+from gflownet.evaluation.store_rows import EvaluationStatus
+from gflownet.files import parse_json
+from gflownet.report.compared.figures import estimate_of, paired_difference
+from gflownet.report.page import read_run
+from gflownet.run.trainer import GFNTrainer
 from gflownet.terminal.console import make_console
 from gflownet.terminal.interrupts import stop_signals
 from scripts.bench import Row, at_least, at_most, figure, finish, skip
@@ -38,14 +43,14 @@ from scripts.surrogate_ranks import NAMES, NUM_EVALUATIONS, NUM_SEEDS, QUICK_EVA
 
 _ROOT = Path(__file__).resolve().parent.parent
 METHODS = "random,evolution,local_search,tpe,surrogate,surrogate_gflownet"
-FREE, EVERY = Accounting.EVALUATIONS, Accounting.PROPOSALS
 QUICK_SEEDS, QUICK_BUDGET, QUICK_METHODS = 2, 20, "random,surrogate"
 # Goals apply to the full number of seeds and evaluations.
 _PERCENT = 100.0
 _MIN_SHARE = 47 / 50
 # The search does not enumerate the space; several candidates are proposed together, as trainings in parallel need.
 _TOO_LARGE = ("search.proposals.num_enumerated=0", "search.batch_size=4")
-_EVERY_CALLS = 110  # with every proposal counted, the goals of 100 evaluations
+_CHECKPOINTS = (10, 50, 100, 200, 500)
+_NEAR, _TOP = 0.01, 0.01  # shares: below the best score, and of the space by test score
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,83 @@ DATA_SETS = (
     DataSet("c100", 61.1, 61.28, 72.7, 92, 140),
     DataSet("in16", 38.1, 38.5, 46.4, 58, 125),
 )
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The n evaluations of a search in order, from the store of its run."""
+
+    scores: np.ndarray  # [n], NaN: failed
+    tests: np.ndarray  # [n], NaN: no test score
+    metrics: Mapping[str, float]  # last value of each
+    final_scores: Sequence[float] = ()  # means of the best architectures on new seeds
+
+    def best(self, at: int) -> float:
+        """Return the best score after `at` evaluations."""
+        return float(np.nanmax(self.scores[:at]))
+
+    def test(self, at: int) -> float:
+        """Return the test score of the architecture with the best score after `at` evaluations."""
+        return float(self.tests[np.nanargmax(self.scores[:at])])
+
+
+@dataclass(frozen=True)
+class Searches:
+    """The curves of a comparison, and values that they are measured against."""
+
+    num_evaluations: int
+    curves: Mapping[str, Sequence[Curve]]  # by method, one per seed
+    optimum: float | None = None  # best score of the space, if known
+    top_test: float = math.inf  # smallest test score among the best 1 % of the space
+
+    def values(self, label: str, figure_at: Callable[[Curve], float]) -> np.ndarray:
+        """Return a figure of every run of a method, [S]."""
+        return np.array([figure_at(curve) for curve in self.curves[label]])
+
+    def best(self, label: str, at: int) -> np.ndarray:
+        """Return the best scores after `at` evaluations, [S]."""
+        return self.values(label, lambda curve: curve.best(at))
+
+    def num_near(self, label: str, at: int) -> np.ndarray:
+        """Return the numbers of evaluated architectures within 1 % of the best known score, [S]."""
+        known = max(curve.best(self.num_evaluations) for curves in self.curves.values() for curve in curves)
+        limit = (1 - _NEAR) * (known if self.optimum is None else self.optimum)
+        return self.values(label, lambda curve: float((curve.scores[:at] >= limit).sum()))
+
+    def num_top(self, label: str, at: int) -> float:
+        """Return the mean number of evaluated architectures among the best 1 % of the space by test score."""
+        return self.values(label, lambda curve: float((curve.tests[:at] >= self.top_test).sum())).mean()
+
+    def own_seconds(self, label: str) -> Iterator[float]:
+        """Yield the median seconds of the method's own work per evaluation; nothing where it is not measured."""
+        seconds = [curve.metrics.get("method_seconds_per_evaluation") for curve in self.curves[label]]
+        if known := [each for each in seconds if each is not None]:
+            yield median(known)
+
+
+def read_searches(plan: Plan) -> Searches:
+    """Return the curves of the runs of a plan, from their stores."""
+    jobs = plan.jobs()
+    trainer = GFNTrainer(load_config(jobs[0].config, jobs[0].options()))
+    tests = sorted(trainer.task.all_test_scores(), reverse=True)
+    curves = {method.label: [_curve(job, trainer) for job in jobs if job.method == method] for method in plan.methods}
+    optimum = max(trainer.task.all_scores(), default=None)
+    return Searches(
+        plan.num_evaluations, curves, optimum, tests[max(round(_TOP * len(tests)), 1) - 1] if tests else math.inf
+    )
+
+
+def _curve(job: Job, trainer: GFNTrainer) -> Curve:
+    run, task, from_dict = read_run(job.folder), trainer.task, trainer.env.terminal_type.from_dict
+    is_known = [row.status is EvaluationStatus.OK for row in run.searched]
+    tests = [
+        task.test(from_dict(parse_json(row.graph)), seed=job.seed) if task.is_cheap and known else None
+        for row, known in zip(run.searched, is_known, strict=True)
+    ]
+    metrics = {key: value for row in run.metrics for key, value in row.items() if isinstance(value, int | float)}
+    finals = [entry["final"]["mean"] for entry in run.top if "final" in entry]
+    scores = [row.score if known else math.nan for row, known in zip(run.searched, is_known, strict=True)]
+    return Curve(np.array(scores), np.array([math.nan if each is None else each for each in tests]), metrics, finals)
 
 
 @dataclass(frozen=True)
@@ -114,64 +196,56 @@ def sections(tables: Path) -> list[Section]:
     ]
 
 
-def _mean(comparison: Searches, label: str, quantity: Quantity, at: int, accounting: Accounting = FREE) -> float:
-    return comparison.summary(label, quantity, at, accounting=accounting).mean
-
-
 def _nb201_rows(goals: DataSet, comparison: Searches, label: str) -> Iterator[Row]:
-    signal, test = partial(_mean, comparison, label, Quantity.BEST), partial(_mean, comparison, label, Quantity.TEST)
-    yield at_least("mean best signal @50", _PERCENT * signal(50), "%", goals.signal_50)
-    yield at_least("mean best signal @100", _PERCENT * signal(100), "%", goals.signal_100)
+    yield at_least("mean best signal @50", _PERCENT * comparison.best(label, 50).mean(), "%", goals.signal_50)
+    yield at_least("mean best signal @100", _PERCENT * comparison.best(label, 100).mean(), "%", goals.signal_100)
     yield at_least("seeds with the optimum by 150", _share_by(comparison, label, 150), "", _MIN_SHARE)
-    yield at_least("test of the best @100", _PERCENT * test(100), "%", goals.test_100)
-    top = _mean(comparison, label, Quantity.TOP_TEST, 200)
-    yield at_least("distinct top 1 % by test @200", top, "cells", goals.top_200)
-    at = _EVERY_CALLS
-    yield at_least(f"mean best signal after {at} proposals", _PERCENT * signal(at, EVERY), "%", goals.signal_100)
-    yield at_least(f"test of the best after {at} proposals", _PERCENT * test(at, EVERY), "%", goals.test_100)
-    yield at_most("own work per evaluation, median", comparison.own_seconds(label), "s", 0.2)
+    yield at_least("test of the best @100", _PERCENT * _test(comparison, label, 100), "%", goals.test_100)
+    yield at_least("distinct top 1 % by test @200", comparison.num_top(label, 200), "cells", goals.top_200)
+    for seconds in comparison.own_seconds(label):
+        yield at_most("own work per evaluation, median", seconds, "s", 0.2)
     yield from _calibration_rows(comparison, label)
 
 
 def _long_rows(goals: DataSet, comparison: Searches, label: str) -> Iterator[Row]:
-    top = _mean(comparison, label, Quantity.TOP_TEST, 1_000)
-    yield at_least("distinct top 1 % by test @1,000", top, "cells", goals.top_1000)
+    yield at_least("distinct top 1 % by test @1,000", comparison.num_top(label, 1_000), "cells", goals.top_1000)
 
 
 def _opgfn_rows(comparison: Searches, label: str) -> Iterator[Row]:
     yield at_least("seeds with the optimum by 250", _share_by(comparison, label, 250), "", _MIN_SHARE)
-    yield figure("test of the best @250", _PERCENT * _mean(comparison, label, Quantity.TEST, 250), "%")
+    yield figure("test of the best @250", _PERCENT * _test(comparison, label, 250), "%")
 
 
 def _macro_rows(comparison: Searches, label: str) -> Iterator[Row]:
-    yield at_least("mean best @100", _PERCENT * _mean(comparison, label, Quantity.BEST, 100), "%", 93.12)
+    yield at_least("mean best @100", _PERCENT * comparison.best(label, 100).mean(), "%", 93.12)
     yield from _calibration_rows(comparison, label)
 
 
 def _recorded_rows(comparison: Searches, label: str) -> Iterator[Row]:
     for at in (100, 300):
         for other in ("evolution", "local_search"):
-            yield from _above(comparison, label, other, Quantity.BEST, at)
-    yield from _above(comparison, label, "surrogate", Quantity.NEAR_BEST, 300)
+            yield from _above(f"best: above {other} @{at}", comparison, label, other, partial(comparison.best, at=at))
+    near = partial(comparison.num_near, at=300)
+    yield from _above("near_best: above surrogate @300", comparison, label, "surrogate", near)
     yield from _calibration_rows(comparison, label)
 
 
-def _above(comparison: Searches, label: str, other: str, quantity: Quantity, at: int) -> Iterator[Row]:
+def _above(
+    name: str, comparison: Searches, label: str, other: str, values: Callable[[str], np.ndarray]
+) -> Iterator[Row]:
     """Yield the mean paired difference; it holds if its interval is above 0."""
-    if other in comparison.records and other != label:
-        each = comparison.difference(label, other, quantity, at, accounting=FREE)
-        name = f"{quantity}: above {other} @{at} [{each.low:+.4f}, {each.high:+.4f}]"
-        yield Row(name, each.mean, "", "interval > 0", each.low > 0)
+    if other in comparison.curves and other != label:
+        each = paired_difference(values(label), values(other))
+        yield Row(f"{name} [{each.low:+.4f}, {each.high:+.4f}]", each.mean, "", "interval > 0", each.low > 0)
 
 
 def _real_rows(comparison: Searches, label: str) -> Iterator[Row]:
     """Yield the means of the best 10 architectures on new seeds; the interval has to be above random's."""
     scores = {
-        name: summary_of(np.array([mean(record.final_scores) for record in records]))
-        for name, records in comparison.records.items()
+        name: estimate_of([mean(curve.final_scores) for curve in curves]) for name, curves in comparison.curves.items()
     }
-    for name, summary in scores.items():
-        yield figure(f"top 10 on new seeds: {name} [{summary.low:.4f}, {summary.high:.4f}]", summary.mean)
+    for name, estimate in scores.items():
+        yield figure(f"top 10 on new seeds: {name} [{estimate.low:.4f}, {estimate.high:.4f}]", estimate.mean)
     for other in ("random", "evolution", "tpe"):
         if other in scores and other != label:
             difference = scores[label].mean - scores[other].mean
@@ -180,15 +254,18 @@ def _real_rows(comparison: Searches, label: str) -> Iterator[Row]:
             yield Row(f"top 10 on new seeds: above {other}", difference, "", goal, holds)
 
 
+def _test(comparison: Searches, label: str, at: int) -> float:
+    return comparison.values(label, lambda curve: curve.test(at)).mean()
+
+
 def _share_by(comparison: Searches, label: str, at: int) -> float:
-    best = comparison.values(label, Quantity.BEST, np.array([at]), accounting=FREE)[:, 0]
-    return float((best >= comparison.references.best).mean())
+    return float((comparison.best(label, at) >= (comparison.optimum or math.inf)).mean())
 
 
 def _calibration_rows(comparison: Searches, label: str) -> Iterator[Row]:
     """Yield the share of scores inside the surrogate's 90 % intervals, predicted before they were known."""
     key = "surrogate_coverage_all"
-    shares = [record.metrics[key] for record in comparison.records[label] if key in record.metrics]
+    shares = [curve.metrics[key] for curve in comparison.curves[label] if key in curve.metrics]
     if shares:
         share = mean(shares)
         yield Row("scores inside 90 % intervals", share, "", "0.85 to 0.95", 0.85 <= share <= 0.95)
@@ -196,17 +273,19 @@ def _calibration_rows(comparison: Searches, label: str) -> Iterator[Row]:
 
 def _figures(comparison: Searches, searched: str) -> Iterator[Row]:
     """Yield the figures of the methods without goals."""
-    for label in comparison.labels:
-        if label != searched or comparison.num_evaluations <= QUICK_BUDGET:
-            for at in comparison.checkpoints:
-                yield figure(f"{label}: mean best @{at}", _mean(comparison, label, Quantity.BEST, at))
-            yield figure(f"{label}: own work per evaluation, median", comparison.own_seconds(label), "s")
+    num = comparison.num_evaluations
+    for label in comparison.curves:
+        if label != searched or num <= QUICK_BUDGET:
+            for at in [*(at for at in _CHECKPOINTS if at < num), num]:
+                yield figure(f"{label}: mean best @{at}", comparison.best(label, at).mean())
+            for seconds in comparison.own_seconds(label):
+                yield figure(f"{label}: own work per evaluation, median", seconds, "s")
 
 
 def run(section: Section, arguments: argparse.Namespace) -> list[Row] | None:
     """Return the rows of a section, None after a stop request."""
     num_evaluations = QUICK_BUDGET if arguments.quick else section.num_evaluations
-    methods = list[Method](read_methods(QUICK_METHODS if arguments.quick else arguments.methods or section.methods))
+    methods = read_methods(QUICK_METHODS if arguments.quick else arguments.methods or section.methods)
     table = () if section.table is None else (f"task_options.table={section.table}",)
     plan = Plan(
         config=section.config,
@@ -218,12 +297,12 @@ def run(section: Section, arguments: argparse.Namespace) -> list[Row] | None:
     )
     plan.check()
     with stop_signals() as stop:
-        comparison = run_plan(plan, num_processes=arguments.parallel, console=make_console(), stop=stop)
-    if comparison is None:
+        is_finished = run_plan(plan, num_processes=arguments.parallel, console=make_console(), stop=stop)
+    if not is_finished:
         return None
-    write_searches(comparison, plan.folder, command=sys.argv[1:])
+    comparison = read_searches(plan)
     rows = list(_figures(comparison, arguments.searched))
-    if not arguments.quick and arguments.searched in comparison.records:
+    if not arguments.quick and arguments.searched in comparison.curves:
         rows += section.rows(comparison, arguments.searched)
     return [replace(row, name=f"{section.name}: {row.name}") for row in rows]
 

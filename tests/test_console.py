@@ -19,7 +19,6 @@ from rich.console import Console
 from gflownet.language.run import LOOK
 from gflownet.records.status import Phase
 from gflownet.run.view import FIGURES, STATUS_FIGURES, Limits, LivePanel, PlainLines, View, curve, make_view
-from gflownet.terminal.console import ReportRow, print_front, print_report
 
 VALUES = {
     "loss": 0.51234,
@@ -405,70 +404,6 @@ def test_live_panel_in_ascii() -> None:
     assert "step 2/2" in written.getvalue().decode("ascii")
 
 
-def test_print_report_table_and_load_line() -> None:
-    output = io.StringIO()
-    rows = [ReportRow(1, 0.97221, 0.9611, 12345, 3, 7, "[1].svg"), ReportRow(2, 0.97, None, None, 0, 1, "2.svg")]
-    load_line = 'model = gflownet.load("logs/[x]/top_architectures.json", rank=0)' + " " * 80 + "# the end"
-    folder = "logs/[x]/" + "long" * 30 + "/architectures"
-    print_report(rows, load_line=load_line, pictures=folder, console=Console(file=output, width=100))
-    lines = [" ".join(line.split()) for line in output.getvalue().splitlines()]
-    assert "rank validation test parameters hidden edges picture" in lines
-    assert "1 0.9722 0.9611 12,345 3 7 [1].svg" in lines
-    assert "2 0.9700 - - 0 1 2.svg" in lines
-    assert f"\npictures: {folder}\n" in output.getvalue()
-    assert f"\n  {load_line}\n" in output.getvalue()
-
-
-def test_print_report_at_80_columns() -> None:
-    output = io.StringIO()
-    rows = [ReportRow(rank, 0.9722, 0.9611, 123_456_789, 126, 127, f"rank_{rank}.svg") for rank in range(10, 20)]
-    print_report(rows, load_line=None, console=Console(file=output, width=80))
-    lines = output.getvalue().splitlines()
-    assert [line.split() for line in lines if "0.9722" in line] == [
-        [str(rank), "0.9722", "0.9611", "123,456,789", "126", "127", f"rank_{rank}.svg"] for rank in range(10, 20)
-    ]
-    assert len([line for line in lines if line.strip()]) == len(rows) + 3, "title, head, rule, rows and no more"
-    assert max(map(len, lines)) <= 80
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_print_report_of_references_is_readable(width: int) -> None:
-    output = io.StringIO()
-    rows = [ReportRow(0, 0.9722, 0.9611, 12_345, 8, 11, "rank_0.svg", 0.0123)]
-    name = "best of 8 random architectures in 10 trainings; the run had 30"
-    rows.append(ReportRow(None, 0.95, 0.96, 12_346, None, None, name, 0.0456))
-    print_report(rows, load_line=None, console=Console(file=output, width=width))
-    lines = output.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    assert (" hidden " in output.getvalue()) == (width == 120)
-    words = [word for line in lines for word in line.split()]
-    assert all(word in words for word in name.split()), "no word is broken"
-
-
-def test_print_report_without_architectures() -> None:
-    output = io.StringIO()
-    print_report([], load_line="gflownet.load(...)", pictures="logs", console=Console(file=output, width=80))
-    assert output.getvalue() == "no architecture could be evaluated\n"
-    print_report([], load_line=None, no_rows="none is within [limits]", console=Console(file=output, width=80))
-    assert output.getvalue().endswith("\nnone is within [limits]\n")
-
-
-@pytest.mark.parametrize("num", [1, 3, 20, 47])
-def test_print_front_maximum_rows(num: int) -> None:
-    output = io.StringIO()
-    values = [[1 - rank / 100, 10_000.0 - rank, 1.25e-5] for rank in range(num)]
-    print_front(("accuracy", "parameters", "latency"), values, console=Console(file=output, width=80))
-    title, _, head, _, *rows = [line.split() for line in output.getvalue().splitlines()]
-    assert " ".join(title) == ("Pareto front, 20 of 47" if num == 47 else "Pareto front")
-    assert head == ["rank", "accuracy", "parameters", "latency"]
-    rows = [row for row in rows if row]
-    ranks = [int(row[0]) for row in rows]
-    assert len(set(ranks)) == len(ranks) == min(num, 20)
-    assert (ranks[0], ranks[-1]) == (0, num - 1)
-    for rank, row in zip(ranks, rows, strict=True):
-        assert row[1:] == [f"{values[rank][0]:.4g}".removesuffix(".0"), f"{10_000 - rank:,}", "1.25e-05"]
-
-
 SHOWING = """
 import pathlib, sys
 from gflownet.config import WandbConfig
@@ -502,14 +437,3 @@ def test_live_panel_on_pseudo_terminal(tmp_path: Path, checkout: Path) -> None:
     assert "\x1b[1A" in text, "redrawn in place"
     assert text.count("printed by a task") == 3
     assert text.rstrip().endswith("\x1b[?25h"), "the cursor is back"
-
-
-def test_console_escapes_control_characters() -> None:
-    output = io.StringIO()
-    console = Console(file=output, force_terminal=False, width=120)
-    row = ReportRow(0, 0.5, None, None, 1, 2, picture="\x1b[31m.svg")
-    print_report([row], load_line='load("\x1b[2J")', pictures="\u202e", console=console)
-    print_front(["\x1b]0;x\x07", "[red]"], [[0.5, 1.0]], console=console)
-    assert output.getvalue().replace("\n", "").isprintable()
-    for text in (r"\x1b[31m.svg", r'load("\x1b[2J")', r"\u202e", r"\x1b]0;x\x07", "[red]"):
-        assert text in output.getvalue()

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from rich.console import Console
 
 from gflownet.records.marker import read_marker
 from gflownet.records.status import read_status
-from tests.small_run import SMALL, run
+from gflownet.report.__main__ import main as report
+from tests.small_run import run
 
 PAGE = "report.html"
 WITH_PAGE = "report.every=60"
-
-
-def followers(folder: Path) -> list[int]:
-    """Return the processes that rewrite the page of a run."""
-    processes = psutil.process_iter(["cmdline", "status"])
-    return [process.pid for process in processes if {"gflownet.report.follower", str(folder)} <= set(_line(process))]
-
-
-def _line(process: psutil.Process) -> list[str]:
-    return [] if process.info["status"] == psutil.STATUS_ZOMBIE else process.info["cmdline"] or []
 
 
 def state_on(page: Path) -> str:
@@ -49,7 +38,6 @@ def test_completed_run_has_a_page_and_resumes(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().out.endswith(f"report: {folder / PAGE}\n")
     assert state_of(folder) == ("completed", "")
     assert state_on(folder / PAGE) == "completed"
-    assert not followers(folder)
     assert run(folder, WITH_PAGE, "num_training_steps=2", "resume=true") == 0
     status, marker = read_status(folder), read_marker(folder)
     assert status is not None
@@ -67,7 +55,6 @@ def test_interrupted_run_has_a_page(tmp_path: Path, task: str) -> None:
     assert run(tmp_path, WITH_PAGE, f"task=tests.toy_tasks:{task}") == 128 + number
     assert state_of(tmp_path) == ("interrupted", {2: "SIGINT", 15: "SIGTERM"}[number])
     assert state_on(tmp_path / PAGE) == "interrupted"
-    assert not followers(tmp_path)
 
 
 def test_failed_run_has_a_page_with_the_message(tmp_path: Path) -> None:
@@ -75,7 +62,6 @@ def test_failed_run_has_a_page_with_the_message(tmp_path: Path) -> None:
         run(tmp_path, WITH_PAGE, "task=tests.toy_tasks:BreaksItsReward")
     assert state_of(tmp_path) == ("failed", "RuntimeError: no reward today")
     assert state_on(tmp_path / PAGE) == "failed"
-    assert not followers(tmp_path)
 
 
 def test_second_interrupt_ends_without_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +72,6 @@ def test_second_interrupt_ends_without_a_page(tmp_path: Path, monkeypatch: pytes
     assert run(tmp_path, WITH_PAGE, "num_training_steps=1") == 130
     assert state_of(tmp_path) == ("interrupted", "SIGINT")
     assert not (tmp_path / PAGE).exists()
-    assert not followers(tmp_path)
 
 
 @pytest.mark.parametrize("is_rich", [True, False])
@@ -117,7 +102,6 @@ def test_page_that_cannot_be_written_is_a_warning(
     monkeypatch.setattr("gflownet.report.page.page_of", lambda _: 1 / 0)
     assert run(tmp_path, WITH_PAGE, "num_training_steps=1") == 0
     assert f"{tmp_path / PAGE} was not written: division by zero" in caplog.text
-    assert not followers(tmp_path)
 
 
 def test_foreign_page_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,32 +109,19 @@ def test_foreign_page_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert run(tmp_path, WITH_PAGE) == 2
     assert f"expected only files that the run wrote, got {tmp_path / PAGE}" in capsys.readouterr().err
     assert (tmp_path / PAGE).read_text() == "mine"
-    assert not followers(tmp_path)
 
 
-@pytest.mark.slow
-def test_two_runs_write_their_pages_during_the_run(tmp_path: Path) -> None:
-    """Their consoles name the pages, and a SIGTERM ends both without a process left."""
-    options = ["num_training_steps=100000", "report.every=0.5"]
-    folders = [tmp_path / "a", tmp_path / "b"]
-    runs = [
-        subprocess.Popen(
-            [sys.executable, "-m", "gflownet.train", *SMALL, *options, f"log_dir={folder}"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for folder in folders
-    ]
-    for folder, process in zip(folders, runs, strict=True):
-        assert process.stdout is not None
-        line = next(line for line in process.stdout if line.startswith("report: "))
-        assert line == f"report: {folder / PAGE}, rewritten every 0.5 s\n"
-        assert state_on(folder / PAGE) == "running"
-        assert len(followers(folder)) == 1
-    for folder, process in zip(folders, runs, strict=True):
-        process.terminate()
-        process.communicate()
-        assert process.returncode == 143
-        assert state_on(folder / PAGE) == "interrupted"
-        assert not followers(folder)
+def test_page_is_rewritten_at_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second interrupt leaves out the last page; the command writes it."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gflownet.run.final_stage.final_stage", interrupt)
+    assert run(tmp_path, "report.every=0.001", "num_training_steps=2", "checkpoint_every=1") == 130
+    assert f"report: {tmp_path / PAGE}, rewritten at checkpoints\n" in capsys.readouterr().out
+    assert state_on(tmp_path / PAGE) == "running"
+    assert report([str(tmp_path)]) == 0
+    assert state_on(tmp_path / PAGE) == "interrupted"

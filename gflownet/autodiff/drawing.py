@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import networkx as nx
@@ -69,7 +68,6 @@ def to_networkx(graph: Graph | Node) -> nx.MultiDiGraph:
 
 def _figure(graph: Graph | Node) -> Figure:
     graph = Graph(graph) if isinstance(graph, Node) else graph
-    rows = _rows(graph.nodes())
     numbers = {node: number for number, node in enumerate(graph.nodes())}
     items: dict[int, Item] = {}
     links: list[FigureLink] = []
@@ -83,26 +81,12 @@ def _figure(graph: Graph | Node) -> Figure:
         width = OUTPUT_STROKE_WIDTH if node in graph.outputs else Cell.stroke_width
         colours = COLOURS.get(key, CUSTOM_COLOURS)
         cell = Cell(shortened(title, MAX_TITLE_LENGTH), colours, tooltip, detail, width)
-        items[numbers[node]] = Item(rows[node], Form.BOX, (cell,))
+        items[numbers[node]] = Item(Form.BOX, cell)
         for side, source in enumerate(node.inputs):
             marks = "LR" if len(node.inputs) == 2 else range(len(node.inputs))
             mark = f"{marks[side]}" if len(node.inputs) > 1 else ""
             links.append(FigureLink(numbers[source], numbers[node], mark, position=side))
     return Figure(items, links)
-
-
-def _rows(nodes: Sequence[Node]) -> dict[Node, int]:
-    """Return the row of each node: below all its operands; a leaf one row above its first use."""
-    rows: dict[Node, int] = {}
-    first_uses: dict[Node, int] = {}
-    for node in nodes:
-        rows[node] = 1 + max((rows[source] for source in node.inputs), default=-1)
-        for source in node.inputs:
-            first_uses[source] = min(rows[node], first_uses.get(source, rows[node]))
-    for node in nodes:
-        if isinstance(node, LeafNode) and node in first_uses:
-            rows[node] = first_uses[node] - 1
-    return rows
 
 
 def _indices(entry: dict[str, Any], position: int) -> list[int] | None:

@@ -30,7 +30,7 @@ _STOP_MESSAGE = "\nstopping: running evaluations are cancelled; repeat the comma
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0, 2 for an error of the user, 128 + a signal."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return run_command(lambda: compare(parse(arguments), command=arguments))
+    return run_command(lambda: compare(parse(arguments)))
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -71,9 +71,8 @@ def command_line() -> CommandLine:
     add("--seeds", type=positive_integer, default=5, metavar="S", help="seeds of each method: 0 to S - 1 (default: 5)")
     add("--parallel", type=positive_integer, default=1, metavar="P", help="runs at the same time (default: 1)")
     add("--out", type=Path, metavar="FOLDER", help="folder of all runs (default: logs/compare_CONFIG)")
-    add("--json", type=Path, metavar="FILE", help="copy of comparison.json")
-    add("--at", type=_numbers, default=(), metavar="N,N", help="evaluations at which the table shows the figures")
-    add("-q", "--quiet", action="store_true", help="only warnings, errors and the final tables")
+    add("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
+    add("-q", "--quiet", action="store_true", help="only warnings, errors and the final table")
     add(
         "overrides",
         nargs="*",
@@ -83,56 +82,54 @@ def command_line() -> CommandLine:
     return parser
 
 
-def compare(options: argparse.Namespace, *, command: Sequence[str]) -> int:
+def compare(options: argparse.Namespace) -> int:
     """Run or read all runs, write and print the result, and return the exit status; or compare given runs."""
     from gflownet.command_line.checks import check_resources
     from gflownet.config import load_config
+    from gflownet.report.__main__ import check_own, is_comparison
+    from gflownet.report.compared import COMPARISON_NAME
 
     if options.runs and not (options.methods or options.method):
-        return _compare_runs(options)
+        if options.overrides or options.out:
+            raise UserError("--methods: expected at least one method for the given options, got only run folders")
+        return _show(options, options.runs, None)
     plan = plan_of(options)
-    plan.check(copy=options.json)
-    for jobs in plan.jobs().values():
-        check_resources(load_config(jobs[0].config, jobs[0].options()))
+    page = plan.folder / COMPARISON_NAME
+    check_own(page, option="--out")
+    if options.json is not None:
+        check_own(options.json, option="--json", is_own=is_comparison)
+    plan.check()
+    for job in plan.jobs()[: len(plan.methods)]:
+        check_resources(load_config(job.config, job.options()))
     plan.folder.mkdir(parents=True, exist_ok=True)
     with locked_folder(
         plan.folder, refusal=f"--out: expected a folder without an active comparison, got {plan.folder}"
     ):
-        return _run_methods(plan, options, command=command)
+        return _run_methods(plan, options, page)
 
 
-def _compare_runs(options: argparse.Namespace) -> int:
-    """Write the page of runs that were started by other commands, as `gflownet report` does."""
-    from gflownet.report.__main__ import write_reports
-
-    if options.overrides or options.out:
-        raise UserError("--methods: expected at least one method for the given options, got only run folders")
-    for path in write_reports(options.runs, json_path=options.json, is_comparison=True):
-        print(printable(f"report: {path}"))
-    return 0
-
-
-def _run_methods(plan: Plan, options: argparse.Namespace, *, command: Sequence[str]) -> int:
+def _run_methods(plan: Plan, options: argparse.Namespace, page: Path) -> int:
     # Imported here: --help and errors of the command line wait for nothing.
     from rich.console import Console
 
-    from gflownet.comparison.plan import PAGE_NAME
     from gflownet.comparison.session import run_plan
-    from gflownet.report.__main__ import write_reports
-    from gflownet.report.compared.search_tables import print_searches, write_searches
-    from gflownet.terminal.console import make_console, print_line
+    from gflownet.terminal.console import make_console
 
-    console = make_console()
-    progress_console = Console(quiet=True) if options.quiet else console
+    console = Console(quiet=True) if options.quiet else make_console()
     with stop_signals(message=_STOP_MESSAGE) as stop:
-        comparison = run_plan(plan, num_processes=options.parallel, console=progress_console, stop=stop)
-    if comparison is None:
+        is_finished = run_plan(plan, num_processes=options.parallel, console=console, stop=stop)
+    if not is_finished:
         return EXIT_SIGNAL + (stop.signal or SIGINT)
-    print_searches(comparison, console)
-    paths = write_searches(comparison, plan.folder, command=command, copy=options.json)
-    runs = [job.folder for jobs in plan.jobs().values() for job in jobs]
-    paths += write_reports([*runs, *options.runs], output=plan.folder / PAGE_NAME, is_comparison=True)
-    print_line(console, f"written: {', '.join(map(str, paths))}")
+    return _show(options, [*(job.folder for job in plan.jobs()), *options.runs], page)
+
+
+def _show(options: argparse.Namespace, runs: Sequence[Path], page: Path | None) -> int:
+    """Print the groups of runs, and write their page as `gflownet report` does."""
+    from gflownet.report.__main__ import write_reports
+    from gflownet.report.compared import print_comparison
+
+    for path in write_reports(runs, output=page, json_path=options.json, show=print_comparison):
+        print(printable(f"report: {path}"))
     return 0
 
 
@@ -150,17 +147,12 @@ def plan_of(options: argparse.Namespace) -> Plan:
         seeds=tuple(range(options.seeds)),
         overrides=tuple(options.overrides),
         folder=options.out or Path("logs", f"compare_{name}"),
-        checkpoints=tuple(options.at),
     )
 
 
 def _is_path(word: str) -> bool:
     """Return whether a word is a run folder, a folder with runs, or a pattern, not an option."""
     return "=" not in word and (Path(word).exists() or "*" in word)
-
-
-def _numbers(text: str) -> list[int]:
-    return [positive_integer(part.strip()) for part in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Plan of a comparison of search methods, and its runs; gflownet.report.compared has the figures."""
+"""Plan of a comparison of search methods, and its runs; gflownet.report.compared has the page."""
 
 import lazy_loader
 

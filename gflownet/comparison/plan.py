@@ -1,4 +1,4 @@
-"""The compared methods, the runs of a comparison, and its folder: start or resume a run with the trainer."""
+"""The compared methods and the runs of a comparison: start or resume a run with the trainer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from gflownet.config import CONFIG_NAME, load_config, to_mapping
 from gflownet.errors import UserError
 from gflownet.options import leaves
 from gflownet.plugins import check_name
-from gflownet.report.compared.record import JSON_NAME, SVG_NAME, RunRecord, is_result, read_record, write_record
+from gflownet.records.marker import read_marker
+from gflownet.records.status import RunState, read_status
 from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS
 
 # Labels are names of folders.
@@ -132,16 +133,14 @@ class Job:
         budget = f"budget.evaluations={self.num_evaluations}"
         return [*_QUIET, *self.overrides, *self.method.overrides, *fixed, budget]
 
-    def record(self) -> RunRecord | None:
-        """Return the record of the finished run in the folder, None if it is not finished.
-
-        Raises:
-            UserError: a run with other options.
-        """
-        record = read_record(self.folder)
-        if record is not None:
-            self._check_options(record.config)
-        return record
+    def is_finished(self) -> bool:
+        """Return whether the folder has the finished run. Raises UserError for a run with other options."""
+        marker = read_marker(self.folder)
+        if marker is None:
+            return False
+        self._check_options(marker.config)
+        status = read_status(self.folder)
+        return status is not None and status.state is RunState.COMPLETED
 
     def check(self) -> None:
         """Raise UserError for options that do not depend on the chosen classes."""
@@ -160,11 +159,11 @@ class Job:
         """Raise UserError for the first option that differs from those of the run in the folder."""
         options = dict(leaves(to_mapping(load_config(self.config, self.options()))))
         stored = dict(leaves(started))
-        for key in sorted(options.keys() | stored.keys()):
-            if key not in _PLACES and options.get(key) != stored.get(key):
+        for key, value in options.items():  # the run has the options of its classes, too
+            if key not in _PLACES and value != stored.get(key):
                 raise UserError(
-                    f"{key}: expected {stored.get(key)!r}, as the run in {self.folder} was started, "
-                    f"got {options.get(key)!r}; choose another --out"
+                    f"{key}: expected {stored.get(key)!r}, as the run in {self.folder} was started, got {value!r}; "
+                    "choose another --out"
                 )
 
 
@@ -174,20 +173,9 @@ def run(job: Job) -> bool:
     Raises:
         UserError: options that do not fit together, or a folder with another run.
     """
-    # Imported here: the command itself does not wait for torch.
-    from gflownet.comparison.extraction import record_of
-    from gflownet.run.trainer import GFNTrainer
+    from gflownet.run.trainer import GFNTrainer  # the command itself does not wait for torch
 
-    if job.record() is not None:
-        return True
-    config = load_config(job.config, job.options())
-    mapping = to_mapping(config)
-    trainer = GFNTrainer(config)
-    trainer.progress.new_evaluations = []
-    if trainer.run() is not None:
-        return False
-    write_record(job.folder, record_of(trainer, mapping))
-    return True
+    return GFNTrainer(load_config(job.config, job.options())).run() is None
 
 
 def _is_output(path: Path) -> bool:
@@ -200,9 +188,6 @@ def _is_output(path: Path) -> bool:
     return start in (b"", OUTPUT_HEADER.encode())
 
 
-PAGE_NAME = "comparison.html"
-
-
 @dataclass(frozen=True)
 class Plan:
     """Methods, seeds and budget of a comparison."""
@@ -213,40 +198,25 @@ class Plan:
     seeds: tuple[int, ...]
     overrides: tuple[str, ...]  # options of all runs, KEY=VALUE
     folder: Path
-    checkpoints: tuple[int, ...] = ()  # evaluations at which figures are shown; empty: powers of ten and their halves
 
-    def jobs(self) -> Mapping[str, list[Job]]:
-        """Return the runs: method label -> one per seed, in folders LABEL/seed_K."""
-        return {
-            method.label: [
-                Job(
-                    config=self.config,
-                    method=method,
-                    seed=seed,
-                    num_evaluations=self.num_evaluations,
-                    overrides=self.overrides,
-                    folder=self.folder / method.label / f"seed_{seed}",
-                )
-                for seed in self.seeds
-            ]
-            for method in self.methods
-        }
-
-    def check(self, *, copy: Path | None = None) -> None:
-        """Raise UserError for wrong options, and for a place of the results or of a run with files of others.
-
-        Args:
-            copy: second path of comparison.json.
-        """
-        for jobs in self.jobs().values():
-            jobs[0].check()
-            for job in jobs:
-                job.check_folder()
-        if copy is not None and (copy.is_symlink() or copy.exists()) and not is_result(copy):
-            raise UserError(f"--json: expected a new file or the result of a comparison, got {copy}")
-        names = [name for name in (JSON_NAME, SVG_NAME, PAGE_NAME) if (self.folder / name).exists()]
-        if names and not is_result(self.folder / JSON_NAME):
-            raise UserError(
-                f"--out: expected a folder of a comparison, got {self.folder} with another file {names[0]}; "
-                "choose another --out"
+    def jobs(self) -> list[Job]:
+        """Return the runs, the methods in turn for each seed, in folders LABEL/seed_K."""
+        return [
+            Job(
+                config=self.config,
+                method=method,
+                seed=seed,
+                num_evaluations=self.num_evaluations,
+                overrides=self.overrides,
+                folder=self.folder / method.label / f"seed_{seed}",
             )
+            for seed in self.seeds
+            for method in self.methods
+        ]
+
+    def check(self) -> None:
+        """Raise UserError for wrong options, and for a folder of a run with files of others."""
+        for job in self.jobs():
+            if job.seed == self.seeds[0]:
+                job.check()
+            job.check_folder()

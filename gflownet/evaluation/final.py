@@ -58,7 +58,7 @@ class FinalStage:
     best_random: TopArchitecture | None = None
     num_trainings: int = 0  # of the run, search and final stage
     num_random: int = 0  # evaluated random architectures, of which `best_random` won
-    num_random_trainings: int = 0  # planned for them, their race included
+    num_random_trainings: int = 0  # of them, their race included
     correlation: float | None = None  # of ranks in the search and here, where the trainings have another length
     references: tuple[Reference, ...] = ()
     notes: tuple[str, ...] = ()  # lines for the user
@@ -291,7 +291,7 @@ class FinalTrainings:
             fidelity=self.fidelity,
             best_random=self._best(heats[1]) if len(heats) > 1 and is_complete else None,
             num_random=len(rows),
-            num_random_trainings=len(rows) + sum(each.finalists.num_trainings for each in heats[1:]),
+            num_random_trainings=len(rows) + sum(len(scores) for each in heats[1:] for scores in each.race.scores),
             correlation=self._correlation(heat) if self.has_other_length else None,
             references=self._references(),
             notes=tuple(self._notes),

@@ -47,7 +47,6 @@ from gflownet.pictures.figure import (
     LinkStyle,
     figure_dot,
     shortened,
-    without_gaps,
 )
 from gflownet.pictures.figure_layout import figure_svg
 
@@ -101,9 +100,7 @@ class _Builder:
         rank = {node_id: place for place, node_id in enumerate(self._order)}
         self._incoming: dict[int, list[Edge]] = {}
         self._late: list[Edge] = []  # recurrent, or from a node further below
-        self._num_uses: dict[int, int] = {}
         for edge in sorted(self._edges, key=lambda edge: (edge.order, edge.edge_id)):
-            self._num_uses[edge.source] = self._num_uses.get(edge.source, 0) + 1
             is_late = edge not in followed or rank[edge.source] >= rank[edge.target]
             (self._late if is_late else self._incoming.setdefault(edge.target, [])).append(edge)
 
@@ -117,36 +114,23 @@ class _Builder:
                 self._add_neuron(node)
             else:
                 self._add_node(node)
-        self._lower_sources()
-        outputs = [node_id for node_id in self._order if self._graph.nodes[node_id].node_type is NodeType.OUTPUT]
-        last = max((item.row for item in self._items.values()), default=-1) + 1
-        for node_id in outputs:
-            self._add_output(self._graph.nodes[node_id], last)
+        for node in (self._graph.nodes[node_id] for node_id in self._order):
+            if node.node_type is NodeType.OUTPUT:
+                self._add_output(node)
         for edge in self._late:
             key, ports = self._starts[edge.target]
             source, exit_port = self._ends[edge.source]
             entry = ports.get(str(edge.attributes.get("port", INPUT_PORT)))
             tooltip, style = self._edge_look(edge)
-            self._links.append(FigureLink(source, key, "", tooltip, style, entry, exit_port))
-        return Figure(without_gaps(self._items), self._links)
+            self._links.append(FigureLink(source, key, "", tooltip, style, entry, exit_port, is_ranked=False))
+        return Figure(self._items, self._links)
 
-    def _lower_sources(self) -> None:
-        """Move every hidden node without inputs to the row above its first use."""
-        entered = {link.target for link in self._links}
-        for node_id, (key, _) in self._starts.items():
-            item, uses = self._items[key], [link.target for link in self._links if link.source == key]
-            if self._graph.nodes[node_id].node_type is NodeType.HIDDEN and key not in entered and uses:
-                self._items[key] = replace(item, row=max(0, min(self._items[use].row for use in uses) - 1))
-
-    def _add_output(self, node: Node, last: int) -> None:
+    def _add_output(self, node: Node) -> None:
         source, port = self._ends[node.node_id]
         if not self._is_inner and is_neuron(self._graph, node):
-            if not any(link.source == source for link in self._links):
-                self._items[source] = replace(self._items[source], row=max(last - 1, self._items[source].row))
             return
         cell = Cell(f"output {self._shape_text(node.node_id)}".strip(), tooltip=f"node {node.node_id}")
-        form = Form.PORT if self._is_inner else Form.PILL
-        key = self._add(Item(last, form, () if self._is_inner else (cell,)))
+        key = self._add(Item(Form.PORT if self._is_inner else Form.PILL, cell, is_last=True))
         self.outputs[node.node_id] = key
         self._links.append(FigureLink(source, key, exit=port))
 
@@ -155,23 +139,20 @@ class _Builder:
         self._items[key] = item
         return key
 
-    def _row_after(self, sources: list[int]) -> int:
-        return max((self._items[key].row for key in sources), default=-1) + 1
-
     def _shape_text(self, node_id: int) -> str:
         return shape_text(self._known[node_id].output) if node_id in self._known else ""
 
     def _add_input(self, node: Node) -> None:
         port = str(node.attributes.get("port", INPUT_PORT))
         if self._is_inner:
-            key = self._add(Item(0, Form.PORT, ()))
+            key = self._add(Item(Form.PORT, Cell("")))
             self.ports.setdefault(port, key)
         else:
             kind = self._known[node.node_id].output.layout if node.node_id in self._known else "input"
             kind = "input" if kind == Layout.VECTOR else kind
             shape = self._shape_text(node.node_id) or str(node.output_size or "")
             cell = Cell(f"{kind} {shape}".strip(), tooltip=node_tooltip(node))
-            key = self._add(Item(0, Form.PILL, (cell,)))
+            key = self._add(Item(Form.PILL, cell))
         self._starts[node.node_id] = key, {}
         self._ends[node.node_id] = key, None
 
@@ -179,7 +160,8 @@ class _Builder:
         """Add a box that all in-edges enter: its aggregation is the second line."""
         edges = self._incoming.get(node.node_id, [])
         links = [self._adapted(edge, None, None) for edge in edges]
-        key = self._add(Item(self._row_after([link.source for link in links]), Form.BOX, (_neuron_cell(node),)))
+        is_output = node.node_type is NodeType.OUTPUT
+        key = self._add(Item(Form.BOX, _neuron_cell(node), is_last=is_output))
         self._links += [_to(link, key) for link in links]
         self._starts[node.node_id], self._ends[node.node_id] = (key, {}), (key, None)
 
@@ -187,53 +169,33 @@ class _Builder:
         by_port: dict[str, list[Edge]] = {}
         for edge in self._incoming.get(node.node_id, []):
             by_port.setdefault(str(edge.attributes.get("port", INPUT_PORT)), []).append(edge)
-        cells = self._cells(node)
-        entries: list[tuple[int, FigureLink]] = []
+        cell = self._cell(node)
+        entries: list[FigureLink] = []
         for port, edges in by_port.items():
             plan = self._known[node.node_id].inputs.get(port) if node.node_id in self._known else None
             label = "" if port == INPUT_PORT else port
-            entries.append((0, self._merged(node, edges, plan, label)))
-        only_merges = not cells and len(entries) == 1 and len(by_port.get(INPUT_PORT, ())) > 1
+            entries.append(self._merged(node, edges, plan, label))
+        only_merges = cell is None and len(entries) == 1 and len(by_port.get(INPUT_PORT, ())) > 1
         if only_merges:
-            key = entries[0][1].source
+            key = entries[0].source
             self._items[key] = replace(self._items[key], note=self._note(node))
             self._starts[node.node_id], self._ends[node.node_id] = (key, {}), (key, None)
             return
-        self._add_box(node, cells, [link for _, link in entries], list(by_port))
+        self._add_box(node, cell, entries, list(by_port))
 
-    def _add_box(self, node: Node, cells: tuple[Cell, ...], links: list[FigureLink], ports: list[str]) -> None:
-        row = self._row_after([link.source for link in links])
+    def _add_box(self, node: Node, cell: Cell | None, links: list[FigureLink], ports: list[str]) -> None:
         inner = self._inner(node)
-        cells = cells or (Cell("identity", CATEGORY_COLOURS[Category.OTHER], node_tooltip(node)),)
-        above = links[0].source if len(links) == 1 else None
-        if inner is None and above is not None and self._is_glued(node, above):
-            item = self._items[above]
-            self._items[above] = replace(item, cells=(*item.cells, *cells), note=self._note(node))
-            self._starts[node.node_id], self._ends[node.node_id] = (above, {}), (above, None)
-            return
+        cell = cell or Cell("identity", CATEGORY_COLOURS[Category.OTHER], node_tooltip(node))
         if inner is None:
-            key = self._add(Item(row, Form.BOX, cells, self._note(node)))
+            key = self._add(Item(Form.BOX, cell, self._note(node)))
             self._starts[node.node_id], self._ends[node.node_id] = (key, {}), (key, None)
             self._links += [_to(link, key) for link in links]
             return
         builder, figure = inner
-        key = self._add(Item(row, Form.FRAME, cells, self._note(node), figure))
+        key = self._add(Item(Form.FRAME, cell, self._note(node), figure))
         self._links += [_to(link, key, entry=builder.ports.get(port)) for link, port in zip(links, ports, strict=True)]
         self._starts[node.node_id] = key, builder.ports
         self._ends[node.node_id] = key, next(iter(builder.outputs.values()), None)
-
-    def _is_glued(self, node: Node, above: int) -> bool:
-        """Return whether a normalisation or the like is drawn as part of the box that it follows alone."""
-        if len(self._incoming[node.node_id]) > 1:
-            return False
-        (edge,) = self._incoming[node.node_id]
-        is_box = self._items[above].form is Form.BOX and self._ends[edge.source][0] == above
-        if not is_box or self._num_uses[edge.source] > 1 or not edge.enabled or node.node_id not in self._known:
-            return False
-        applied = self._known[node.node_id].operation
-        kinds = (Category.NORMALISATION, Category.OTHER)
-        same = self._known[node.node_id].output == self._known[edge.source].output
-        return same and applied is not None and applied.row.category in kinds and len(self._items[above].cells) < 4
 
     def _merged(self, node: Node, edges: list[Edge], plan: MergePlan | None, label: str) -> FigureLink:
         """Return the link from the aligned and merged inputs of a port, without its target."""
@@ -242,7 +204,7 @@ class _Builder:
         if len(links) == 1:
             return FigureLink(links[0].source, -1, label, links[0].tooltip, links[0].style, exit=links[0].exit)
         cell = Cell(merge_sign(node), tooltip=f"node {node.node_id}: {thawed(node.aggregation)} of {len(links)} inputs")
-        key = self._add(Item(self._row_after([link.source for link in links]), Form.CIRCLE, (cell,)))
+        key = self._add(Item(Form.CIRCLE, cell))
         self._links += [_to(link, key) for link in links]
         return FigureLink(key, -1, label)
 
@@ -253,7 +215,7 @@ class _Builder:
         if not text:
             return FigureLink(source, -1, "", tooltip, style, exit=exit_port)
         cell = Cell(text, tooltip=f"{tooltip}, adapted: {text}")
-        key = self._add(Item(self._row_after([source]), Form.SMALL, (cell,)))
+        key = self._add(Item(Form.SMALL, cell))
         self._links.append(FigureLink(source, key, "", tooltip, ADAPTED, exit=exit_port))
         return FigureLink(key, -1, "", tooltip, ADAPTED)
 
@@ -268,16 +230,16 @@ class _Builder:
         tooltip = f"edge {edge.edge_id}: {edge.source} → {edge.target}{weight}{_MARKS.get(style, '')}"
         return tooltip + attributes_text(edge.attributes), style
 
-    def _cells(self, node: Node) -> tuple[Cell, ...]:
-        """Return the line of a node's box; none for an identity without activation."""
+    def _cell(self, node: Node) -> Cell | None:
+        """Return the line of a node's box; None for an identity without activation."""
         if "subgraph" in node.attributes:
-            return (Cell(frame_title(node), _FRAME, node_tooltip(node, self._cost(node))),)
+            return Cell(frame_title(node), _FRAME, node_tooltip(node, self._cost(node)))
         shapes = self._known.get(node.node_id)
         layout = next((plan.shape.layout for plan in shapes.inputs.values()), None) if shapes else None
         text = node_text(node, layout)
         applied = applied_operation(node)
         category = Category.OTHER if applied is None else applied.row.category
-        return (Cell(text, CATEGORY_COLOURS[category], node_tooltip(node, self._cost(node))),) if text else ()
+        return Cell(text, CATEGORY_COLOURS[category], node_tooltip(node, self._cost(node))) if text else None
 
     def _cost(self, node: Node) -> OperationCost | None:
         if node.node_id not in self._known:

@@ -1,16 +1,13 @@
-"""Charts as data: axes, marks with attributes, a legend, and the same figures as a table; as SVG for files."""
+"""Charts as data: axes, marks with attributes, a legend, and the same figures as a table."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 import numpy as np
-
-from gflownet.errors import printable
 
 NUM_TICKS = 5
 # Positive values of a larger ratio get a logarithmic axis.
@@ -122,23 +119,6 @@ def _log_ticks(low: float, high: float) -> list[float]:
 WIDTH, HEIGHT = 460.0, 270.0
 LEFT, RIGHT, TOP, BOTTOM = 66.0, 14.0, 14.0, 46.0
 NUM_COLOURS = 8
-# The colours of series in pages and files, for light backgrounds; dashes tell them apart without colour.
-SERIES_COLOURS = ("#0b6bcb", "#c2410c", "#15803d", "#a21caf", "#8a5a00", "#0e7490", "#4b5563", "#be123c")
-# Dashes of each series; one colour may come in three widths.
-SERIES_DASHES = ("none", "7 3", "2 3", "9 3 2 3", "12 4", "4 4", "1 3", "12 3 2 3 2 3")
-# Of `svg_of`: room above and at the sides of a chart, height of a line of the legend, and width of a character.
-_TITLE_HEIGHT, _MARGIN, _LEGEND_HEIGHT, _CHARACTER = 26.0, 12.0, 18.0, 7.0
-_STYLE = (
-    "text{font:12px Helvetica,Arial,sans-serif;fill:#0f172a}.title{font-weight:bold}.gridline{stroke:#e2e8f0}"
-    ".axis{stroke:#0f172a;fill:none}.line{fill:none;stroke-width:2}.line.faint{stroke-width:1;stroke-opacity:.5}"
-    ".d1{stroke-width:3}.d2{stroke-width:1.2}.band{fill-opacity:.16;stroke:none}"
-    ".dots{stroke-width:5;stroke-linecap:round;stroke-opacity:.4;fill:none}"
-    + "".join(
-        f".line.s{i},.dots.s{i}{{stroke:{colour}}}.line.s{i}{{stroke-dasharray:{dashes}}}"
-        f".band.s{i},.dot.s{i},.bar.s{i}{{fill:{colour}}}"
-        for i, (colour, dashes) in enumerate(zip(SERIES_COLOURS, SERIES_DASHES, strict=True))
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -235,57 +215,9 @@ class Frame:
         self.add("text", self.y_label, class_="label", transform=turned, text_anchor="middle")
 
 
-def svg_of(*charts: Chart, num_columns: int = 1) -> str:
-    """Return charts with their titles as one SVG document, row by row, with the names of all series on top."""
-    names = [*dict.fromkeys(entry for chart in charts for entry in chart.legend)]
-    legend, legend_height = _legend_svg(names, num_columns * (charts[0].width + 2 * _MARGIN))
-    y, row_height, pieces = legend_height, 0.0, [legend]
-    width = num_columns * (max(chart.width for chart in charts) + 2 * _MARGIN)
-    for number, chart in enumerate(charts):
-        column = number % num_columns
-        y, row_height = (y + row_height, 0.0) if column == 0 else (y, row_height)
-        x = column * width / num_columns + _MARGIN
-        heading = f'<text class="title" x="12" y="-8">{_escaped(chart.title)}</text>'
-        marks = "".join(map(_svg, chart.marks))
-        pieces.append(f'<g transform="translate({x:g} {y + _TITLE_HEIGHT:g})">{heading}{marks}</g>')
-        row_height = max(row_height, chart.height + _TITLE_HEIGHT)
-    height, title = y + row_height, _escaped(charts[0].title)
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{1.5 * width:g}" '
-        f'height="{1.5 * height:g}" role="img">'
-    )
-    background = '<rect width="100%" height="100%" fill="#ffffff"/>'
-    return "\n".join([head, f"<title>{title}</title><style>{_STYLE}</style>", background, *pieces, "</svg>\n"])
-
-
-def _svg(mark: Mark) -> str:
-    attributes = "".join(f' {name}="{_escaped(value)}"' for name, value in mark.attributes.items())
-    tooltip = f"<title>{_escaped(mark.tooltip)}</title>" if mark.tooltip else ""
-    return f"<{mark.tag}{attributes}>{tooltip}{_escaped(mark.text)}</{mark.tag}>"
-
-
-def _legend_svg(entries: Sequence[LegendEntry], width: float) -> tuple[str, float]:
-    """Return a sample and the name of every series, in lines of a width, and the height."""
-    parts, x, y = list[str](), _MARGIN, _LEGEND_HEIGHT if entries else 0.0
-    for entry in entries:
-        size = 40 + len(entry.name) * _CHARACTER
-        if x + size > width and x > _MARGIN:
-            x, y = _MARGIN, y + _LEGEND_HEIGHT
-        sample = f'<path class="line {entry.style}" d="M{x:g} {y - 4:g}h24"/>'
-        if entry.form == "dot":
-            sample = f'<rect class="bar {entry.style}" x="{x + 8:g}" y="{y - 8:g}" width="8" height="8" rx="4"/>'
-        parts.append(f'{sample}<text x="{x + 30:g}" y="{y:g}">{_escaped(entry.name)}</text>')
-        x += size
-    return "".join(parts), y + (4 if entries else 0)
-
-
 def colour_class(index: int) -> str:
     """Return the CSS classes of the colour and dashes of a series."""
     return f"s{index % NUM_COLOURS} d{index // NUM_COLOURS % 3}"
-
-
-def _escaped(text: str) -> str:
-    return escape(printable(text))
 
 
 def _text(value: Any) -> str:

@@ -1,10 +1,12 @@
-"""Figures of graphs from top to bottom: items in rows, joined by links; a frame holds a figure. DOT text."""
+"""Figures of graphs from top to bottom: items joined by links; a frame holds a figure. DOT text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
+from graphlib import TopologicalSorter
 from html import escape
 
 TEXT_COLOUR, NOTE_COLOUR, DETAIL_COLOUR = "#0f172a", "#475569", "#64748b"
@@ -34,7 +36,7 @@ PLAIN = Colours("#ffffff", "#475569")
 
 @dataclass(frozen=True)
 class Cell:
-    """One part of an item: a line of text, and a smaller one."""
+    """The look of an item: a line of text, and a smaller one."""
 
     text: str
     colours: Colours = PLAIN
@@ -47,11 +49,11 @@ class Cell:
 class Item:
     """A node of a figure."""
 
-    row: int
     form: Form
-    cells: tuple[Cell, ...]  # from top to bottom; of a frame: its title
+    cell: Cell  # of a frame: its title
     note: str = ""  # written below, at the link that leaves
     inner: Figure | None = None  # of a frame
+    is_last: bool = False  # in the last row, unless it has a user
 
 
 @dataclass(frozen=True)
@@ -83,20 +85,35 @@ class FigureLink:
     entry: int | None = None
     exit: int | None = None
     position: int | None = None  # place among the links into the target, from the left; None: by place of the source
+    is_ranked: bool = True  # puts the target below the source
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Items by key, and their links; no row is empty. A link to the same or a higher row runs upwards at the side."""
+    """Items by key, and their links, of which those that are ranked have no cycle."""
 
     items: Mapping[int, Item]
     links: Sequence[FigureLink]
 
-
-def without_gaps(items: Mapping[int, Item]) -> dict[int, Item]:
-    """Return the items with their rows numbered from 0 without gaps."""
-    ranks = {row: rank for rank, row in enumerate(sorted({item.row for item in items.values()}))}
-    return {key: replace(item, row=ranks[item.row]) for key, item in items.items()}
+    @cached_property
+    def rows(self) -> dict[int, int]:
+        """The row of each item, from 0 without gaps: as high as its sources allow; one without a source at its use."""
+        sources: dict[int, list[int]] = {key: [] for key in self.items}
+        uses: dict[int, list[int]] = {key: [] for key in self.items}
+        for link in self.links:
+            if link.is_ranked:
+                sources[link.target].append(link.source)
+                uses[link.source].append(link.target)
+        rows: dict[int, int] = {}
+        for key in TopologicalSorter(sources).static_order():
+            rows[key] = 1 + max((rows[source] for source in sources[key]), default=-1)
+        last = max(rows.values(), default=0)
+        for key, item in self.items.items():
+            if item.is_last and not uses[key]:
+                rows[key] = last
+            elif uses[key] and not sources[key] and item.form not in (Form.PILL, Form.PORT):
+                rows[key] = min(rows[use] for use in uses[key]) - 1
+        return rows
 
 
 _SHAPES = {Form.CIRCLE: "circle", Form.PORT: "point"}
@@ -116,14 +133,14 @@ def figure_dot(figure: Figure) -> str:
 def _dot_lines(figure: Figure, prefix: str) -> Iterator[str]:
     for key, item in figure.items.items():
         if item.inner is not None:
-            yield f'  subgraph cluster_{prefix}{key} {{ label="{dot_text(item.cells[0].text)}";'
+            yield f'  subgraph cluster_{prefix}{key} {{ label="{dot_text(item.cell.text)}";'
             yield from _dot_lines(item.inner, f"{prefix}{key}_")
             yield "  }"
             continue
-        label = "\\n".join(dot_text(text) for cell in item.cells for text in (cell.text, cell.detail) if text)
+        label = "\\n".join(dot_text(text) for text in (item.cell.text, item.cell.detail) if text)
         look = f'label="{label}" shape={_SHAPES.get(item.form, "box")}'
-        if item.cells:
-            cell = item.cells[0]
+        if item.form is not Form.PORT:
+            cell = item.cell
             look += f' fillcolor="{cell.colours.fill}" color="{cell.colours.stroke}" penwidth={cell.stroke_width}'
         yield f"  {prefix}{key} [{look}];"
     for link in figure.links:
@@ -134,7 +151,7 @@ def _dot_lines(figure: Figure, prefix: str) -> Iterator[str]:
             look += f' label="{dot_text(note)}"'
         if link.label:
             look += f' headlabel="{dot_text(link.label)}"'
-        if figure.items[link.source].row >= figure.items[link.target].row:
+        if figure.rows[link.source] >= figure.rows[link.target]:
             look += " constraint=false"
         yield f"  {source} -> {target} [{look}];"
 

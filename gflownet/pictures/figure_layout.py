@@ -1,18 +1,20 @@
 """Layout of figures, and SVG documents: rows of boxes, merges and frames, joined by curves that cross no box.
 
-A frame holds a figure; the links to it run on inside.
+The layout is layered (Sugiyama, Tagawa and Toda, 1981): barycentre sweeps order the items of each row, least squares
+place them, and a link that skips rows passes all of them at one x between their boxes. A frame holds a figure; the
+links to it run on inside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 
 from gflownet.pictures.figure import (
     DETAIL_COLOUR,
     NOTE_COLOUR,
     TEXT_COLOUR,
-    Cell,
     Colours,
     Figure,
     FigureLink,
@@ -20,7 +22,6 @@ from gflownet.pictures.figure import (
     Item,
     xml_text,
 )
-from gflownet.pictures.layers import Slot, linked_lanes, ordered, spread
 
 # Pixels.
 CELL_HEIGHT = 27.0
@@ -29,6 +30,7 @@ CIRCLE_SIZE = 24.0
 MIN_WIDTH = 96.0
 CHARACTER_WIDTH = 6.9  # upper bound for a 12-pixel sans-serif
 SMALL_CHARACTER_WIDTH = 5.8  # for 10 pixels
+BOX_GAP, LINK_GAP = 20.0, 10.0  # between boxes of a row; between a link that passes a row and its neighbours
 ROW_GAP = 30.0
 PADDING = 16.0  # within a frame
 HEADER = 20.0  # of a frame: its title
@@ -41,26 +43,21 @@ MAX_TURN = 24.0  # distance of the control points of a turn from its row
 MARGIN = 22.0
 _LEGEND_STEP, _LEGEND_LINE = 112.0, 18.0
 MIN_LEGEND_WIDTH = 260.0
+_NUM_SWEEPS = 12
 
 
-@dataclass
+@dataclass(eq=False)
 class _Placed:
-    """An item with its size and position; x is the middle."""
+    """An item with its position: x is that of its links, from which it extends to both sides."""
 
     item: Item
-    width: float
+    row: int
+    left: float
+    right: float
     height: float
-    inner: FigureLayout | None
-    axis: float = 0.0  # x of the main path from the middle, to the right
-    slot: Slot = field(init=False)
+    inner: FigureLayout | None = None
+    x: float = 0.0
     top: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.slot = Slot(self.item.row, self.width, is_lane=False)
-
-    @property
-    def x(self) -> float:
-        return self.slot.at
 
 
 class FigureLayout:
@@ -68,155 +65,128 @@ class FigureLayout:
 
     def __init__(self, figure: Figure) -> None:
         self._links = figure.links
-        self._placed = {key: _placed(item) for key, item in figure.items.items()}
-        self._lanes = [
-            linked_lanes(self._placed[link.source].slot, self._placed[link.target].slot) for link in figure.links
-        ]
-        rows: list[list[Slot]] = [[] for _ in range(max((item.row for item in figure.items.values()), default=-1) + 1)]
-        for slot in self._slots():
-            rows[slot.layer].append(slot)
-        rows = ordered(rows)
-        spread(rows, self._main_path(rows), self._lanes)
-        self._set_tops([sum(len(slot.after) for slot in row) for row in rows])
-        self._leaving, self._entering = self._ends(leave=True), self._ends(leave=False)
-        self.axis = 0.0  # x of the main path
-        self.width = self._shift()
+        self._placed = {key: _placed(item, figure.rows[key]) for key, item in figure.items.items()}
+        rows: list[list[_Placed]] = [[] for _ in set(figure.rows.values())]
+        for each in self._placed.values():
+            rows[each.row].append(each)
+        linked: dict[_Placed, list[_Placed]] = {each: [] for each in self._placed.values()}
+        for source, target in map(self._ends_of, figure.links):
+            if source.row != target.row:
+                linked[source].append(target)
+                linked[target].append(source)
+        _order(rows, linked)
+        for sweep in range(_NUM_SWEEPS):
+            for row in rows if sweep % 2 == 0 else reversed(rows):
+                _settle(row, [_mean([other.x for other in linked[each]], each.x) for each in row])
+        self._passing: list[tuple[float, range]] = []  # x of the links that pass rows, and these
+        self._set_tops(rows)
+        self._bends = [self._bend(link) for link in self._links]
+        self._leaving, self._entering = self._link_ends(leave=True), self._link_ends(leave=False)
+        lefts = [each.x - each.left for each in self._placed.values()] + [x - 4 for x, _ in self._passing]
+        rights = [each.x + max(each.right, 10 + len(each.item.note) * SMALL_CHARACTER_WIDTH) for each in linked]
+        rights += [x + 4 for x, _ in self._passing]
+        self._move(-min(lefts, default=0.0), 0.0)
+        self.width = max(rights, default=0.0) - min(lefts, default=0.0)
+        self.axis = rows[-1][0].x if rows else 0.0  # x of the output
+
+    def _ends_of(self, link: FigureLink) -> tuple[_Placed, _Placed]:
+        return self._placed[link.source], self._placed[link.target]
 
     def _is_backward(self, link: FigureLink) -> bool:
-        return self._placed[link.source].item.row >= self._placed[link.target].item.row
+        source, target = self._ends_of(link)
+        return source.row >= target.row
 
-    def _slots(self) -> list[Slot]:
-        return [each.slot for each in self._placed.values()] + [lane for lanes in self._lanes for lane in lanes]
-
-    def _main_path(self, rows: Sequence[Sequence[Slot]]) -> dict[Slot, float]:
-        """Return the slots of a longest path, with their x: items in a straight line, in the middle of their rows."""
-        aside = {slot: abs(rank - (len(row) - 1) / 2) for row in rows for rank, slot in enumerate(row)}
-        lengths, before, best = dict.fromkeys(self._placed, 0), dict[int, int](), dict[int, tuple[int, float]]()
-        for number in sorted(
-            range(len(self._links)), key=lambda number: self._placed[self._links[number].target].item.row
-        ):
-            link = self._links[number]
-            if self._is_backward(link):
-                continue
-            length, middle = lengths[link.source] + 1, -aside[self._placed[link.source].slot]
-            if (length, middle) > best.get(link.target, (0, 0.0)):
-                best[link.target] = length, middle
-                lengths[link.target], before[link.target] = length, number
-        if not lengths:
-            return {}
-        key = max(lengths, key=lambda key: (lengths[key], -key))
-        slots = {self._placed[key].slot: -self._placed[key].axis}
-        while key in before:
-            slots |= dict.fromkeys(self._lanes[before[key]], 0.0)
-            key = self._links[before[key]].source
-            slots[self._placed[key].slot] = -self._placed[key].axis
-        return slots
-
-    def _set_tops(self, num_links: Sequence[int]) -> None:
-        """Set the top of every row and item; an item is at the middle of its row.
-
-        Args:
-            num_links: between each row and the next.
-        """
-        heights = [0.0] * len(num_links)
-        for each in self._placed.values():
-            heights[each.item.row] = max(heights[each.item.row], each.height)
-        self._rows: list[tuple[float, float]] = []
+    def _set_tops(self, rows: Sequence[Sequence[_Placed]]) -> None:
+        """Set the top of every row and item; an item is at the middle of its row."""
         margin = TURN_MARGIN if any(map(self._is_backward, self._links)) else 0.0
+        self._rows: list[tuple[float, float]] = []
         y, gap = margin, 0.0
-        for height, num in zip(heights, num_links, strict=True):
+        spans = [sorted(each.row for each in self._ends_of(link)) for link in self._links]
+        for number, row in enumerate(rows):
+            height = max((each.height for each in row), default=0.0)
+            for each in row:
+                each.top = y + (height - each.height) / 2
             self._rows.append((y, y + height))
-            gap = min(MAX_ROW_GAP, ROW_GAP + ROW_GAP_PER_LINK * max(0, num - 3))
+            num_links = sum(first <= number < last for first, last in spans)
+            gap = min(MAX_ROW_GAP, ROW_GAP + ROW_GAP_PER_LINK * max(0, num_links - 3))
             y += height + gap
         self.height = max(0.0, y - gap + margin)
-        for each in self._placed.values():
-            top, bottom = self._rows[each.item.row]
-            each.top = (top + bottom - each.height) / 2
 
-    def _ends(self, *, leave: bool) -> list[float]:
+    def _bend(self, link: FigureLink) -> float | None:
+        """Return the x at which a link passes the rows between its ends, close to both; None without such rows.
+
+        A link that runs upwards passes the rows of its ends, too.
+        """
+        source, target = self._ends_of(link)
+        first, last = source.row + 1, target.row
+        passed = range(last, first) if self._is_backward(link) else range(first, last)
+        if not passed:
+            return None
+        taken = [(x - LINK_GAP, x + LINK_GAP) for x, rows in self._passing if set(rows) & set(passed)]
+        for each in self._placed.values():
+            if each.row in passed:
+                taken.append((each.x - each.left - LINK_GAP, each.x + each.right + LINK_GAP))
+        choices = [source.x, target.x, *(end for ends in taken for end in ends)]
+        free = [x for x in choices if not any(low < x < high for low, high in taken)]
+        bend = min(free, key=lambda x: (abs(x - source.x) + abs(x - target.x), x))
+        self._passing.append((bend, passed))
+        return bend
+
+    def _link_ends(self, *, leave: bool) -> list[float]:
         """Return the x at which every link leaves its source or enters its target."""
-        sides: dict[int, list[tuple[float, int]]] = {}
+        sides: dict[_Placed, list[tuple[float, int]]] = {}
         ends = [0.0] * len(self._links)
-        for number, (link, lanes) in enumerate(zip(self._links, self._lanes, strict=True)):
-            key, other, port = (
-                (link.source, link.target, link.exit) if leave else (link.target, link.source, link.entry)
-            )
-            near = self._placed[other].x + self._placed[other].axis if not lanes else lanes[0 if leave else -1].at
-            near = near if leave or link.position is None else float(link.position)
-            inner = self._placed[key].inner
-            if inner is not None and port is not None:
-                ends[number] = self._placed[key].x + self._placed[key].axis - inner.axis + inner._placed[port].x
-            else:
-                sides.setdefault(key, []).append((near, number))
-        for key, near in sides.items():
-            each = self._placed[key]
-            if each.item.form is Form.PORT or (leave and each.item.form is Form.CIRCLE):
-                gap = 0.0
-            else:
-                gap = min(PORT_GAP, (each.width - 12) / max(1, len(near) - 1))
-            near.sort()
-            is_ordered = not leave and any(self._links[number].position is not None for _, number in near)
-            axis = each.x + each.axis
-            straight = [] if is_ordered else [rank for rank, (x, _) in enumerate(near) if abs(x - axis) < 0.5]
-            middle = straight[0] if straight else (len(near) - 1) / 2
-            for rank, (_, number) in enumerate(near):
-                ends[number] = each.x + (each.axis if straight else 0.0) + gap * (rank - middle)
+        for number, (link, bend) in enumerate(zip(self._links, self._bends, strict=True)):
+            source, target = self._ends_of(link)
+            near, far, port = (source, target, link.exit) if leave else (target, source, link.entry)
+            if near.inner is not None and port is not None:
+                ends[number] = near.x - near.inner.axis + near.inner._placed[port].x
+                continue
+            place = far.x if bend is None else bend
+            is_ordered = not leave and link.position is not None
+            sides.setdefault(near, []).append((float(link.position or 0) if is_ordered else place, number))
+        for each, places in sides.items():
+            places.sort()
+            is_point = each.item.form is Form.PORT or (leave and each.item.form is Form.CIRCLE)
+            gap = 0.0 if is_point else min(PORT_GAP, (each.left + each.right - 12) / max(1, len(places) - 1))
+            straight = [rank for rank, (x, _) in enumerate(places) if abs(x - each.x) < 0.5]
+            middle = straight[0] if straight else (len(places) - 1) / 2
+            for rank, (_, number) in enumerate(places):
+                ends[number] = each.x + gap * (rank - middle)
         return ends
 
-    def _shift(self) -> float:
-        """Move everything right so that the smallest x is 0; return the width."""
-        lanes = [lane.at for lanes in self._lanes for lane in lanes]
-        lefts = [each.x - each.width / 2 for each in self._placed.values()] + [x - 4 for x in lanes]
-        rights = [each.x + each.width / 2 for each in self._placed.values()] + [x + 4 for x in lanes]
+    def _move(self, x: float, y: float) -> None:
+        """Move everything; frames move their figures when they are drawn."""
         for each in self._placed.values():
-            if each.item.note:
-                rights.append(each.x + 10 + len(each.item.note) * SMALL_CHARACTER_WIDTH)
-        left = min(lefts, default=0.0)
-        self.axis = -left
-        for slot in self._slots():
-            slot.at -= left
-        self._leaving = [x - left for x in self._leaving]
-        self._entering = [x - left for x in self._entering]
-        return max(rights, default=0.0) - left
+            each.x, each.top = each.x + x, each.top + y
+        self._rows = [(top + y, bottom + y) for top, bottom in self._rows]
+        self._bends = [None if bend is None else bend + x for bend in self._bends]
+        self._leaving, self._entering = ([end + x for end in ends] for ends in (self._leaving, self._entering))
 
     def svg(self, x: float, y: float) -> list[str]:
-        """Return the elements of the figure with its top left corner at (x, y): frames, links, boxes, notes."""
-        frames = [line for each in self._placed.values() if each.inner for line in self._frame(each, each.inner, x, y)]
-        links = [self._link(number, x, y) for number in range(len(self._links))]
-        boxes = [line for each in self._placed.values() for line in _item_svg(each, x, y)]
-        return [*frames, *links, *boxes, *self._notes(x, y)]
+        """Move the top left corner to (x, y), and return the elements: frames, links, boxes, notes."""
+        self._move(x, y)
+        frames = [line for each in self._placed.values() if each.inner for line in _frame(each, each.inner)]
+        links = [self._link(number, link) for number, link in enumerate(self._links)]
+        boxes = [line for each in self._placed.values() for line in _item_svg(each)]
+        return [*frames, *links, *boxes, *self._notes()]
 
-    def _frame(self, each: _Placed, inner: FigureLayout, x: float, y: float) -> list[str]:
-        left, top, cell = x + each.x - each.width / 2, y + each.top, each.item.cells[0]
-        return [
-            f'<g><title>{xml_text(cell.tooltip)}</title><rect x="{left:.1f}" y="{top:.1f}" width="{each.width:.1f}" '
-            f'height="{each.height:.1f}" rx="12" fill="{cell.colours.fill}" stroke="{cell.colours.stroke}" '
-            f'stroke-width="1.3"/>'
-            f'<text x="{left + 10:.1f}" y="{top + 17:.1f}" font-size="12" font-weight="bold" '
-            f'text-anchor="start" fill="{NOTE_COLOUR}">{xml_text(cell.text)}</text></g>',
-            *inner.svg(x + each.x + each.axis - inner.axis, top + HEADER),
-        ]
-
-    def _link(self, number: int, x: float, y: float) -> str:
-        link, lanes = self._links[number], self._lanes[number]
-        source, target = self._placed[link.source], self._placed[link.target]
-        at, start = x + self._leaving[number], y + source.top + source.height
-        commands = [f"M{at:.1f} {start:.1f}"]
-        bottom, backward = y + self._rows[source.item.row][1], self._is_backward(link)
-        if bottom > start:
-            commands.append(f"V{bottom:.1f}")
-        for place, lane in enumerate(lanes):
-            ends = [y + end for end in self._rows[lane.layer]]
-            enters, leaves = reversed(ends) if backward else ends
-            is_turn = backward and place == 0
-            commands.append((_turn if is_turn else _curve)(at, bottom, x + lane.at, enters))
-            commands.append(f"V{leaves:.1f}")
-            at, bottom = x + lane.at, leaves
+    def _link(self, number: int, link: FigureLink) -> str:
+        source, target = self._ends_of(link)
+        at, bend, end = self._leaving[number], self._bends[number], self._entering[number]
+        is_backward = self._is_backward(link)
+        bottom, row_top = self._rows[source.row][1], self._rows[target.row][0]
+        start = source.top + source.height
+        commands = [f"M{at:.1f} {start:.1f}"] + [f"V{bottom:.1f}"] * (bottom > start)
+        if bend is not None:
+            enters = bottom if is_backward else self._rows[source.row + 1][0]
+            leaves = row_top if is_backward else self._rows[target.row - 1][1]
+            commands += [(_turn if is_backward else _curve)(at, bottom, bend, enters), f"V{leaves:.1f}"]
+            at, bottom = bend, leaves
         has_arrow = link.style.has_arrow and target.item.form not in (Form.FRAME, Form.PORT)
-        end, tip = x + self._entering[number], y + target.top + (HEADER if target.inner is not None else 0.0)
-        row_top = y + self._rows[target.item.row][0]
+        tip = target.top + (HEADER if target.inner is not None else 0.0)
         arrives = row_top - (ARROW_LENGTH if has_arrow and row_top == tip else 0)
-        commands.append(_turn(at, bottom, end, arrives, side=-1) if backward else _curve(at, bottom, end, arrives))
+        commands.append(_turn(at, bottom, end, arrives, side=-1) if is_backward else _curve(at, bottom, end, arrives))
         if tip > row_top:
             commands.append(f"V{tip - (ARROW_LENGTH if has_arrow else 0):.1f}")
         tooltip = f"<title>{xml_text(link.tooltip)}</title>" if link.tooltip else ""
@@ -226,38 +196,83 @@ class FigureLayout:
             f'stroke-linecap="round" stroke-dasharray="{link.style.dashes}"/>{arrow if has_arrow else ""}</g>'
         )
 
-    def _notes(self, x: float, y: float) -> list[str]:
+    def _notes(self) -> list[str]:
         """Return the shapes next to the links that leave an item, and the names of ports at arrows."""
         notes = []
         for key, each in self._placed.items():
             exits = [self._leaving[number] for number, link in enumerate(self._links) if link.source == key]
             if each.item.note and exits:
-                notes.append(_note(x + max(exits) + 6, y + each.top + each.height + 13, each.item.note, "start"))
+                notes.append(_note(max(exits) + 6, each.top + each.height + 13, each.item.note, "start"))
         for number, link in enumerate(self._links):
             if link.label:
-                end, top = x + self._entering[number], y + self._placed[link.target].top
+                end, top = self._entering[number], self._placed[link.target].top
                 is_right = link.position == 1
                 notes.append(_note(end + (6 if is_right else -6), top - 4, link.label, "start" if is_right else "end"))
         return notes
 
 
-def _placed(item: Item) -> _Placed:
-    longest = max((max(len(cell.text), len(cell.detail) * 10 / 12) for cell in item.cells), default=0)
+def _placed(item: Item, row: int) -> _Placed:
+    longest = max(len(item.cell.text), len(item.cell.detail) * 10 / 12)
+    width, height = max(MIN_WIDTH, longest * CHARACTER_WIDTH + 22), CELL_HEIGHT + DETAIL_HEIGHT * bool(item.cell.detail)
     match item.form:
         case Form.PORT:
-            return _Placed(item, 2.0, 0.0, None)
+            width, height = 2.0, 0.0
         case Form.CIRCLE:
-            return _Placed(item, max(CIRCLE_SIZE, longest * CHARACTER_WIDTH + 10), CIRCLE_SIZE, None)
+            width, height = max(CIRCLE_SIZE, longest * CHARACTER_WIDTH + 10), CIRCLE_SIZE
         case Form.SMALL:
-            return _Placed(item, longest * SMALL_CHARACTER_WIDTH + 14, SMALL_HEIGHT, None)
+            width, height = longest * SMALL_CHARACTER_WIDTH + 14, SMALL_HEIGHT
         case Form.FRAME if item.inner is not None:
             inner = FigureLayout(item.inner)
             left = max(inner.axis + PADDING, longest * CHARACTER_WIDTH + 20)
-            width = left + inner.width - inner.axis + PADDING
-            return _Placed(item, width, inner.height + HEADER, inner, left - width / 2)
-        case _:
-            width = max(MIN_WIDTH, longest * CHARACTER_WIDTH + 22)
-            return _Placed(item, width, sum(map(_cell_height, item.cells)), None)
+            return _Placed(item, row, left, inner.width - inner.axis + PADDING, inner.height + HEADER, inner)
+    return _Placed(item, row, width / 2, width / 2, height)
+
+
+def _order(rows: Sequence[list[_Placed]], linked: Mapping[_Placed, Sequence[_Placed]]) -> None:
+    """Sort the items of each row by the mean relative rank of those that they are linked to on one side."""
+    share = {each: (rank + 0.5) / len(row) for row in rows for rank, each in enumerate(row)}
+    for sweep in range(_NUM_SWEEPS):
+        side = 1 if sweep % 2 == 0 else -1  # down by the rows above, up by those below
+        for row in rows[::side]:
+            means = {
+                each: _mean([share[other] for other in linked[each] if (each.row - other.row) * side > 0], share[each])
+                for each in row
+            }
+            row.sort(key=means.__getitem__)
+            share |= {each: (rank + 0.5) / len(row) for rank, each in enumerate(row)}
+
+
+def _mean(values: Sequence[float], default: float) -> float:
+    return sum(values) / len(values) if values else default
+
+
+def _settle(row: Sequence[_Placed], targets: Sequence[float]) -> None:
+    """Move the items of a row close to the targets under order and gaps: least squares, by pooling neighbours."""
+    offsets = [0.0]
+    for first, second in pairwise(row):
+        offsets.append(offsets[-1] + first.right + BOX_GAP + second.left)
+    pools: list[tuple[float, int]] = []  # (mean, number of items), means ascending
+    for target, offset in zip(targets, offsets, strict=False):
+        mean, count = target - offset, 1
+        while pools and pools[-1][0] > mean:
+            pooled, size = pools.pop()
+            mean, count = (mean * count + pooled * size) / (count + size), count + size
+        pools.append((mean, count))
+    settled = [mean for mean, count in pools for _ in range(count)]
+    for each, offset, mean in zip(row, offsets, settled, strict=False):
+        each.x = mean + offset
+
+
+def _frame(each: _Placed, inner: FigureLayout) -> list[str]:
+    left, cell = each.x - each.left, each.item.cell
+    return [
+        f'<g><title>{xml_text(cell.tooltip)}</title><rect x="{left:.1f}" y="{each.top:.1f}" '
+        f'width="{each.left + each.right:.1f}" height="{each.height:.1f}" rx="12" fill="{cell.colours.fill}" '
+        f'stroke="{cell.colours.stroke}" stroke-width="1.3"/>'
+        f'<text x="{left + 10:.1f}" y="{each.top + 17:.1f}" font-size="12" font-weight="bold" '
+        f'text-anchor="start" fill="{NOTE_COLOUR}">{xml_text(cell.text)}</text></g>',
+        *inner.svg(each.x - inner.axis, each.top + HEADER),
+    ]
 
 
 def _curve(x: float, y: float, to_x: float, to_y: float) -> str:
@@ -281,34 +296,25 @@ def _note(x: float, y: float, text: str, anchor: str) -> str:
     )
 
 
-def _cell_height(cell: Cell) -> float:
-    return CELL_HEIGHT + (DETAIL_HEIGHT if cell.detail else 0.0)
-
-
-def _item_svg(each: _Placed, x: float, y: float) -> list[str]:
+def _item_svg(each: _Placed) -> list[str]:
     if each.item.form in (Form.PORT, Form.FRAME):
         return []
-    left, top = x + each.x - each.width / 2, y + each.top
+    left, top = each.x - each.left, each.top
     size = 10 if each.item.form is Form.SMALL else 12
     radius = {Form.BOX: 7.0, Form.SMALL: 5.0}.get(each.item.form, min(each.height, CELL_HEIGHT) / 2)
     dashes = ' stroke-dasharray="4 3"' if each.item.form is Form.SMALL else ""
-    lines = []
-    for cell in each.item.cells:
-        height = _cell_height(cell) if each.item.form in (Form.BOX, Form.PILL) else each.height
-        base = top + (height - (DETAIL_HEIGHT if cell.detail else 0)) / 2 + size * 0.36
-        detail = (
-            f'<text x="{x + each.x:.1f}" y="{base + DETAIL_HEIGHT:.1f}" font-size="10" '
-            f'fill="{DETAIL_COLOUR}">{xml_text(cell.detail)}</text>'
-        )
-        lines.append(
-            f'<g><title>{xml_text(cell.tooltip)}</title><rect x="{left:.1f}" y="{top:.1f}" '
-            f'width="{each.width:.1f}" height="{height:.1f}" rx="{radius:.0f}" fill="{cell.colours.fill}" '
-            f'stroke="{cell.colours.stroke}" stroke-width="{cell.stroke_width}"{dashes}/>'
-            f'<text x="{x + each.x:.1f}" y="{base:.1f}" font-size="{size}" '
-            f'fill="{TEXT_COLOUR}">{xml_text(cell.text)}</text>{detail if cell.detail else ""}</g>'
-        )
-        top += height
-    return lines
+    cell, base = each.item.cell, top + (each.height - (DETAIL_HEIGHT if each.item.cell.detail else 0)) / 2 + size * 0.36
+    detail = (
+        f'<text x="{each.x:.1f}" y="{base + DETAIL_HEIGHT:.1f}" font-size="10" '
+        f'fill="{DETAIL_COLOUR}">{xml_text(cell.detail)}</text>'
+    )
+    return [
+        f'<g><title>{xml_text(cell.tooltip)}</title><rect x="{left:.1f}" y="{top:.1f}" '
+        f'width="{each.left + each.right:.1f}" height="{each.height:.1f}" rx="{radius:.0f}" fill="{cell.colours.fill}" '
+        f'stroke="{cell.colours.stroke}" stroke-width="{cell.stroke_width}"{dashes}/>'
+        f'<text x="{each.x:.1f}" y="{base:.1f}" font-size="{size}" '
+        f'fill="{TEXT_COLOUR}">{xml_text(cell.text)}</text>{detail if cell.detail else ""}</g>'
+    ]
 
 
 def figure_svg(figure: Figure, *, title: str, caption: str = "", legend: Mapping[str, Colours] | None = None) -> str:

@@ -39,7 +39,6 @@ def line_chart(
     note: str = "",
     is_log: bool | None = None,
     start: float | None = None,
-    from_x: float | None = None,
 ) -> Chart | None:
     """Return a chart of curves, None without a finite value.
 
@@ -52,17 +51,9 @@ def line_chart(
         note: below the chart.
         is_log: vertical axis; None: by the values.
         start: lower end of the vertical axis.
-        from_x: place from which on the values decide the range of the vertical axis; None: all.
     """
     everything, lines = lines, [_thinned(line) for line in lines if np.isfinite(np.asarray(line.y, float)).any()]
-    ends = [
-        value
-        for line in lines
-        for values in (line.y, line.low, line.high)
-        if values is not None
-        for x, value in zip(line.x, values, strict=True)
-        if from_x is None or x >= from_x
-    ]
+    ends = [value for line in lines for values in (line.y, line.low, line.high) for value in values or ()]
     y, x = scale_of(ends, is_log=is_log, start=start), scale_of(at for line in lines for at in line.x)
     if x is None or y is None:
         return None

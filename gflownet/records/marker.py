@@ -15,6 +15,7 @@ from gflownet.records.trust import CONFIG_NAME, MARKER_NAME, mark_of, may_mark
 
 MARKER_FORMAT = 1
 LOCK_NAME = ".lock"  # locked by the process of the run
+PAGE_NAME = "report.html"
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 

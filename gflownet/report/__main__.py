@@ -11,17 +11,22 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gflownet.config import CONFIG_NAME
 from gflownet.errors import UserError, printable
 from gflownet.files import locked_folder, save_whole, write_whole
-from gflownet.records.marker import MARKER_NAME, not_a_search, read_marker, write_marker
+from gflownet.records.marker import MARKER_NAME, PAGE_NAME, not_a_search, read_marker, write_marker
 from gflownet.records.status import RunState, read_status
 from gflownet.records.trust import trusting
-from gflownet.report.follower import PAGE_NAME, is_own_page
 from gflownet.terminal.arguments import CommandLine, print_plain_messages, program, run_command
 
-_HEAD_BYTES = 1_024
+if TYPE_CHECKING:
+    from gflownet.report.compared import Comparison
+
+_HEAD_BYTES = 4_096
+# In the first bytes of every page, see templates/base.html.j2.
+_GENERATOR = b'<meta name="generator" content="gflownet">'
 
 
 def write_reports(
@@ -30,7 +35,7 @@ def write_reports(
     output: Path | None = None,
     json_path: Path | None = None,
     is_each: bool = False,
-    is_comparison: bool = False,
+    show: Callable[[Comparison], None] | None = None,
 ) -> Iterator[Path]:
     """Write the page of one run, of each run, or the comparison of several; yield each path written.
 
@@ -39,15 +44,15 @@ def write_reports(
         output: page; None: the default name.
         json_path: figures of the comparison.
         is_each: write the page of each run.
-        is_comparison: write the comparison, of one run too.
+        show: gets the comparison, which is then written of one run too.
 
     Raises:
         UserError: no run at a path, or a file that is not of gflownet or cannot be written.
     """
     folders = run_folders(paths)
     if json_path is not None:
-        _check_own(json_path, option="--json", is_own=_is_comparison)
-    is_page = is_each or (len(folders) == 1 and not is_comparison)
+        check_own(json_path, option="--json", is_own=is_comparison)
+    is_page = is_each or (len(folders) == 1 and show is None)
     if is_page:
         for folder in folders:
             yield _write_page(folder, output)
@@ -57,9 +62,11 @@ def write_reports(
     from gflownet.report.compared import COMPARISON_NAME, comparison_of, comparison_page
 
     comparison = comparison_of(folders)
+    if show is not None:
+        show(comparison)
     if not is_page:
         output = output or Path(COMPARISON_NAME)
-        _check_own(output)
+        check_own(output)
         save_whole(output, comparison_page(comparison, folder=output.parent))
         yield output
     if json_path is not None:
@@ -71,11 +78,11 @@ def _write_page(folder: Path, output: Path | None) -> Path:
     from gflownet.report.page import page_of, read_run
 
     if output is not None:
-        _check_own(output)
+        check_own(output)
         save_whole(output, page_of(read_run(folder)))
         return output
     page = page_of(read_run(folder))
-    with locked_folder(folder):  # the process that follows the run writes the same page
+    with locked_folder(folder):  # the run writes the same page
         _claim(folder)
         write_whole(folder / PAGE_NAME, page)
     return folder / PAGE_NAME
@@ -90,7 +97,7 @@ def _claim(folder: Path) -> None:
     marker = read_marker(folder)
     if marker is not None and PAGE_NAME in marker.files:
         return
-    _check_own(folder / PAGE_NAME)
+    check_own(folder / PAGE_NAME)
     if marker is None:  # a run of an earlier version cannot be resumed
         return
     status = read_status(folder)
@@ -99,14 +106,21 @@ def _claim(folder: Path) -> None:
     write_marker(folder, replace(marker, files=(*marker.files, PAGE_NAME)))
 
 
-def _check_own(path: Path, *, option: str = "--output", is_own: Callable[[Path], bool] = is_own_page) -> None:
+def is_own_page(path: Path) -> bool:
+    """Return whether a file is a page that gflownet has written."""
+    with path.open("rb") as file:
+        return _GENERATOR in file.read(_HEAD_BYTES)
+
+
+def check_own(path: Path, *, option: str = "--output", is_own: Callable[[Path], bool] = is_own_page) -> None:
     """Raise UserError if a file, folder or link at a path is not one that gflownet has written."""
     if path.is_symlink() or (path.exists() and not (path.is_file() and is_own(path))):
         kind = "a page of gflownet" if is_own is is_own_page else "an earlier comparison"
         raise UserError(f"{path}: expected no file or {kind}, got another one; choose {option} FILE")
 
 
-def _is_comparison(path: Path) -> bool:
+def is_comparison(path: Path) -> bool:
+    """Return whether a file is the JSON of a comparison."""
     from gflownet.report.compared.page import COMPARISON_FORMAT
 
     with path.open("rb") as file:

@@ -20,11 +20,9 @@ from gflownet.files import parse_json, read_entries, sealed, write_whole
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.drawing import to_svg
 from gflownet.metrics.statistics import Interval, simultaneous_intervals
-from gflownet.terminal.console import ReportRow
 
 TOP_NAME = "top_architectures.json"
 PICTURES_NAME = "architectures"
-_MAX_WORDS = 120  # characters of an assignment in the table
 
 
 def write_top_architectures(
@@ -33,48 +31,28 @@ def write_top_architectures(
     *,
     task: GFNTask,
     from_dict: Callable[[dict[str, Any]], Any],
-    report_line: Callable[[str], None],
     write: Callable[[Path, bytes | str], None] = write_whole,
-) -> list[ReportRow]:
-    """Write the best architectures with scores, drawings and trained weights, and return the rows of the table.
-
-    A missing test score is null in the file and `-` in the table.
+) -> list[dict[str, Any]]:
+    """Write the best architectures with scores, drawings and trained weights, and return the entries of the file.
 
     Args:
         folder: run folder.
         top: architectures, best first.
         task: has the translation settings.
         from_dict: builds a terminal object from node-link data.
-        report_line: gets one line with the reason of the first missing test score, and of failed trainings.
-        write: writes a file; without a drawing on disk the row has no picture.
+        write: writes a file.
     """
-    entries, rows = [], []
+    entries = []
     graphs = [from_dict(json.loads(architecture.record.graph)) for architecture in top]
-    rows_of = zip(top, final_intervals(top), graphs, task.settings(graphs), strict=True)
-    for rank, (architecture, interval, graph, settings) in enumerate(rows_of):
-        network = task.network(graph)
-        picture = _draw(folder / PICTURES_NAME / f"rank_{rank}.svg", network, write)
-        words = task.words(graph)
-        shown = words or (_shortened(settings) if picture is None else picture.name)
-        sizes = _sizes(network or graph, words or (settings if network is None else ""))
-        rows.append(_row(rank, architecture, interval, sizes=sizes, shown=shown))
-        entries.append(
-            entry_of(
-                folder,
-                architecture,
-                interval,
-                rank=rank,
-                name=f"rank_{rank}",
-                graph=graph,
-                task=task,
-                write=write,
-                settings=settings,
-            )
-        )
+    rows = zip(top, final_intervals(top), graphs, task.settings(graphs), strict=True)
+    for rank, (architecture, interval, graph, settings) in enumerate(rows):
+        name = f"rank_{rank}"
+        if (network := task.network(graph)) is not None:
+            write(folder / PICTURES_NAME / f"{name}.svg", to_svg(network))
+        described = {"graph": graph, "task": task, "settings": settings}
+        entries.append(entry_of(folder, architecture, interval, rank=rank, name=name, write=write, **described))
     write(folder / TOP_NAME, as_json(entries))
-    for line in _complaints(top):
-        report_line(line)
-    return rows
+    return entries
 
 
 def entry_of(
@@ -139,11 +117,6 @@ def bounds_of(interval: Interval | None) -> list[float] | None:
     return None if interval is None or math.isnan(interval.low) else [interval.low, interval.high]
 
 
-def margin_of(interval: Interval | None) -> float | None:
-    """Return half the width of an interval, None without one."""
-    return None if interval is None or math.isnan(interval.low) else interval.high - interval.value
-
-
 def _entry(rank: int, architecture: TopArchitecture, interval: Interval | None) -> dict[str, Any]:
     record = architecture.record
     entry = {
@@ -167,27 +140,6 @@ def _entry(rank: int, architecture: TopArchitecture, interval: Interval | None) 
     return entry | {"final": final}
 
 
-def _row(
-    rank: int,
-    architecture: TopArchitecture,
-    interval: Interval | None,
-    *,
-    sizes: tuple[int, int] | tuple[None, None],
-    shown: str,
-) -> ReportRow:
-    num_hidden, num_edges = sizes
-    return ReportRow(
-        rank=rank,
-        validation=architecture.mean,
-        test=architecture.test,
-        num_parameters=architecture.record.num_parameters,
-        num_hidden=num_hidden,
-        num_edges=num_edges,
-        picture=shown,
-        margin=margin_of(interval),
-    )
-
-
 def _write_weights(
     folder: Path, name: str, architecture: TopArchitecture, write: Callable[[Path, bytes | str], None]
 ) -> dict[str, Any]:
@@ -200,7 +152,7 @@ def _write_weights(
     return {"weights": {"file": name, "sha256": sha256(content).hexdigest()}} if (folder / name).exists() else {}
 
 
-def _complaints(top: Sequence[TopArchitecture]) -> Iterator[str]:
+def complaints(top: Sequence[TopArchitecture]) -> Iterator[str]:
     """Yield a line for the first missing test score, and one for the first architecture with failed trainings."""
     untested = [(rank, each.test_error) for rank, each in enumerate(top) if each.test_error is not None]
     if untested:
@@ -214,33 +166,9 @@ def _complaints(top: Sequence[TopArchitecture]) -> Iterator[str]:
         yield f"rank {rank}: {counts}: {first.errors[0]}{remaining}"
 
 
-def _shortened(settings: str) -> str:
-    """Return choices as YAML, without the last values if there are many, and - for none."""
-    if len(settings) <= _MAX_WORDS:
-        return settings or "-"
-    start = settings[: _MAX_WORDS - 1]
-    return f"{start.rpartition(', ')[0] or start}, …"
-
-
-def _draw(path: Path, graph: ComputationGraph | None, write: Callable[[Path, bytes | str], None]) -> Path | None:
-    if graph is None:
-        return None
-    write(path, to_svg(graph))
-    return path if path.exists() else None
-
-
-def _sizes(graph: Any, words: str) -> tuple[int, int] | tuple[None, None]:
-    """Return the number of hidden nodes and of edges; None for candidates shown in words."""
-    if words:
-        return None, None
-    data = graph.to_dict()
-    hidden = [n for n in data["nodes"] if n.get("node_type", NodeType.HIDDEN.value) == NodeType.HIDDEN.value]
-    return len(hidden), len(data["edges"])
-
-
 @dataclass(frozen=True)
 class Leader:
-    """One of the best architectures."""
+    """One of the best architectures, or a reference: a row of the closing table and of logs."""
 
     rank: int | None  # None: not among the best
     score: float  # validation: mean of the new seeds at the end, of the search before
@@ -254,6 +182,8 @@ class Leader:
     drawing: str | None = None  # SVG; None for candidates that are no networks
     words: str = ""  # of the task, or choices as YAML; empty for others
     load: str = ""  # a line of Python; empty before the end, and for other objects than graphs
+    num_hidden: int | None = None  # nodes of a drawn candidate, at the end
+    num_edges: int | None = None
 
     @property
     def interval(self) -> str:
@@ -291,17 +221,22 @@ def current_leaders(
 def final_leaders(folder: Path) -> list[Leader]:
     """Return the rows of top_architectures.json in a run folder; none without that file."""
     path = folder / TOP_NAME
-    if not path.exists():
-        return []
-    return [_leader(entry, path) for entry in read_entries(path)[0]]
+    return [leader_of(entry, path) for entry in read_entries(path)[0]] if path.exists() else []
 
 
-def _leader(entry: dict[str, Any], path: Path) -> Leader:
-    rank, final = entry["rank"], entry.get("final") or {}
+def leader_of(entry: Mapping[str, Any], path: Path) -> Leader:
+    """Return the row of an entry of the file at a path, or of references.json."""
+    rank, final = entry.get("rank"), entry.get("final") or {}
+    low, high = final.get("interval") or entry.get("interval") or (None, None)
+    if rank is None:
+        figures = {"low": low, "high": high, "test_score": entry["test_score"]}
+        return Leader(None, entry["mean"], entry["num_parameters"], words=entry["name"], load=entry["load"], **figures)
     picture = path.parent / PICTURES_NAME / f"rank_{rank}.svg"
-    low, high = final.get("interval") or (None, None)
     is_loadable = "module" in entry or (picture.exists() and "network" not in entry)
     arguments = f"rank={rank}" if "weights" in entry else f"rank={rank}, weights=False"
+    words, data = entry.get("words", ""), entry.get("network") or entry["graph"]
+    words = words or ("" if picture.exists() else entry.get("choices", ""))
+    hidden = [n for n in data["nodes"] if n.get("node_type", NodeType.HIDDEN.value) == NodeType.HIDDEN.value]
     return Leader(
         rank=rank,
         score=final.get("mean", entry["validation_score"]),
@@ -310,6 +245,8 @@ def _leader(entry: dict[str, Any], path: Path) -> Leader:
         high=high,
         test_score=entry["test_score"],
         drawing=picture.read_text(encoding="utf-8") if picture.exists() else None,
-        words=entry.get("words", "") or ("" if picture.exists() else entry.get("choices", "")),
+        words=words,
         load=f'gflownet.load("{path}", {arguments})' if is_loadable else "",
+        num_hidden=None if words else len(hidden),
+        num_edges=None if words else len(data["edges"]),
     )

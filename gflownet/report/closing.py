@@ -7,37 +7,41 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from gflownet.errors import UserError, counted
+from gflownet.errors import UserError, counted, printable
 from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.final import FinalStage, TopArchitecture
 from gflownet.evaluation.store import EvaluationRecord
-from gflownet.evaluation.task import GFNTask, Reference
+from gflownet.evaluation.task import GFNTask
 from gflownet.files import write_whole
 from gflownet.graphs.assignment import Assignment, values_of
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.metrics.statistics import hypervolume, non_dominated
-from gflownet.pictures.chart import svg_of
-from gflownet.pictures.line_charts import Highlight, scatter_chart
 from gflownet.report.architectures import (
     PICTURES_NAME,
     TOP_NAME,
+    Leader,
     as_json,
+    complaints,
     described_in_words,
+    leader_of,
     with_translation,
     write_top_architectures,
 )
-from gflownet.report.references import reference_rows, references_of, verdict_lines
-from gflownet.report.verdict import spent_line
-from gflownet.terminal.console import ReportRow, print_front, print_line, print_report
+from gflownet.report.references import write_references
+from gflownet.report.verdict import side_of, spent_line, verdict_of
+from gflownet.terminal.console import print_line
 
 FRONT_NAME = "pareto_front.json"
-FRONT_PICTURE_NAME = "pareto_front.svg"
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ def write_pareto_front(
     task: GFNTask,
     write: Callable[[Path, bytes | str], None] = write_whole,
 ) -> ParetoFront:
-    """Write the front as data for gflownet.load and as a picture, and return it.
+    """Write the front as data for gflownet.load, and return it.
 
     Args:
         folder: run folder.
@@ -89,29 +93,7 @@ def write_pareto_front(
     ]
     write(folder / FRONT_NAME, as_json(entries))
     values = np.array([[record.metrics[name] for name in objectives] for record in records])
-    write(folder / FRONT_PICTURE_NAME, _drawn(objectives, values, order))
     return ParetoFront(objectives, values[order].tolist(), hypervolume(utilities[is_on_front]), len(records))
-
-
-def _drawn(objectives: Sequence[str], values: np.ndarray, order: Sequence[int]) -> str:
-    """Return a picture of the measured values, the second objective to the right and the first upwards."""
-    highlights = []
-    for rank, i in enumerate(order):
-        measured = [f"{name} {value:.6g}" for name, value in zip(objectives, values[i], strict=True)]
-        highlights.append(Highlight(float(values[i, 1]), float(values[i, 0]), f"rank {rank}: {', '.join(measured)}"))
-    title = f"Pareto front: {len(order)} of {counted(len(values), 'architecture')}"
-    points = [(x, y) for y, x, *_ in np.delete(values, order, axis=0).tolist()]
-    chart = scatter_chart(
-        "front",
-        title,
-        points,
-        highlights,
-        x_label=objectives[1],
-        y_label=objectives[0],
-        names=("evaluated", "on the front"),
-    )
-    assert chart is not None, "there is at least one evaluation"
-    return svg_of(chart)
 
 
 NUM_WRITTEN = 3  # programs or choices printed, of the first ranks
@@ -135,8 +117,6 @@ def report_run(
 ) -> list[UserError]:
     """Write and print the best architectures (and the Pareto front); return the errors of unwritten files.
 
-    With a final stage, the first line is that of the winner.
-
     Args:
         folder: run folder.
         top: best architectures, best first.
@@ -159,18 +139,20 @@ def report_run(
         except UserError as error:
             write_errors.append(error)
 
-    references: list[Reference] = []
-    if final is not None:
-        references = references_of(folder, final, task=task, from_dict=terminal_type.from_dict, write=attempt)
-        for line in verdict_lines(final, references):
-            report_line(line)
-    report_line(_mean_line(score_means))
-    rows = write_top_architectures(
-        folder, top, task=task, from_dict=terminal_type.from_dict, report_line=report_line, write=attempt
-    )
-    notes = () if final is None else [*_captions(final, unit=task.fidelity_unit, name=task.score_name), *final.notes]
-    rows += reference_rows(references)
-    _print_ranks(folder, rows, top, task, terminal_type, notes, num_successful, console)
+    files: dict[str, Any] = {"task": task, "from_dict": terminal_type.from_dict, "write": attempt}
+    entries = write_top_architectures(folder, top, **files)
+    references = [] if final is None else write_references(folder, final, **files)
+    best = side_of("rank 0", entries[0].get("final") or {}) if entries else None
+    verdicts = verdict_of(best, (side_of(each["name"], each) for each in references))
+    for line in (*verdicts, _mean_line(score_means), *complaints(top)):
+        report_line(line)
+    if leaders := [leader_of(entry, folder / TOP_NAME) for entry in (*entries, *references)]:
+        print_leaders(leaders, console)
+    else:
+        report_line(_no_leaders(task, num_successful))
+    notes = [] if final is None else [*_captions(final, unit=task.fidelity_unit, name=task.score_name), *final.notes]
+    for line in [*notes, *_next_lines(folder, top, task, terminal_type)]:
+        report_line(line)
     if evaluated:
         report_line(_report_front(folder, evaluated, task=task, console=console, write=attempt))
     for line in (spent_line(spent), f"everything about this run: {folder}", _failure_line(errors)):
@@ -179,39 +161,31 @@ def report_run(
     return write_errors
 
 
-def _print_ranks(
-    folder: Path,
-    rows: Sequence[ReportRow],
-    top: Sequence[TopArchitecture],
-    task: GFNTask,
-    terminal_type: Any,
-    notes: Sequence[str],
-    num_successful: int,
-    console: Console,
-) -> None:
-    no_rows = "no architecture could be evaluated"
+def _no_leaders(task: GFNTask, num_successful: int) -> str:
     if task.limits and num_successful:
-        no_rows = f"no architecture is within evaluation.constraints, {num_successful} could be evaluated"
+        return f"no architecture is within evaluation.constraints, {num_successful} could be evaluated"
+    return "no architecture could be evaluated"
+
+
+def _next_lines(folder: Path, top: Sequence[TopArchitecture], task: GFNTask, terminal_type: Any) -> Iterator[str]:
+    """Yield pictures, the line that loads the best, weights, and the first programs or choices."""
+    best = [terminal_type.from_dict(json.loads(each.record.graph)) for each in top[:NUM_WRITTEN]]
+    if not best:
+        return
     is_drawn = terminal_type is ComputationGraph
-    best = [terminal_type.from_dict(json.loads(each.record.graph)) for each in top]
-    load_line = next_step = ""
-    if best:
-        load_line = task.load_line(best[0], folder / TOP_NAME, has_weights=top[0].weights is not None)
-        next_step = task.next_step(best[0], folder)
-    print_report(
-        rows,
-        load_line=load_line or None,
-        pictures=str(folder / PICTURES_NAME) if is_drawn else "",
-        notes=notes,
-        no_rows=no_rows,
-        console=console,
-    )
-    is_named = any(task.words(each) or task.network(each) is not None for each in best[:1])
-    settings = [] if is_named else task.settings(best)[:NUM_WRITTEN]
-    lines = [next_step, *_other_lines(folder, top, is_drawn=is_drawn)]
-    for line in [*lines, *(f"rank {rank}: {setting}" for rank, setting in enumerate(settings) if setting)]:
-        if line:
-            print_line(console, line)
+    if is_drawn:
+        yield f"pictures: {folder / PICTURES_NAME}"
+    if load_line := task.load_line(best[0], folder / TOP_NAME, has_weights=top[0].weights is not None):
+        yield "Load one as an nn.Module in Python:"
+        yield f"  {load_line}"
+    if next_step := task.next_step(best[0], folder):
+        yield next_step
+    if not is_drawn and any(architecture.weights is not None for architecture in top):
+        yield f"weights: {folder / PICTURES_NAME}"
+    programs = [json.loads(each.record.graph)["graph"].get("program") for each in top[:NUM_WRITTEN] if not is_drawn]
+    is_named = bool(task.words(best[0])) or task.network(best[0]) is not None
+    written = [*programs, *([] if is_named else task.settings(best))]
+    yield from (f"rank {place % len(best)}: {text}" for place, text in enumerate(written) if text)
 
 
 def _failure_line(errors: Counter[str]) -> str:
@@ -256,18 +230,6 @@ def _captions(final: FinalStage, *, unit: str, name: str) -> Iterator[str]:
         yield "the final stage was interrupted: no references"
 
 
-def _other_lines(folder: Path, top: Sequence[TopArchitecture], *, is_drawn: bool) -> Iterator[str]:
-    """Yield the folder of the weights, and programs of tensor-program graphs."""
-    if is_drawn:
-        return
-    if any(architecture.weights is not None for architecture in top):
-        yield f"weights: {folder / PICTURES_NAME}"
-    for rank, architecture in enumerate(top[:NUM_WRITTEN]):
-        program = json.loads(architecture.record.graph)["graph"].get("program")
-        if program is not None:
-            yield f"rank {rank}: {program}"
-
-
 def _report_front(
     folder: Path,
     evaluated: Sequence[EvaluationRecord],
@@ -281,5 +243,67 @@ def _report_front(
     print_front([f"{name} ({directions[name]})" for name in front.objectives], front.values, console=console)
     return (
         f"{len(front.values)} of {front.num_evaluated} are on the front, hypervolume {front.hypervolume:.4f}: "
-        f"{folder / FRONT_NAME}, picture {folder / FRONT_PICTURE_NAME}"
+        f"{folder / FRONT_NAME}"
     )
+
+
+# Terminal width for hidden nodes and edges.
+_SIZES_WIDTH = 100
+# Maximum number of rows of a front's table, and of characters of choices.
+_MAX_FRONT_ROWS, _MAX_WORDS = 20, 120
+
+
+def print_leaders(leaders: Sequence[Leader], console: Console) -> None:
+    """Print the table of the best architectures, then references; sizes of graphs where there is room for them."""
+    table = _leader_table(leaders, has_sizes=any(each.num_hidden is not None for each in leaders))
+    widest = console.measure(table, options=console.options.update(width=1_000)).maximum
+    if console.width < min(widest, _SIZES_WIDTH):
+        table = _leader_table(leaders, has_sizes=False)
+    console.print(table)
+
+
+def _leader_table(leaders: Sequence[Leader], *, has_sizes: bool) -> Table:
+    table = Table(title="best architectures", title_justify="left", box=box.SIMPLE_HEAD)
+    for header in ("rank", "validation", "test", "parameters", *(("hidden", "edges") if has_sizes else ())):
+        table.add_column(header, justify="right", no_wrap=True)
+    is_picture = leaders[0].num_hidden is not None and all(each.rank is not None for each in leaders)
+    table.add_column("picture" if is_picture else "architecture", overflow="fold")
+    for each, following in zip_longest(leaders, leaders[1:]):
+        margin = "" if each.low is None or each.high is None else f" ± {(each.high - each.low) / 2:.4f}"
+        test = "-" if each.test_score is None else f"{each.test_score:.4f}"
+        cells = [_count(each.rank), f"{each.score:.4f}{margin}", test, _count(each.num_parameters)]
+        cells += [_count(each.num_hidden), _count(each.num_edges)] if has_sizes else []
+        shown = each.words or ("-" if each.drawing is None else f"rank_{each.rank}.svg")
+        if len(shown) > _MAX_WORDS:
+            start = shown[: _MAX_WORDS - 1]
+            shown = f"{start.rpartition(', ')[0] or start}, …"
+        is_last_rank = each.rank is not None and following is not None and following.rank is None
+        table.add_row(*cells, Text(printable(shown)), end_section=is_last_rank)
+    return table
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
+
+
+def print_front(objectives: Sequence[str], values: Sequence[Sequence[float]], *, console: Console) -> None:
+    """Print the table of a Pareto front, at most `_MAX_FRONT_ROWS` evenly spaced rows.
+
+    Args:
+        objectives: column names.
+        values: of each architecture, in order of rank.
+        console: prints it.
+    """
+    num_rows = min(len(values), _MAX_FRONT_ROWS)
+    ranks = [round(i * (len(values) - 1) / max(num_rows - 1, 1)) for i in range(num_rows)]
+    title = "Pareto front" if num_rows == len(values) else f"Pareto front, {num_rows} of {len(values)}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for header in ("rank", *map(printable, objectives)):
+        table.add_column(Text(header), justify="right", no_wrap=True)
+    for rank in ranks:
+        table.add_row(str(rank), *(_format(value) for value in values[rank]))
+    console.print(table)
+
+
+def _format(value: float) -> str:
+    return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"

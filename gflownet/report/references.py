@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,24 +10,22 @@ from typing import Any
 from gflownet.errors import counted
 from gflownet.evaluation.final import FinalStage
 from gflownet.evaluation.task import GFNTask, Reference
-from gflownet.metrics.statistics import Interval, simultaneous_intervals
-from gflownet.report.architectures import as_json, bounds_of, entry_of, final_intervals, margin_of
-from gflownet.report.verdict import Side, verdict_of
-from gflownet.terminal.console import ReportRow
+from gflownet.metrics.statistics import simultaneous_intervals
+from gflownet.report.architectures import as_json, bounds_of, entry_of, final_intervals
 
 REFERENCES_NAME = "references.json"
 RANDOM_NAME = "random_architecture.json"  # the best random architecture, as an entry of top_architectures.json
 
 
-def references_of(
+def write_references(
     folder: Path,
     final: FinalStage,
     *,
     task: GFNTask,
     from_dict: Callable[[dict[str, Any]], Any],
     write: Callable[[Path, bytes | str], None],
-) -> list[Reference]:
-    """Write and return the references with scores, the best random architecture with the line that loads it.
+) -> list[dict[str, Any]]:
+    """Write the references with scores and return their entries; the best random architecture has a line to load it.
 
     An architecture without a module is loaded as node-link data.
     """
@@ -48,63 +45,21 @@ def references_of(
         code = task.load_line(graph, path, has_weights="weights" in entry) or code
         tests = [test for test in best.tests if test is not None]
         references.insert(0, Reference(name, best.scores, tests, best.record.num_parameters, code))
-    write(folder / REFERENCES_NAME, _references_text(references))
-    return references
+    entries = list(map(_entry, references))
+    write(folder / REFERENCES_NAME, as_json(entries))
+    return entries
 
 
-def verdict_lines(final: FinalStage, references: Sequence[Reference]) -> list[str]:
-    """Return the comparison of rank 0 with the references, see `verdict_of`; none without a new seed."""
-    best, *_ = final.top
-    if not best.scores:
-        return []
-    interval = final_intervals(final.top)[0]
-    sides = [_side(each.name, (mean := _interval(each)).value, mean, each.code) for each in references]
-    return verdict_of(_side("rank 0", best.mean, interval), sides)
-
-
-def _side(name: str, mean: float, interval: Interval | None, load: str = "") -> Side:
-    low, high = (math.nan, math.nan) if interval is None else (interval.low, interval.high)
-    return Side(name, mean, low, high, load)
-
-
-def reference_rows(references: Sequence[Reference]) -> list[ReportRow]:
-    """Return the rows below the best architectures; no reference was chosen by these scores."""
-    return [
-        ReportRow(
-            rank=None,
-            validation=(interval := _interval(reference)).value,
-            test=_mean(reference.test),
-            num_parameters=reference.num_parameters,
-            num_hidden=None,
-            num_edges=None,
-            picture=reference.name,
-            margin=margin_of(interval),
-        )
-        for reference in references
-    ]
-
-
-def _references_text(references: Sequence[Reference]) -> str:
-    entries: list[dict[str, Any]] = []
-    for reference in references:
-        interval = _interval(reference)
-        entry = {
-            "name": reference.name,
-            "mean": interval.value,
-            "interval": bounds_of(interval),
-            "scores": list(reference.validation),
-            "test_score": _mean(reference.test),
-            "test_scores": list(reference.test),
-            "num_parameters": reference.num_parameters,
-            "load": reference.code,
-        }
-        entries.append(entry)
-    return as_json(entries)
-
-
-def _interval(reference: Reference) -> Interval:
-    return simultaneous_intervals([reference.validation])[0]
-
-
-def _mean(scores: Sequence[float]) -> float | None:
-    return sum(scores) / len(scores) if scores else None
+def _entry(reference: Reference) -> dict[str, Any]:
+    (interval,) = simultaneous_intervals([reference.validation])
+    tests: Sequence[float] = reference.test
+    return {
+        "name": reference.name,
+        "mean": interval.value,
+        "interval": bounds_of(interval),
+        "scores": list(reference.validation),
+        "test_score": sum(tests) / len(tests) if tests else None,
+        "test_scores": list(tests),
+        "num_parameters": reference.num_parameters,
+        "load": reference.code,
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +35,25 @@ class Side:
         return self.low > other.high or self.high < other.low
 
 
-def verdict_of(best: Side, references: Sequence[Side]) -> list[str]:
+def side_of(name: str, entry: Mapping[str, Any]) -> Side | None:
+    """Return mean and interval of an entry of references.json, or of a rank's final stage; None without a mean."""
+    match entry.get("mean"), entry.get("interval"):
+        case (int() | float() as mean, [int() | float() as low, int() | float() as high]):
+            return Side(name, mean, low, high, str(entry.get("load") or ""))
+        case (int() | float() as mean, _):
+            return Side(name, mean, math.nan, math.nan, str(entry.get("load") or ""))
+    return None
+
+
+def verdict_of(best: Side | None, references: Iterable[Side | None]) -> list[str]:
     """Return a line for every reference: those better than rank 0 first, then equal ones, then those it beats."""
-    return [_line(best, reference) for reference in sorted(references, key=lambda reference: -reference.mean)]
+    known = sorted((each for each in references if each is not None), key=lambda reference: -reference.mean)
+    return [] if best is None else [_line(best, reference) for reference in known]
+
+
+def is_random(name: str) -> bool:
+    """Return whether a reference is that of random architectures."""
+    return "random architecture" in name
 
 
 def is_beaten(side: Side, best: Side) -> bool:

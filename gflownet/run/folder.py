@@ -18,11 +18,18 @@ from gflownet.evaluation.config import CHOSEN_BY_TASK
 from gflownet.evaluation.store_database import STORE_NAME, damage_of
 from gflownet.files import cannot_write, temporary_of, write_whole
 from gflownet.options import leaves
-from gflownet.records.marker import LOCK_NAME, MARKER_NAME, RunMarker, check_marker, read_marker, write_marker
+from gflownet.records.marker import (
+    LOCK_NAME,
+    MARKER_NAME,
+    PAGE_NAME,
+    RunMarker,
+    check_marker,
+    read_marker,
+    write_marker,
+)
 from gflownet.records.status import STATUS_NAME
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
-from gflownet.report.closing import FRONT_NAME, FRONT_PICTURE_NAME
-from gflownet.report.follower import PAGE_NAME
+from gflownet.report.closing import FRONT_NAME
 from gflownet.report.references import RANDOM_NAME, REFERENCES_NAME
 from gflownet.run.checkpoint import Checkpoint, CheckpointFolder, RunLock
 from gflownet.run.logging import METRICS_NAME
@@ -38,7 +45,7 @@ SKIPPED_NAME = "skipped"  # folder with the batches of skipped steps
 # All files that a run may write, except its checkpoints, whose header names their run.
 _SQLITE_ENDS = ("", "-wal", "-shm", "-journal")
 _STORES = tuple(f"{name}{end}" for name in (STORE_NAME, CERTIFICATE_STORE_NAME) for end in _SQLITE_ENDS)
-_REPORT = (TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, FRONT_PICTURE_NAME, CERTIFICATE_NAME, PAGE_NAME)
+_REPORT = (TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, CERTIFICATE_NAME, PAGE_NAME)
 # Of gflownet.language: samples, and the model with its tokenizer and the weights before they replace older ones.
 _MODEL_FILES = ("model.json", "model.safetensors", "model.safetensors.new", "tokenizer.json")
 LANGUAGE_FILES = ("samples.jsonl", *(f"model/{name}" for name in _MODEL_FILES))

@@ -27,9 +27,6 @@ class Progress:
     score_means: list[float] = field(default_factory=list)  # of each step
     front: list[list[float]] = field(default_factory=list)  # non-dominated utilities
     hypervolume: float = 0.0  # of the front, above utilities of 0
-    num_proposals: int = 0  # of this process, or all where new evaluations are recorded; known ones included
-    # Hash, score and number of proposals until each new evaluation; None: not recorded.
-    new_evaluations: list[tuple[str, float, int]] | None = None
     errors: Counter[str] = field(default_factory=Counter)  # kinds of this process's failed evaluations
     new_failures: list[str] = field(default_factory=list)  # lines for the kinds that are new in the last step
     samples: StepSamples = field(default_factory=StepSamples)  # fresh ones of the last step
@@ -54,7 +51,7 @@ class Progress:
         self.best_score = max(self.best_score, *(evaluation.score for evaluation in every))
         self.score_means.append(mean(scores))
         self.samples = StepSamples.of(scores, log_rewards)
-        self._count_proposals(every)
+        self.num_distinct += sum(not e.cached and e.status is not EvaluationStatus.REFUSED for e in every)
         return {
             "score_mean": self.score_means[-1],
             "score_best": self.best_score,
@@ -63,15 +60,6 @@ class Progress:
             "failed_share": sum(e.status is not EvaluationStatus.OK for e in evaluations) / num,
             **self._trade_offs(every),
         }
-
-    def _count_proposals(self, evaluations: Sequence[Evaluation]) -> None:
-        for evaluation in evaluations:
-            self.num_proposals += 1
-            if evaluation.cached or evaluation.status is EvaluationStatus.REFUSED:
-                continue
-            self.num_distinct += 1
-            if self.new_evaluations is not None:
-                self.new_evaluations.append((evaluation.hash, evaluation.score, self.num_proposals))
 
     def _count_failures(self, evaluations: Sequence[Evaluation]) -> None:
         self.new_failures = []
@@ -99,8 +87,6 @@ class Progress:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, without failures, which are counted per process, and samples."""
         omitted = {"errors", "new_failures", "samples"}
-        if self.new_evaluations is None:
-            omitted |= {"num_proposals", "new_evaluations"}
         return {name: value for name, value in asdict(self).items() if name not in omitted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -14,8 +16,8 @@ from gflownet.config import ReportConfig, TensorBoardConfig, WandbConfig, to_map
 from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.files import locked_folder, write_whole
+from gflownet.records.marker import PAGE_NAME
 from gflownet.records.status import Phase, RunState, StatusLog, free_folder
-from gflownet.report.follower import PAGE_NAME, Follower
 from gflownet.run.folder import RunFolder
 from gflownet.run.logging import MetricLogger
 from gflownet.run.view import SEARCH_LOOK, Limits, Look
@@ -25,6 +27,8 @@ from gflownet.terminal.interrupts import STOP_MESSAGE, StopRequest, discard_outp
 
 _Opened = TypeVar("_Opened")
 _log = logging.getLogger(__name__)
+# Maximum share of the time for pages during the run: one that takes long is written less often.
+_MAX_SHARE = 0.05
 
 
 class RunConfig(Protocol):
@@ -100,21 +104,25 @@ class Run:
         self.logger.detail(f"{phase} took {duration(self._status.seconds[phase])}")
 
     def refresh(self) -> None:
-        """Save the times so far now and then, and print the path of the page once it exists; cheap.
+        """Save the times so far now and then; cheap.
 
         Raises:
             LostFolderError: the run folder was deleted.
         """
         self.folder.check()
         self._status.refresh()
-        self._page.announce(self.logger.print)
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint, which the end of the process waits for. Raises LostFolderError like `refresh`."""
+        """Write a checkpoint, which the end of the process waits for, and the page now and then.
+
+        Raises:
+            LostFolderError: the run folder was deleted.
+        """
         self.folder.check()
         with self.stop.completed():
             path = self.folder.checkpoints.save(step, state)
         self.logger.write_checkpoint(path)
+        self._page.rewrite(self.logger.print)
 
     @contextmanager
     def recorded(
@@ -143,24 +151,21 @@ class Run:
         if self.stop.signal is not None:  # since the start of the run
             self.stop.mark(self.stop.signal)
         try:
-            try:
-                yield
-            except KeyboardInterrupt:  # a second Ctrl-C
-                self._end(RunState.INTERRUPTED, signal.SIGINT.name, closing_lines, writes_page=False)
+            yield
+        except KeyboardInterrupt:  # a second Ctrl-C
+            self._end(RunState.INTERRUPTED, signal.SIGINT.name, closing_lines, writes_page=False)
+            raise
+        except BaseException as error:
+            if _is_closed_output(error):  # as in `gflownet train ... | head`
+                self._end(RunState.INTERRUPTED, signal.SIGPIPE.name, closing_lines)
                 raise
-            except BaseException as error:
-                if _is_closed_output(error):  # as in `gflownet train ... | head`
-                    self._end(RunState.INTERRUPTED, signal.SIGPIPE.name, closing_lines)
-                    raise
-                line = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-                self._end(RunState.FAILED, line, closing_lines)
-                raise
-            if self.stop.signal is None:
-                self._end(RunState.COMPLETED, "", closing_lines)
-            else:
-                self._end(RunState.INTERRUPTED, signal.Signals(self.stop.signal).name, closing_lines)
-        finally:
-            self._page.close()
+            line = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            self._end(RunState.FAILED, line, closing_lines)
+            raise
+        if self.stop.signal is None:
+            self._end(RunState.COMPLETED, "", closing_lines)
+        else:
+            self._end(RunState.INTERRUPTED, signal.Signals(self.stop.signal).name, closing_lines)
 
     def _end(
         self,
@@ -221,34 +226,35 @@ def resume_command(folder: Path, *, command: str = "train") -> str:
 
 
 class _Page:
-    """report.html of one session, rewritten by another process during the run."""
+    """report.html of one session, rewritten at checkpoints."""
 
     def __init__(self, folder: RunFolder, every: float | None) -> None:
-        """Start the process; `every` is its interval in seconds, 0: only the final page, None: no page."""
+        """Claim the page; `every` is the minimum number of seconds between two, 0: only the last one, None: no page."""
         self._folder, self._every = folder, every
+        self._is_announced, self._due = False, time.monotonic() + (every or math.inf)
         self.path = folder.path / PAGE_NAME
-        self._is_announced = not every  # without pages during the run there is nothing to name
-        self._follower: Follower | None = None
         if every is not None:
             folder.claim(PAGE_NAME)
-            self._version = _version(self.path)
-            self._follower = Follower(folder.path, every=every)
 
-    def announce(self, report_line: Callable[[str], None]) -> None:
-        """Print the path of the page once it exists."""
-        if not self._is_announced and _version(self.path) != self._version:
+    def rewrite(self, report_line: Callable[[str], None]) -> None:
+        """Write the page if the last one is old enough, and print its path the first time."""
+        start = time.monotonic()
+        if self._every is None or start < self._due:
+            return
+        if self.write() and not self._is_announced:
             self._is_announced = True
-            report_line(f"report: {self.path}, rewritten every {self._every:g} s")
+            report_line(f"report: {self.path}, rewritten at checkpoints")
+        end = time.monotonic()
+        self._due = end + max(self._every, (end - start) / _MAX_SHARE)
 
     def write(self) -> bool:
-        """Write the final page; return whether it is there."""
+        """Write the page; return whether it is there."""
         if self._every is None:
             return False
         from gflownet.report.page import page_of, read_run  # the templates are not needed before
 
         try:
             page = page_of(read_run(self._folder.path))
-            self.close()  # as late as possible: a kill before would leave an old page
             with locked_folder(self._folder.path):
                 write_whole(self.path, page)
         except Exception as error:
@@ -256,22 +262,9 @@ class _Page:
             return False
         return True
 
-    def close(self) -> None:
-        """End the process that rewrites the page."""
-        if self._follower is not None:
-            self._follower.stop()
-
 
 def _is_closed_output(error: BaseException) -> bool:
     """Return whether the reader of stdout has closed it; further output is discarded."""
     if isinstance(error, SystemExit):  # of rich, which discards the output
         return isinstance(error.__context__, BrokenPipeError)
     return isinstance(error, BrokenPipeError) and discard_output_without_reader()
-
-
-def _version(path: Path) -> int | None:
-    """Return the time of the last write of a file, None without one."""
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return None

@@ -11,10 +11,10 @@ from typing import Any
 
 from gflownet.config import CONFIG_NAME
 from gflownet.files import read_entries
+from gflownet.records.marker import PAGE_NAME
 from gflownet.records.status import RunState, read_status
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, Leader, final_leaders
-from gflownet.report.closing import FRONT_NAME, FRONT_PICTURE_NAME
-from gflownet.report.follower import PAGE_NAME
+from gflownet.report.closing import FRONT_NAME
 from gflownet.report.references import RANDOM_NAME, REFERENCES_NAME
 from gflownet.run.executor_status import COUNTS
 
@@ -129,7 +129,7 @@ def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-_ARCHITECTURE_FILES = (TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, FRONT_PICTURE_NAME, CONFIG_NAME)
+_ARCHITECTURE_FILES = (TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, CONFIG_NAME)
 
 
 def read_results(folder: Path, *, checkpoint: Path | None) -> RunResults:

@@ -17,7 +17,7 @@ from gflownet.files import write_whole
 from gflownet.pictures.pixels import pixels_of
 from gflownet.report.architectures import Leader
 from gflownet.report.page.secrets import masked_options
-from gflownet.report.verdict import Side, verdict_of
+from gflownet.report.verdict import Side, is_random, side_of, verdict_of
 from gflownet.run.run_log import AXES, RunLog, RunResults, StepSamples, axes_of, first_line, grouped
 
 if TYPE_CHECKING:
@@ -298,10 +298,10 @@ def _summary_of(results: RunResults) -> dict[str, Any]:
         side = Side("rank 0", best.score, _end(best.low), _end(best.high))
         for entry in results.references:
             name, (low, high) = entry["name"], entry["interval"] or (None, None)
-            group = "random" if "random architecture" in name else f"reference/{name}"
+            group = "random" if is_random(name) else f"reference/{name}"
             figures = {"score": entry["mean"], "low": low, "high": high, "test_score": entry["test_score"]}
-            other = Side(name, entry["mean"], _end(low), _end(high))
-            figures |= {"verdict": verdict_of(side, [other])[0], "num_parameters": entry["num_parameters"]}
+            (verdict,) = verdict_of(side, [side_of(name, entry)])
+            figures |= {"verdict": verdict, "num_parameters": entry["num_parameters"]}
             summary |= {f"{group}/{key}": value for key, value in figures.items()}
     return {key: value for key, value in summary.items() if value is not None}
 

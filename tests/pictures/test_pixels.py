@@ -12,9 +12,9 @@ from gflownet.pictures.pixels import _points, pixels_of
 BLUE = Colours("#dbeafe", "#2563eb")
 FIGURE = Figure(
     {
-        0: Item(0, Form.PILL, (Cell("signal 1\N{MULTIPLICATION SIGN}40"),)),
-        1: Item(1, Form.BOX, (Cell("", BLUE),)),
-        2: Item(2, Form.BOX, (Cell("last"),)),
+        0: Item(Form.PILL, Cell("signal 1\N{MULTIPLICATION SIGN}40")),
+        1: Item(Form.BOX, Cell("", BLUE)),
+        2: Item(Form.BOX, Cell("last")),
     },
     [FigureLink(0, 1), FigureLink(1, 2), FigureLink(0, 2)],
 )

@@ -18,8 +18,14 @@ from gflownet.files import sealed
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.metrics.statistics import simultaneous_intervals
-from gflownet.report.architectures import TOP_NAME, with_translation, write_top_architectures
-from gflownet.terminal.console import ReportRow
+from gflownet.report.architectures import (
+    TOP_NAME,
+    Leader,
+    complaints,
+    final_leaders,
+    with_translation,
+    write_top_architectures,
+)
 from gflownet.translation import summary, to_pytorch_model, to_source
 from tests.evaluation.candidates import StubTask, classifier_graph
 from tests.translation.test_source import run_source
@@ -41,30 +47,25 @@ def architecture(graph: ComputationGraph, **fields: Any) -> TopArchitecture:
     return TopArchitecture(record, **fields)
 
 
-def report(
-    folder: Path, top: Sequence[TopArchitecture], **options: Any
-) -> tuple[list[ReportRow], list[Any], list[str]]:
-    lines: list[str] = []
+def report(folder: Path, top: Sequence[TopArchitecture], **options: Any) -> tuple[list[Leader], list[Any], list[str]]:
     task = StubTask({})
     for name, value in options.items():
         setattr(task.config.evaluation, name, value)
-    rows = write_top_architectures(
-        folder, top, task=task, from_dict=ComputationGraph.from_dict, report_line=lines.append
-    )
-    return rows, json.loads((folder / TOP_NAME).read_text()), lines
+    write_top_architectures(folder, top, task=task, from_dict=ComputationGraph.from_dict)
+    return final_leaders(folder), json.loads((folder / TOP_NAME).read_text()), list(complaints(top))
 
 
 def test_write_top_architectures_of_search(tmp_path):
     rows, entries, lines = report(tmp_path, [architecture(graph, tests=(0.25,)) for graph in GRAPHS])
-    assert [(row.rank, row.validation, row.test, row.num_hidden, row.num_edges, row.picture) for row in rows] == [
-        (0, 0.9, 0.25, 0, 1, "rank_0.svg"),
-        (1, 0.9, 0.25, 1, 2, "rank_1.svg"),
-        (2, 0.9, 0.25, 2, 3, "rank_2.svg"),
+    assert [(row.rank, row.score, row.test_score, row.num_hidden, row.num_edges) for row in rows] == [
+        (0, 0.9, 0.25, 0, 1),
+        (1, 0.9, 0.25, 1, 2),
+        (2, 0.9, 0.25, 2, 3),
     ]
-    assert [row.margin for row in rows] == [None] * 3
+    assert [row.interval for row in rows] == [""] * 3
     assert [entry["test_score"] for entry in entries] == [0.25] * 3
     assert not any("final" in entry or "weights" in entry for entry in entries)
-    assert all((tmp_path / "architectures" / row.picture).is_file() for row in rows)
+    assert all(row.drawing for row in rows)
     assert lines == []
 
 
@@ -77,10 +78,9 @@ def test_write_top_architectures_of_final_stage(tmp_path):
     failed = architecture(GRAPHS[2], scores=(0.8, 0.05), errors=("RuntimeError: no",), tests=(None, None))
     rows, entries, lines = report(tmp_path, [*top, failed])
     intervals = simultaneous_intervals(samples)
-    assert [row.validation for row in rows] == pytest.approx([0.8, 0.7833333, 0.425])
-    assert [row.margin for row in rows[:2]] == pytest.approx([each.high - each.value for each in intervals])
-    assert rows[2].margin is None
-    assert [row.test for row in rows] == [0.625, 0.625, None]
+    assert [row.score for row in rows] == pytest.approx([0.8, 0.7833333, 0.425])
+    assert [(row.low, row.high) for row in rows] == [*((each.low, each.high) for each in intervals), (None, None)]
+    assert [row.test_score for row in rows] == [0.625, 0.625, None]
     assert entries[0]["validation_score"] == 0.9
     assert entries[1]["final"] == {
         "mean": pytest.approx(0.7833333),
@@ -130,18 +130,17 @@ def choices_of(values: dict[str, Any], **fields: Any) -> TopArchitecture:
     return TopArchitecture(dataclasses.replace(architecture(GRAPHS[0]).record, graph=graph), **fields)
 
 
-def write_choices(folder: Path, settings: Sequence[dict[str, Any]], **fields: Any) -> list[ReportRow]:
+def write_choices(folder: Path, settings: Sequence[dict[str, Any]], **fields: Any) -> list[Leader]:
     top = [choices_of(values, **fields) for values in settings]
-    return write_top_architectures(
-        folder, top, task=ChoicesStub({}), from_dict=Assignment.from_dict, report_line=lambda line: None
-    )
+    write_top_architectures(folder, top, task=ChoicesStub({}), from_dict=Assignment.from_dict)
+    return final_leaders(folder)
 
 
 def test_choices_in_which_ranks_differ_are_first(tmp_path):
     settings = [{"act": "relu", "depth": 3, "rate": 1e-5, "width": 4}, {"act": "relu", "depth": 3, "width": 8}]
     rows = write_choices(tmp_path, settings)
-    assert rows[0].picture == "{rate: 1.0e-05, width: 4, act: relu, depth: 3}"
-    assert rows[1].picture == "{width: 8, act: relu, depth: 3}"
+    assert rows[0].words == "{rate: 1.0e-05, width: 4, act: relu, depth: 3}"
+    assert rows[1].words == "{width: 8, act: relu, depth: 3}"
     entries = json.loads((tmp_path / TOP_NAME).read_text())
     assert [yaml.safe_load(entry["choices"]) for entry in entries] == settings
 
@@ -207,12 +206,10 @@ def test_write_top_architectures_of_assignments(tmp_path):
         candidate = Assignment.of(values)
         record = dataclasses.replace(architecture(GRAPHS[0]).record, graph=json.dumps(candidate.to_dict()))
         top.append(TopArchitecture(record))
-    rows = write_top_architectures(
-        tmp_path, top, task=CellTask({}), from_dict=Assignment.from_dict, report_line=lambda line: None
-    )
-    assert [row.picture for row in rows[:2]] == ["rank_0.svg", "{depth: 3, norm: true}"]
-    assert rows[2].picture.startswith("{words: 'long long")
-    assert len(rows[2].picture) <= 122
+    write_top_architectures(tmp_path, top, task=CellTask({}), from_dict=Assignment.from_dict)
+    rows = final_leaders(tmp_path)
+    assert [row.words for row in rows[:2]] == ["", "{depth: 3, norm: true}"]
+    assert rows[2].words.startswith("{words: 'long long")
     assert [(row.num_hidden, row.num_edges) for row in rows] == [(2, 3), (None, None), (None, None)]
     entries = json.loads((tmp_path / TOP_NAME).read_text())
     assert yaml.safe_load(entries[2]["choices"]) == {"words": "long " * 30}
@@ -223,7 +220,7 @@ def test_write_top_architectures_of_assignments(tmp_path):
 
 def test_write_top_architectures_without_test_data(tmp_path):
     rows, entries, lines = report(tmp_path, [architecture(graph) for graph in GRAPHS])
-    assert [row.test for row in rows] == [entry["test_score"] for entry in entries] == [None] * 3
+    assert [row.test_score for row in rows] == [entry["test_score"] for entry in entries] == [None] * 3
     assert lines == []
 
 
@@ -232,8 +229,7 @@ def test_first_missing_test_score_is_reported(tmp_path):
     rows, entries, lines = report(
         tmp_path, [architecture(g, test_error=e) for g, e in zip(GRAPHS, errors, strict=True)]
     )
-    assert [row.test for row in rows] == [entry["test_score"] for entry in entries] == [None] * 3
-    assert [row.picture for row in rows] == ["rank_0.svg", "rank_1.svg", "rank_2.svg"]
+    assert [row.test_score for row in rows] == [entry["test_score"] for entry in entries] == [None] * 3
     assert lines == ["no test score of rank 1: RuntimeError: no (and of 1 more)"]
 
 

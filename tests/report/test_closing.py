@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -21,10 +20,9 @@ from gflownet.files import write_whole
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.metrics.statistics import hypervolume, simultaneous_intervals
-from gflownet.pictures.chart import svg_of
-from gflownet.pictures.line_charts import Highlight, scatter_chart
-from gflownet.report.closing import FRONT_NAME, FRONT_PICTURE_NAME, ParetoFront, report_run, write_pareto_front
-from gflownet.report.references import references_of
+from gflownet.report.architectures import Leader
+from gflownet.report.closing import FRONT_NAME, ParetoFront, print_front, print_leaders, report_run, write_pareto_front
+from gflownet.report.references import write_references
 from gflownet.report.verdict import Side, spent_line, verdict_of
 from gflownet.translation import to_pytorch_model
 from tests.evaluation.candidates import StubTask, classifier_graph, config_with, record
@@ -91,9 +89,10 @@ def test_best_random_architecture_without_a_module_has_a_load_line(tmp_path):
     graph = Assignment.of({"kernel": "rbf"}).to_dict()
     record = replace(architecture(GRAPHS[0]).record, graph=json.dumps(graph))
     final = stage(best_random=TopArchitecture(record, scores=(0.9, 0.9), tests=(None, None)))
-    reference, *_ = references_of(tmp_path, final, task=StubTask({}), from_dict=Assignment.from_dict, write=write_whole)
+    from_dict = Assignment.from_dict
+    reference, *_ = write_references(tmp_path, final, task=StubTask({}), from_dict=from_dict, write=write_whole)
     names: dict[str, Any] = {}
-    exec(reference.code, names)
+    exec(reference["load"], names)
     assert names["graph"] == graph
 
 
@@ -141,9 +140,6 @@ def test_load_line_has_weights_argument_without_weights(tmp_path):
     assert not any(line.startswith("±") for line in lines)
 
 
-SVG = "{http://www.w3.org/2000/svg}"
-
-
 def write_front(folder: Path, measured: list[tuple[float, float]], choices: Sequence[Assignment] = ()) -> ParetoFront:
     """Write the front of choices, or of chains with i hidden nodes, with (nodes, edges) as their metrics."""
     records = []
@@ -189,37 +185,42 @@ def test_front_of_choices_has_yaml_with_differing_places_first(tmp_path):
     assert [entry["choices"] for entry in entries] == ["{width: 8, act: relu}", "{width: 4, act: relu}"]
 
 
-def circles(text: str) -> list[ElementTree.Element]:
-    return list(ElementTree.fromstring(text).iter(f"{SVG}circle"))
+def test_table_of_ranks_and_references_fits_the_console():
+    ranks = [Leader(rank, 0.9722, 123_456_789, test_score=0.9611, num_hidden=126, num_edges=127) for rank in (8, 11)]
+    name = "best of 8 random architectures in 10 trainings; the run had 30"
+    reference = Leader(None, 0.95, 12_346, low=0.9, high=1.0, words=name)
+    for width in (80, 120):
+        output = io.StringIO()
+        print_leaders([*ranks, reference], Console(file=output, width=width))
+        lines = output.getvalue().splitlines()
+        assert max(map(len, lines)) <= width
+        sizes = ["126", "127"] * (width == 120)
+        words = [line.split() for line in lines]
+        assert ["11", "0.9722", "0.9611", "123,456,789", *sizes, "-"] in words
+        assert ["-", "0.9500", "±", "0.0500", "-", "12,346"] in [row[:6] for row in words]
+        assert all(word in [word for row in words for word in row] for word in name.split()), "no word is broken"
 
 
-def test_picture_highlights_front(tmp_path):
-    write_front(tmp_path, [(1.0, 2.0), (3.0, 5.0), (2.0, 5.0), (4.0, 8.0)])
-    text = (tmp_path / FRONT_PICTURE_NAME).read_text()
-    front = circles(text)
-    (dominated,) = (each for each in ElementTree.fromstring(text).iter(f"{SVG}path") if each.get("class") == "dots s0")
-    assert (len(front), dominated.get("d", "").count("M")) == (3, 1)
-    assert [each.findtext(f"{SVG}title") for each in front] == [
-        "rank 0: nodes 4, edges 8",
-        "rank 1: nodes 3, edges 5",
-        "rank 2: nodes 1, edges 2",
-    ]
-    x = [float(each.get("cx", "nan")) for each in front]
-    y = [float(each.get("cy", "nan")) for each in front]
-    assert x == sorted(x, reverse=True)  # edges to the right
-    assert y == sorted(y)  # nodes upwards
-    assert (x[1] - x[2]) / (x[0] - x[2]) == pytest.approx(0.5, abs=1e-3)
-    words = {each.text for each in ElementTree.fromstring(text).iter(f"{SVG}text")}
-    assert {"Pareto front: 3 of 4 architectures", "nodes", "edges", "2", "8"} <= words
+@pytest.mark.parametrize("num", [1, 20, 47])
+def test_print_front_maximum_rows(num: int) -> None:
+    output = io.StringIO()
+    values = [[1 - rank / 100, 10_000.0 - rank, 1.25e-5] for rank in range(num)]
+    print_front(("accuracy", "parameters", "latency"), values, console=Console(file=output, width=80))
+    title, _, head, _, *rows = [line.split() for line in output.getvalue().splitlines()]
+    assert " ".join(title) == ("Pareto front, 20 of 47" if num == 47 else "Pareto front")
+    assert head == ["rank", "accuracy", "parameters", "latency"]
+    ranks = [int(row[0]) for row in rows if row]
+    assert len(set(ranks)) == len(ranks) == min(num, 20)
+    assert (ranks[0], ranks[-1]) == (0, num - 1)
 
 
-def test_picture_escapes_markup_and_control_characters():
-    points, names = [(1.0, 1.0), (2.0, 2.0)], ("evaluated", "on the front")
-    highlight = Highlight(1.0, 1.0, '\u202e\x00"<&>')
-    chart = scatter_chart("key", "\x07&", points, [highlight], x_label="\x1b[31m<b>", y_label="y", names=names)
-    assert chart is not None
-    texts = [element.text for element in ElementTree.fromstring(svg_of(chart)).iter() if element.text]
-    assert {r"\x1b[31m<b>", '\\u202e\\x00"<&>', r"\x07&"} <= set(texts)
+def test_tables_escape_control_characters() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=False, width=120)
+    print_leaders([Leader(0, 0.5, None, words="\x1b[31m.svg")], console)
+    print_front(["\x1b]0;x\x07", "[red]"], [[0.5, 1.0]], console=console)
+    assert output.getvalue().replace("\n", "").isprintable()
+    assert all(text in output.getvalue() for text in (r"\x1b[31m.svg", r"\x1b]0;x\x07", "[red]"))
 
 
 BEST = Side("rank 0", 0.95, 0.94, 0.96)

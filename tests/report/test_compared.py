@@ -33,16 +33,11 @@ def a_run(
     seed: int | str = 0,
     *,
     name: str = "run",
-    best: Sequence[float] = (),
     scores: Sequence[float | None] = (),
     top: Sequence[Mapping[str, Any]] = (),
     **options: Any,
 ) -> RunData:
-    """Return a run: best score of each step (an evaluation each), scores of its evaluations (None: failed)."""
-    rows = [
-        {"step": step, "num_distinct": step, "seconds": 2.0 * step, "score_best": value, "score_mean": value}
-        for step, value in enumerate(best, 1)
-    ]
+    """Return a run with the scores of its evaluations, two seconds each (None: failed)."""
     records = [
         EvaluationRecord(
             hash="h",
@@ -50,7 +45,7 @@ def a_run(
             graph="{}",
             score=score or 0.0,
             status=EvaluationStatus.OK if score is not None else EvaluationStatus.FAILED,
-            seconds=1.0,
+            seconds=2.0,
             step=index,
         )
         for index, score in enumerate(scores)
@@ -61,7 +56,7 @@ def a_run(
         config={"seed": seed, "task": "digits", "log_dir": name, "wandb": {"name": name}, **options},
         config_text="",
         status=None,
-        metrics=rows,
+        metrics=(),
         evaluations=records,
         top=top,
         references=(),
@@ -143,7 +138,7 @@ def test_figures_of_a_group() -> None:
 
 
 def test_best_curve_is_a_step_function_over_common_places() -> None:
-    (group,) = groups_of([a_run(0, best=[0.1, 0.3, 0.3, 0.9]), a_run(1, best=[0.2, 0.2, 0.5])])
+    (group,) = groups_of([a_run(0, scores=[0.1, 0.3, None, 0.9]), a_run(1, scores=[0.2, 0.1, 0.5])])
     curve = group_curve(group, BEST)
     assert curve is not None
     assert (curve.x[0], curve.x[-1]) == (1, 3), "the shorter run ends at its third evaluation"
@@ -157,14 +152,15 @@ def test_best_curve_is_a_step_function_over_common_places() -> None:
 
 
 def test_curve_of_one_run_is_its_own() -> None:
-    (group,) = groups_of([a_run(best=[0.1, 0.3])])
+    (group,) = groups_of([a_run(scores=[0.1, 0.3])])
     curve = group_curve(group, BEST)
     assert curve is not None
-    assert (curve.x, curve.mean) == ([1, 2], [0.1, 0.3])
+    assert (curve.x[0], curve.x[-1], curve.mean[0], curve.mean[-1]) == (1, 2, 0.1, 0.3)
     assert all(map(math.isnan, curve.low))
     mean = group_curve(group, MEAN_TIME)
     assert mean is not None
-    assert (mean.x, mean.mean) == ([2, 4], pytest.approx([0.1, 0.2])), "moving mean by seconds"
+    assert (mean.x[0], mean.x[-1]) == (2, 4)
+    assert (mean.mean[0], mean.mean[-1]) == pytest.approx((0.1, 0.2)), "moving mean by seconds of evaluations"
     assert group_curve(groups_of([a_run()])[0], BEST) is None
 
 
@@ -226,9 +222,7 @@ def test_no_verdict_about_one_group() -> None:
     "other", [{"task": "images"}, {"task_options": {"table": "b.csv"}}, {"budget": {"evaluations": 9}}]
 )
 def test_runs_of_other_tasks_data_or_budgets_are_not_ranked_together(other: dict[str, Any], tmp_path: Path) -> None:
-    compared = comparison(
-        a_run(0, name="a", scores=[0.9499], best=[0.9499]), a_run(0, name="b", scores=[0.9994], best=[0.9994], **other)
-    )
+    compared = comparison(a_run(0, name="a", scores=[0.9499]), a_run(0, name="b", scores=[0.9994], **other))
     first, second = compared.problems
     assert (first.places, second.places) == ((0,), (1,))
     assert [verdict_of(compared, problem) for problem in compared.problems] == ["", ""]
@@ -243,7 +237,7 @@ def test_runs_of_other_tasks_data_or_budgets_are_not_ranked_together(other: dict
 
 
 def test_intervals_stay_within_the_range_of_the_figure() -> None:
-    (group,) = groups_of([a_run(seed, scores=[score], best=[score]) for seed, score in enumerate((0.99, 1.0, 0.9))])
+    (group,) = groups_of([a_run(seed, scores=[score]) for seed, score in enumerate((0.99, 1.0, 0.9))])
     figures = figures_of(group)
     assert figures["best_score"].high == 1.0
     curve = group_curve(group, BEST)

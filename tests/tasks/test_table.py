@@ -35,7 +35,7 @@ def run_folder(folder: Path, task: TableTask) -> Path:
     row: Any = {"score": training.score().value, "status": EvaluationStatus.OK, "seconds": 0.1, "step": 1}
     record = EvaluationRecord(graph.canonical_hash(), graph.canonical_key(), json.dumps(graph.to_dict()), **row)
     top = [TopArchitecture(record, weights=training.model.state_dict())]
-    write_top_architectures(folder, top, task=task, from_dict=ComputationGraph.from_dict, report_line=print)
+    write_top_architectures(folder, top, task=task, from_dict=ComputationGraph.from_dict)
     return folder
 
 

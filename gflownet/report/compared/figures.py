@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 from scipy.special import stdtrit
@@ -19,10 +18,6 @@ from gflownet.report.compared.groups import Group
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of, number_of
 
 _LEVEL = 0.95
-# From this number of seeds on means are resampled; resampled means of fewer values cover too little.
-_MIN_RESAMPLED = 8
-_NUM_RESAMPLES = 10_000
-_SEED = 0  # of the resampling, so that a repeated report has the same intervals
 # The best of accuracies and scaled rewards; a task may define larger scores.
 MAX_SCORE = 1.0
 # Number of seeds from which on a paired difference has a verdict.
@@ -30,26 +25,13 @@ _MIN_SEEDS = 5
 
 
 def mean_intervals(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of the 95 % intervals of the means over seeds, [X] each; NaN for one seed.
-
-    Percentiles of resampled means, at levels that make up for few seeds (Hesterberg 2015, expanded percentile
-    interval); with less than 8 seeds Student's t interval.
-
-    Args:
-        values: [S, X], finite.
-    """
+    """Return the ends of Student's 95 % intervals of the means of values [S, X] over seeds, [X] each; NaN for one."""
     num_seeds, num_places = values.shape
     if num_seeds < 2:
         return np.full(num_places, math.nan), np.full(num_places, math.nan)
-    student = float(stdtrit(num_seeds - 1, (1 + _LEVEL) / 2))
-    if num_seeds < _MIN_RESAMPLED:
-        mean, margin = values.mean(axis=0), student * values.std(axis=0, ddof=1) / math.sqrt(num_seeds)
-        return mean - margin, mean + margin
-    generator = np.random.default_rng(_SEED)
-    weights = generator.multinomial(num_seeds, [1 / num_seeds] * num_seeds, size=_NUM_RESAMPLES) / num_seeds
-    tail = NormalDist().cdf(-student * math.sqrt(num_seeds / (num_seeds - 1)))
-    low, high = np.quantile(weights @ values, [tail, 1 - tail], axis=0)
-    return low, high
+    mean, error = values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(num_seeds)
+    margin = float(stdtrit(num_seeds - 1, (1 + _LEVEL) / 2)) * error
+    return mean - margin, mean + margin
 
 
 def bounded_intervals(values: np.ndarray, *, upper: float = math.inf) -> tuple[np.ndarray, np.ndarray]:
@@ -147,30 +129,23 @@ def final_score(run: RunData) -> float:
     return figure_of(mapping_of(top.get("final")).get("mean"))
 
 
-def num_evaluations(run: RunData) -> float:
-    """Return the number of evaluations of the search."""
-    return float(len(run.searched))
-
-
-def failed_share(run: RunData) -> float:
-    """Return the share of evaluations without a score."""
+def failed_percentage(run: RunData) -> float:
+    """Return the percentage of evaluations without a score."""
     num_failed = sum(record.status is not EvaluationStatus.OK for record in run.searched)
-    return num_failed / len(run.searched) if run.searched else math.nan
+    return 100 * num_failed / len(run.searched) if run.searched else math.nan
 
 
 def seconds_of(run: RunData) -> float:
-    """Return the seconds of all phases of the run; of runs of earlier versions, of the search."""
-    if run.status is not None and run.status.sessions:
-        return sum(run.status.seconds.values())
-    return figure_of(run.metrics[-1].get("seconds")) if run.metrics else math.nan
+    """Return the seconds of all phases of the run."""
+    return math.nan if run.status is None else sum(run.status.seconds.values())
 
 
 FIGURES = (
     FigureKind("best_score", "best score in the search", "", best_score, upper=MAX_SCORE),
     FigureKind("final_score", "mean score of rank 0, new seeds", "", final_score, upper=MAX_SCORE),
     FigureKind("test_score", "test score of rank 0", "", test_score, upper=MAX_SCORE),
-    FigureKind("evaluations", "evaluations", "", num_evaluations),
-    FigureKind("failed", "failed evaluations", "%", lambda run: 100 * failed_share(run), upper=100.0),
+    FigureKind("evaluations", "evaluations", "", lambda run: float(len(run.searched))),
+    FigureKind("failed", "failed evaluations", "%", failed_percentage, upper=100.0),
     FigureKind("seconds", "time", "s", seconds_of),
 )
 
@@ -190,8 +165,7 @@ def estimate_of(values: Sequence[float], *, upper: float = math.inf) -> Estimate
 
 
 NUM_PLACES = 200
-# Steps in the moving mean of the mean score.
-WINDOW = 10
+WINDOW = 10  # evaluations in the moving mean
 
 
 @dataclass(frozen=True)
@@ -200,17 +174,17 @@ class CurveKind:
 
     key: str
     title: str
-    x_metric: str
-    y_metric: str
     x_label: str
+    by_time: bool
     is_smoothed: bool
 
 
+_SECONDS = "seconds of evaluations"
 CURVES = (
-    CurveKind("best-evaluations", "Best score by evaluations", "num_distinct", "score_best", "evaluations", False),
-    CurveKind("best-time", "Best score by time", "seconds", "score_best", "seconds of the search", False),
-    CurveKind("mean-evaluations", "Mean score by evaluations", "num_distinct", "score_mean", "evaluations", True),
-    CurveKind("mean-time", "Mean score by time", "seconds", "score_mean", "seconds of the search", True),
+    CurveKind("best-evaluations", "Best score by evaluations", "evaluations", by_time=False, is_smoothed=False),
+    CurveKind("best-time", "Best score by time", _SECONDS, by_time=True, is_smoothed=False),
+    CurveKind("mean-evaluations", "Mean score by evaluations", "evaluations", by_time=False, is_smoothed=True),
+    CurveKind("mean-time", "Mean score by time", _SECONDS, by_time=True, is_smoothed=True),
 )
 
 
@@ -232,9 +206,6 @@ def group_curve(group: Group, kind: CurveKind) -> GroupCurve | None:
     curves = [curve for run in group.runs if (curve := _run_curve(run, kind)) is not None]
     if not curves:
         return None
-    if len(curves) == 1:
-        ((x, y),) = curves
-        return GroupCurve(x.tolist(), y.tolist(), [math.nan] * len(x), [math.nan] * len(x))
     start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     if end < start:
         return None
@@ -245,18 +216,15 @@ def group_curve(group: Group, kind: CurveKind) -> GroupCurve | None:
 
 
 def _run_curve(run: RunData, kind: CurveKind) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the places and values of a run, ascending, None without a finite value."""
-    points = [(row.get(kind.x_metric), row.get(kind.y_metric)) for row in run.metrics]
-    finite = [(float(x), float(y)) for x, y in points if isinstance(x, int | float) and isinstance(y, int | float)]
-    if not finite:
+    """Return places and scores of the evaluations of a run in order of their store, None without a score."""
+    feasible = {id(record) for record in run.feasible}
+    scores = np.array([record.score if id(record) in feasible else math.nan for record in run.searched])
+    if not np.isfinite(scores).any():
         return None
-    x, y = np.array(finite).T
-    order = np.argsort(x, kind="stable")
-    return x[order], _smoothed(y[order]) if kind.is_smoothed else y[order]
-
-
-def _smoothed(values: np.ndarray) -> np.ndarray:
-    return np.array(moving_mean(values.tolist(), WINDOW))
+    x = np.cumsum([record.seconds for record in run.searched]) if kind.by_time else np.arange(1.0, len(scores) + 1)
+    y = np.array(moving_mean(scores.tolist(), WINDOW)) if kind.is_smoothed else np.fmax.accumulate(scores)
+    is_known = np.isfinite(y)
+    return x[is_known], y[is_known]
 
 
 def _at(places: np.ndarray, x: np.ndarray, y: np.ndarray, *, is_step: bool) -> np.ndarray:

@@ -76,11 +76,7 @@ def groups_of(runs: Sequence[RunData]) -> list[Group]:
 
 def problems_of(groups: Sequence[Group]) -> list[Problem]:
     """Return the problems in the order of their first groups."""
-    return problems_of_options([options_of(group.runs[0]) for group in groups])
-
-
-def problems_of_options(options: Sequence[Mapping[str, str]]) -> list[Problem]:
-    """Return the problems of groups with these options, by full key and as text."""
+    options = [options_of(group.runs[0]) for group in groups]
     columns = [
         {key: text for key, text in column.items() if {key, key.partition(".")[0]} & _PROBLEM} for column in options
     ]

@@ -7,15 +7,21 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from itertools import combinations
+from itertools import combinations, compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
 
+from gflownet.errors import printable
 from gflownet.files import json_text
 from gflownet.pictures.chart import Chart, Table, duration_text, number_text
 from gflownet.pictures.line_charts import Line, line_chart
+from gflownet.records.marker import PAGE_NAME
 from gflownet.report.compared.figures import (
     CURVES,
     FIGURES,
@@ -42,11 +48,11 @@ from gflownet.report.compared.groups import (
     repeated_seeds,
     unknown_options,
 )
-from gflownet.report.follower import PAGE_NAME
 from gflownet.report.page.best import Ranked, best_section
 from gflownet.report.page.overview import minute_text
 from gflownet.report.page.page import render
 from gflownet.report.page.run_data import RunData, read_run
+from gflownet.terminal.console import make_console, print_line
 
 COMPARISON_FORMAT = "gflownet comparison 1"
 # Figures with paired differences; the first one that two groups have is in the verdict.
@@ -198,13 +204,13 @@ def comparison_page(comparison: Comparison, *, folder: Path, written: datetime |
     )
 
 
-def figure_table(comparison: Comparison, problem: Problem) -> Table:
-    """Return the final figures of a problem, a row per group."""
+def figure_table(comparison: Comparison, problem: Problem, kinds: Sequence[FigureKind] = FIGURES) -> Table:
+    """Return final figures of a problem, a row per group."""
     rows = []
     for group, figures in ((comparison.groups[place], comparison.figures[place]) for place in problem.places):
-        cells = [estimate_text(figures[kind.key], unit=kind.unit) for kind in FIGURES]
+        cells = [estimate_text(figures[kind.key], unit=kind.unit) for kind in kinds]
         rows.append([group.name, str(len(group.runs)), *cells])
-    return Table(["group", "runs", *(kind.title for kind in FIGURES)], rows)
+    return Table(["group", "runs", *(kind.title for kind in kinds)], rows)
 
 
 def paired_table(comparison: Comparison, problem: Problem) -> Table | None:
@@ -218,6 +224,23 @@ def paired_table(comparison: Comparison, problem: Problem) -> Table | None:
                 [pair, str(num_seeds), *(number_text(None) if each is None else each.figures for each in cells)]
             )
     return Table(["groups", "shared seeds", *(kind.title for kind in kinds)], rows[:_MAX_PAIRS]) if rows else None
+
+
+def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
+    """Print the final figures and the verdict of each problem."""
+    console = console or make_console()
+    for problem in comparison.problems:
+        kinds = [kind for kind in FIGURES if kind.key in _COMPARED]
+        is_known = [any(math.isfinite(each[kind.key].mean) for each in comparison.figures) for kind in kinds]
+        figures = figure_table(comparison, problem, [*compress(kinds, is_known)])
+        table = RichTable(title=printable(problem.name) or None, title_justify="left", box=box.SIMPLE_HEAD)
+        for header in figures.header:
+            table.add_column(header, overflow="fold")
+        for row in figures.rows:
+            table.add_row(*(Text(printable(cell)) for cell in row))
+        console.print(table)
+        if verdict := verdict_of(comparison, problem):
+            print_line(console, verdict)
 
 
 def difference_table(comparison: Comparison) -> Table | None:

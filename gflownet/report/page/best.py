@@ -63,18 +63,22 @@ def best_section(run: RunData) -> BestSection | None:
     if run.top:
         top = run.top[:NUM_SHOWN]
         graphs = _differing_first([mapping_of(entry.get("graph")) for entry in top])
-        ranked = [
-            _from_file(run, entry, rank, graph) for rank, (entry, graph) in enumerate(zip(top, graphs, strict=True))
-        ]
+        ranked = []
+        for rank, (entry, graph) in enumerate(zip(top, graphs, strict=True)):
+            number = entry["rank"] if isinstance(entry.get("rank"), int) else rank
+            load = _load_lines(run, entry, rank=number)
+            ranked.append(_ranked(entry, rank, graph, run=run, start=f"Rank {number}", load=load))
         return BestSection(ranked, table_of(ranked), _source(run.top) + _correlation_words(run))
     records = best_records(run)[:NUM_SHOWN]
     if not records:
         return None
     graphs = _differing_first([json.loads(record.graph) for record in records])
-    ranked = [
-        _from_record(record, rank, graph, score=run.score_name)
-        for rank, (record, graph) in enumerate(zip(records, graphs, strict=True))
-    ]
+    note = "A line that loads it with its weights appears here after the final stage."
+    ranked = []
+    for rank, (record, graph) in enumerate(zip(records, graphs, strict=True)):
+        entry = {"validation_score": record.score, "num_parameters": record.num_parameters, "words": words_of(graph)}
+        entry |= {"metrics": record.metrics, "step": record.step}
+        ranked.append(_ranked(entry, rank, graph, run=run, start=f"Rank {rank} so far", load=("", note)))
     is_over = run.status is not None and run.status.state is not RunState.RUNNING
     when = "The run ended before its final stage" if is_over else "The final stage comes at the end of the run"
     source = (
@@ -135,33 +139,20 @@ def _choices(graph: Mapping[str, Any], drawing: Drawing, words: object) -> str:
     return as_yaml(values) if values and drawing.svg is None and not words else ""
 
 
-def _from_file(run: RunData, entry: Mapping[str, Any], rank: int, graph: Mapping[str, Any]) -> Ranked:
-    rank_of_file = entry.get("rank") if isinstance(entry.get("rank"), int) else rank
-    network = mapping_of(entry.get("network"))
-    code, note = _load_lines(run, entry, rank=int(rank_of_file or 0))
-    words, drawing = entry.get("words"), drawing_of(graph, num_parameters=entry.get("num_parameters"))
+def _ranked(
+    entry: Mapping[str, Any], rank: int, graph: Mapping[str, Any], *, run: RunData, start: str, load: tuple[str, str]
+) -> Ranked:
+    """Return the card of an entry of top_architectures.json, or of an evaluation in the same form."""
+    network, words = mapping_of(entry.get("network")), entry.get("words")
+    drawing = drawing_of(graph, num_parameters=entry.get("num_parameters"))
     return Ranked(
         key=f"rank-{rank}",
-        title=f"Rank {rank_of_file}" + (f": {words}" if isinstance(words, str) and words else ""),
+        title=start + (f": {words}" if isinstance(words, str) and words else ""),
         facts=list(_facts(entry, run.score_name)),
         drawing=drawing,
         network=drawing_of(network) if network else None,
-        load=code,
-        load_note=note,
-        choices=_choices(graph, drawing, words),
-    )
-
-
-def _from_record(record: EvaluationRecord, rank: int, graph: Mapping[str, Any], *, score: str) -> Ranked:
-    entry = {"validation_score": record.score, "num_parameters": record.num_parameters}
-    entry |= {"metrics": record.metrics, "step": record.step}
-    words, drawing = words_of(graph), drawing_of(graph, num_parameters=record.num_parameters)
-    return Ranked(
-        key=f"rank-{rank}",
-        title=f"Rank {rank} so far" + (f": {words}" if words else ""),
-        facts=list(_facts(entry, score)),
-        drawing=drawing,
-        load_note="A line that loads it with its weights appears here after the final stage.",
+        load=load[0],
+        load_note=load[1],
         choices=_choices(graph, drawing, words),
     )
 
@@ -195,7 +186,8 @@ def _facts(entry: Mapping[str, Any], score: str) -> Iterator[tuple[str, str]]:
     if _is_number(entry.get("step")):
         yield "found in step", f"{entry['step']:,}"
     metrics = mapping_of(entry.get("metrics"))
-    for name in [name for name in metrics if name not in ("validation_accuracy", "parameters")][:3]:
+    shown = {"parameters"} | {name for name in metrics if metrics[name] == entry.get("validation_score")}
+    for name in [name for name in metrics if name not in shown][:3]:
         if _is_number(metrics[name]):
             yield name.replace("_", " "), number_text(float(metrics[name]))
 

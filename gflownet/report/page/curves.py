@@ -24,15 +24,15 @@ def curves_of(run: RunData) -> list[Chart]:
     rows = run.metrics
     built = [
         _scores(rows, run.score_name),
-        _smoothed(rows, "log_reward_mean", "Mean log-reward of a batch", "log R(x)"),
-        _smoothed(rows, "loss", "Loss", "loss"),
-        _plain(rows, "log_Z", "Learned log Z", "log Z"),
-        _plain(rows, "num_distinct", "Different architectures", "number so far", start=0.0),
+        _curve(rows, "log_reward_mean", "Mean log-reward of a batch", "log R(x)", is_smoothed=True),
+        _curve(rows, "loss", "Loss", "loss", is_smoothed=True),
+        _curve(rows, "log_Z", "Learned log Z", "log Z"),
+        _curve(rows, "num_distinct", "Different architectures", "number so far", start=0.0),
         _distances(run),
         _distribution(run),
         _shares(rows),
-        _smoothed(rows, "busy_share", "Evaluator at work", "share of the time", start=0.0),
-        _plain(rows, "hypervolume", "Hypervolume of the Pareto front", "hypervolume"),
+        _curve(rows, "busy_share", "Evaluator at work", "share of the time", start=0.0, is_smoothed=True),
+        _curve(rows, "hypervolume", "Hypervolume of the Pareto front", "hypervolume"),
         _proposals(rows),
         _surrogate(rows, "weight", "Surrogate: weight of each model", "weight"),
         _surrogate(rows, "rank", "Surrogate: rank correlation of predictions and scores", "Spearman's correlation"),
@@ -68,18 +68,19 @@ def _scores(rows: Sequence[Mapping[str, Any]], name: str) -> Chart | None:
     return line_chart("curve-score", "Score of sampled architectures", [*means, best], x_label=STEP, y_label=name)
 
 
-def _smoothed(
-    rows: Sequence[Mapping[str, Any]], name: str, title: str, label: str, *, start: float | None = None
+def _curve(
+    rows: Sequence[Mapping[str, Any]],
+    name: str,
+    title: str,
+    label: str,
+    *,
+    start: float | None = None,
+    is_smoothed: bool = False,
 ) -> Chart | None:
-    lines = smoothed_lines(steps_of(rows), values_of(rows, name), name=label)
-    return line_chart(_key(name), title, lines, x_label=STEP, y_label=label, start=start)
-
-
-def _plain(
-    rows: Sequence[Mapping[str, Any]], name: str, title: str, label: str, *, start: float | None = None
-) -> Chart | None:
-    lines = [Line(label, steps_of(rows), values_of(rows, name))]
-    return line_chart(_key(name), title, lines, x_label=STEP, y_label=label, start=start, is_log=False)
+    x, y = steps_of(rows), values_of(rows, name)
+    lines = smoothed_lines(x, y, name=label) if is_smoothed else [Line(label, x, y)]
+    is_log = None if is_smoothed else False
+    return line_chart(_key(name), title, lines, x_label=STEP, y_label=label, start=start, is_log=is_log)
 
 
 def _shares(rows: Sequence[Mapping[str, Any]]) -> Chart | None:

@@ -6,7 +6,9 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from markupsafe import Markup
@@ -25,7 +27,6 @@ from gflownet.pictures.figure import (
     Form,
     Item,
     shortened,
-    without_gaps,
 )
 from gflownet.pictures.figure_layout import figure_svg
 
@@ -50,31 +51,30 @@ def coloured_svg(colours: Mapping[int, str], edges: Sequence[Edge], *, directed:
     labels = {node: label_of(colour) for node, colour in colours.items()}
     loops = {source: f"loop {_edge_text(colour)}".rstrip() for source, target, colour in edges if source == target}
     links = [edge for edge in edges if edge[0] != edge[1]]
-    rows = _rows(labels, links) if directed else None
-    if rows is None:
-        order = _breadth_first(labels, links)
-        downwards = [(s, t, colour) if order[s] < order[t] else (t, s, colour) for s, t, colour in links]
-        rows, links = _rows(labels, downwards) or {}, links if directed else downwards
+    order = _order(labels, links, directed=directed)
+    if not directed:
+        links = [(s, t, colour) if order[s] < order[t] else (t, s, colour) for s, t, colour in links]
     style = FORWARD if directed else UNDIRECTED
-    cells = {
-        node: Cell(
-            shortened(label, MAX_LABEL),
-            NAMED.get(label) or colours_of(label),
-            f"node {node}: {label}",
-            loops.get(node, ""),
-        )
-        for node, label in labels.items()
-    }
-    figure = Figure(
-        {node: Item(rows[node], Form.BOX, (cell,)) for node, cell in cells.items()},
-        [FigureLink(source, target, tooltip=_edge_text(colour), style=style) for source, target, colour in links],
-    )
-    return figure_svg(figure, title=f"Graph of {len(labels)} nodes and {len(edges)} edges")
+    items = {}
+    for node, label in labels.items():
+        look = NAMED.get(label) or colours_of(label)
+        cell = Cell(shortened(label, MAX_LABEL), look, f"node {node}: {label}", loops.get(node, ""))
+        items[node] = Item(Form.BOX, cell)
+    figure_links = [
+        FigureLink(source, target, tooltip=_edge_text(colour), style=style, is_ranked=order[source] < order[target])
+        for source, target, colour in links
+    ]
+    title = f"Graph of {len(labels)} nodes and {len(edges)} edges"
+    return figure_svg(Figure(items, figure_links), title=title)
 
 
-def _breadth_first(nodes: Iterable[int], edges: Sequence[Edge]) -> dict[int, int]:
-    """Return the place of each node in a breadth-first walk along edges of any direction."""
+def _order(nodes: Iterable[int], edges: Sequence[Edge], *, directed: bool) -> dict[int, int]:
+    """Return the place of each node along directed edges; of undirected ones and cycles, in a breadth-first walk."""
     order, neighbours = dict[int, int](), {node: list[int]() for node in nodes}
+    if directed:
+        sources = {node: [source for source, target, _ in edges if target == node] for node in neighbours}
+        with suppress(CycleError):
+            return {node: place for place, node in enumerate(TopologicalSorter(sources).static_order())}
     for source, target, _ in edges:
         neighbours[source].append(target)
         neighbours[target].append(source)
@@ -92,18 +92,6 @@ def label_of(colour: str) -> str:
     first, _, rest = colour.partition("|")
     others = [part for part in rest.split("|") if part not in ("", "0")]
     return " ".join([first, *others])
-
-
-def _rows(labels: Mapping[int, str], edges: Sequence[Edge]) -> dict[int, int] | None:
-    """Return the length of the longest path to each node, None if there is a cycle."""
-    rows = dict.fromkeys(labels, 0)
-    for _ in labels:
-        longer = [(s, t) for s, t, _ in edges if rows[t] < rows[s] + 1]
-        if not longer:
-            return rows
-        for source, target in longer:
-            rows[target] = max(rows[target], rows[source] + 1)
-    return None
 
 
 def _edge_text(colour: str) -> str:
@@ -200,7 +188,7 @@ def _cell(values: Mapping[str, Any]) -> str:
     for node in range(last + 1):
         name = "input" if node == 0 else "output" if node == last else f"node {node}"
         cell = Cell(name if node in (0, last) else "+", tooltip=f"{name}{', sum' if node else ''}")
-        items[node] = Item(2 * node, Form.PILL if node in (0, last) else Form.CIRCLE, (cell,))
+        items[node] = Item(Form.PILL if node in (0, last) else Form.CIRCLE, cell)
     links = []
     for key, (name, (target, source)) in enumerate(ends.items(), start=last + 1):
         operation = text_of(values[name])
@@ -209,19 +197,19 @@ def _cell(values: Mapping[str, Any]) -> str:
             continue
         label = shortened(operation, MAX_LABEL)
         cell = Cell(label, colours_of(operation), f"{name}: {operation}", f"{source} → {target}")
-        items[key] = Item(2 * source + 1, Form.BOX, (cell,))
+        items[key] = Item(Form.BOX, cell)
         links += [FigureLink(source, key), FigureLink(key, target)]
-    return figure_svg(Figure(without_gaps(items), links), title=f"Cell of {last + 1} nodes and {len(ends)} places")
+    return figure_svg(Figure(items, links), title=f"Cell of {last + 1} nodes and {len(ends)} places")
 
 
 def _chain(layers: Sequence[tuple[str, str]], details: Sequence[str] = ()) -> str:
-    items = {0: Item(0, Form.PILL, (Cell("input", tooltip="input"),))}
+    items = {0: Item(Form.PILL, Cell("input", tooltip="input"))}
     for row, (name, kind) in enumerate(layers, start=1):
         detail = shortened(details[row - 1] if details else name, MAX_LABEL + 6)
         cell = Cell(shortened(kind, MAX_LABEL), colours_of(kind), f"{name}: {kind}", detail)
-        items[row] = Item(row, Form.BOX, (cell,))
+        items[row] = Item(Form.BOX, cell)
     last = len(layers) + 1
-    items[last] = Item(last, Form.PILL, (Cell("output", tooltip="output"),))
+    items[last] = Item(Form.PILL, Cell("output", tooltip="output"))
     links = [FigureLink(row, row + 1) for row in range(last)]
     return figure_svg(Figure(items, links), title=f"Chain of {len(layers)} layers")
 

@@ -82,9 +82,7 @@ def progress_of(run: RunData) -> Progress:
 def seconds_used(run: RunData, *, written: datetime) -> float | None:
     """Return the seconds of all sessions; of a running one up to the time of writing; None if unknown."""
     if run.status is None:
-        seconds = [row.get("seconds") for row in run.metrics]
-        numbers = [value for value in seconds if isinstance(value, int | float)]
-        return float(numbers[-1]) if numbers else None
+        return None
     total = sum(run.status.seconds.values())
     if run.status.state not in (RunState.RUNNING, RunState.KILLED) or not run.status.sessions:
         return total

@@ -348,8 +348,8 @@ def _next(run: RunData, best: BestSection | None, references: ReferenceSection |
         return Statement("Next", ["Continue the run:"], code=resume_command(run))
     if best is None:
         return Statement("Next", ["See the failures, and change the space or the evaluation."], "failures")
-    if references is not None and not references.is_best:
+    if references is not None and not references.is_above_random:
         key = "budget.evaluations" if run.number("budget.evaluations") else "num_training_steps"
         longer = resume_command(run, f"{key}={2 * int(run.number(key) or 0)}")
-        return Statement("Next", ["Search longer, as a reference is as good as rank 0 or better:"], code=longer)
+        return Statement("Next", ["Search longer, as random architectures are as good or better:"], code=longer)
     return Statement("Next", ["Load the best architecture:"], "best", best.ranked[0].load)

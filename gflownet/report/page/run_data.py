@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -181,7 +180,6 @@ def read_run(folder: Path) -> RunData:
     if marker is None and not (folder / CONFIG_NAME).is_file():
         raise UserError(f"{folder}: expected the log_dir of a run, got a folder without one")
     tree = _options(folder / CONFIG_NAME, problems) if marker is None else marker.config
-    tree = _completed(tree)
     run_id = "" if marker is None else marker.run
     is_after_end = (status := read_status(folder)) is not None and status.state is RunState.COMPLETED
     if status is None and (folder / STATUS_NAME).exists():
@@ -232,19 +230,6 @@ def _options(path: Path, problems: list[str]) -> dict[str, Any]:
     except UserError:
         problems.append(f"{path.name} is damaged: the options are unknown, defaults are shown.")
         return {}
-
-
-def _completed(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with the defaults of missing ones; not checked, so that any version can be shown."""
-    complete = copy.deepcopy(dict(tree))
-    for key, option in OPTIONS.items():
-        *groups, name = key.split(".")
-        group: Any = complete
-        for each in groups:
-            group = group.setdefault(each, {}) if isinstance(group, dict) else None
-        if isinstance(group, dict):
-            group.setdefault(name, option.default)
-    return complete
 
 
 def _unknown_limits(tree: Mapping[str, Any]) -> list[str]:

@@ -21,9 +21,9 @@ from gflownet.pictures.line_charts import Highlight, scatter_chart
 from gflownet.report.page.best import Ranked, score_words, table_of
 from gflownet.report.page.drawings import drawing_of
 from gflownet.report.page.overview import has_search_method
-from gflownet.report.page.run_data import RunData, figure_of, mapping_of, number_of
+from gflownet.report.page.run_data import RunData, figure_of, mapping_of
 from gflownet.report.page.secrets import masked
-from gflownet.report.verdict import Side, is_beaten, spent_on, verdict_of
+from gflownet.report.verdict import Side, is_beaten, is_random, side_of, spent_on, verdict_of
 
 NUM_RANKS = 5
 
@@ -35,7 +35,7 @@ class ReferenceSection:
     chart: Chart
     sentences: Sequence[str]
     loads: Sequence[tuple[str, str]]  # name and line of Python
-    is_best: bool  # whether rank 0 is clearly better than all of them
+    is_above_random: bool  # whether rank 0 is clearly better than random architectures
 
 
 def reference_section(run: RunData) -> ReferenceSection | None:
@@ -43,12 +43,12 @@ def reference_section(run: RunData) -> ReferenceSection | None:
     ranks = [
         (side, _estimate(side, entry, href=f"#rank-{place}"))
         for place, entry in enumerate(run.top[:NUM_RANKS])
-        if (side := _side(f"rank {entry.get('rank')}", mapping_of(entry.get("final")))) is not None
+        if (side := side_of(f"rank {entry.get('rank')}", mapping_of(entry.get("final")))) is not None
     ]
     references = [
         (side, _estimate(side, entry))
         for entry in run.references
-        if (side := _side(str(entry.get("name")), entry)) is not None
+        if (side := side_of(str(entry.get("name")), entry)) is not None
     ]
     chart = interval_chart(
         "references-chart",
@@ -65,15 +65,8 @@ def reference_section(run: RunData) -> ReferenceSection | None:
         chart,
         sentences=verdict_of(ranks[0][0], [replace(side, load="") for side in sides]) if ranks else (),
         loads=[(side.name, side.load) for side in sides if side.load],
-        is_best=bool(ranks) and all(is_beaten(side, ranks[0][0]) for side in sides),
+        is_above_random=bool(ranks) and all(is_beaten(side, ranks[0][0]) for side in sides if is_random(side.name)),
     )
-
-
-def _side(name: str, entry: Mapping[str, Any]) -> Side | None:
-    """Return mean and interval of an entry, None without a mean."""
-    mean, ends = number_of(entry.get("mean")), entry.get("interval")
-    low, high = map(figure_of, ends) if isinstance(ends, list) and len(ends) == 2 else (math.nan, math.nan)
-    return None if mean is None else Side(name, mean, low, high, str(entry.get("load") or ""))
 
 
 def _estimate(side: Side, entry: Mapping[str, Any], *, href: str = "") -> Estimate:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gflownet.pictures.bar_charts import Bar, Estimate, Sample, bar_chart, histogram, interval_chart
-from gflownet.pictures.chart import SERIES_COLOURS, Chart, Scale, duration_text, number_text, scale_of
+from gflownet.pictures.chart import Chart, Scale, duration_text, number_text, scale_of
 from gflownet.pictures.line_charts import MAX_POINTS, Highlight, Line, line_chart, moving_mean, scatter_chart, thinned
 
 MINUS = "\N{MINUS SIGN}"
@@ -174,7 +174,3 @@ def test_texts_and_lines_have_enough_contrast(theme):
     assert {pair: ratio for pair, ratio in low.items() if ratio < 4.5} == {}
     lines = {name: contrast(found[name], found["card"]) for name in LINES}
     assert {name: ratio for name, ratio in lines.items() if ratio < 3} == {}
-
-
-def test_series_have_the_same_colours_in_pages_and_files():
-    assert tuple(colours("light")[line] for line in LINES) == SERIES_COLOURS

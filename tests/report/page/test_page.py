@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from itertools import chain, pairwise, repeat
+from itertools import chain, repeat
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -73,7 +74,7 @@ def top_of(num: int) -> list[dict[str, Any]]:
             "validation_score": 0.95 - rank / 100,
             "test_score": 0.9 - rank / 100,
             "num_parameters": 1000 + rank,
-            "metrics": {"train_loss": 0.25},
+            "metrics": {"train_loss": 0.25, "hit_rate": 0.95 - rank / 100},
             "final": {
                 "mean": 0.9 - rank / 100,
                 "interval": [0.85 - rank / 100, 0.95 - rank / 100],
@@ -89,7 +90,13 @@ def finished_run(folder: Path, **fields: Any) -> Path:
     files = {
         "top_architectures.json": top_of(3),
         "references.json": [
-            {"name": "best of 4 random", "mean": 0.7, "interval": [0.65, 0.75], "test_score": 0.6, "num_parameters": 9},
+            {
+                "name": "best of 4 random architectures",
+                "mean": 0.7,
+                "interval": [0.65, 0.75],
+                "test_score": 0.6,
+                "num_parameters": 9,
+            },
             {"name": "scikit-learn", "mean": 0.91, "interval": [0.9, 0.92], "test_score": 0.9, "num_parameters": 7510},
         ],
     }
@@ -97,56 +104,29 @@ def finished_run(folder: Path, **fields: Any) -> Path:
     return write_run(folder, choices(40, num_failed=5), **{**given, **fields})
 
 
-def test_page_of_finished_run_has_every_section(tmp_path):
+GOLDEN = Path(__file__).with_name("golden_page.txt")
+
+
+def test_page_of_finished_run_is_the_golden_page(tmp_path):
+    """All words of the page but the configuration: GFLOWNET_GOLDEN=1 writes the file, whose difference is then read."""
     read = page(finished_run(tmp_path))
-    assert list(read.sections)[1:] == [
-        *("best", "references", "curves", "certificate", "effects", "time", "failures"),
-        "configuration",
-    ]
+    sections = {name: text for name, text in read.sections.items() if name != "configuration"}
+    texts = [f"[{name}] {text}".replace(str(tmp_path), "RUN") for name, text in sections.items()]
+    words = "\n\n".join(fill(text, 120, break_long_words=False, break_on_hyphens=False) for text in texts) + "\n"
+    if os.environ.get("GFLOWNET_GOLDEN"):
+        GOLDEN.write_text(words, encoding="utf-8")
+    assert words == GOLDEN.read_text(encoding="utf-8")
     assert {"header", "nav", "main", "footer", "h1"} <= set(read.tags)
     assert read.tags.count("main") == read.tags.count("h1") == 1
-    header = read.sections["header"]
-    assert "Completed" in header
-    assert "choices in your own code: model, svm.kernel, svm.c" in header
-    assert "trajectory balance (tb)" in header
-    assert "45, 5 failed" in header
-    assert "20 of 100" in header
-    assert "1 min 40 s" in header  # 2 + 90 + 8 seconds
-    assert "written at 2026-11-23 12:00 UTC" in header
 
 
-def test_first_screen_answers_in_order(tmp_path):
-    """Searched, found (the mean of new seeds first), compared, sampler, next; no line of code before the next step."""
-    header = page(finished_run(tmp_path)).sections["header"]
-    topics = (
-        "Searched",
-        "Found",
-        "Compared",
-        "Sampler",
-        "Next",
-        "What matters",
-        "Failures",
-        "evaluations of the search",
-    )
-    places = [header.index(f" {topic} ") for topic in topics]
-    assert places == sorted(places)
-    answers = dict(zip(topics, (header[a:b] for a, b in pairwise([*places, len(header)])), strict=True))
-    assert f"Rank 0: score 0.9000 {PLUS_MINUS} 0.0500, mean of 2 trainings on new seeds (higher is better" in header
-    assert "score in the search 0.9500" in answers["Found"], "the luckiest score comes second, with its caveat"
-    assert "too high on average" in answers["Found"]
-    assert "No clear difference: scikit-learn" in answers["Compared"]
-    assert "Rank 0 (0.9000" in answers["Compared"]
-    assert "converged is not measured" in answers["Sampler"]
-    assert "Its loss was 100 in the first of 20 steps and 5 in the last" in answers["Sampler"]
-    assert f"python -m gflownet.train log_dir={tmp_path} resume=true num_training_steps=200" in answers["Next"]
-    assert "kernel = a: the 20 architectures with it score" in answers["What matters"]
-    assert "not a cause" in answers["What matters"]
-    assert "5 of 45 evaluations, most often: ValueError: node 0 has no input" in answers["Failures"]
-    assert "import" not in header.replace("import_", "")
-
-
-def test_next_step_loads_the_best_where_no_reference_is_as_good(tmp_path):
-    worse = [{"name": "random", "mean": 0.7, "interval": [0.65, 0.75], "load": "gflownet.load('random.json')"}]
+def test_next_step_loads_the_best_unless_random_architectures_are_as_good(tmp_path):
+    name = "best of 4 random architectures"
+    equal = [{"name": name, "mean": 0.9, "interval": [0.85, 0.95]}]
+    files = {"top_architectures.json": top_of(2), "references.json": equal}
+    longer = f"python -m gflownet.train log_dir={tmp_path / 'c'} resume=true num_training_steps=200"
+    assert longer in page(finished_run(tmp_path / "c", files=files)).sections["header"]
+    worse = [{"name": name, "mean": 0.7, "interval": [0.65, 0.75], "load": "gflownet.load('random.json')"}]
     files = {"top_architectures.json": top_of(2), "references.json": worse}
     read = page(finished_run(tmp_path, files=files))
     assert f"gflownet.load('{tmp_path}/top_architectures.json', rank=0" in read.sections["header"]
@@ -193,16 +173,8 @@ def test_evaluations_and_steps_after_a_resume_agree_everywhere(tmp_path):
     assert "Its loss was 7 in the first of 3 steps and 5 in the last" in header
 
 
-def test_curves_show_what_metrics_have(tmp_path):
-    read = page(finished_run(tmp_path))
-    titles = (
-        *("Score of sampled", "Loss", "Learned log Z", "Different architectures", "known before"),
-        "Evaluator at work",
-    )
-    assert all(title in read.sections["curves"] for title in titles)
-    assert "mean of a batch: 0.5125 at 1, 0.75 at 20" in read.sections["curves"]
-    assert f"log Z: {MINUS}4.95 at 1, {MINUS}4 at 20" in read.sections["curves"]
-    bare = page(write_run(tmp_path / "bare", rows=[{"step": 1, "score_mean": 0.5}, {"step": 2, "score_mean": None}]))
+def test_curves_without_values_are_left_out(tmp_path):
+    bare = page(write_run(tmp_path, rows=[{"step": 1, "score_mean": 0.5}, {"step": 2, "score_mean": None}]))
     assert "Score of sampled" in bare.sections["curves"]
     assert "Loss" not in bare.sections["curves"]
 
@@ -240,16 +212,14 @@ def test_rank_correlation_is_that_of_finalists_with_other_epochs(tmp_path):
     assert "the rank correlation of the finalists in the search and on new seeds is 1." in read.sections["best"]
 
 
-def test_best_architectures_have_scores_and_load_lines(tmp_path):
+def test_load_line_has_the_weights_that_were_saved(tmp_path):
     folder = finished_run(tmp_path)
-    best = page(folder).sections["best"]
-    assert f"0.9000 {PLUS_MINUS} 0.0500" in best
-    assert "1,002" in best
-    assert f"gflownet.load('{folder}/top_architectures.json', rank=2, weights=False)" in best
-    assert page(folder).tags.count("article") == 3
     weights = [{**top_of(1)[0], "weights": {"file": "architectures/rank_0.safetensors", "sha256": "0"}}]
     (folder / "top_architectures.json").write_text(json.dumps(weights))
-    assert f"gflownet.load('{folder}/top_architectures.json', rank=0)" in page(folder).sections["best"]
+    best = page(folder).sections["best"]
+    assert f"gflownet.load('{folder}/top_architectures.json', rank=0)" in best
+    assert "train loss" in best
+    assert "hit rate" not in best, "the score in the search"
 
 
 def test_load_line_of_choices_runs(tmp_path):
@@ -377,10 +347,9 @@ def test_state_in_words(tmp_path, state, message, words):
     assert f"python -m gflownet.train log_dir={tmp_path} resume=true" in read.sections["configuration"]
 
 
-def test_run_of_an_earlier_version_has_a_page(tmp_path):
+def test_run_without_a_status_has_a_page(tmp_path):
     read = page(write_run(tmp_path, choices(3), rows=metric_rows(5)))
     assert "State unknown, step 5 of 100" in read.sections["header"]
-    assert "10 s" in read.sections["header"]  # from the metrics
 
 
 def test_search_method_counts_evaluations(tmp_path):
@@ -393,22 +362,6 @@ def test_search_method_counts_evaluations(tmp_path):
     rows += [{"step": i, "loss": 1.0} for i in range(11, 14)]
     read = page(write_run(tmp_path / "later", choices(40), rows=rows, status=status_of("failed"), options=options))
     assert "step of the sampler 3 of 100" in read.sections["header"]
-
-
-def test_references_are_compared_with_the_best(tmp_path):
-    text = page(finished_run(tmp_path)).sections["references"]
-    assert text.index("no clear difference: scikit-learn (0.9100") < text.index("is better than best of 4 random")
-    assert ", by 0.2000" in text
-
-
-def test_effects_name_the_feature_that_matters(tmp_path):
-    text = page(finished_run(tmp_path)).sections["effects"]
-    assert "kernel = a: the 20 architectures with it score" in text
-    assert "correlations among the sampled architectures, not causes" in text
-    records = choices(40)
-    scores = {kernel: [r.score for r in records if f'"{kernel}"' in r.graph] for kernel in "ab"}
-    difference = np.mean(scores["a"]) - np.mean(scores["b"])
-    assert f"{difference:.3g}" in text
 
 
 def test_failures_are_grouped_without_their_numbers(tmp_path):
