@@ -27,12 +27,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from gflownet.cli.console import make_console
+from gflownet.cli.interrupts import stop_signals
 from gflownet.comparison.plan import Method, Plan, read_methods
 from gflownet.comparison.session import run_plan
 from gflownet.report.compared.search_tables import write_searches
 from gflownet.report.compared.searches import Accounting, Quantity, Searches, summary_of
-from gflownet.terminal.console import make_console
-from gflownet.terminal.interrupts import stop_signals
 from scripts.bench import Row, at_least, at_most, figure, finish, skip
 from scripts.surrogate_ranks import NAMES, NUM_EVALUATIONS, NUM_SEEDS, QUICK_EVALUATIONS, proposal_rows, rank_rows
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from gflownet.cli.arguments import COMMANDS
 from gflownet.cli.completion import SCRIPTS, candidates_of, main
 from gflownet.config import OPTIONS, config_names
 from gflownet.envs.config import ENVIRONMENTS
-from gflownet.terminal.arguments import COMMANDS
 
 
 def texts(*words: str) -> list[str]:

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from gflownet.cli.console import ReportRow, print_front, print_report
 from gflownet.language.run import LOOK
 from gflownet.records.status import Phase
 from gflownet.run.view import FIGURES, STATUS_FIGURES, Limits, LivePanel, PlainLines, View, curve, make_view
-from gflownet.terminal.console import ReportRow, print_front, print_report
 
 VALUES = {
     "loss": 0.51234,

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from gflownet.command_line import checks
 from gflownet.errors import UserError
 from gflownet.evaluation.executors import machine
 from gflownet.records.marker import LOCK_NAME, RunMarker, write_marker
+from gflownet.run import checks
 
 CODE = """
 import contextlib, io, json, sys

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from gflownet.terminal.arguments import COMMANDS, CommandLine, print_plain_messages, program, run_command
+from gflownet.cli.arguments import COMMANDS, CommandLine, print_plain_messages, program, run_command
 
 if TYPE_CHECKING:
     from gflownet.options import Option
@@ -220,8 +220,8 @@ def _schemas(before: Sequence[str], key: str) -> dict[str, Any]:
 
     if not key.startswith(tuple(f"{name}." for name, item in OPTIONS.items() if item.type_name == "group")):
         return {}
-    from gflownet.command_line.extensions import choices
-    from gflownet.command_line.parser import parse
+    from gflownet.cli.parser import parse
+    from gflownet.run.extensions import choices
 
     try:
         command = parse(before)
@@ -234,7 +234,7 @@ def _schemas(before: Sequence[str], key: str) -> dict[str, Any]:
 
 def _values_of_type(key: str, hint: Any) -> list[str]:
     """Return the values of an option: of an enumeration, true and false, or the names of built-in classes."""
-    from gflownet.command_line.extensions import EXTENSION_POINTS
+    from gflownet.run.extensions import EXTENSION_POINTS
 
     for point in EXTENSION_POINTS:
         if point.key == key:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gflownet.command_line.checks import validate
 from gflownet.config import CONFIG_NAME, load_config, to_mapping
 from gflownet.errors import UserError
 from gflownet.options import leaves
 from gflownet.plugins import check_name
 from gflownet.report.compared.record import JSON_NAME, SVG_NAME, RunRecord, is_result, read_record, write_record
+from gflownet.run.checks import validate
 from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS
 
 # Labels are names of folders.

@@ -23,13 +23,13 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
+from gflownet.cli.console import duration, print_line
+from gflownet.cli.interrupts import StopRequest
 from gflownet.comparison.plan import OUTPUT_HEADER, OUTPUT_NAME, Job, Plan, run
 from gflownet.errors import UserError
 from gflownet.files import parse_sealed
 from gflownet.report.compared.record import RunRecord
 from gflownet.report.compared.searches import Searches
-from gflownet.terminal.console import duration, print_line
-from gflownet.terminal.interrupts import StopRequest
 
 _PRELOADED = ("gflownet.comparison.extraction",)
 # Longest wait between two updates of the progress, seconds.

@@ -12,18 +12,18 @@ from itertools import groupby
 from typing import Any, cast
 
 import gflownet
-from gflownet.command_line import parser as cli
-from gflownet.command_line.parser import console_overrides, option_lines
+from gflownet.cli.arguments import EXIT_SIGNAL, CommandLine, help_width, print_plain_messages, program, run_command
+from gflownet.cli.parser import Command as RunCommand
+from gflownet.cli.parser import console_overrides, option_lines
 from gflownet.config import config_names
 from gflownet.language.config import FLAG_KEYS, OPTIONS, ROOM
 from gflownet.records.trust import HELP, trusting
-from gflownet.terminal.arguments import EXIT_SIGNAL, CommandLine, help_width, print_plain_messages, program, run_command
 
 _OVERRIDE = re.compile(r"(--)?[A-Za-z_][\w.]*=.*", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Command(cli.Command):
+class Command(RunCommand):
     """The parsed command line."""
 
     files: tuple[str, ...] = ()

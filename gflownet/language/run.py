@@ -14,6 +14,8 @@ from typing import Any, cast
 
 import torch
 
+from gflownet.cli.arguments import program
+from gflownet.cli.console import duration
 from gflownet.config import CONFIG_NAME, to_mapping
 from gflownet.errors import UserError
 from gflownet.evaluation.execution import is_out_of_memory
@@ -38,8 +40,6 @@ from gflownet.run.logging import METRICS_NAME
 from gflownet.run.run import Run, open_run, resume_command
 from gflownet.run.stage import Stage, StepStage
 from gflownet.run.view import Figure, Limits, Look
-from gflownet.terminal.arguments import program
-from gflownet.terminal.console import duration
 
 SAMPLES_NAME = "samples.jsonl"
 MODEL_NAME = "model"

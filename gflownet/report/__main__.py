@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gflownet.cli.arguments import CommandLine, print_plain_messages, program, run_command
 from gflownet.config import CONFIG_NAME
 from gflownet.errors import UserError, printable
 from gflownet.files import locked_folder, save_whole, write_whole
@@ -19,7 +20,6 @@ from gflownet.records.marker import MARKER_NAME, not_a_search, read_marker, writ
 from gflownet.records.status import RunState, read_status
 from gflownet.records.trust import trusting
 from gflownet.report.follower import PAGE_NAME, is_own_page
-from gflownet.terminal.arguments import CommandLine, print_plain_messages, program, run_command
 
 _HEAD_BYTES = 1_024
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from safetensors.torch import save
 
+from gflownet.cli.console import ReportRow
 from gflownet.errors import counted
 from gflownet.evaluation.final import TopArchitecture
 from gflownet.evaluation.store_rows import EvaluationRecord
@@ -20,7 +21,6 @@ from gflownet.files import parse_json, read_entries, sealed, write_whole
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.drawing import to_svg
 from gflownet.metrics.statistics import Interval, simultaneous_intervals
-from gflownet.terminal.console import ReportRow
 
 TOP_NAME = "top_architectures.json"
 PICTURES_NAME = "architectures"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from gflownet.cli.console import ReportRow, print_front, print_line, print_report
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.final import FinalStage, TopArchitecture
@@ -34,7 +35,6 @@ from gflownet.report.architectures import (
 )
 from gflownet.report.references import reference_rows, references_of, verdict_lines
 from gflownet.report.verdict import spent_line
-from gflownet.terminal.console import ReportRow, print_front, print_line, print_report
 
 FRONT_NAME = "pareto_front.json"
 FRONT_PICTURE_NAME = "pareto_front.svg"

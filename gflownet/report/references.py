@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gflownet.cli.console import ReportRow
 from gflownet.errors import counted
 from gflownet.evaluation.final import FinalStage
 from gflownet.evaluation.task import GFNTask, Reference
 from gflownet.metrics.statistics import Interval, simultaneous_intervals
 from gflownet.report.architectures import as_json, bounds_of, entry_of, final_intervals, margin_of
 from gflownet.report.verdict import Side, verdict_of
-from gflownet.terminal.console import ReportRow
 
 REFERENCES_NAME = "references.json"
 RANDOM_NAME = "random_architecture.json"  # the best random architecture, as an entry of top_architectures.json

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from gflownet.cli.interrupts import AbandonedError
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import best_within
@@ -23,7 +24,6 @@ from gflownet.run.parts import CERTIFICATE_STREAM, Parts
 from gflownet.run.run import Run
 from gflownet.run.search_stage import NUM_REPORTED, closing_line, completed_scores, leaders_of
 from gflownet.run.stage import Stage
-from gflownet.terminal.interrupts import AbandonedError
 from gflownet.workers.process import stream_seed
 
 if TYPE_CHECKING:

@@ -10,6 +10,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
+from gflownet.cli.arguments import program
+from gflownet.cli.console import duration, make_console, print_line
+from gflownet.cli.interrupts import STOP_MESSAGE, StopRequest, discard_output_without_reader, stop_signals
 from gflownet.config import ReportConfig, TensorBoardConfig, WandbConfig, to_mapping
 from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStore
@@ -19,9 +22,6 @@ from gflownet.report.follower import PAGE_NAME, Follower
 from gflownet.run.folder import RunFolder
 from gflownet.run.logging import MetricLogger
 from gflownet.run.view import SEARCH_LOOK, Limits, Look
-from gflownet.terminal.arguments import program
-from gflownet.terminal.console import duration, make_console, print_line
-from gflownet.terminal.interrupts import STOP_MESSAGE, StopRequest, discard_output_without_reader, stop_signals
 
 _Opened = TypeVar("_Opened")
 _log = logging.getLogger(__name__)

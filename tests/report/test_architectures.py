@@ -12,6 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 import gflownet
+from gflownet.cli.console import ReportRow
 from gflownet.evaluation.final import TopArchitecture
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus
 from gflownet.files import sealed
@@ -19,7 +20,6 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.metrics.statistics import simultaneous_intervals
 from gflownet.report.architectures import TOP_NAME, with_translation, write_top_architectures
-from gflownet.terminal.console import ReportRow
 from gflownet.translation import summary, to_pytorch_model, to_source
 from tests.evaluation.candidates import StubTask, classifier_graph
 from tests.translation.test_source import run_source

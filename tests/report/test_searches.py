@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from gflownet.cli.console import make_console
 from gflownet.report.compared.figures import mean_intervals
 from gflownet.report.compared.record import RunRecord
 from gflownet.report.compared.search_tables import draw, print_searches, to_json
@@ -24,7 +25,6 @@ from gflownet.report.compared.searches import (
     summary_of,
     values_after,
 )
-from gflownet.terminal.console import make_console
 
 FREE, EVERY = Accounting.EVALUATIONS, Accounting.PROPOSALS
 # Proposals 1 to 8: a, b, a, c, b, d, d, e. The repeats are proposals 3, 5 and 7.

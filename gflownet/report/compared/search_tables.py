@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gflownet.cli.console import print_line
 from gflownet.errors import printable
 from gflownet.files import json_text, save_whole
 from gflownet.pictures.chart import Chart, svg_of
@@ -23,7 +24,6 @@ from gflownet.records.status import recorded_versions
 from gflownet.report.compared.figures import bounded_intervals
 from gflownet.report.compared.record import JSON_NAME, RESULT_KIND, SVG_NAME
 from gflownet.report.compared.searches import Accounting, Quantity, Searches, Summary
-from gflownet.terminal.console import print_line
 
 _NUM_PLACES = 200  # of a curve
 # Share of the budget after which the curves decide the range of the axis: the first evaluations are far below.

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gflownet.command_line.parser import parse
+from gflownet.cli.console import duration
+from gflownet.cli.parser import parse
 from gflownet.config import command_config
 from gflownet.errors import UserError
 from gflownet.evaluation.racing import RANDOM_REPEAT
@@ -32,7 +33,6 @@ from gflownet.report.page.overview import progress_of, seconds_left
 from gflownet.report.page.page import reproduce_command
 from gflownet.report.page.secrets import masked_command, masked_options
 from gflownet.run.view import Limits, PlainLines
-from gflownet.terminal.console import duration
 from tests.evaluation.candidates import classifier_graph
 from tests.report.page.folders import (
     RUN,

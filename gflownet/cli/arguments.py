@@ -16,8 +16,8 @@ from signal import SIGINT, SIGPIPE
 from typing import Any, NoReturn
 
 import gflownet
+from gflownet.cli.interrupts import discard_output_that_fails, discard_output_without_reader
 from gflownet.errors import UserError, did_you_mean, error_line, printable
-from gflownet.terminal.interrupts import discard_output_that_fails, discard_output_without_reader
 
 
 @dataclass(frozen=True)

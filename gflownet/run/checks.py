@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from gflownet.command_line.extensions import choices
 from gflownet.config import OPTIONS, Config, resolved, to_mapping
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
@@ -25,6 +24,7 @@ from gflownet.options import leaves
 from gflownet.plugins import ExtensionPoint, check_name
 from gflownet.records.marker import LOCK_NAME, check_marker, read_marker
 from gflownet.records.status import is_locked
+from gflownet.run.extensions import choices
 from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS
 
 _log = logging.getLogger(__name__)
