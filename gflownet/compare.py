@@ -3,7 +3,7 @@
 import sys
 
 from gflownet.cli.compare import main
-from gflownet.terminal.arguments import print_plain_messages
+from gflownet.cli.arguments import print_plain_messages
 
 if __name__ == "__main__":
     print_plain_messages()

@@ -39,8 +39,7 @@ from gflownet.options import (
 )
 from gflownet.plugins import installed_config_folders
 from gflownet.policy.config import ModelConfig
-from gflownet.records.marker import CONFIG_NAME, MARKER_NAME, newest_run, not_a_search, read_marker
-from gflownet.records.status import free_folder
+from gflownet.records.marker import CONFIG_NAME, MARKER_NAME, free_folder, newest_run, not_a_search, read_marker
 from gflownet.records.trust import check_config
 from gflownet.search.config import SearchConfig
 

@@ -77,7 +77,7 @@ def _build(command: Command) -> GFNTrainer | None:
     # Imported here and below: --help waits neither for the checks nor for torch.
     from gflownet.config import Config, command_config, default_folder, to_yaml
     from gflownet.objectives.config import OBJECTIVES
-    from gflownet.run.checks import check_start, validate
+    from gflownet.run.extensions import check_start, validate
     from gflownet.run.startup import StartUp
 
     config = command_config(command.config, command.overrides)

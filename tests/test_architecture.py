@@ -347,7 +347,7 @@ def test_every_package_has_a_layer_and_is_documented(checkout: Path) -> None:
 
 def test_config_import_does_not_import_torch(checkout: Path) -> None:
     code = (
-        "import sys, gflownet.train, gflownet.run.checks, gflownet.cli.generate, gflownet.cli.store, "
+        "import sys, gflownet.train, gflownet.run.extensions, gflownet.cli.generate, gflownet.cli.store, "
         "gflownet.rhn.server.__main__, gflownet.evaluation.store_overview, gflownet.cli.compare; "
         "print([m for m in sys.modules if m.startswith('torch')])"
     )

@@ -20,8 +20,7 @@ from gflownet.config import OPTIONS, Config, config_names, load_config, to_mappi
 from gflownet.errors import UserError
 from gflownet.evaluation.tasks import TASKS
 from gflownet.options import Interval, find_options, nearest_key
-from gflownet.run.checks import validate
-from gflownet.run.extensions import load_extensions
+from gflownet.run.extensions import load_extensions, validate
 
 
 @pytest.fixture

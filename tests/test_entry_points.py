@@ -22,7 +22,7 @@ from gflownet.graphs.operation import OPERATIONS, operation, read_operation
 from gflownet.graphs.outside_classes import has_missing_modules
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.policy.config import POLICIES
-from gflownet.run.checks import validate
+from gflownet.run.extensions import validate
 from tests.installed_package import dist_info, install, write_package
 
 NAMES = {

@@ -86,7 +86,7 @@ def command_line() -> CommandLine:
 def compare(options: argparse.Namespace, *, command: Sequence[str]) -> int:
     """Run or read all runs, write and print the result, and return the exit status; or compare given runs."""
     from gflownet.config import load_config
-    from gflownet.run.checks import check_resources
+    from gflownet.run.extensions import check_resources
 
     if options.runs and not (options.methods or options.method):
         return _compare_runs(options)

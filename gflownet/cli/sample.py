@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from gflownet.cli.arguments import CommandLine, positive_integer, print_plain_messages, program, run_command
 from gflownet.errors import UserError, counted, printable
+from gflownet.evaluation.executors.machine import check_device
 from gflownet.files import cannot_write
+from gflownet.records.marker import check_checkpoint
 from gflownet.records.trust import HELP, limited, trusting
-from gflownet.run.checks import check_checkpoint, check_device
 
 if TYPE_CHECKING:
     from gflownet.cli.sample_records import SampleRecord, TerminatingProbability

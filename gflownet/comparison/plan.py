@@ -15,7 +15,7 @@ from gflownet.errors import UserError
 from gflownet.options import leaves
 from gflownet.plugins import check_name
 from gflownet.report.compared.record import JSON_NAME, SVG_NAME, RunRecord, is_result, read_record, write_record
-from gflownet.run.checks import validate
+from gflownet.run.extensions import validate
 from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS
 
 # Labels are names of folders.

@@ -11,11 +11,11 @@ from typing import Any, Literal, cast
 
 from gflownet.config import MAX_SEED, WandbConfig, find_config, merged, names_folder, resolved
 from gflownet.errors import UserError
+from gflownet.evaluation.executors.machine import check_device
 from gflownet.files import read_yaml
 from gflownet.options import AT_LEAST_ONE, DECAY, NOT_NEGATIVE, POSITIVE, SHARE, Interval, find_options, option
-from gflownet.records.marker import MARKER_NAME, newest_run, read_marker
+from gflownet.records.marker import MARKER_NAME, check_run_folder, newest_run, read_marker
 from gflownet.records.trust import check_config
-from gflownet.run.checks import check_device, check_run_folder
 
 PRESETS = ("S", "M", "L")
 DEVICES = re.compile(r"auto|cpu|cuda(:\d{1,9})?")

@@ -1,17 +1,26 @@
-"""The classes that a config names, one for each extension point, loaded and checked together."""
+"""Checks of a config without torch, and the classes that it names: one for each extension point, loaded together."""
 
 from __future__ import annotations
 
+import logging
+import re
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gflownet.config import DEFAULT_CONFIG, Config, load_config, with_options
-from gflownet.envs.config import ENVIRONMENTS
+from gflownet.config import DEFAULT_CONFIG, OPTIONS, Config, load_config, resolved, to_mapping, with_options
+from gflownet.data.config import check_data
+from gflownet.envs.config import ENVIRONMENTS, check_env
 from gflownet.errors import UserError
+from gflownet.evaluation.config import check_conditionals, check_evaluation, check_store_url
+from gflownet.evaluation.executors.machine import check_device
 from gflownet.evaluation.tasks import TASKS
-from gflownet.objectives.config import OBJECTIVES, REGRESSIONS
-from gflownet.plugins import ExtensionPoint
-from gflownet.policy.config import POLICIES
+from gflownet.objectives.config import OBJECTIVES, REGRESSIONS, check_algo
+from gflownet.options import leaves
+from gflownet.plugins import ExtensionPoint, check_name
+from gflownet.policy.config import POLICIES, check_model
+from gflownet.records.marker import check_run_folder
 from gflownet.search.config import ACQUISITIONS, AUTO, GFLOWNET, SEARCH_METHODS, SURROGATES
 
 if TYPE_CHECKING:
@@ -34,10 +43,119 @@ class Extensions:
     surrogate: type[Surrogate] | None = None  # None: the method uses none
 
 
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+# Options that name a file. A task of a user may have others of these names.
+_FILES = ("offline.path", "env.catalogue.graphs")
+_TASK_FILES = ("task_options.table", "task_options.text", "task_options.data", "task_options.data_test")
+_log = logging.getLogger(__name__)
 # The method of search.method=auto for scores that depend on a training.
 TRAINED_METHOD = "surrogate_gflownet"
 _OF_METHOD = (SEARCH_METHODS, SURROGATES, ACQUISITIONS)  # whose options wait for the method
 EXTENSION_POINTS = (TASKS, ENVIRONMENTS, POLICIES, OBJECTIVES, REGRESSIONS, *_OF_METHOD)
+
+
+def validate(config: Config) -> None:
+    """Check all values that do not depend on the chosen classes, see `load_extensions` for the others.
+
+    Raises:
+        ValueError: the first invalid value, with its full key.
+    """
+    for option in OPTIONS.values():
+        option.check(resolved(config, option))
+    check_name(SEARCH_METHODS.key, config.search.method, {AUTO: "", GFLOWNET: "", **SEARCH_METHODS.homes})
+    for point, name in choices(config):
+        point.check_name(name)
+        _warn_of_hidden_class(point, name)
+    check_env(config.env)
+    check_model(config.model)
+    check_data(config.replay, config.local_search, num_from_policy=config.algo.num_from_policy)
+    check_evaluation(config.evaluation)
+    check_store_url(to_mapping(config)["evaluation"]["store_url"])
+    check_conditionals(config.cond, num_objectives=len(config.evaluation.objectives))
+    check_algo(config.algo)
+    _check_backward_policy(config)
+    _check_run(config)
+    _check_main_process_only(config)
+    if config.tensorboard.use and find_spec("tensorboard") is None:
+        raise UserError(
+            "tensorboard.use: expected tensorboard to be installed, got true without it; "
+            "pip install 'gflownet[tensorboard]'"
+        )
+    if config.evaluation.executor == "simulated" and config.num_workers:
+        raise UserError(f"num_workers: expected 0 with evaluation.executor=simulated, got {config.num_workers}")
+
+
+def _warn_of_hidden_class(point: ExtensionPoint, name: str) -> None:
+    """Log that a built-in class is used although an installed package has an entry point with its name."""
+    for offer in point.installed.get(name, ()) if name in point else ():
+        _log.warning(
+            "%s=%s: the built-in class is used; %s is that of the package %s",
+            point.key,
+            name,
+            offer.home,
+            offer.package,
+        )
+
+
+def _check_run(config: Config) -> None:
+    """Check the run folder's options, and the device."""
+    if not config.log_dir.strip():
+        raise UserError(f"log_dir: expected the path of a folder, got {config.log_dir!r}")
+    if not _DEVICE.fullmatch(config.device):
+        raise UserError(f"device: expected cpu, cuda or cuda:N, got {config.device!r}")
+    if config.resume and config.overwrite_existing_exp:
+        got = str(config.resume).lower()
+        raise UserError(f"resume: expected false with overwrite_existing_exp=true, got {got}")
+
+
+def _check_backward_policy(config: Config) -> None:
+    replay = config.replay
+    remembers = (replay.use and (not replay.resample or replay.num_batches > 0)) or config.algo.teacher.share > 0
+    if config.algo.backward_policy == "pessimistic" and not remembers:
+        raise UserError(
+            "replay.resample: expected false, and replay.use=true, with algo.backward_policy=pessimistic, which is "
+            "otherwise the same as tlm, got "
+            f"replay.resample={str(replay.resample).lower()} and replay.use={str(replay.use).lower()}"
+        )
+
+
+def _check_main_process_only(config: Config) -> None:
+    """Refuse options of the training on scores where something else proposes or trains."""
+    if config.search.method not in (GFLOWNET, AUTO):
+        option, end = f"search.method={config.search.method}", f"; only search.method={GFLOWNET} uses it"
+    elif config.asynchronous.max_in_flight:
+        option, end = "asynchronous.max_in_flight", ""
+    else:
+        return
+    for key, value in (("num_workers", config.num_workers), ("local_search.num", config.local_search.num)):
+        if value:
+            raise UserError(f"{key}: expected 0 with {option}, got {value}{end}")
+    if config.asynchronous.max_in_flight and not config.replay.resample:
+        raise UserError(
+            "replay.resample: expected true with asynchronous.max_in_flight, whose trajectories are sampled backwards, "
+            "got false"
+        )
+
+
+def check_start(config: Config) -> None:
+    """Check what a run needs.
+
+    Raises:
+        UserError: the run folder is in use, cannot be written or holds another run, or a file or the device is missing.
+    """
+    check_resources(config)
+    check_run_folder(Path(config.log_dir), resume=config.resume, overwrite=config.overwrite_existing_exp)
+
+
+def check_resources(config: Config) -> None:
+    """Raise UserError for a file or a device that is missing."""
+    check_device(config.device)
+    values = dict(leaves(to_mapping(config)))
+    for key in (*_FILES, *(_TASK_FILES if config.task in TASKS else ())):
+        value = str(values.get(key) or "")
+        is_path = key != "task_options.data" or (bool(Path(value).suffix) and ":" not in value)
+        if value and is_path and not Path(value).exists():
+            raise UserError(f"{key}: no such file: {value}")
 
 
 def choices(config: Config) -> list[tuple[ExtensionPoint, str]]:

@@ -17,7 +17,8 @@ from gflownet.config import ReportConfig, TensorBoardConfig, WandbConfig, to_map
 from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.files import locked_folder, write_whole
-from gflownet.records.status import Phase, RunState, StatusLog, free_folder
+from gflownet.records.marker import free_folder
+from gflownet.records.status import Phase, RunState, StatusLog
 from gflownet.report.follower import PAGE_NAME, Follower
 from gflownet.run.folder import RunFolder
 from gflownet.run.logging import MetricLogger

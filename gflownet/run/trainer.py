@@ -39,9 +39,8 @@ from gflownet.mdp.policy import Policy, TwoWayPolicy
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import num_taught
 from gflownet.records.status import Phase, read_status
-from gflownet.run.checks import validate
 from gflownet.run.closing_stages import CertificateStage, ReportStage
-from gflownet.run.extensions import automatic_method, load_extensions
+from gflownet.run.extensions import automatic_method, load_extensions, validate
 from gflownet.run.failures import Quarantine, Reopened, evaluation_line, raised_limits
 from gflownet.run.final_stage import FinalTrainingsStage
 from gflownet.run.folder import RunFolder, policy_weights, with_stored_choices

@@ -6,7 +6,7 @@ import pytest
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import check_evaluation, scoring_context
-from gflownet.run.checks import validate
+from gflownet.run.extensions import validate
 from tests.evaluation.candidates import config_with
 
 
