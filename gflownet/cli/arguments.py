@@ -42,7 +42,6 @@ COMMANDS = {
     "language": Command("gflownet.language.__main__", "train a language model on your own text"),
     "serve": Command("gflownet.rhn.server.__main__", "serve a saved language model with OpenAI's API"),
     "new": Command("gflownet.scaffold.__main__", "write a package with a class of your own"),
-    "completion": Command("gflownet.cli.completion", "print the completion script of a shell"),
 }
 
 # Exit status 128 + N for signal N, as in shells.
