@@ -106,7 +106,7 @@ class Config:
         0, "steps between two validations, which search methods skip; 0 never validates", NOT_NEGATIVE
     )
     checkpoint_every: int = option(50, "steps between two checkpoints", AT_LEAST_ONE)
-    overwrite_existing_exp: bool = option(False, "delete the run in log_dir (only files of that run)")
+    overwrite_existing_exp: bool = option(False, "rename the run in log_dir to NAME.1, and start a new one")
     resume: Literal[False, True, "auto"] = option(
         False, "true: continue the run in log_dir; auto: continue it, or start a new one where there is none"
     )

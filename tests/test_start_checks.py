@@ -80,7 +80,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     for name in ("active", "done", "sampled", "busy"):
         (tmp_path / name).mkdir()
         if name != "active":
-            write_marker(tmp_path / name, RunMarker("0" * 32, (), {"task": "mnist1d"}))
+            write_marker(tmp_path / name, RunMarker("0" * 32, {"task": "mnist1d"}))
     for name in ("sampled", "busy"):
         (tmp_path / name / "checkpoints").mkdir()
         (tmp_path / name / "checkpoints" / "step_1.pt").touch()

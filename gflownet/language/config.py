@@ -84,7 +84,7 @@ class LanguageConfig:
     resume: Literal[False, True, "auto"] = option(
         False, "true: continue the run in log_dir; auto: continue it, or start a new one where there is none"
     )
-    overwrite_existing_exp: bool = option(False, "delete the run in log_dir (only files of that run)")
+    overwrite_existing_exp: bool = option(False, "rename the run in log_dir to NAME.1, and start a new one")
     print_every: int = option(50, "steps between two lines if the output is not a terminal", AT_LEAST_ONE)
     console: Literal["quiet", "normal", "verbose"] = option(
         "normal", "quiet: only warnings, errors and the closing lines; verbose: a line for every step"

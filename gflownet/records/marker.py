@@ -26,10 +26,9 @@ _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class RunMarker:
-    """Id, files and config of the run in a folder."""
+    """Id and config of the run in a folder."""
 
     run: str  # id of the run, 32 hexadecimal digits
-    files: tuple[str, ...]  # names relative to the folder
     config: Mapping[str, Any]  # nested, unresolved
 
     @property
@@ -63,10 +62,8 @@ def read_marker(folder: Path) -> RunMarker | None:
     if isinstance(content, dict) and content.get("format", MARKER_FORMAT) != MARKER_FORMAT:
         raise UserError(f"{path}: expected the marker of a run in format {MARKER_FORMAT}, got {content['format']!r}")
     match content:
-        case {"run": str(run), "files": [*files], "config": {**config}} if _RUN_ID.fullmatch(run) and all(
-            isinstance(name, str) for name in files
-        ):
-            return RunMarker(run, tuple(files), config)
+        case {"run": str(run), "config": {**config}} if _RUN_ID.fullmatch(run):
+            return RunMarker(run, config)
     raise UserError(f"{path}: expected the marker of a run, got a damaged file; restore it or choose another log_dir")
 
 
@@ -91,7 +88,7 @@ def check_marker(path: Path, *, resume: bool | Literal["auto"], overwrite: bool)
     if marker is not None and not resume and not overwrite:
         raise UserError(
             f"log_dir: expected a folder without a run, got {path}; resume=true continues the run there, "
-            "overwrite_existing_exp=true replaces it, log_dir=OTHER starts one in another folder"
+            f"overwrite_existing_exp=true renames it to {path.name}.1, log_dir=OTHER starts one in another folder"
         )
     return marker
 

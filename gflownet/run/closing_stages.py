@@ -58,7 +58,6 @@ class CertificateStage(Stage):
         if parts.search is not None and not (parts.trains_sampler and len(parts.search.history)):
             run.logger.print(f"certificate: none, search.method={config.search.method} has trained no policy")
             return None
-        run.folder.claim_certificate()
         # Imported here: it takes a second, which runs without a certificate save.
         from gflownet.certificate import CertificateStore, Subject, certify
         from gflownet.certificate.words import certificate_metrics, write_certificate

@@ -213,6 +213,8 @@ def open_run(config: RunConfig, *, default_folder: str = "", stop_message: str =
                 config.log_dir = str(free)
         if default_folder not in ("", config.log_dir) and config.console != "quiet":
             print_line(make_console(), f"log_dir: {default_folder} has a run, this one is in {path}")
+        if folder.replaced is not None and config.console != "quiet":
+            print_line(make_console(), f"log_dir: the earlier run is now in {folder.replaced}")
         yield Run(config, stack.enter_context(folder), stop, stack)
 
 
@@ -231,7 +233,6 @@ class _Page:
         self._is_announced = not every  # without pages during the run there is nothing to name
         self._follower: Follower | None = None
         if every is not None:
-            folder.claim(PAGE_NAME)
             self._version = _version(self.path)
             self._follower = Follower(folder.path, every=every)
 

@@ -325,7 +325,7 @@ def test_options_from_the_environment_leave_a_page(tmp_path):
         for name in names:
             group, _, key = name.rpartition(".")
             (tree[group] if group else tree)[key] = "${oc.env:GFLOWNET_VALUE}"
-        write_marker(folder, RunMarker(RUN, ("config.yaml",), tree))
+        write_marker(folder, RunMarker(RUN, tree))
         read = page(folder)
         assert "time left not known yet" in read.sections["header"]
         assert "evaluation.constraints is ${oc.env:GFLOWNET_VALUE}, whose value is unknown" in read.sections["header"]
