@@ -14,7 +14,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.executors.machine import check_device
 from gflownet.files import read_yaml
 from gflownet.options import AT_LEAST_ONE, DECAY, NOT_NEGATIVE, POSITIVE, SHARE, Interval, find_options, option
-from gflownet.records.marker import MARKER_NAME, check_run_folder, newest_run, read_marker
+from gflownet.records.marker import MARKER_NAME, check_folder_options, check_run_folder, newest_run, read_marker
 from gflownet.records.trust import check_config
 
 PRESETS = ("S", "M", "L")
@@ -160,12 +160,9 @@ def validate(config: LanguageConfig) -> None:
         item.check(resolved(cast(Any, config), item))
     if not config.text:
         raise UserError("expected FILE..., a text file or a folder with text files, got nothing")
-    if not config.log_dir.strip():
-        raise UserError(f"log_dir: expected the path of a folder, got {config.log_dir!r}")
+    check_folder_options(config.log_dir, resume=config.resume, overwrite=config.overwrite_existing_exp)
     if not DEVICES.fullmatch(config.device):
         raise UserError(f"device: expected auto, cpu, cuda or cuda:N, got {config.device!r}")
-    if config.resume and config.overwrite_existing_exp:
-        raise UserError(f"resume: expected false with overwrite_existing_exp=true, got {str(config.resume).lower()}")
     if config.from_run is not None and config.model != OPTIONS["model"].default:
         raise UserError(f"model: expected none with --from, got {config.model}")
     if config.rank and config.from_run is None:

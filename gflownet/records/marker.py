@@ -147,6 +147,14 @@ def free_folder(path: Path) -> Path:
     raise AssertionError
 
 
+def check_folder_options(log_dir: str, *, resume: bool | Literal["auto"], overwrite: bool) -> None:
+    """Raise UserError for a run without a folder, or one that is both resumed and replaced."""
+    if not log_dir.strip():
+        raise UserError(f"log_dir: expected the path of a folder, got {log_dir!r}")
+    if resume and overwrite:
+        raise UserError(f"resume: expected false with overwrite_existing_exp=true, got {str(resume).lower()}")
+
+
 def newest_run(path: Path) -> Path:
     """Return the folder among NAME, NAME_2, NAME_3, ... with the run that was started or resumed last."""
     name = re.compile(rf"{re.escape(path.name)}(_\d+)?")

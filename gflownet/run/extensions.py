@@ -20,7 +20,7 @@ from gflownet.objectives.config import OBJECTIVES, REGRESSIONS, check_algo
 from gflownet.options import leaves
 from gflownet.plugins import ExtensionPoint, check_name
 from gflownet.policy.config import POLICIES, check_model
-from gflownet.records.marker import check_run_folder
+from gflownet.records.marker import check_folder_options, check_run_folder
 from gflownet.search.config import ACQUISITIONS, AUTO, GFLOWNET, SEARCH_METHODS, SURROGATES
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ def validate(config: Config) -> None:
     check_conditionals(config.cond, num_objectives=len(config.evaluation.objectives))
     check_algo(config.algo)
     _check_backward_policy(config)
-    _check_run(config)
+    check_folder_options(config.log_dir, resume=config.resume, overwrite=config.overwrite_existing_exp)
+    if not _DEVICE.fullmatch(config.device):
+        raise UserError(f"device: expected cpu, cuda or cuda:N, got {config.device!r}")
     _check_main_process_only(config)
     if config.tensorboard.use and find_spec("tensorboard") is None:
         raise UserError(
@@ -95,17 +97,6 @@ def _warn_of_hidden_class(point: ExtensionPoint, name: str) -> None:
             offer.home,
             offer.package,
         )
-
-
-def _check_run(config: Config) -> None:
-    """Check the run folder's options, and the device."""
-    if not config.log_dir.strip():
-        raise UserError(f"log_dir: expected the path of a folder, got {config.log_dir!r}")
-    if not _DEVICE.fullmatch(config.device):
-        raise UserError(f"device: expected cpu, cuda or cuda:N, got {config.device!r}")
-    if config.resume and config.overwrite_existing_exp:
-        got = str(config.resume).lower()
-        raise UserError(f"resume: expected false with overwrite_existing_exp=true, got {got}")
 
 
 def _check_backward_policy(config: Config) -> None:
