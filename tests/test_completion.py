@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from argcomplete import CompletionFinder, shellcode
+from argcomplete.finders import CompletionFinder
+from argcomplete.shell_integration import shellcode
 
 from gflownet.cli.arguments import COMMANDS
 from gflownet.cli.completion import complete

@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args, get_origin
 
-from argcomplete import CompletionFinder, FilesCompleter
+from argcomplete.completers import FilesCompleter
+from argcomplete.finders import CompletionFinder
 from argcomplete.lexers import split_line
 
 from gflownet.cli.arguments import COMMANDS, CommandLine
