@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
 import gflownet
+from gflownet.cli.arguments import COMMANDS, print_plain_messages, program, run_command
 from gflownet.errors import UserError, did_you_mean
-from gflownet.terminal.arguments import COMMANDS, print_plain_messages, program, run_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status: 0, 2 for an error of the user, 128 + a signal."""
+    if argv is None and "_ARGCOMPLETE" in os.environ:  # a Tab in a shell
+        from gflownet.cli.completion import complete
+
+        complete()
     if argv is None:
         print_plain_messages()
     arguments = list(sys.argv[1:] if argv is None else argv)

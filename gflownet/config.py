@@ -39,8 +39,7 @@ from gflownet.options import (
 )
 from gflownet.plugins import installed_config_folders
 from gflownet.policy.config import ModelConfig
-from gflownet.records.marker import CONFIG_NAME, MARKER_NAME, newest_run, not_a_search, read_marker
-from gflownet.records.status import free_folder
+from gflownet.records.marker import CONFIG_NAME, MARKER_NAME, free_folder, newest_run, not_a_search, read_marker
 from gflownet.records.trust import check_config
 from gflownet.search.config import SearchConfig
 
@@ -109,7 +108,7 @@ class Config:
         0, "steps between two validations, which search methods skip; 0 never validates", NOT_NEGATIVE
     )
     checkpoint_every: int = option(50, "steps between two checkpoints", AT_LEAST_ONE)
-    overwrite_existing_exp: bool = option(False, "delete the run in log_dir (only files of that run)")
+    overwrite_existing_exp: bool = option(False, "rename the run in log_dir to NAME.1, and start a new one")
     resume: Literal[False, True, "auto"] = option(
         False, "true: continue the run in log_dir; auto: continue it, or start a new one where there is none"
     )

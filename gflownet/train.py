@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gflownet
-from gflownet.command_line.parser import Command, command_line, help_text, parse
+from gflownet.cli.arguments import EXIT_SIGNAL, print_plain_messages, run_command
+from gflownet.cli.parser import Command, command_line, help_text, parse
 from gflownet.errors import UserError, error_line
 from gflownet.records.trust import limited, trusting
-from gflownet.terminal.arguments import EXIT_SIGNAL, print_plain_messages, run_command
 
 if TYPE_CHECKING:
     from gflownet.run.trainer import GFNTrainer
@@ -75,9 +75,9 @@ def _build(command: Command) -> GFNTrainer | None:
         print(help_text(_chosen_schemas(command)), flush=True)
         return None
     # Imported here and below: --help waits neither for the checks nor for torch.
-    from gflownet.command_line.checks import check_start, validate
     from gflownet.config import Config, command_config, default_folder, to_yaml
     from gflownet.objectives.config import OBJECTIVES
+    from gflownet.run.extensions import check_start, validate
     from gflownet.run.startup import StartUp
 
     config = command_config(command.config, command.overrides)
@@ -102,8 +102,8 @@ def _chosen_schemas(command: Command) -> dict[str, type | None]:
     """Return the options of the classes that the command chooses; none, with a line on stderr, for a wrong command."""
     if not (command.config or command.overrides):
         return {}
-    from gflownet.command_line.extensions import option_schemas
     from gflownet.config import command_config
+    from gflownet.run.extensions import option_schemas
 
     try:
         return option_schemas(command_config(command.config, command.overrides))

@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gflownet.terminal.arguments import COMMANDS
+from gflownet.cli.arguments import COMMANDS
 from scripts.bench import at_most, cost_of, finish, parse_arguments
 
 GOALS_FIRST_STEP = {"offline": 4.0, "disabled": 3.0}  # CPU seconds, by the mode of wandb

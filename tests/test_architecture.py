@@ -7,7 +7,7 @@ import functools
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +20,16 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 SOURCE_FOLDERS = ("gflownet", "tasks", "scripts", "tests")
 
 # A package imports only packages in earlier rows. A set restricts it to the named packages; None means no restriction.
+# cli.NAME is a file of cli/ with a layer of its own: what every command needs is below the commands.
 LAYERS: tuple[dict[str, set[str] | None], ...] = (
-    {"errors": None},
-    {"terminal": {"errors"}, "files": {"errors"}, "pictures": {"errors"}, "options": {"errors"}},
+    {"errors": None, "cli.interrupts": set()},
+    {
+        "cli.arguments": {"errors"},
+        "cli.console": {"errors"},
+        "files": {"errors"},
+        "pictures": {"errors"},
+        "options": {"errors"},
+    },
     {"plugins": {"errors"}, "training": {"errors", "files"}},
     {"records": {"errors", "files", "plugins"}},
     {"autodiff": set(), "rhn": set(), "workers": set()},
@@ -55,8 +62,9 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         }
     },
     {"config": None},
-    {"report": None, "command_line": None},
+    {"report": None},
     {"run": None},
+    {"cli.parser": None},
     {"train": None, "language": None, "comparison": None},
     {"testing": None, "scaffold": None},
     {"cli": None},
@@ -65,7 +73,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
 # A string that names a module, alone, before a class or in front of a formatted name.
 NAMED_MODULE = re.compile(r"(gflownet(\.\w+){2,})(:\w+|\.)?$")
 # Files whose strings name modules of any layer: what a command runs, and what a file of a language model may name.
-NAMING_FILES = {"gflownet/terminal/arguments.py", "gflownet/rhn/checkpoint.py"}
+NAMING_FILES = {"gflownet/cli/arguments.py", "gflownet/rhn/checkpoint.py"}
 # Packages that every other package may import.
 EVERYWHERE = {name for layer in LAYERS[:4] for name in layer}
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
@@ -80,7 +88,13 @@ def python_files(root: Path) -> Iterator[Path]:
 
 def package_of(module: str) -> str:
     """Return the package of a module: graphs for gflownet.graphs.canonical, the empty string for gflownet itself."""
-    return module.partition(".")[2].partition(".")[0]
+    return _room(module.split(".")[1:])
+
+
+def _room(parts: Sequence[str]) -> str:
+    """Return the name in LAYERS of a file or module below gflownet/."""
+    name = ".".join(parts[:2])
+    return name if name in DEPTH else parts[0] if parts else ""
 
 
 @dataclass(frozen=True)
@@ -139,7 +153,7 @@ def imports_of(root: Path, folder: str) -> Iterator[tuple[Path, int, str]]:
 
 def owner_of(path: Path) -> str:
     """Return the package or top-level module of gflownet that a file belongs to; the empty string for __init__.py."""
-    name = path.parts[1] if len(path.parts) > 2 else path.stem
+    name = _room(path.with_suffix("").parts[1:])
     return "" if name == "__init__" else name
 
 
@@ -268,6 +282,8 @@ VIOLATIONS = (
     (layer_problems, "gflownet/graphs/a.py", "def f():\n    import gflownet.run.trainer", "not below"),
     (layer_problems, "gflownet/graphs/a.py", "from gflownet import mdp", "not below"),
     (layer_problems, "gflownet/envs/a.py", "import gflownet.policy.base", "not below"),
+    (layer_problems, "gflownet/report/a.py", "from gflownet.cli.parser import parse", "not below"),
+    (layer_problems, "gflownet/cli/arguments.py", "from gflownet.cli.parser import parse", "not below"),
     (layer_problems, "gflownet/translation/a.py", "from gflownet.autodiff import x", "not among"),
     (layer_problems, "gflownet/data/replay.py", "from gflownet.objectives.config import x", "not among"),
     (layer_problems, "gflownet/newroom/a.py", "from gflownet.graphs import x", "no layer"),
@@ -331,7 +347,7 @@ def test_every_package_has_a_layer_and_is_documented(checkout: Path) -> None:
 
 def test_config_import_does_not_import_torch(checkout: Path) -> None:
     code = (
-        "import sys, gflownet.train, gflownet.command_line.checks, gflownet.cli.generate, gflownet.cli.store, "
+        "import sys, gflownet.train, gflownet.run.extensions, gflownet.cli.generate, gflownet.cli.store, "
         "gflownet.rhn.server.__main__, gflownet.evaluation.store_overview, gflownet.cli.compare; "
         "print([m for m in sys.modules if m.startswith('torch')])"
     )

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from gflownet import __version__, train
-from gflownet.command_line.parser import Command, help_text, parse
+from gflownet.cli.arguments import MAX_WIDTH
+from gflownet.cli.parser import Command, help_text, parse
 from gflownet.config import DEFAULT_CONFIG, OPTIONS, config_names, load_config, to_yaml
 from gflownet.errors import UserError
 from gflownet.evaluation.executors import machine
 from gflownet.evaluation.tasks import TASKS
-from gflownet.terminal.arguments import MAX_WIDTH
 from tests.benchmark_tables import table_options
 from tests.tiny_run import TINY_RUN, TINY_TASKS
 

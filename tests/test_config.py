@@ -16,12 +16,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from gflownet import options as options_module
-from gflownet.command_line.checks import validate
-from gflownet.command_line.extensions import load_extensions
 from gflownet.config import OPTIONS, Config, config_names, load_config, to_mapping, to_yaml, with_task_options
 from gflownet.errors import UserError
 from gflownet.evaluation.tasks import TASKS
 from gflownet.options import Interval, find_options, nearest_key
+from gflownet.run.extensions import load_extensions, validate
 
 
 @pytest.fixture

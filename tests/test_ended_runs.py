@@ -41,7 +41,7 @@ import json, os, signal, sys, time
 import gflownet.certificate
 import gflownet.report.page
 import gflownet.run.trainer
-from gflownet.terminal import interrupts
+from gflownet.cli import interrupts
 from gflownet.train import main
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if the tests were started with nohup

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from gflownet import plugins, train
-from gflownet.command_line.checks import validate
-from gflownet.command_line.parser import help_text
+from gflownet.cli.parser import help_text
 from gflownet.config import config_names, find_config, load_config
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.envs.operation_choices import OperationChoices
@@ -23,6 +22,7 @@ from gflownet.graphs.operation import OPERATIONS, operation, read_operation
 from gflownet.graphs.outside_classes import has_missing_modules
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.policy.config import POLICIES
+from gflownet.run.extensions import validate
 from tests.installed_package import dist_info, install, write_package
 
 NAMES = {

@@ -25,7 +25,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gflownet
-from gflownet.command_line.checks import validate
 from gflownet.config import load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStore, Identity
@@ -37,6 +36,7 @@ from gflownet.graphs.listed_graphs import read_listed_graphs
 from gflownet.rhn.server.requests import CompletionRequest
 from gflownet.rhn.server.service import Service
 from gflownet.run import checkpoint
+from gflownet.run.extensions import validate
 from tests.evaluation.candidates import StubCandidate, record
 from tests.known_networks.references import FOLDER as NETWORKS
 from tests.rhn.server.in_process import PATH, check_answer, talk

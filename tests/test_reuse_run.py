@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from gflownet.command_line.checks import validate
 from gflownet.config import load_config
 from gflownet.data.rollouts import local_rollouts
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationStatus
 from gflownet.mdp.trajectory import Origin
+from gflownet.run.extensions import validate
 from gflownet.run.logging import TIME_KEYS
 from gflownet.run.trainer import GFNTrainer
 from tests.evaluation.stub_rows import open_store

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gflownet.records.marker import read_marker
 from gflownet.records.status import read_status
 from gflownet.report.__main__ import main as report
 from tests.small_run import run
@@ -39,11 +38,9 @@ def test_completed_run_has_a_page_and_resumes(tmp_path: Path, capsys: pytest.Cap
     assert state_of(folder) == ("completed", "")
     assert state_on(folder / PAGE) == "completed"
     assert run(folder, WITH_PAGE, "num_training_steps=2", "resume=true") == 0
-    status, marker = read_status(folder), read_marker(folder)
+    status = read_status(folder)
     assert status is not None
     assert len(status.sessions) == 2
-    assert marker is not None
-    assert PAGE in marker.files
     assert run(folder, "num_training_steps=1", "overwrite_existing_exp=true") == 0  # with report.every=null
     assert not (folder / PAGE).exists()
     assert state_of(folder) == ("completed", "")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from gflownet.command_line import checks
 from gflownet.errors import UserError
 from gflownet.evaluation.executors import machine
+from gflownet.records import marker
 from gflownet.records.marker import LOCK_NAME, RunMarker, write_marker
 
 CODE = """
@@ -80,7 +80,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     for name in ("active", "done", "sampled", "busy"):
         (tmp_path / name).mkdir()
         if name != "active":
-            write_marker(tmp_path / name, RunMarker("0" * 32, (), {"task": "mnist1d"}))
+            write_marker(tmp_path / name, RunMarker("0" * 32, {"task": "mnist1d"}))
     for name in ("sampled", "busy"):
         (tmp_path / name / "checkpoints").mkdir()
         (tmp_path / name / "checkpoints" / "step_1.pt").touch()
@@ -113,13 +113,13 @@ def test_commands_refuse_before_torch(folder: Path, checkout: Path) -> None:
 def test_run_folder_refuses_folder_without_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(UserError, match=r"expected a writable folder, got .*Permission denied"):
-        checks.check_run_folder(tmp_path / "run", resume=False, overwrite=False)
+        marker.check_run_folder(tmp_path / "run", resume=False, overwrite=False)
 
 
 def test_run_folder_waits_for_a_short_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([True, True, False])
-    monkeypatch.setattr(checks, "is_locked", lambda path: next(looks))
-    checks.check_free(tmp_path)
+    monkeypatch.setattr(marker, "is_locked", lambda path: next(looks))
+    marker.check_free(tmp_path)
     assert next(looks, None) is None
 
 
@@ -145,13 +145,13 @@ def test_num_cuda_devices(visible: str | None, num_on_machine: int, num: int, mo
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert machine.num_cuda_devices() == num
     if num:
-        checks.check_device(f"cuda:{num - 1}")
+        machine.check_device(f"cuda:{num - 1}")
     cause = "" if num else ": CUDA_VISIBLE_DEVICES hides all"
     with pytest.raises(UserError, match=f"device: expected cpu or one of {num} CUDA devices, got cuda:{num}{cause}$"):
-        checks.check_device(f"cuda:{num}")
+        machine.check_device(f"cuda:{num}")
 
 
 def test_unknown_number_of_devices_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "num_cuda_devices", lambda: None)
-    checks.check_device("cuda:7")
-    checks.check_device("auto")
+    monkeypatch.setattr(machine, "num_cuda_devices", lambda: None)
+    machine.check_device("cuda:7")
+    machine.check_device("auto")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 
 from gflownet import train
-from gflownet.command_line.parser import Command
+from gflownet.cli.parser import Command
 from gflownet.training import optimisers
 from tests.tiny_run import TINY_RUN
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gflownet.command_line.parser import parse
+from gflownet.cli.parser import parse
 from gflownet.config import OPTIONS, command_config, config_names, load_config
 from gflownet.errors import UserError
 from tests.run.wandb_records import read_session

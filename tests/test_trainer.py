@@ -105,7 +105,7 @@ def test_default_folder_is_the_next_free_one(capsys: pytest.CaptureFixture[str])
     assert main([*SMALL, "num_training_steps=3", "seed=1", "resume=true"]) == 0, "the newest run"
     assert main([*short, "seed=2", "overwrite_existing_exp=true"]) == 0, "the run of the default folder"
     assert [len(metric_rows(folder)) for folder in (first, second)] == [2, 3]
-    assert sorted(Path("logs").iterdir()) == [first, second]
+    assert sorted(Path("logs").iterdir()) == [first, Path(f"{first}.1"), second]
 
 
 def test_default_folder_of_another_process_is_left_to_it() -> None:
@@ -238,7 +238,7 @@ def test_existing_run_is_not_overwritten(finished, tmp_path, capsys):
     (own / "notes.txt").write_text("mine")
     assert run(own, "overwrite_existing_exp=true", "num_training_steps=2") == 0
     assert len(metric_rows(own)) == 2
-    assert (own / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "own.1" / "notes.txt").read_text() == "mine"
 
 
 def test_run_nan_loss_raises_with_step(tmp_path):

@@ -10,9 +10,9 @@ from itertools import groupby
 from pathlib import Path
 from posixpath import dirname, relpath
 
-from gflownet.command_line.extensions import EXTENSION_POINTS
 from gflownet.config import OPTIONS
 from gflownet.options import Option, find_options
+from gflownet.run.extensions import EXTENSION_POINTS
 
 DOCS = Path(__file__).parents[1]
 ALL_OPTIONS = "reference/options"

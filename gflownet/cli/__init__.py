@@ -1,4 +1,4 @@
-"""The commands that have no room of their own: sample, store, compare, generate, completion."""
+"""The command line: list of the commands, arguments and messages, console, signals, and commands without a room."""
 
 import lazy_loader
 

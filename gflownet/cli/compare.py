@@ -9,9 +9,7 @@ from pathlib import Path
 from signal import SIGINT
 from typing import TYPE_CHECKING
 
-from gflownet.errors import UserError, printable
-from gflownet.files import locked_folder
-from gflownet.terminal.arguments import (
+from gflownet.cli.arguments import (
     EXIT_SIGNAL,
     CommandLine,
     positive_integer,
@@ -19,7 +17,9 @@ from gflownet.terminal.arguments import (
     program,
     run_command,
 )
-from gflownet.terminal.interrupts import stop_signals
+from gflownet.cli.interrupts import stop_signals
+from gflownet.errors import UserError, printable
+from gflownet.files import locked_folder
 
 if TYPE_CHECKING:
     from gflownet.comparison.plan import Plan
@@ -84,10 +84,10 @@ def command_line() -> CommandLine:
 
 def compare(options: argparse.Namespace) -> int:
     """Run or read all runs, write and print the result, and return the exit status; or compare given runs."""
-    from gflownet.command_line.checks import check_resources
     from gflownet.config import load_config
     from gflownet.report.__main__ import check_own, is_comparison
     from gflownet.report.compared import COMPARISON_NAME
+    from gflownet.run.extensions import check_resources
 
     if options.runs and not (options.methods or options.method):
         if options.overrides or options.out:
@@ -112,8 +112,8 @@ def _run_methods(plan: Plan, options: argparse.Namespace, page: Path) -> int:
     # Imported here: --help and errors of the command line wait for nothing.
     from rich.console import Console
 
+    from gflownet.cli.console import make_console
     from gflownet.comparison.session import run_plan
-    from gflownet.terminal.console import make_console
 
     console = Console(quiet=True) if options.quiet else make_console()
     with stop_signals(message=_STOP_MESSAGE) as stop:

@@ -10,11 +10,11 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any
 
+from gflownet.cli.arguments import EXIT_SIGNAL, CommandLine, print_plain_messages, program, run_command
+from gflownet.cli.interrupts import StopRequest, stop_signals
 from gflownet.errors import UserError, error_line
 from gflownet.rhn.serving.prompt_file import AnswerFile, Prompt, read_prompts
 from gflownet.rhn.text_codec import check_model_folder
-from gflownet.terminal.arguments import EXIT_SIGNAL, CommandLine, print_plain_messages, program, run_command
-from gflownet.terminal.interrupts import StopRequest, stop_signals
 
 if TYPE_CHECKING:
     from gflownet.rhn.serving.engine import Engine

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gflownet.command_line.checks import validate
 from gflownet.config import CONFIG_NAME, load_config, to_mapping
 from gflownet.errors import UserError
 from gflownet.options import leaves
 from gflownet.plugins import check_name
 from gflownet.records.marker import read_marker
 from gflownet.records.status import RunState, read_status
+from gflownet.run.extensions import validate
 from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS
 
 # Labels are names of folders.

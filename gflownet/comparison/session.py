@@ -19,10 +19,10 @@ from typing import TextIO
 
 from rich.console import Console
 
+from gflownet.cli.console import duration, print_line
+from gflownet.cli.interrupts import StopRequest
 from gflownet.comparison.plan import OUTPUT_HEADER, OUTPUT_NAME, Job, Plan, run
 from gflownet.errors import UserError
-from gflownet.terminal.console import duration, print_line
-from gflownet.terminal.interrupts import StopRequest
 
 # Maximum seconds until a stop request is passed on to the processes.
 _CHECK_EVERY_S = 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gflownet.errors import UserError
 from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Interval, option
 
 
@@ -75,3 +76,16 @@ class WorkersConfig:
         None, "maximum seconds for one rollout before its worker is replaced; null: no limit", POSITIVE
     )
     max_restarts: int = option(3, "maximum number of dead and hanging workers that a run replaces", NOT_NEGATIVE)
+
+
+def check_data(replay: ReplayConfig, local_search: LocalSearchConfig, *, num_from_policy: int) -> None:
+    """Raise UserError for sizes and sources of replay and local search that contradict each other."""
+    if replay.warmup > replay.capacity:
+        raise UserError(f"replay.warmup: expected at most replay.capacity={replay.capacity}, got {replay.warmup}")
+    if local_search.num and local_search.start == "replay" and not replay.use:
+        raise UserError("local_search.start: expected fresh with replay.use=false, got replay")
+    if local_search.start == "fresh" and local_search.num > num_from_policy:
+        raise UserError(
+            f"local_search.num: expected at most algo.num_from_policy={num_from_policy} with local_search.start=fresh, "
+            f"got {local_search.num}"
+        )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gflownet.errors import UserError
+from gflownet.operations.vocabulary import ACTIVATIONS, AGGREGATIONS
 from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Interval, option
-from gflownet.plugins import BuiltIn, ExtensionPoint
+from gflownet.plugins import BuiltIn, ExtensionPoint, check_name
 
 ENVIRONMENTS = ExtensionPoint(
     "env.name",
@@ -173,3 +176,19 @@ class EnvConfig:
     recurrent_stack: RecurrentStackConfig = field(default_factory=RecurrentStackConfig)
     catalogue: CatalogueConfig = field(default_factory=CatalogueConfig)
     operation_graph: OperationGraphConfig = field(default_factory=OperationGraphConfig)
+
+
+def check_env(config: EnvConfig) -> None:
+    """Raise UserError for a name that is no activation or aggregation."""
+    if config.name not in ENVIRONMENTS:  # a class of a user
+        return
+    _check_names("env.activations", config.activations, ACTIVATIONS)
+    _check_names("env.aggregations", config.aggregations, AGGREGATIONS)
+    _check_names("env.output_aggregation", [config.output_aggregation], AGGREGATIONS)
+
+
+def _check_names(key: str, names: Collection[str], point: ExtensionPoint) -> None:
+    if not names:
+        raise UserError(f"{key}: expected at least one of {', '.join(point)}, got []")
+    for name in names:
+        check_name(key, name, point.homes)

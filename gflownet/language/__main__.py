@@ -5,25 +5,23 @@ from __future__ import annotations
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, cast
 
 import gflownet
-from gflownet.command_line import parser as cli
-from gflownet.command_line.parser import console_overrides, option_lines
+from gflownet.cli.arguments import EXIT_SIGNAL, CommandLine, print_plain_messages, run_command
+from gflownet.cli.parser import Command as RunCommand
+from gflownet.cli.parser import run_help, run_parser
 from gflownet.config import config_names
 from gflownet.language.config import FLAG_KEYS, OPTIONS, ROOM
-from gflownet.records.trust import HELP, trusting
-from gflownet.terminal.arguments import EXIT_SIGNAL, CommandLine, help_width, print_plain_messages, program, run_command
+from gflownet.records.trust import trusting
 
 _OVERRIDE = re.compile(r"(--)?[A-Za-z_][\w.]*=.*", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Command(cli.Command):
+class Command(RunCommand):
     """The parsed command line."""
 
     files: tuple[str, ...] = ()
@@ -32,22 +30,14 @@ class Command(cli.Command):
 
 def command_line() -> CommandLine:
     """Return the parser of the flags; the other arguments are FILE and KEY=VALUE."""
-    parser = CommandLine(
-        prog=program("language"),
-        description="Train a language model on your own text: UTF-8 files, or folders of them. The model in "
-        "LOG_DIR/model answers prompts with gflownet generate and gflownet.rhn.server. Ctrl-C stops at the next step; "
-        "resume=true continues.",
-        add_help=False,
+    parser = run_parser(
+        "language",
+        "Train a language model on your own text: UTF-8 files, or folders of them. The model in LOG_DIR/model answers "
+        "prompts with gflownet generate and gflownet.rhn.server. Ctrl-C stops at the next step; resume=true continues.",
+        verbose="a line for every step",
     )
     add = parser.add_argument
-    add("-h", "--help", action="store_true", help="show this help and exit")
-    add("--version", action="store_true", help="show the version of gflownet and exit")
-    add("--config", metavar="NAME", help="config to start from: a name, or the path of a YAML file")
     add("--from", metavar="RUN", dest="from_run", help="train a model that a search has found, see rank=")
-    add("--print-config", action="store_true", help="print the merged options and exit")
-    add("--trust", action="store_true", help=HELP)
-    add("-q", "--quiet", action="store_true", help="only warnings, errors and the closing lines: console=quiet")
-    add("-v", "--verbose", action="store_true", help="a line for every step: console=verbose")
     add("words", nargs="*", metavar="FILE|KEY=VALUE", help="text files, folders, and the options listed below")
     return parser
 
@@ -65,34 +55,15 @@ def parse(arguments: Sequence[str]) -> Command:
         for word in arguments
     ]
     values = parser.parse_intermixed_args(plain)
-    shown = console_overrides(values)
     files = [word for word in values.words if os.path.exists(word) or not _OVERRIDE.fullmatch(word)]
-    overrides = [*(word for word in values.words if word not in files), *shown]
-    return Command(
-        values.config,
-        tuple(overrides),
-        files=tuple(files),
-        from_run=values.from_run,
-        print_config=values.print_config,
-        version=values.version,
-        help=values.help,
-        trust=values.trust,
-    )
+    overrides = [word for word in values.words if word not in files]
+    return Command.of(values, overrides, files=tuple(files), from_run=values.from_run)
 
 
 def help_text() -> str:
     """Return the usage and all options with type, default and help."""
-    width = help_width()
-    names = ", ".join(config_names(ROOM))
-    blocks = [
-        command_line().format_help().rstrip(),
-        textwrap.fill(f"configs: {names}, or the path of a YAML file", width, subsequent_indent=" " * 9),
-    ]
     shown = [option for option in OPTIONS.values() if option.key not in FLAG_KEYS]
-    for (group, title), members in groupby(shown, key=lambda option: (option.group, option.group_help)):
-        heading = textwrap.fill(f"{group}: {title}" if group else title, width, subsequent_indent="  ")
-        blocks.append("\n".join([heading, *(option_lines(option, width) for option in members)]))
-    return "\n\n".join(blocks)
+    return run_help(command_line(), config_names(ROOM), shown)
 
 
 __all__ = ["command_line", "main"]

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from gflownet.command_line.checks import check_device, check_run_folder
 from gflownet.config import MAX_SEED, WandbConfig, find_config, merged, names_folder, resolved
 from gflownet.errors import UserError
+from gflownet.evaluation.executors.machine import check_device
 from gflownet.files import read_yaml
 from gflownet.options import AT_LEAST_ONE, DECAY, NOT_NEGATIVE, POSITIVE, SHARE, Interval, find_options, option
-from gflownet.records.marker import MARKER_NAME, newest_run, read_marker
+from gflownet.records.marker import MARKER_NAME, check_folder_options, check_run_folder, newest_run, read_marker
 from gflownet.records.trust import check_config
 
 PRESETS = ("S", "M", "L")
@@ -84,7 +84,7 @@ class LanguageConfig:
     resume: Literal[False, True, "auto"] = option(
         False, "true: continue the run in log_dir; auto: continue it, or start a new one where there is none"
     )
-    overwrite_existing_exp: bool = option(False, "delete the run in log_dir (only files of that run)")
+    overwrite_existing_exp: bool = option(False, "rename the run in log_dir to NAME.1, and start a new one")
     print_every: int = option(50, "steps between two lines if the output is not a terminal", AT_LEAST_ONE)
     console: Literal["quiet", "normal", "verbose"] = option(
         "normal", "quiet: only warnings, errors and the closing lines; verbose: a line for every step"
@@ -160,12 +160,9 @@ def validate(config: LanguageConfig) -> None:
         item.check(resolved(cast(Any, config), item))
     if not config.text:
         raise UserError("expected FILE..., a text file or a folder with text files, got nothing")
-    if not config.log_dir.strip():
-        raise UserError(f"log_dir: expected the path of a folder, got {config.log_dir!r}")
+    check_folder_options(config.log_dir, resume=config.resume, overwrite=config.overwrite_existing_exp)
     if not DEVICES.fullmatch(config.device):
         raise UserError(f"device: expected auto, cpu, cuda or cuda:N, got {config.device!r}")
-    if config.resume and config.overwrite_existing_exp:
-        raise UserError(f"resume: expected false with overwrite_existing_exp=true, got {str(config.resume).lower()}")
     if config.from_run is not None and config.model != OPTIONS["model"].default:
         raise UserError(f"model: expected none with --from, got {config.model}")
     if config.rank and config.from_run is None:

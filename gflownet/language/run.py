@@ -14,7 +14,9 @@ from typing import Any, cast
 
 import torch
 
-from gflownet.config import CONFIG_NAME, to_mapping
+from gflownet.cli.arguments import program
+from gflownet.cli.console import duration
+from gflownet.config import to_mapping
 from gflownet.errors import UserError
 from gflownet.evaluation.execution import is_out_of_memory
 from gflownet.evaluation.language_training import (
@@ -33,16 +35,12 @@ from gflownet.rhn.checkpoint import load_language_model, save_language_model
 from gflownet.rhn.network import RecurrentNetwork
 from gflownet.rhn.serving import SamplingParams, Stream
 from gflownet.rhn.text_codec import TOKENIZER_NAME, TextCodec
-from gflownet.run.folder import LANGUAGE_FILES, RunFolder
+from gflownet.run.folder import MODEL_NAME, SAMPLES_NAME, RunFolder
 from gflownet.run.logging import METRICS_NAME
 from gflownet.run.run import Run, open_run, resume_command
 from gflownet.run.stage import Stage, StepStage
 from gflownet.run.view import Figure, Limits, Look
-from gflownet.terminal.arguments import program
-from gflownet.terminal.console import duration
 
-SAMPLES_NAME = "samples.jsonl"
-MODEL_NAME = "model"
 STOP_MESSAGE = "\nstopping after this step; repeat to stop immediately\n"
 # Seed of sample n: seed + n times this, distinct from the seeds of the weights and batches.
 _SAMPLE_SEED_STEP = 1_000_003
@@ -177,7 +175,7 @@ class TrainingStage(StepStage):
 
     def write_first_files(self) -> None:
         """Write config, tokenizer, untrained model and first checkpoint. Raises UserError for files of others."""
-        self._folder.write_options(self._config, CONFIG_NAME, METRICS_NAME, *LANGUAGE_FILES)
+        self._folder.write_config(self._config)
         if self._setup.tokenizer is not None:
             write_whole(self._model_folder / TOKENIZER_NAME, self._setup.tokenizer)
         save_language_model(self._model_folder, self._setup.model)
@@ -204,7 +202,7 @@ class TrainingStage(StepStage):
             raise UserError(f"{checkpoint.path}: expected a checkpoint of this model, got {got}") from error
         if not is_same_text:
             raise UserError("text: expected the text of the run in log_dir, got another; choose another log_dir for it")
-        self._folder.write_options(self._config, CONFIG_NAME)
+        self._folder.write_config(self._config)
         # A killed process may have kept later weights, of steps that are now taken again.
         save_language_model(self._model_folder, model)
         model.load_state_dict(state["model"])

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from gflownet.errors import UserError
 from gflownet.options import AT_LEAST_ONE, DECAY, NOT_NEGATIVE, POSITIVE, SHARE, Interval, option
 from gflownet.plugins import BuiltIn, ExtensionPoint
 
@@ -208,3 +209,13 @@ class OptimizerConfig:
 def num_taught(algo: AlgoConfig) -> int:
     """Return the number of trajectories per step that the teacher samples."""
     return round(algo.teacher.share * algo.num_from_policy)
+
+
+def check_algo(config: AlgoConfig) -> None:
+    """Raise UserError for a share of the teacher that leaves it, or the policy, without a trajectory."""
+    share = config.teacher.share
+    if share and not 0 < num_taught(config) < config.num_from_policy:
+        raise UserError(
+            "algo.teacher.share: expected at least one trajectory for the teacher and one for the policy with "
+            f"algo.num_from_policy={config.num_from_policy}, got {share}"
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gflownet.errors import UserError
 from gflownet.options import AT_LEAST_ONE, option
 from gflownet.plugins import BuiltIn, ExtensionPoint
 
@@ -39,3 +40,11 @@ class ModelConfig:
     num_emb: int = option(64, "width of the embedding of a node", AT_LEAST_ONE)
     compile: bool = option(False, "compile the layers with torch.compile; takes minutes, pays off on CUDA")
     num_heads: int = option(2, "attention heads per layer; divides num_emb", AT_LEAST_ONE)
+
+
+def check_model(config: ModelConfig) -> None:
+    """Raise UserError for an embedding that the heads do not divide."""
+    if config.num_emb % config.num_heads:
+        raise UserError(
+            f"model.num_emb: expected a multiple of model.num_heads={config.num_heads}, got {config.num_emb}"
+        )

@@ -1,11 +1,16 @@
-"""run.json, the marker of a run folder: run id, list of the run's files, copy of its config."""
+"""Run folders: run.json, their marker with run id and config, and checks of a folder before torch is imported."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,15 +21,15 @@ from gflownet.records.trust import CONFIG_NAME, MARKER_NAME, mark_of, may_mark
 MARKER_FORMAT = 1
 LOCK_NAME = ".lock"  # locked by the process of the run
 PAGE_NAME = "report.html"
+_LOCK_WAIT_S, _NUM_LOOKS = 0.5, 10  # other commands hold the lock for a moment
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
 class RunMarker:
-    """Id, files and config of the run in a folder."""
+    """Id and config of the run in a folder."""
 
     run: str  # id of the run, 32 hexadecimal digits
-    files: tuple[str, ...]  # names relative to the folder
     config: Mapping[str, Any]  # nested, unresolved
 
     @property
@@ -58,10 +63,8 @@ def read_marker(folder: Path) -> RunMarker | None:
     if isinstance(content, dict) and content.get("format", MARKER_FORMAT) != MARKER_FORMAT:
         raise UserError(f"{path}: expected the marker of a run in format {MARKER_FORMAT}, got {content['format']!r}")
     match content:
-        case {"run": str(run), "files": [*files], "config": {**config}} if _RUN_ID.fullmatch(run) and all(
-            isinstance(name, str) for name in files
-        ):
-            return RunMarker(run, tuple(files), config)
+        case {"run": str(run), "config": {**config}} if _RUN_ID.fullmatch(run):
+            return RunMarker(run, config)
     raise UserError(f"{path}: expected the marker of a run, got a damaged file; restore it or choose another log_dir")
 
 
@@ -86,9 +89,71 @@ def check_marker(path: Path, *, resume: bool | Literal["auto"], overwrite: bool)
     if marker is not None and not resume and not overwrite:
         raise UserError(
             f"log_dir: expected a folder without a run, got {path}; resume=true continues the run there, "
-            "overwrite_existing_exp=true replaces it, log_dir=OTHER starts one in another folder"
+            f"overwrite_existing_exp=true renames it to {path.name}.1, log_dir=OTHER starts one in another folder"
         )
     return marker
+
+
+def check_run_folder(path: Path, *, resume: bool | Literal["auto"], overwrite: bool) -> None:
+    """Raise UserError for the folder of a run that cannot be written, is in use, or holds a run that is to stay."""
+    check_marker(path, resume=resume, overwrite=overwrite)
+    existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        reason = os.strerror(errno.EACCES if existing.is_dir() else errno.ENOTDIR)
+        raise UserError(f"log_dir: expected a writable folder, got {path} ({reason})")
+    check_free(path)
+
+
+def check_free(path: Path) -> None:
+    """Raise UserError for the folder of an active run."""
+    for look in range(_NUM_LOOKS):
+        if not is_locked(path / LOCK_NAME):
+            return
+        if look + 1 < _NUM_LOOKS:
+            time.sleep(_LOCK_WAIT_S / _NUM_LOOKS)
+    raise UserError(f"log_dir: expected a folder without an active run, got {path}, which is in use")
+
+
+def check_checkpoint(path: Path) -> None:
+    """Raise UserError for a folder without the checkpoint of a run, or with an active run."""
+    if read_marker(path) is None or not any(path.glob("checkpoints/step_*.pt")):
+        raise UserError(f"run_folder: expected the log_dir of a run with a checkpoint, got {path}")
+    check_free(path)
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds a lock, tested for a moment; True if that cannot be tested."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def free_folder(path: Path) -> Path:
+    """Return the first of NAME, NAME_2, NAME_3, ... without a run, of this version or an earlier one."""
+    for folder in chain([path], (path.with_name(f"{path.name}_{number}") for number in count(2))):
+        has_run = (folder / MARKER_NAME).exists() or (folder / CONFIG_NAME).exists()
+        if not has_run and not (folder.is_dir() and is_locked(folder / LOCK_NAME)):
+            return folder
+    raise AssertionError
+
+
+def check_folder_options(log_dir: str, *, resume: bool | Literal["auto"], overwrite: bool) -> None:
+    """Raise UserError for a run without a folder, or one that is both resumed and replaced."""
+    if not log_dir.strip():
+        raise UserError(f"log_dir: expected the path of a folder, got {log_dir!r}")
+    if resume and overwrite:
+        raise UserError(f"resume: expected false with overwrite_existing_exp=true, got {str(resume).lower()}")
 
 
 def newest_run(path: Path) -> Path:

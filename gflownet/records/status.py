@@ -5,7 +5,6 @@ A session is one process: the start of a run, or a resume.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -18,7 +17,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib import metadata
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ import psutil
 
 from gflownet.errors import UserError
 from gflownet.files import parse_sealed, sealed
-from gflownet.records.marker import CONFIG_NAME, LOCK_NAME, MARKER_NAME
+from gflownet.records.marker import LOCK_NAME, is_locked
 
 _log = logging.getLogger(__name__)
 
@@ -138,33 +136,6 @@ def _is_alive(folder: Path, session: Session) -> bool:
     except OSError:
         return True
     return age < _RECENT_S or is_locked(folder / LOCK_NAME)
-
-
-def free_folder(path: Path) -> Path:
-    """Return the first of NAME, NAME_2, NAME_3, ... without a run, of this version or an earlier one."""
-    for folder in chain([path], (path.with_name(f"{path.name}_{number}") for number in count(2))):
-        has_run = (folder / MARKER_NAME).exists() or (folder / CONFIG_NAME).exists()
-        if not has_run and not (folder.is_dir() and is_locked(folder / LOCK_NAME)):
-            return folder
-    raise AssertionError
-
-
-def is_locked(path: Path) -> bool:
-    """Return whether a process holds a lock, tested for a moment; True if that cannot be tested."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(descriptor)
 
 
 class StatusLog:

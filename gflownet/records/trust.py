@@ -1,6 +1,6 @@
 """Trust in run folders and graphs: those of another user import, resolve and connect to nothing without --trust.
 
-A run folder that this user's commands wrote carries a mark in run.json: an HMAC over run id, files and config with a
+A run folder that this user's commands wrote carries a mark in run.json: an HMAC over run id and config with a
 key in the user's configuration folder. It stays valid when the folder is moved.
 """
 
@@ -30,7 +30,7 @@ CONFIG_NAME = "config.yaml"  # options of the run
 KEY_NAME = "run_key"  # in the folder gflownet of the user's configuration
 HELP = "import, resolve and connect to what a run of another user names"
 _KEY_BYTES = 32
-_MARKED = ("format", "run", "files", "config")
+_MARKED = ("format", "run", "config")
 _NUM_SHOWN = 4
 # ${a.b} names another option; any other interpolation calls a resolver such as oc.env.
 _REFERENCE = re.compile(r"\$\{[\w.]+\}")

@@ -9,17 +9,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gflownet.cli.arguments import CommandLine, print_plain_messages, program, run_command
 from gflownet.config import CONFIG_NAME
 from gflownet.errors import UserError, printable
 from gflownet.files import locked_folder, save_whole, write_whole
-from gflownet.records.marker import MARKER_NAME, PAGE_NAME, not_a_search, read_marker, write_marker
-from gflownet.records.status import RunState, read_status
+from gflownet.records.marker import MARKER_NAME, PAGE_NAME, not_a_search, read_marker
 from gflownet.records.trust import trusting
-from gflownet.terminal.arguments import CommandLine, print_plain_messages, program, run_command
 
 if TYPE_CHECKING:
     from gflownet.report.compared import Comparison
@@ -83,27 +81,9 @@ def _write_page(folder: Path, output: Path | None) -> Path:
         return output
     page = page_of(read_run(folder))
     with locked_folder(folder):  # the run writes the same page
-        _claim(folder)
+        check_own(folder / PAGE_NAME)
         write_whole(folder / PAGE_NAME, page)
     return folder / PAGE_NAME
-
-
-def _claim(folder: Path) -> None:
-    """Add the page to the files of the run, which a resumed run may replace.
-
-    Raises:
-        UserError: a file with its name is not a page of gflownet, or the run goes on without a page.
-    """
-    marker = read_marker(folder)
-    if marker is not None and PAGE_NAME in marker.files:
-        return
-    check_own(folder / PAGE_NAME)
-    if marker is None:  # a run of an earlier version cannot be resumed
-        return
-    status = read_status(folder)
-    if status is not None and status.state is RunState.RUNNING:
-        raise UserError(f"{folder}: the run goes on and writes no page (report.every=null); choose --output FILE")
-    write_marker(folder, replace(marker, files=(*marker.files, PAGE_NAME)))
 
 
 def is_own_page(path: Path) -> bool:

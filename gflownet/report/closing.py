@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gflownet.cli.console import print_line
 from gflownet.errors import UserError, counted, printable
 from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.final import FinalStage, TopArchitecture
@@ -39,7 +40,6 @@ from gflownet.report.architectures import (
 )
 from gflownet.report.references import write_references
 from gflownet.report.verdict import side_of, spent_line, verdict_of
-from gflownet.terminal.console import print_line
 
 FRONT_NAME = "pareto_front.json"
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gflownet.cli.console import duration
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store_rows import EvaluationRecord
-from gflownet.terminal.console import duration
 
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 

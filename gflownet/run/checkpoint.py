@@ -27,7 +27,6 @@ DAMAGED_SUFFIX = ".damaged"
 # First line of a file, followed by torch's payload. The sha256 covers run id and payload.
 _HEADER = re.compile(rb"gflownet checkpoint, format (\d+), (?:run ([0-9a-f]{32}), )?sha256 ([0-9a-f]{64})\n")
 _MAX_HEADER_BYTES = 256
-_MAGIC = b"gflownet checkpoint"
 # Maximum wait in seconds for the lock: `gflownet.records.status` tests it for a moment.
 _LOCK_WAIT_S = 0.5
 _FILE_NAME = re.compile(r"step_(\d{1,18})\.pt")
@@ -166,10 +165,6 @@ class CheckpointFolder:
     def damaged(self) -> list[Path]:
         """Return the files without a valid header, whose run is unknown."""
         return [path for path in self.files() if self._run_of(path) is None]
-
-    def cut(self) -> list[Path]:
-        """Return the files with only a part of the header."""
-        return [path for path in self.damaged() if _MAGIC.startswith(path.read_bytes()[: len(_MAGIC)])]
 
     def files(self) -> list[Path]:
         """Return all files with the name of a checkpoint, newest first."""

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from gflownet.cli.interrupts import AbandonedError
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import best_within
@@ -23,7 +24,6 @@ from gflownet.run.parts import CERTIFICATE_STREAM, Parts
 from gflownet.run.run import Run
 from gflownet.run.search_stage import NUM_REPORTED, closing_line, completed_scores, leaders_of
 from gflownet.run.stage import Stage
-from gflownet.terminal.interrupts import AbandonedError
 from gflownet.workers.process import stream_seed
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ class CertificateStage(Stage):
         if parts.search is not None and not (parts.trains_sampler and len(parts.search.history)):
             run.logger.print(f"certificate: none, search.method={config.search.method} has trained no policy")
             return None
-        run.folder.claim_certificate()
         # Imported here: it takes a second, which runs without a certificate save.
         from gflownet.certificate import CertificateStore, Subject, certify
         from gflownet.certificate.words import certificate_metrics, write_certificate

@@ -6,10 +6,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from gflownet.cli.console import duration
 from gflownet.errors import counted
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.inline import InlineExecutor
-from gflownet.terminal.console import duration
 
 # The busy share covers at least this many seconds, or evaluations of this many times their mean duration.
 _WINDOW_S, _WINDOW_EVALUATIONS = 30.0, 4

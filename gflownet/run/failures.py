@@ -133,11 +133,11 @@ class Quarantine:
         """Append a candidate if its status is one of QUARANTINED.
 
         Raises:
-            UserError: another file has the name of the list, or it cannot be written; it is unchanged.
+            UserError: the file cannot be written; it is unchanged.
         """
         if record.status not in QUARANTINED:
             return
-        self._folder.claim(QUARANTINE_NAME)
+        self._folder.check()
         _append(self.path, json.dumps(_entry(record)).encode() + b"\n")
         self.num += 1
 

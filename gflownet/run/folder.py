@@ -1,14 +1,13 @@
-"""The folder of a run: list of its files, lock, and deletion of an earlier run."""
+"""The folder of a run: names of its files, lock, and renaming of an earlier run."""
 
 from __future__ import annotations
 
 import copy
 import logging
-import re
-import shutil
+import os
 import uuid
-from collections.abc import Collection, Iterator, Mapping
-from itertools import chain
+from collections.abc import Collection, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,7 +15,7 @@ from gflownet.config import CONFIG_NAME, Config, config_of, to_mapping, to_yaml
 from gflownet.errors import LostFolderError, UserError
 from gflownet.evaluation.config import CHOSEN_BY_TASK
 from gflownet.evaluation.store_database import STORE_NAME, damage_of
-from gflownet.files import cannot_write, temporary_of, write_whole
+from gflownet.files import temporary_of, write_whole
 from gflownet.options import leaves
 from gflownet.records.marker import (
     LOCK_NAME,
@@ -34,30 +33,25 @@ from gflownet.report.references import RANDOM_NAME, REFERENCES_NAME
 from gflownet.run.checkpoint import Checkpoint, CheckpointFolder, RunLock
 from gflownet.run.logging import METRICS_NAME
 from gflownet.run.tensorboard_log import TENSORBOARD_NAME
-from gflownet.run.wandb_log import WANDB_ID_NAME, WANDB_NAME
+from gflownet.run.wandb_log import WANDB_NAME
 
 CHECKPOINTS_NAME = "checkpoints"
 CERTIFICATE_NAME = "certificate.json"
 CERTIFICATE_STORE_NAME = "certificate.sqlite"
 QUARANTINE_NAME = "quarantine.jsonl"
 SKIPPED_NAME = "skipped"  # folder with the batches of skipped steps
+SAMPLES_NAME = "samples.jsonl"  # of gflownet language: texts of the model, and its folder
+MODEL_NAME = "model"
 
-# All files that a run may write, except its checkpoints, whose header names their run.
+# All files and folders that a run may write; the names are free when it starts, and the run's from then on.
 _SQLITE_ENDS = ("", "-wal", "-shm", "-journal")
-_STORES = tuple(f"{name}{end}" for name in (STORE_NAME, CERTIFICATE_STORE_NAME) for end in _SQLITE_ENDS)
-_REPORT = (TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, CERTIFICATE_NAME, PAGE_NAME)
-# Of gflownet.language: samples, and the model with its tokenizer and the weights before they replace older ones.
-_MODEL_FILES = ("model.json", "model.safetensors", "model.safetensors.new", "tokenizer.json")
-LANGUAGE_FILES = ("samples.jsonl", *(f"model/{name}" for name in _MODEL_FILES))
-_FILES = (CONFIG_NAME, METRICS_NAME, STATUS_NAME, QUARANTINE_NAME, *_REPORT, *_STORES)
-_NUMBERED_FILE = re.compile(
-    rf"{PICTURES_NAME}/(rank_\d+\.(svg|safetensors)|random\.safetensors)|{SKIPPED_NAME}/step_\d{{8,18}}\.pt"
+_NAMES = (
+    *(CONFIG_NAME, METRICS_NAME, STATUS_NAME, QUARANTINE_NAME),
+    *(TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, CERTIFICATE_NAME, PAGE_NAME),
+    *(f"{name}{end}" for name in (STORE_NAME, CERTIFICATE_STORE_NAME) for end in _SQLITE_ENDS),
+    *(CHECKPOINTS_NAME, PICTURES_NAME, WANDB_NAME, TENSORBOARD_NAME, SKIPPED_NAME),
+    *(SAMPLES_NAME, MODEL_NAME),  # of gflownet language
 )
-_WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+")
-_WANDB_FOLDER = f"{WANDB_NAME}/"
-_EVENT_FILE = re.compile(r"events\.out\.tfevents\.\d+\..+")
-_TENSORBOARD_FOLDER = f"{TENSORBOARD_NAME}/"
-_FOLDERS = (CHECKPOINTS_NAME, PICTURES_NAME, WANDB_NAME, TENSORBOARD_NAME, "model", SKIPPED_NAME)
 _log = logging.getLogger(__name__)
 
 # Options that a resumed run may change: they do not change its results, but for those that a diverged run needs.
@@ -76,8 +70,11 @@ _MAY_CHANGE = {
 class RunFolder:
     """A run's folder, locked for one process while the context is open.
 
-    run.json lists the files that the run wrote. Only these are replaced or deleted. Other files with the name of one of
-    them, links, and checkpoints of other runs are refused before anything is changed.
+    A new run refuses a folder with a file of a name that it may write. An earlier run is renamed, never deleted. On
+    resume the names are the run's; links and checkpoints of other runs are refused before anything is changed.
+
+    Attributes:
+        replaced: new path of the earlier run, None without one.
     """
 
     def __init__(self, path: Path, *, resume: bool | Literal["auto"], overwrite: bool) -> None:
@@ -85,28 +82,42 @@ class RunFolder:
 
         Raises:
             UserError: the folder cannot be written, is in use, holds a run and neither option allows that, holds no run
-                to resume, or has other files with the names of the run's.
+                to resume, or has files with the names of the run's.
         """
-        self.path = path
+        self.path, self.replaced = path, None
         try:
-            self._check(resume=resume, overwrite=overwrite)  # before the lock, which is a file in a folder
+            _check(path, resume=resume, overwrite=overwrite)  # before the lock, which is a file in a folder
             self._lock = RunLock(path)
+            marker = self._checked(resume=resume, overwrite=overwrite)
+            if marker is not None and not resume:
+                self._set_aside()
+                marker = self._checked(resume=False, overwrite=False)
         except OSError as error:
             raise UserError(f"log_dir: expected a writable folder, got {path} ({error.strerror})") from None
-        try:
-            marker = self._check(resume=resume, overwrite=overwrite)
-            if marker is not None and not resume:
-                self._clear(marker)
-                marker = None
-        except BaseException:
-            self._lock.release()
-            raise
         self.resumed = marker is not None
-        self._marker = marker or RunMarker(uuid.uuid4().hex, (), {})
+        self._marker = marker or RunMarker(uuid.uuid4().hex, {})
         self._is_marked = self.resumed
         self.checkpoints = CheckpointFolder(path / CHECKPOINTS_NAME, run=self.run_id)
         if self.resumed:
             self.checkpoints.remove_temporaries()
+
+    def _checked(self, *, resume: bool | Literal["auto"], overwrite: bool) -> RunMarker | None:
+        """Return the marker of the run in the locked folder; an unusable one is unlocked again."""
+        try:
+            return _check(self.path, resume=resume, overwrite=overwrite)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _set_aside(self) -> None:
+        """Rename the folder to NAME.1, or the next free number, and lock a new one. Raises OSError."""
+        names = (Path(f"{self.path.absolute()}.{number}") for number in count(1))
+        self.replaced = next(path for path in names if not os.path.lexists(path))
+        try:
+            self.path.absolute().rename(self.replaced)
+        finally:
+            self._lock.release()
+        self._lock = RunLock(self.path)
 
     @property
     def run_id(self) -> str:
@@ -150,22 +161,12 @@ class RunFolder:
                     "a run with it needs another log_dir"
                 )
 
-    def write_config(self, config: Config) -> None:
-        """Write the config, and list the files that every run writes."""
-        names = [CONFIG_NAME, METRICS_NAME]
-        if not config.evaluation.store_url:
-            names += [name for name in _STORES if name.startswith(STORE_NAME)]
-        if config.tensorboard.use:
-            names.append(_TENSORBOARD_FOLDER)
-        self.write_options(config, *names)
-
-    def write_options(self, config: Any, *names: str) -> None:
-        """Write a config with the group `wandb`, and list files that the run writes."""
-        if config.wandb.mode != "disabled":
-            names = (*names, _WANDB_FOLDER)
-        self._check_free(names)  # before the marker of a new run
-        self._write_marker(RunMarker(self.run_id, self._marker.files, to_mapping(config)))
-        self.claim(*names)
+    def write_config(self, config: Any) -> None:
+        """Write the config, first into the marker of the run."""
+        marker = RunMarker(self.run_id, to_mapping(config))
+        if marker != self._marker:
+            write_marker(self.path, marker)
+            self._marker, self._is_marked = marker, True
         write_whole(self.path / CONFIG_NAME, to_yaml(config))
 
     @property
@@ -198,80 +199,10 @@ class RunFolder:
                 "candidate); the run ends, and nothing more is written"
             )
 
-    def claim(self, *names: str) -> None:
-        """Add files to the list of this run, before they are written.
-
-        Raises:
-            UserError: another file has one of these names; the list is unchanged.
-            LostFolderError: see `check`.
-        """
-        self.check()
-        new = self._check_free(names)
-        self._write_marker(RunMarker(self.run_id, (*self._marker.files, *new), self._marker.config))
-
-    def _check_free(self, names: Collection[str]) -> list[str]:
-        """Return the names that the run has not listed. Raises UserError if another file has one of them."""
-        new = [name for name in names if name not in self._marker.files]
-        for name in new:
-            assert _may_be_listed(name), f"overwriting would not delete this file: {name}"
-            if name not in _LOG_FOLDERS and _is_taken(self.path / name):
-                raise _foreign_file(self.path / name)
-        return new
-
-    def claim_certificate(self) -> None:
-        """Add the certificate's files to the list of this run. Raises UserError like `claim`."""
-        self.claim(CERTIFICATE_NAME, *(name for name in _STORES if name.startswith(CERTIFICATE_STORE_NAME)))
-
-    def _write_marker(self, marker: RunMarker) -> None:
-        if marker != self._marker:
-            write_marker(self.path, marker)
-            self._marker, self._is_marked = marker, True
-
     def write(self, path: Path, content: bytes | str) -> None:
-        """Add a file to the list of this run and write it.
-
-        Raises:
-            UserError: another file has its name, or it cannot be written.
-        """
-        self.claim(path.relative_to(self.path).as_posix())
+        """Write a file of the run. Raises UserError if it cannot be written, LostFolderError like `check`."""
+        self.check()
         write_whole(path, content)
-
-    def _check(self, *, resume: bool | Literal["auto"], overwrite: bool) -> RunMarker | None:
-        """Return the marker of the run in the folder, None without a run; raise UserError for an unusable folder."""
-        path = self.path
-        marker = check_marker(path, resume=resume, overwrite=overwrite)
-        checkpoints = CheckpointFolder(path / CHECKPOINTS_NAME, run="" if marker is None else marker.run)
-        # The run of a damaged checkpoint is unknown: a resumed run renames it, a new one only if it is cut.
-        damaged = checkpoints.damaged() if resume else checkpoints.cut()
-        allowed = {*checkpoints.own(), *damaged} if marker is not None else set()
-        foreign = (file for file in checkpoints.files() if file not in allowed)
-        for file in chain(_foreign_files(path, () if marker is None else marker.files), foreign):
-            raise _foreign_file(file)
-        return marker
-
-    def _clear(self, marker: RunMarker) -> None:
-        """Delete the run, its marker last: a folder with a marker holds a run."""
-        try:
-            checkpoints = CheckpointFolder(self.path / CHECKPOINTS_NAME, run=marker.run)
-            checkpoints.remove_temporaries()
-            for checkpoint in checkpoints.own():
-                checkpoint.unlink()
-            for checkpoint in checkpoints.cut():
-                checkpoints.set_aside(checkpoint)
-            for name in marker.files:
-                if name in _LOG_FOLDERS:
-                    for path in _LOG_FOLDERS[name](self.path / name):
-                        path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
-                else:
-                    (self.path / name).unlink(missing_ok=True)
-                    temporary_of(self.path / name).unlink(missing_ok=True)
-            for name in _FOLDERS:
-                folder = self.path / name
-                if folder.is_dir() and not any(folder.iterdir()):
-                    folder.rmdir()
-            (self.path / MARKER_NAME).unlink()
-        except OSError as error:
-            raise cannot_write(self.path, error) from error
 
     def __enter__(self) -> Self:
         return self
@@ -310,56 +241,24 @@ def policy_weights(path: Path, *, option: str) -> Mapping[str, Any]:
     return last_checkpoint(path, option=option).state["policy"]
 
 
-def _may_be_listed(name: str) -> bool:
-    return name in (*_FILES, *LANGUAGE_FILES, *_LOG_FOLDERS) or _NUMBERED_FILE.fullmatch(name) is not None
-
-
-def _is_taken(path: Path) -> bool:
-    """Return whether a file, folder or link has this name or its temporary name."""
-    return path.is_symlink() or path.exists() or temporary_of(path).is_symlink() or temporary_of(path).exists()
+def _check(path: Path, *, resume: bool | Literal["auto"], overwrite: bool) -> RunMarker | None:
+    """Return the marker of the run in a folder, None without a run; raise UserError for an unusable folder."""
+    marker, lock = check_marker(path, resume=resume, overwrite=overwrite), path / LOCK_NAME
+    if lock.is_symlink() or (lock.exists() and (not lock.is_file() or lock.stat().st_size)):  # ours is empty
+        raise _foreign_file(lock)
+    if marker is not None and not resume:  # renamed whole
+        if Path.cwd().is_relative_to(path.resolve()):
+            raise UserError(f"log_dir: expected another folder than the working directory, got {path}, to be renamed")
+        return marker
+    for file in (file for name in _NAMES for file in (path / name, temporary_of(path / name))):
+        if file.is_symlink() or (marker is None and file.exists()):
+            raise _foreign_file(file)
+    if marker is not None:  # the run of a damaged checkpoint is unknown
+        checkpoints = CheckpointFolder(path / CHECKPOINTS_NAME, run=marker.run)
+        for file in set(checkpoints.files()).difference(checkpoints.own(), checkpoints.damaged()):
+            raise _foreign_file(file)
+    return marker
 
 
 def _foreign_file(path: Path) -> UserError:
     return UserError(f"log_dir: expected only files that the run wrote, got {path}; move it or choose another log_dir")
-
-
-def _foreign_files(folder: Path, listed: Collection[str]) -> Iterator[Path]:
-    """Yield unlisted files with names of run files, and links; the header identifies checkpoints."""
-    for name in (MARKER_NAME, LOCK_NAME):
-        if (folder / name).is_symlink():
-            yield folder / name
-    lock = folder / LOCK_NAME
-    if lock.exists() and (not lock.is_file() or lock.stat().st_size):  # ours is empty
-        yield lock
-    for name in _FOLDERS:
-        if (folder / name).is_symlink() or ((folder / name).exists() and not (folder / name).is_dir()):
-            yield folder / name
-    for name in listed:
-        if not _may_be_listed(name) or (folder / name).is_symlink():
-            yield folder / name
-    architectures = chain(*((folder / PICTURES_NAME).glob(f"rank_*{suffix}") for suffix in (".svg", ".safetensors")))
-    architectures = chain(architectures, (folder / PICTURES_NAME).glob("random.safetensors"))
-    for name in (*_FILES, *(f"{PICTURES_NAME}/{path.name}" for path in architectures)):
-        if name not in listed and _is_taken(folder / name):
-            yield folder / name
-    for name, written_files in _LOG_FOLDERS.items():
-        if name not in listed:
-            yield from written_files(folder / name)
-
-
-def _made_by_wandb(folder: Path) -> Iterator[Path]:
-    """Yield the files of wandb: run folders, links to the latest run, and the file of the run id."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.is_symlink() or path.name == WANDB_ID_NAME or _WANDB_RUN.fullmatch(path.name):
-            yield path
-
-
-def _made_by_tensorboard(folder: Path) -> Iterator[Path]:
-    """Yield the event files of TensorBoard."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.is_symlink() or _EVENT_FILE.fullmatch(path.name):
-            yield path
-
-
-# Folders whose file names another library chooses, and the files that are its.
-_LOG_FOLDERS = {_WANDB_FOLDER: _made_by_wandb, _TENSORBOARD_FOLDER: _made_by_tensorboard}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from rich.console import Console
 
+from gflownet.cli.console import make_console, print_line
 from gflownet.files import CHECKSUM, Closing, cannot_write, parse_row, sealed, write_whole
 from gflownet.pictures.figure import shortened
 from gflownet.report.architectures import Leader
@@ -23,7 +24,6 @@ from gflownet.run.run_log import RunLog, RunResults, StepSamples, first_line, re
 from gflownet.run.tensorboard_log import TensorBoardLog
 from gflownet.run.view import SEARCH_LOOK, Limits, Look, make_view
 from gflownet.run.wandb_log import WandbLog
-from gflownet.terminal.console import make_console, print_line
 
 if TYPE_CHECKING:
     from gflownet.config import TensorBoardConfig, WandbConfig

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gflownet.cli.console import duration
 from gflownet.config import Config
 from gflownet.errors import counted
 from gflownet.evaluation.budget import Reserve
 from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.executors.choice import places
 from gflownet.evaluation.task import GFNTask
-from gflownet.terminal.console import duration
 
 # Largest number of trainings of the random reference, unless final.num_random names one.
 _MAX_RANDOM = 100

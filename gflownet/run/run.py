@@ -12,18 +12,18 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
+from gflownet.cli.arguments import program
+from gflownet.cli.console import duration, make_console, print_line
+from gflownet.cli.interrupts import STOP_MESSAGE, StopRequest, discard_output_without_reader, stop_signals
 from gflownet.config import ReportConfig, TensorBoardConfig, WandbConfig, to_mapping
 from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.files import locked_folder, write_whole
-from gflownet.records.marker import PAGE_NAME
-from gflownet.records.status import Phase, RunState, StatusLog, free_folder
+from gflownet.records.marker import PAGE_NAME, free_folder
+from gflownet.records.status import Phase, RunState, StatusLog
 from gflownet.run.folder import RunFolder
 from gflownet.run.logging import MetricLogger
 from gflownet.run.view import SEARCH_LOOK, Limits, Look
-from gflownet.terminal.arguments import program
-from gflownet.terminal.console import duration, make_console, print_line
-from gflownet.terminal.interrupts import STOP_MESSAGE, StopRequest, discard_output_without_reader, stop_signals
 
 _Opened = TypeVar("_Opened")
 _log = logging.getLogger(__name__)
@@ -217,6 +217,8 @@ def open_run(config: RunConfig, *, default_folder: str = "", stop_message: str =
                 config.log_dir = str(free)
         if default_folder not in ("", config.log_dir) and config.console != "quiet":
             print_line(make_console(), f"log_dir: {default_folder} has a run, this one is in {path}")
+        if folder.replaced is not None and config.console != "quiet":
+            print_line(make_console(), f"log_dir: the earlier run is now in {folder.replaced}")
         yield Run(config, stack.enter_context(folder), stop, stack)
 
 
@@ -229,12 +231,10 @@ class _Page:
     """report.html of one session, rewritten at checkpoints."""
 
     def __init__(self, folder: RunFolder, every: float | None) -> None:
-        """Claim the page; `every` is the minimum number of seconds between two, 0: only the last one, None: no page."""
+        """`every` is the minimum number of seconds between two, 0: only the last one, None: no page."""
         self._folder, self._every = folder, every
         self._is_announced, self._due = False, time.monotonic() + (every or math.inf)
         self.path = folder.path / PAGE_NAME
-        if every is not None:
-            folder.claim(PAGE_NAME)
 
     def rewrite(self, report_line: Callable[[str], None]) -> None:
         """Write the page if the last one is old enough, and print its path the first time."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gflownet.cli.interrupts import on_alarm
 from gflownet.data.rollouts import local_rollouts, worker_rollouts
 from gflownet.data.source import Rollout
 from gflownet.errors import counted
@@ -32,7 +33,6 @@ from gflownet.run.run_log import StepSamples
 from gflownet.run.stage import StepStage
 from gflownet.search.config import ORIGINS
 from gflownet.search.loop import SearchLoop, SearchStep
-from gflownet.terminal.interrupts import on_alarm
 from gflownet.training.random_states import get_random_state, set_random_state
 from gflownet.workers.process import stream_seed
 from gflownet.workers.transport import make_transport

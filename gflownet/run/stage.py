@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
+from gflownet.cli.interrupts import AbandonedError
 from gflownet.run.run import Run
-from gflownet.terminal.interrupts import AbandonedError
 
 
 class Stage(ABC):

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from gflownet.cli.console import make_console, print_line
 from gflownet.errors import counted
-from gflownet.terminal.console import make_console, print_line
 
 if TYPE_CHECKING:
     from gflownet.run.parts import Parts

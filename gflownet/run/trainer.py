@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-from gflownet.command_line.checks import validate
-from gflownet.command_line.extensions import automatic_method, load_extensions
 from gflownet.config import Config
 from gflownet.data.asynchronous import AsynchronousRollouts
 from gflownet.data.replay import ReplayBuffer, load_offline
@@ -42,6 +40,7 @@ from gflownet.objectives.base import Objective
 from gflownet.objectives.config import num_taught
 from gflownet.records.status import Phase, read_status
 from gflownet.run.closing_stages import CertificateStage, ReportStage
+from gflownet.run.extensions import automatic_method, load_extensions, validate
 from gflownet.run.failures import Quarantine, Reopened, evaluation_line, raised_limits
 from gflownet.run.final_stage import FinalTrainingsStage
 from gflownet.run.folder import RunFolder, policy_weights, with_stored_choices

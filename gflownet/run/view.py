@@ -7,21 +7,20 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
-from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from gflownet.cli.console import duration, print_line
 from gflownet.errors import printable
 from gflownet.records.status import Phase
 from gflownet.search.config import MIXED_MODELS, ORIGINS
-from gflownet.terminal.console import duration, print_line
 
 # Faster updates are hardly readable, and wandb keeps every one with the console output.
 MAX_REFRESHES_PER_SECOND = 2
@@ -58,7 +57,6 @@ FIGURES = (
     Figure("failed_share", "failed", "failed", "{:.0%}".format),
     Figure("evaluations_per_second", "evaluations / s", "eval/s", "{:.3g}".format),
 )
-
 STATUS_FIGURES = (
     Figure("in_flight", "in flight", "in flight", "{:,.0f}".format, is_optional=True),
     Figure("busy_share", "evaluators busy", "busy", "{:.0%}".format, is_optional=True),
@@ -69,8 +67,6 @@ STATUS_FIGURES = (
     Figure("num_refused", "refused by budget", "refused", "{:,.0f}".format, is_optional=True),
 )
 
-
-# Of the final stage.
 FINAL_FIGURES = (
     Figure("num_finalists", "candidates", "candidates", "{:,.0f}".format),
     Figure("num_new_seeds", "new seeds, at most", "new seeds", "{:,.0f}".format),
@@ -230,12 +226,8 @@ class View(ABC):
 
     def _shown(self) -> list[Figure]:
         """Return the figures that have a value."""
-        values = self._values
-        return [
-            figure
-            for figure in self._look.figures
-            if math.isfinite(value := values.get(figure.key, math.nan)) and (value or not figure.is_optional)
-        ]
+        values = ((figure, self._values.get(figure.key, math.nan)) for figure in self._look.figures)
+        return [figure for figure, value in values if math.isfinite(value) and (value or not figure.is_optional)]
 
 
 class PlainLines(View):
@@ -332,19 +324,14 @@ class LivePanel(View):
         self._live.stop()
 
     def _panel(self) -> Panel:
-        words = {"best architecture": printable(self.best_words), self._look.curve[1]: self._marks()}
-        rows: list[RenderableType] = [
-            Text.assemble((f"{label}  ", "dim"), words) for label, words in words.items() if words
-        ]
+        is_drawn = self._console.encoding.lower().startswith("utf") and len(self._curve) > 1
+        marks = curve(self._curve) if is_drawn and self._look.curve[0] in self._values else ""
+        words = {"best architecture": printable(self.best_words), self._look.curve[1]: Text(marks, "cyan")}
+        rows = [Text.assemble((f"{label}  ", "dim"), text) for label, text in words.items() if text]
         rows += [self._text] if self._text else []
         step = f", step {self._step}" if self._step and self._main is Phase.SEARCH else ""
-        elapsed = f"{duration(self._now() - self._start)} elapsed"
-        panel = Group(self._rows, self._figures(), *rows)
-        return Panel(panel, title=f"{self._look.title}{step}", subtitle=elapsed, box=box.ROUNDED)
-
-    def _marks(self) -> Text | str:
-        is_drawn = self._console.encoding.lower().startswith("utf") and len(self._curve) > 1
-        return Text(curve(self._curve), "cyan") if is_drawn and self._look.curve[0] in self._values else ""
+        elapsed, panel = duration(self._now() - self._start), Group(self._rows, self._figures(), *rows)
+        return Panel(panel, title=f"{self._look.title}{step}", subtitle=f"{elapsed} elapsed")
 
     def _figures(self) -> Table:
         num_columns = 2 if self._console.width >= _TWO_COLUMN_WIDTH else 1
@@ -355,8 +342,8 @@ class LivePanel(View):
             table.add_column(style="dim", no_wrap=True)
             table.add_column(justify="right", no_wrap=True, ratio=1)
         for row in range(num_rows):
-            cells = [(figure.label, figure.form(self._values[figure.key])) for figure in figures[row::num_rows]]
-            table.add_row(*(text for cell in cells for text in cell))
+            cells = ((figure.label, figure.form(self._values[figure.key])) for figure in figures[row::num_rows])
+            table.add_row(*chain.from_iterable(cells))
         return table
 
 
@@ -374,20 +361,10 @@ def make_view(
     look: Look = SEARCH_LOOK,
     is_quiet: bool = False,
 ) -> View:
-    """Return a live panel for a terminal that can redraw lines, plain lines otherwise, nothing if quiet.
-
-    Args:
-        console: terminal, pipe or file.
-        limits: budget and phases of the run.
-        print_every: steps between two lines.
-        is_resumed: whether an earlier process has taken steps.
-        look: figures of the run.
-        is_quiet: show nothing.
-    """
-    if is_quiet:
-        console = Console(quiet=True)
+    """Return a live panel for a terminal that can redraw lines, else a line every `print_every` steps, or none."""
     if console.is_terminal and not console.is_dumb_terminal and not is_quiet:
         return LivePanel(console, limits, look, is_resumed=is_resumed)
+    console = Console(quiet=True) if is_quiet else console
     return PlainLines(console, limits, look, is_resumed=is_resumed, print_every=print_every)
 
 

@@ -10,7 +10,7 @@ from gflownet.plugins import BuiltIn, ExtensionPoint
 
 # The method whose loop is the training of the policy on the scores themselves.
 GFLOWNET = "gflownet"
-# Chosen by the task and the options of the run (gflownet.command_line.extensions.automatic_method).
+# Chosen by the task and the options of the run (gflownet.run.extensions.automatic_method).
 AUTO = "auto"
 # Origins of proposed candidates (ProposalOrigin), with their words.
 ORIGINS = {

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from gflownet.command_line.checks import validate
-from gflownet.command_line.extensions import load_extensions
 from gflownet.config import command_config
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.evaluation.execution import outcome_of
@@ -17,6 +15,7 @@ from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
+from gflownet.run.extensions import load_extensions, validate
 from gflownet.search.enumeration import check_space
 from gflownet.testing.contract import Contract, ContractError, expect
 from gflownet.training.random_states import candidate_seed

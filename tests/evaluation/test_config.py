@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from gflownet.command_line.checks import validate
 from gflownet.errors import UserError
 from gflownet.evaluation.config import check_evaluation, scoring_context
+from gflownet.run.extensions import validate
 from tests.evaluation.candidates import config_with
 
 

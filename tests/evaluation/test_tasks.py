@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from gflownet.command_line.extensions import load_extensions
 from gflownet.config import load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.tasks import TASKS
+from gflownet.run.extensions import load_extensions
 from tests.evaluation.candidates import StubTask
 
 KNOWN = ", ".join(TASKS)

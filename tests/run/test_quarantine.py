@@ -122,7 +122,7 @@ def test_list_is_appended_by_a_resumed_run(tmp_path):
     for resume, keys in ((False, "ab"), (True, "c")):
         with RunFolder(tmp_path / "run", resume=resume, overwrite=False) as folder:
             if not resume:
-                folder.claim("metrics.jsonl")
+                folder.write_config(config_with())
             quarantine = Quarantine(folder)
             for key in keys:
                 quarantine.add(record(key, status=EvaluationStatus.TIMEOUT, error="late"))

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from gflownet.errors import UserError
+
 # Memory limits of containers: cgroup version 2, version 1.
 _MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _STATISTICS = Path("/proc/vmstat")
@@ -76,6 +78,15 @@ def num_cuda_devices() -> int | None:
     if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(num)):
         return None
     return num.value if visible is None else min(num.value, len(names))
+
+
+def check_device(name: str) -> None:
+    """Raise UserError for a CUDA device that the machine certainly lacks."""
+    kind, _, index = name.partition(":")
+    num = num_cuda_devices() if kind == "cuda" else None
+    if num is not None and int(index or 0) >= num:
+        cause = "" if num else f": {cause_of_no_cuda_device()}"
+        raise UserError(f"device: expected cpu or one of {num} CUDA devices, got {name}{cause}")
 
 
 @cache

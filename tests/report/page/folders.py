@@ -146,7 +146,7 @@ def write_run(
     folder.mkdir(parents=True, exist_ok=True)
     text, tree = _config(config, tuple(options))
     (folder / "config.yaml").write_text(text)
-    write_marker(folder, RunMarker(RUN, ("config.yaml",), tree))
+    write_marker(folder, RunMarker(RUN, tree))
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     if status is not None:
         (folder / "status.json").write_text(json.dumps(status))

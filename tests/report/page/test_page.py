@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gflownet.command_line.parser import parse
+from gflownet.cli.console import duration
+from gflownet.cli.parser import parse
 from gflownet.config import command_config
 from gflownet.errors import UserError
 from gflownet.evaluation.racing import RANDOM_REPEAT
@@ -33,7 +34,6 @@ from gflownet.report.page.overview import progress_of, seconds_left
 from gflownet.report.page.page import reproduce_command
 from gflownet.report.page.secrets import masked_command, masked_options
 from gflownet.run.view import Limits, PlainLines
-from gflownet.terminal.console import duration
 from tests.evaluation.candidates import classifier_graph
 from tests.report.page.folders import (
     RUN,
@@ -295,7 +295,7 @@ def test_options_from_the_environment_leave_a_page(tmp_path):
         for name in names:
             group, _, key = name.rpartition(".")
             (tree[group] if group else tree)[key] = "${oc.env:GFLOWNET_VALUE}"
-        write_marker(folder, RunMarker(RUN, ("config.yaml",), tree))
+        write_marker(folder, RunMarker(RUN, tree))
         read = page(folder)
         assert "time left not known yet" in read.sections["header"]
         assert "evaluation.constraints is ${oc.env:GFLOWNET_VALUE}, whose value is unknown" in read.sections["header"]

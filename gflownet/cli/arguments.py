@@ -16,8 +16,8 @@ from signal import SIGINT, SIGPIPE
 from typing import Any, NoReturn
 
 import gflownet
+from gflownet.cli.interrupts import discard_output_that_fails, discard_output_without_reader
 from gflownet.errors import UserError, did_you_mean, error_line, printable
-from gflownet.terminal.interrupts import discard_output_that_fails, discard_output_without_reader
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,6 @@ COMMANDS = {
     "language": Command("gflownet.language.__main__", "train a language model on your own text"),
     "serve": Command("gflownet.rhn.server.__main__", "serve a saved language model with OpenAI's API"),
     "new": Command("gflownet.scaffold.__main__", "write a package with a class of your own"),
-    "completion": Command("gflownet.cli.completion", "print the completion script of a shell"),
 }
 
 # Exit status 128 + N for signal N, as in shells.

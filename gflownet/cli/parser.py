@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any, Self
 
-from gflownet.command_line.extensions import EXTENSION_POINTS
+from gflownet.cli.arguments import CommandLine, help_width, program
 from gflownet.config import DEFAULT_CONFIG, OPTIONS, config_names
 from gflownet.errors import NEAR, UserError, did_you_mean, likeness
 from gflownet.graphs.operation import OPERATIONS
 from gflownet.options import Option, find_options, hint_of_option
 from gflownet.records.trust import HELP
-from gflownet.terminal.arguments import CommandLine, help_width, program
+from gflownet.run.extensions import EXTENSION_POINTS
 
 _KEY_WIDTH = 40
 _FREE_GROUPS = tuple(f"{key}." for key, option in OPTIONS.items() if option.type_name == "group")
@@ -31,30 +32,48 @@ class Command:
     help: bool = False
     trust: bool = False
 
+    @classmethod
+    def of(cls, values: argparse.Namespace, overrides: Sequence[str], **further: Any) -> Self:
+        """Return the command of the flags; --quiet and --verbose are the last overrides. Raises UserError."""
+        if values.config == "":
+            raise UserError("--config: expected the name or the path of a config, got nothing")
+        if values.quiet and values.verbose:
+            raise UserError("expected at most one of --quiet and --verbose, got both")
+        console = ["console=quiet"] * values.quiet + ["console=verbose"] * values.verbose
+        flags = {name: getattr(values, name) for name in ("config", "print_config", "version", "help", "trust")}
+        return cls(overrides=(*overrides, *console), **flags, **further)
+
 
 def command_line() -> CommandLine:
     """Return the parser of the flags; the other arguments are KEY=VALUE."""
-    parser = CommandLine(
-        prog=program("train"),
-        description="Search neural architectures: sample computation graphs in proportion to their reward. "
+    parser = run_parser(
+        "train",
+        "Search neural architectures: sample computation graphs in proportion to their reward. "
         "Precedence: defaults, then the config, then KEY=VALUE, where the last one wins. Without --config, the config "
         f"with the name of the task is used, if there is one, and without a task the config {DEFAULT_CONFIG}.",
-        add_help=False,
+        help_of_help="; with task=NAME, also its options",
+        verbose="a line for each evaluation and start-up step",
     )
-    add = parser.add_argument
-    add("-h", "--help", action="store_true", help="show this help and exit; with task=NAME, also its options")
-    add("--version", action="store_true", help="show the version of gflownet and exit")
-    add("--config", metavar="NAME", help="config to start from: a name, or the path of a YAML file")
-    add("--print-config", action="store_true", help="print the merged config and exit")
-    add("--trust", action="store_true", help=HELP)
-    add("-q", "--quiet", action="store_true", help="only warnings, errors and the final table: console=quiet")
-    add("-v", "--verbose", action="store_true", help="a line for each evaluation and start-up step: console=verbose")
-    add(
+    parser.add_argument(
         "overrides",
         nargs="*",
         metavar="KEY=VALUE",
         help="options, listed by --help; --KEY=VALUE and --KEY VALUE are accepted, too",
     )
+    return parser
+
+
+def run_parser(command: str, description: str, *, verbose: str, help_of_help: str = "") -> CommandLine:
+    """Return the parser of the flags that all commands have that start a run."""
+    parser = CommandLine(prog=program(command), description=description, add_help=False)
+    add = parser.add_argument
+    add("-h", "--help", action="store_true", help=f"show this help and exit{help_of_help}")
+    add("--version", action="store_true", help="show the version of gflownet and exit")
+    add("--config", metavar="NAME", help="config to start from: a name, or the path of a YAML file")
+    add("--print-config", action="store_true", help="print the merged config and exit")
+    add("--trust", action="store_true", help=HELP)
+    add("-q", "--quiet", action="store_true", help="only warnings, errors and the final lines: console=quiet")
+    add("-v", "--verbose", action="store_true", help=f"{verbose}: console=verbose")
     return parser
 
 
@@ -66,23 +85,7 @@ def parse(arguments: Sequence[str]) -> Command:
     """
     parser = command_line()
     values = parser.parse_intermixed_args(list(_overrides_without_dashes(arguments, parser.option_names())))
-    return Command(
-        values.config,
-        (*values.overrides, *console_overrides(values)),
-        print_config=values.print_config,
-        version=values.version,
-        help=values.help,
-        trust=values.trust,
-    )
-
-
-def console_overrides(values: argparse.Namespace) -> list[str]:
-    """Return the overrides of --quiet and --verbose, after a check of --config. Raises UserError."""
-    if values.config == "":
-        raise UserError("--config: expected the name or the path of a config, got nothing")
-    if values.quiet and values.verbose:
-        raise UserError("expected at most one of --quiet and --verbose, got both")
-    return ["console=quiet"] * values.quiet + ["console=verbose"] * values.verbose
+    return Command.of(values, values.overrides)
 
 
 def _overrides_without_dashes(arguments: Sequence[str], flags: set[str]) -> Iterator[str]:
@@ -130,18 +133,19 @@ def help_text(schemas: Mapping[str, type | None] | None = None) -> str:
     added = [
         option for group, schema in (schemas or {}).items() if schema for option in find_options(schema, f"{group}.")
     ]
-    options = [*OPTIONS.values(), *added]
+    return run_help(command_line(), config_names(), [*OPTIONS.values(), *added], notes=_installed_lines(help_width()))
+
+
+def run_help(
+    parser: CommandLine, configs: Sequence[str], options: Iterable[Option], *, notes: Sequence[str] = ()
+) -> str:
+    """Return the usage, names of configs, notes, and the options by group."""
     width = help_width()
-    blocks = [
-        command_line().format_help().rstrip(),
-        textwrap.fill(
-            f"configs: {', '.join(config_names())}, or the path of a YAML file", width, subsequent_indent=" " * 9
-        ),
-        *_installed_lines(width),
-    ]
+    names = f"configs: {', '.join(configs)}, or the path of a YAML file"
+    blocks = [parser.format_help().rstrip(), textwrap.fill(names, width, subsequent_indent=" " * 9), *notes]
     for (group, title), members in groupby(options, key=lambda option: (option.group, option.group_help)):
         heading = textwrap.fill(f"{group}: {title}" if group else title, width, subsequent_indent="  ")
-        blocks.append("\n".join([heading, *(option_lines(option, width) for option in members)]))
+        blocks.append("\n".join([heading, *(_option_lines(option, width) for option in members)]))
     return "\n\n".join(blocks)
 
 
@@ -157,7 +161,7 @@ def _installed_lines(width: int) -> list[str]:
     return ["\n".join(["installed packages:", *lines])] if lines else []
 
 
-def option_lines(option: Option, width: int) -> str:
+def _option_lines(option: Option, width: int) -> str:
     """Return key, type, default and help of an option, for --help."""
     first = f"  {option.key:<{_KEY_WIDTH}}{option.type_name} = {option.default_text}"
     about = textwrap.fill(option.help, width, initial_indent=" " * 6, subsequent_indent=" " * 6)

@@ -1,2 +1,0 @@
-from .checks import validate as validate
-from .parser import Command as Command

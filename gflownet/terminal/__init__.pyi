@@ -1,2 +1,0 @@
-from .arguments import CommandLine as CommandLine
-from .interrupts import StopRequest as StopRequest
