@@ -1,7 +1,6 @@
 from .bar_charts import bar_chart as bar_chart
 from .bar_charts import interval_chart as interval_chart
 from .chart import Chart as Chart
-from .chart import svg_of as svg_of
 from .figure import Figure as Figure
 from .figure import figure_dot as figure_dot
 from .figure_layout import figure_svg as figure_svg

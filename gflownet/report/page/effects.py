@@ -100,7 +100,7 @@ def effects(features: Sequence[set[str]], scores: Sequence[float]) -> list[Effec
         error = math.sqrt(squares / (len(values) - 2) * sum(1 / len(group) for group in groups))
         difference = float(groups[0].mean() - groups[1].mean())
         margin = quantile * error
-        found.append(Effect(name, *map(len, groups), difference, difference - margin, difference + margin))
+        found.append(Effect(name, len(on), len(scores) - len(on), difference, difference - margin, difference + margin))
     return sorted(found, key=lambda effect: (-round(effect.clearness, 9), effect.name))
 
 

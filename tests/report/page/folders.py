@@ -123,7 +123,7 @@ def status_of(state: str, *, message: str = "", is_alive: bool = False, phase: s
         "phase": phase,
         "seconds": {"start-up": 2.0, "training": 90.0, "final stage": 8.0},
     }
-    return {"format": 1, "state": state, "message": message, "sessions": [session]}
+    return {"format": 1, "state": state, "message": message, "sessions": [session], "plan": {}}
 
 
 @cache
