@@ -2,8 +2,8 @@
 
 import sys
 
-from gflownet.cli.generate import main
 from gflownet.cli.arguments import print_plain_messages
+from gflownet.cli.generate import main
 
 if __name__ == "__main__":
     print_plain_messages()
