@@ -60,7 +60,7 @@ def test_candidates_of_train() -> None:
     assert set(texts("train ")) == {f"{key}=" for key in OPTIONS}
     assert texts("train env.cells.na") == ["env.cells.name="]
     assert texts("train env.name=") == [f"env.name={name}" for name in ENVIRONMENTS]
-    assert texts("train seed=1 --config digits --opt.adam_eps=1 env.name=ce") == ["env.name=cells"]
+    assert texts("train seed=1 --config digits --opt.learning_rate=1 env.name=ce") == ["env.name=cells"]
     assert texts("train wandb.mode=") == ["wandb.mode=online", "wandb.mode=offline", "wandb.mode=disabled"]
     assert texts("train resume=") == ["resume=false", "resume=true", "resume=auto"]
     assert texts("train certify=t") == ["certify=true"]
