@@ -83,7 +83,7 @@ def new_file(path: Path) -> IO[str]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("x", encoding="utf-8")
-    except FileExistsError:
-        raise UserError(f"--out: expected a new file, got an existing one: {path}") from None
     except OSError as error:
+        if path.exists():
+            raise UserError(f"--out: expected a new file, got an existing one: {path}") from None
         raise UserError(f"--out: cannot write the file {path} ({error})") from None
