@@ -47,8 +47,8 @@ class SearchStage(StepStage):
     def __init__(self, parts: Parts, evaluator: Dispatcher) -> None:
         """Take the evaluator of the search."""
         self._parts, self._evaluator = parts, evaluator
-        is_halved = parts.halving is not None
-        self._search: AsynchronousEvaluator = HalvingEvaluator(evaluator, parts.halving) if is_halved else evaluator
+        halving = parts.halving
+        self._search: AsynchronousEvaluator = evaluator if halving is None else HalvingEvaluator(evaluator, halving)
         self._executors = ExecutorStatus(evaluator)
         self.skipped = SkippedSteps(parts.config.opt)
         self._before = parts.progress.num_distinct, parts.progress.seconds

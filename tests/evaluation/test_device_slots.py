@@ -242,6 +242,7 @@ def test_auto_is_the_gpus_for_tasks_that_move_to_a_device(monkeypatch, tmp_path)
     assert slots_of(options, devices, task=PoisonTask(tmp_path)) == (CORE,) * num_cores()
     with pool_of(tmp_path, "auto", "slots_per_device=1", place="meta") as pool:
         (outcome,) = outcomes(pool, "a")
+        assert outcome.score is not None
         assert (outcome.score.metrics, pool.capacity) == ({"on_device": 1.0, "moved": 1.0}, 2)
     monkeypatch.setattr(machine, "_has_cuda", lambda: False)
     assert slots_of(evaluation("auto"), DEVICES, task=DeviceTask(tmp_path)) == (CORE,) * num_cores()
