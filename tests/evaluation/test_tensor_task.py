@@ -331,8 +331,6 @@ def test_memory_format_auto_is_channels_last_for_images():
     assert task.config.evaluation.memory_format == "channels_last"
     assert context_of(task) == context_of(named)
     assert pickle.loads(pickle.dumps(task)).evaluate(network(), seed=0) == named.evaluate(network(), seed=0)
-    table = build("task=table", "task_options.data=iris", "evaluation.memory_format=auto")
-    assert table.config.evaluation.memory_format == "contiguous"
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
