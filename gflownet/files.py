@@ -73,7 +73,7 @@ def cached(name: str, key: str, *, compute: Callable[[], bytes], parse: Callable
     """Return a result from the cache folder of the user, or compute and keep it; of several processes the first wins.
 
     Args:
-        name: folder and suffix of the file: numerics.json.
+        name: folder and suffix of the file: data.npz.
         key: everything that the result depends on.
         compute: returns the content of the file.
         parse: returns the result in it; an exception: the file is damaged, and is replaced.

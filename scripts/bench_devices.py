@@ -19,9 +19,10 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -34,7 +35,6 @@ from gflownet.evaluation.metrics import build_loss
 from gflownet.evaluation.tensor_task import TensorTask
 from gflownet.evaluation.training import Length, ModelTrainer, ModelTraining
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.training.precision import Numerics
 from gflownet.training.random_states import seeded
 from scripts.bench import Row, at_least, figure, finish, interleaved, median_ratio, parse_arguments, skip
 from scripts.bench_candidates import sample_architectures
@@ -44,8 +44,17 @@ NUM_CLASSES, BATCH_SIZE, NUM_BATCHES = 10, 64, 4
 ROUNDS, ROUNDS_QUICK = 15, 5
 GOAL_CONVOLUTIONS = 1.8  # times as fast on 28 x 28
 GOAL_SEARCH = 2.0  # candidates per second over f1d482a
-PLAIN = Numerics()
-SIDES = (PLAIN, Numerics("channels_last"), Numerics(precision="bfloat16"), Numerics("channels_last", "bfloat16"))
+
+
+class Numerics(NamedTuple):
+    """Memory format and precision of a side."""
+
+    memory_format: str
+    precision: str
+
+
+PLAIN = Numerics("contiguous", "float32")
+SIDES = tuple(Numerics(*pair) for pair in product(("contiguous", "channels_last"), ("float32", "bfloat16")))
 
 
 NUM_SEEDS, GOAL_SEEDS = 5, 2.0

@@ -27,8 +27,9 @@ import torch
 from gflownet.config import load_config
 from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.evaluator import AsynchronousEvaluator
 from gflownet.evaluation.executors.inline import InlineExecutor
-from gflownet.evaluation.halving import build_halving
+from gflownet.evaluation.halving import HalvingEvaluator, build_halving
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.run.trainer import GFNTrainer
 from scripts.bench import Row, at_least, figure, finish, parse_arguments
@@ -90,13 +91,14 @@ class Side:
     """A dispatcher and the CPU seconds that it has used."""
 
     dispatcher: Dispatcher
+    evaluator: AsynchronousEvaluator
     store: EvaluationStore
     seconds: float = 0.0
 
     def evaluate(self, graphs: list[Any], *, step: int) -> None:
         """Evaluate a batch."""
         start = process_time()
-        self.dispatcher.evaluate(graphs, step=step)
+        self.evaluator.evaluate(graphs, step=step)
         self.seconds += process_time() - start
 
 
@@ -120,10 +122,9 @@ def compare(search: Search, folder: Path, *, seed: int, seconds: float) -> dict[
         store = EvaluationStore(folder / f"{search.name}_{name}_{seed}.sqlite")
         halving = build_halving(trainer.task, config) if name == "halving" else None
         executor = InlineExecutor(trainer.task)
-        dispatcher = Dispatcher(
-            trainer.task, store, executor, config=config.evaluation, seed=seed, halving=halving, run=name
-        )
-        sides[name] = Side(dispatcher, store)
+        dispatcher = Dispatcher(trainer.task, store, executor, config=config.evaluation, seed=seed, run=name)
+        evaluator = dispatcher if halving is None else HalvingEvaluator(dispatcher, halving)
+        sides[name] = Side(dispatcher, evaluator, store)
     candidates = {name: batches(trainer, seed=seed, size=search.batch_size) for name in SIDES}
     next(iter(sides.values())).dispatcher.task.evaluate(next(batches(trainer, seed=seed, size=1))[0], seed=0)  # warm-up
     step = 0
@@ -135,7 +136,7 @@ def compare(search: Search, folder: Path, *, seed: int, seconds: float) -> dict[
     results = {}
     for name, side in sides.items():
         scores = [row.score for row in side.store.top(10_000)]
-        metrics = {} if side.dispatcher.halving is None else side.dispatcher.halving.metrics()
+        metrics = side.evaluator.halving.metrics() if isinstance(side.evaluator, HalvingEvaluator) else {}
         correlation = metrics.get("extrapolation_rank_correlation", float("nan"))
         num = side.dispatcher.num_evaluated
         results[name] = Result(num, len(scores), side.seconds, max(scores), correlation)

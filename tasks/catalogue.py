@@ -1,7 +1,7 @@
 """Listed architectures with recorded trainings, for example the recurrent cells of NAS-Bench-NLP.
 
 The list of `env.catalogue.graphs` has a graph or recipe per line, and its results: a number, or a curve with a number
-per epoch. A curve gives the evaluation a fidelity, so that successive halving and simulated time apply.
+per epoch. A curve gives the evaluation a fidelity, so that successive halving applies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.fingerprint import data_digest
 from gflownet.evaluation.tables import CurveFields, RecordedCurve, limits_of
-from gflownet.evaluation.task import CandidateTraining, GFNTask, Score
+from gflownet.evaluation.task import TRAINING_SECONDS, CandidateTraining, GFNTask, Score
 from gflownet.graphs.listed_graphs import Graph, read_listed_graphs
 from gflownet.options import POSITIVE, option
 
@@ -41,7 +41,7 @@ class CatalogueTaskConfig:
         100.0, "cost, nats: a cost c, such as a perplexity, has the score 1 / (1 + c / target)", POSITIVE
     )
     parameters_column: str = option("", "field of the number of parameters; empty: none")
-    seconds_column: str = option("", "field of the seconds of an epoch, for evaluation.executor=simulated")
+    seconds_column: str = option("", "field of the seconds of an epoch; the store has those of a training; empty: none")
     status_column: str = option("status", "field of the status: other values than OK are failures; empty: none")
     max: Any = option({}, "hard caps by field, {num_params: 2.0e7}; graphs above or without a value are refused")
     targets: Any = option({}, "values with utility 1/2 of fields chosen as objectives; others: the field's median")
@@ -107,25 +107,15 @@ class CatalogueTask(GFNTask):
         states: Sequence[Mapping[str, Any] | None],
     ) -> Iterator[CandidateTraining | Exception]:
         """Yield the recorded training of each graph up to an epoch."""
-        for graph in graphs:
+        for graph, state in zip(graphs, states, strict=True):
             try:
-                yield self._trained(graph, fidelity)
+                yield self._trained(graph, fidelity, first=0 if state is None else int(state["fidelity"]))
             except ValueError as error:
                 yield error
 
     def test(self, graph: Graph, *, seed: int) -> float | None:
         """Return the test score at the best epoch, None without a test column."""
         return self._trained(graph, self._num_epochs).test()
-
-    def simulated_seconds(self, graph: Graph, *, fidelity: int | None, state: Mapping[str, Any] | None) -> float:
-        """Return the recorded seconds of the epochs of a training or of its continuation."""
-        curve = self._curve(graph)
-        if curve.seconds is None:
-            raise ValueError("expected task_options.seconds_column with evaluation.executor=simulated, got none")
-        # A failed training ends during the epoch after its last recorded one.
-        num_recorded = self._num_epochs if curve.error is None else len(curve.values) + 1
-        first = 0 if state is None else int(state["fidelity"])
-        return curve.seconds * max(0, min(fidelity or self._num_epochs, num_recorded) - first)
 
     def refusal(self, graph: Graph) -> str | None:
         """Return the cap that a graph exceeds, or the first objective that its line does not have."""
@@ -149,12 +139,12 @@ class CatalogueTask(GFNTask):
         cost = math.exp(min(value, _MAX_NATS)) if self.options.kind == "nats" else value
         return 1 / (1 + cost / self.options.target)
 
-    def _trained(self, graph: Graph, num_epochs: int) -> RecordedTraining:
+    def _trained(self, graph: Graph, num_epochs: int, *, first: int = 0) -> RecordedTraining:
         curve = self._curve(graph)
         is_full = num_epochs >= self._num_epochs
         if len(curve.values) < num_epochs or (is_full and curve.error is not None):
             raise ValueError(f"the recorded training failed after {len(curve.values)} epochs: {curve.error}")
-        return RecordedTraining(self, curve, num_epochs)
+        return RecordedTraining(self, curve, num_epochs, first)
 
     def _curve(self, graph: Graph) -> RecordedCurve:
         key = graph.canonical_key()
@@ -187,11 +177,12 @@ class CatalogueTask(GFNTask):
 
 @dataclass
 class RecordedTraining(CandidateTraining):
-    """A recorded training up to an epoch."""
+    """A recorded training up to an epoch, from the epoch `first` on."""
 
     task: CatalogueTask
     recorded: RecordedCurve
     fidelity: int
+    first: int = 0
     model: nn.Module = field(default_factory=nn.Identity)
 
     def __post_init__(self) -> None:
@@ -208,6 +199,8 @@ class RecordedTraining(CandidateTraining):
         metrics = {"perplexity": math.exp(min(value, _MAX_NATS))} if self.task.options.kind == "nats" else {}
         values = {**self.recorded.fields, SCORE: self.curve[-1]}
         metrics |= {name: values[name] for name in self.task.chosen_objectives if name in values}
+        if self.recorded.seconds is not None:
+            metrics[TRAINING_SECONDS] = self.recorded.seconds * (self.fidelity - self.first)
         return Score(self.curve[-1], None if size is None else round(size), metrics)
 
     def test(self) -> float | None:

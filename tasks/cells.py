@@ -7,7 +7,6 @@ columns are costs: objectives of a trade-off, or hard caps.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,11 +22,11 @@ from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.fingerprint import data_digest
 from gflownet.evaluation.tables import Table, limits_of, listed, means
-from gflownet.evaluation.task import Cost, GFNTask, Score
+from gflownet.evaluation.task import TRAINING_SECONDS, Cost, GFNTask, Score
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.operation_costs import graph_cost
-from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, option
+from gflownet.options import option
 
 ACCURACY = "accuracy"
 _PERCENT = 100.0
@@ -42,9 +41,6 @@ _ALIASES = {"parameters": "params"}
 _LABELLED = {"-1": "input", "-2": "output", **{str(i): operation for i, operation in enumerate(NB101_OPERATIONS)}}
 
 
-_log = logging.getLogger(__name__)
-
-
 @dataclass
 class CellsConfig:
     """The table and its columns."""
@@ -54,14 +50,8 @@ class CellsConfig:
     test_column: str = option("", "column of the test accuracies in the final report; empty: none")
     max: Any = option({}, "hard caps by column, {edgegpu_latency: 5.0}; cells above or without a value are refused")
     seconds_column: str = option(
-        "", "column of training seconds with executor=simulated; empty: train_seconds, or a rule"
-    )
-    simulated_epochs: int = option(12, "epochs of the rule", AT_LEAST_ONE)
-    simulated_epoch_seconds: float = option(
-        5.0, "seconds per epoch of the rule, plus those of its multiply-adds", POSITIVE
-    )
-    simulated_seconds_per_giga: float = option(
-        100.0, "seconds per epoch for 10^9 multiply-adds of a network", NOT_NEGATIVE
+        "",
+        "column of training seconds, the metric training_seconds of the store; empty: train_seconds, if there is one",
     )
     targets: Any = option({}, "values with utility 1/2 of columns chosen as objectives; others: the column's median")
 
@@ -108,7 +98,6 @@ class CellsTask(GFNTask):
         caps = limits_of(options.max, key="task_options.max")
         self._caps = [(self._costs(name, "task_options.max"), limit) for name, limit in caps.items()]
         self._sizes = self._optional("params"), self._optional("flops")
-        self._uses_rule = False  # for simulated seconds
         seconds = options.seconds_column
         self._seconds = (
             self._costs(seconds, "task_options.seconds_column").values if seconds else self._optional(_SECONDS)
@@ -126,6 +115,8 @@ class CellsTask(GFNTask):
         metrics = {name: self._lookup(each.values, key, each.name) for name, each in self._objectives.items()}
         if self.measured_objectives:
             metrics[ACCURACY] = accuracy
+        if key in self._seconds:
+            metrics[TRAINING_SECONDS] = self._seconds[key]
         size = self._sizes[0].get(key)
         return Score(accuracy, None if size is None else round(size), metrics)
 
@@ -169,26 +160,6 @@ class CellsTask(GFNTask):
             cost = graph_cost(self._networks.graph(graph))
             size, multiply_adds = cost.num_parameters, cost.multiply_adds
         return Cost(round(size), 2 * round(multiply_adds))
-
-    def simulated_seconds(
-        self, graph: Assignment | ColouredGraph, *, fidelity: int | None, state: Mapping[str, Any] | None
-    ) -> float:
-        """Return the seconds of the table, or of a rule: epochs * (seconds + seconds per multiply-add).
-
-        The rule is a model, not a measurement.
-        """
-        if self._seconds:
-            return self._lookup(self._seconds, self._identity(graph), self.options.seconds_column or _SECONDS)
-        if not self._uses_rule:
-            self._uses_rule = True
-            _log.warning(
-                "task_options.table: %s has no column %s; simulated seconds are those of a rule, not measurements",
-                self.options.table,
-                _SECONDS,
-            )
-        giga = self.cost(graph).flops / 2 / 1e9
-        per_epoch = self.options.simulated_epoch_seconds + self.options.simulated_seconds_per_giga * giga
-        return self.options.simulated_epochs * per_epoch
 
     @cached_property
     def _networks(self) -> Any:

@@ -6,7 +6,7 @@ many first characters of each; the other columns are numbers, empty where an eva
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.fingerprint import data_digest
 from gflownet.evaluation.tables import Table
-from gflownet.evaluation.task import Cost, GFNTask, Score
+from gflownet.evaluation.task import TRAINING_SECONDS, Cost, GFNTask, Score
 from gflownet.graphs.canonical import Candidate
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
@@ -40,7 +40,7 @@ class RecordedConfig:
     column: str = option("score", "column of the scores")
     test_column: str = option("test_score", "column of the test scores in the final report; empty: none")
     seconds_column: str = option(
-        "seconds", "column of the seconds of an evaluation, for evaluation.executor=simulated; empty: none"
+        "seconds", "column of training seconds, the metric training_seconds of the store; empty: none"
     )
     seed_columns: list[str] = option(
         [],
@@ -100,8 +100,10 @@ class RecordedTask(GFNTask):
         score = (columns[seed % len(columns)] if columns else self.recording.scores)[row]
         if score is None:
             raise ValueError(f"{self.recording.path}: expected a score of {graph.canonical_hash()}, got an empty cell")
-        size = _cell(self.recording.num_parameters, row)
-        return Score(score, None if size is None else round(size))
+        size, seconds = _cell(self.recording.num_parameters, row), _cell(self.recording.seconds, row)
+        return Score(
+            score, None if size is None else round(size), {} if seconds is None else {TRAINING_SECONDS: seconds}
+        )
 
     def test(self, graph: Candidate, *, seed: int) -> float | None:
         """Return the recorded test score, None without one. Raises ValueError for a candidate without a row."""
@@ -120,13 +122,6 @@ class RecordedTask(GFNTask):
         row = self.recording.row(graph)
         sizes = [None if row is None else _cell(x, row) for x in (self.recording.num_parameters, self.recording.flops)]
         return None if sizes[0] is None or sizes[1] is None else Cost(round(sizes[0]), round(sizes[1]))
-
-    def simulated_seconds(self, graph: Candidate, *, fidelity: int | None, state: Mapping[str, Any] | None) -> float:
-        """Return the recorded seconds. Raises ValueError for a candidate without any."""
-        seconds = _cell(self.recording.seconds, self._row(graph))
-        if seconds is None:
-            raise ValueError(f"{self.recording.path}: expected the seconds of {graph.canonical_hash()}, got none")
-        return seconds
 
     def fingerprint(self) -> str:
         """Return a digest of the columns in use."""

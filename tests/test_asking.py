@@ -1,4 +1,4 @@
-"""Ask-and-tell: the proposals of a run, asynchronous use, saved searches, and one line per mistake."""
+"""Ask-and-tell: the proposals of a run, asynchronous use, loaded searches, and one line per mistake."""
 
 from __future__ import annotations
 
@@ -95,20 +95,33 @@ def test_ask_uses_no_global_generator_and_leaves_it():
     assert torch.get_num_threads() == threads
 
 
-def test_saved_search_continues_exactly(method, tmp_path):
-    whole, saved = start(method), start(method)
-    for search in (whole, saved):
-        proposed(search, 4)
-        graphs = search.ask(3)
-        tell_all(search, graphs[:1])
-    saved.save(tmp_path / "folder" / "search.pt")
-    restored = Search.load(tmp_path / "folder" / "search.pt")
-    assert len(restored) == len(whole)
-    assert restored.best(3) == whole.best(3)
-    assert [graph.to_dict() for graph in restored.waiting()] == [graph.to_dict() for graph in whole.waiting()]
-    for search in (whole, restored):
-        tell_all(search, search.waiting())
-    assert proposed(restored, 3) == proposed(whole, 3)
+def test_loaded_search_continues_with_its_results(method, tmp_path):
+    search = start(method)
+    hashes = proposed(search, 4)
+    graphs = search.ask(3)
+    tell_all(search, graphs[:1])
+    search.save(tmp_path / "folder" / "search.json")
+    loaded = Search.load(tmp_path / "folder" / "search.json")
+    assert loaded.results() == search.results()
+    assert [graph.to_dict() for graph in loaded.waiting()] == [graph.to_dict() for graph in graphs[1:]]
+    tell_all(loaded, loaded.waiting())
+    new = proposed(loaded, 3)
+    assert len(new) >= 3
+    assert not set(new) & {*hashes, *(graph.canonical_hash() for graph in graphs)}
+    loaded._learn()
+    assert loaded._loop.history.num_new == len(loaded) == len(search) + 2 + len(new)
+
+
+def test_loaded_search_has_its_objectives_and_limits(tmp_path):
+    search = start(objectives=("accuracy", "speed"), options=["evaluation.constraints.latency=2"])
+    first, second = search.ask(2)
+    search.tell(first, {"accuracy": 0.25, "speed": np.float32(0.5)}, metrics={"latency": 3}, num_parameters=7)
+    search.tell(second, error="out of memory")
+    search.save(tmp_path / "search.json")
+    loaded = Search.load(tmp_path / "search.json")
+    assert loaded.results() == search.results()
+    assert loaded.results()[0].metrics == {"accuracy": 0.25, "speed": 0.5, "latency": 3.0}
+    assert loaded.results()[0].score == loaded.config.evaluation.floor_score
 
 
 def test_ask_again_before_telling(method):

@@ -1,4 +1,4 @@
-"""python -m gflownet.generate: at a terminal, with files, stopped, killed and continued."""
+"""python -m gflownet.generate: at a terminal, with files, stopped."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.progress import Progress, TaskID
 
 from gflownet.cli.generate import main
 from gflownet.rhn.checkpoint import load_text_model, save_language_model
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.serving.generation import generate_batch
-from gflownet.rhn.serving.prompt_file import AnswerFile
 from gflownet.rhn.serving.sampling import SamplingParams
 from gflownet.rhn.text_codec import decode, encode
 from tests.rhn.random_networks import random_network
@@ -75,20 +75,13 @@ def test_answers_to_a_prompt_file_equal_offline_generation(folder: Path, tmp_pat
         assert [value for _, value in said["likeliest"]] == pytest.approx([v for _, v in one.likeliest], abs=1e-9)
 
 
-def test_second_run_answers_missing_prompts_only(folder: Path, tmp_path: Path) -> None:
+def test_existing_file_of_answers_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
-    prompts.write_text("".join(f"prompt {number}\n" for number in range(9)))
-    command = [str(folder), "--prompts", str(prompts), "--out", str(out), "--max-tokens", "8"]
-    assert main(command) == 0
-    whole = lines_of(out)
-    kept = out.read_text().splitlines(keepends=True)[:4]
-    out.write_text("".join(kept) + '{"line": 5, "prom')
-    assert main(command) == 0
-    assert out.read_text().startswith("".join(kept))
-    assert lines_of(out) == whole
-    before = out.read_bytes()
-    assert main(command) == 0
-    assert out.read_bytes() == before
+    prompts.write_text("a\n")
+    out.write_text("mine")
+    assert main([str(folder), "--prompts", str(prompts), "--out", str(out)]) == 2
+    assert f"--out: expected a new file, got an existing one: {out}" in capsys.readouterr().err
+    assert out.read_text() == "mine"
 
 
 class Lines(io.StringIO):
@@ -115,18 +108,8 @@ def endless_fourth() -> list[dict[str, Any]]:
     return asked
 
 
-def finish(folder: Path, prompts: Path, out: Path) -> None:
-    """Run the same prompts again, the endless one with an end, and check that the first answers are kept."""
-    done, asked = out.read_text(), endless_fourth()
-    asked[3]["max_tokens"] = 5
-    prompts.write_text("".join(json.dumps(one) + "\n" for one in asked))
-    assert main([str(folder), "--prompts", str(prompts), "--out", str(out)]) == 0
-    assert out.read_text().startswith(done)
-    assert [answer["line"] for answer in lines_of(out)] == [1, 2, 3, 4, 5, 6]
-
-
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopped_run_continues(
+def test_stopped_run_has_the_finished_answers(
     number: signal.Signals,
     status: int,
     folder: Path,
@@ -136,19 +119,17 @@ def test_stopped_run_continues(
 ) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
     prompts.write_text("".join(json.dumps(one) + "\n" for one in endless_fourth()))
-    write = AnswerFile.write
+    advance = Progress.advance
 
-    def write_and_stop(self: AnswerFile, answer: Mapping[str, Any]) -> None:
-        write(self, answer)
+    def advance_and_stop(self: Progress, task: TaskID) -> None:
+        advance(self, task)
         if len(out.read_bytes().splitlines()) == 5:
             os.kill(os.getpid(), number)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(AnswerFile, "write", write_and_stop)
-        assert main([str(folder), "--prompts", str(prompts), "--out", str(out)]) == status
-    assert "stopped; run the same command to continue" in capsys.readouterr().err
+    monkeypatch.setattr(Progress, "advance", advance_and_stop)
+    assert main([str(folder), "--prompts", str(prompts), "--out", str(out)]) == status
+    assert "stopped" in capsys.readouterr().err
     assert [answer["line"] for answer in lines_of(out)] == [1, 2, 3, 5, 6]
-    finish(folder, prompts, out)
 
 
 def test_prompts_from_a_pipe_are_answered_line_by_line(

@@ -7,12 +7,9 @@ import sys
 
 import pytest
 
-from gflownet.config import load_config
-from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.task import GFNTask
 from gflownet.run.checkpoint import save
 from gflownet.run.folder import last_checkpoint
-from gflownet.run.trainer import GFNTrainer
 from gflownet.train import main
 from tests import small_run
 from tests.finished_runs import SEARCHES
@@ -50,34 +47,6 @@ def test_resume_without_store_warns(copied_run, caplog):
     assert run(folder, *FINISHED, "num_training_steps=9", "resume=true") == 0
     (line,) = [record.getMessage() for record in caplog.records]
     assert "evaluations.sqlite: expected the evaluations of the run, got no file" in line
-
-
-class ChoosesDevice(InlineExecutor):
-    """Chooses a device with the first job, as a pool with a GPU does."""
-
-    is_undecided = True
-
-    def submit(self, job, *, deadline):
-        if self.is_undecided:
-            self.notify("evaluation.device=auto: cpu (measured)")
-            self.choose("cpu")
-        self.is_undecided = False
-        return super().submit(job, deadline=deadline)
-
-
-def test_resume_uses_the_device_that_auto_has_chosen(monkeypatch, tmp_path, capsys):
-    devices: list[str] = []
-
-    def build(trainer: GFNTrainer) -> InlineExecutor:
-        devices.append(trainer.config.evaluation.device)
-        return ChoosesDevice(trainer.task)
-
-    monkeypatch.setattr(GFNTrainer, "build_executor", build)
-    for options in (("num_training_steps=2",), ("num_training_steps=3", "resume=true")):
-        assert run(tmp_path, *options) == 0
-        assert load_config(str(tmp_path / "config.yaml"), []).evaluation.device == "cpu"
-    assert devices == ["auto", "cpu"]
-    assert "evaluation.device=auto: cpu (measured)" in capsys.readouterr().out
 
 
 def test_resume_with_other_state_raises(copied_run, capsys):

@@ -46,13 +46,6 @@ class Trains(RewardsHiddenNodes):
         return [Reference("majority class", [0.05, 0.06], [0.05, 0.05], 1)]
 
 
-class TakesSimulatedSeconds(RewardsHiddenNodes):
-    """A training takes 1 to 4 simulated seconds, by the hash of its graph."""
-
-    def simulated_seconds(self, graph, *, fidelity, state):
-        return 1 + int(graph.canonical_hash()[-1], 16) / 5
-
-
 class RewardsNodesOrEdges(RewardsHiddenNodes):
     """Two objectives that cannot both be had: many hidden nodes, few edges."""
 

@@ -36,7 +36,7 @@ COMMANDS = {
     "train": Command("gflownet.train", "search architectures"),
     "report": Command("gflownet.report.__main__", "rebuild the report of a run, or compare several runs"),
     "compare": Command("gflownet.cli.compare", "run search methods with several seeds and compare them"),
-    "store": Command("gflownet.cli.store", "list, show, export, import and requeue evaluations"),
+    "store": Command("gflownet.cli.store", "list, show, export and requeue evaluations"),
     "sample": Command("gflownet.cli.sample", "sample graphs from a finished run, with log-probabilities"),
     "generate": Command("gflownet.cli.generate", "generate text from a saved language model"),
     "language": Command("gflownet.language.__main__", "train a language model on your own text"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gflownet.cli.arguments import EXIT_SIGNAL, CommandLine, print_plain_messages, program, run_command
 from gflownet.cli.interrupts import StopRequest, stop_signals
 from gflownet.errors import UserError, error_line
-from gflownet.rhn.serving.prompt_file import AnswerFile, Prompt, read_prompts
+from gflownet.rhn.serving.prompt_file import Prompt, new_file, read_prompts
 from gflownet.rhn.text_codec import check_model_folder
 
 if TYPE_CHECKING:
@@ -72,9 +73,7 @@ def command_line() -> CommandLine:
         help="one prompt per line; in a *.jsonl file one object per line, "
         "with prompt and optional max_tokens, ..., stop, logprobs",
     )
-    files.add_argument(
-        "--out", type=Path, metavar="FILE", help="answers as JSONL; prompts with an answer in it are skipped"
-    )
+    files.add_argument("--out", type=Path, metavar="FILE", help="new file of answers, one JSON object per line")
     files.add_argument(
         "--logprobs", type=int, metavar="N", help="add the log-probabilities of each token and of the N likeliest"
     )
@@ -181,21 +180,21 @@ _VISIBLE = {code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 
 
 
 def answer_file(options: argparse.Namespace) -> int:
-    """Answer the prompts of a file that have no answer yet; return 0, or 128 + the signal that ended the run."""
+    """Answer the prompts of a file; return 0, or 128 + the signal that ended the run."""
     from rich.console import Console
     from rich.progress import Progress
 
     prompts = read_prompts(options.prompts, _sampling_options(options))
     params = {prompt.line: _params(prompt.options, f"{options.prompts}: line {prompt.line}: ") for prompt in prompts}
-    with AnswerFile(options.out) as answers:
-        unanswered = answers.unanswered(prompts)
+    with new_file(options.out) as answers:
         engine, codec = _engine(options.folder, options.max_slots)
         progress = Progress(console=Console(stderr=True))
-        with progress, stop_signals(SIGINT, SIGTERM, message="\nstopped; run the same command to continue\n") as stop:
-            task = progress.add_task("prompts", total=len(prompts), completed=len(prompts) - len(unanswered))
-            requests = [(prompt, params[prompt.line]) for prompt in unanswered]
+        with progress, stop_signals(SIGINT, SIGTERM, message="\nstopped\n") as stop:
+            task = progress.add_task("prompts", total=len(prompts))
+            requests = [(prompt, params[prompt.line]) for prompt in prompts]
             for record in _answers(engine, codec, requests, options.max_slots, stop):
-                answers.write(record)
+                answers.write(json.dumps(record, ensure_ascii=False) + "\n")
+                answers.flush()
                 progress.advance(task)
     return 0 if stop.signal is None else EXIT_SIGNAL + stop.signal
 

@@ -1,4 +1,4 @@
-"""python -m gflownet.store: list, show, export, import and requeue the evaluations of runs."""
+"""python -m gflownet.store: list, show, export and requeue the evaluations of runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def store() -> None:
         options = parse(sys.argv[1:] if argv is None else argv)
-        with trusting(options.trust), _open(options.location, creates=options.command is import_rows) as overview:
+        with trusting(options.trust), _open(options.location) as overview:
             options.command(overview, options)
 
     return run_command(store)
@@ -49,7 +49,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def command_line() -> CommandLine:
     """Return the parser."""
-    parser = CommandLine(prog=program("store"), description="List and move the evaluations of runs.")
+    parser = CommandLine(prog=program("store"), description="List and export the evaluations of runs.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, command: Callable[[StoreOverview, argparse.Namespace], None], text: str) -> CommandLine:
@@ -66,9 +66,7 @@ def command_line() -> CommandLine:
     command = add("best", print_best, "print the best architectures of each task")
     command.add_argument("--num", type=positive_integer, default=10, metavar="N", help="number of rows (default: 10)")
     command = add("export", export_rows, "write all results to a new file")
-    command.add_argument("file", type=Path, metavar="FILE", help="*.jsonl or *.parquet")
-    command = add("import", import_rows, "add the results of a file; results in the store stay")
-    command.add_argument("file", type=Path, metavar="FILE", help="*.jsonl or *.parquet")
+    command.add_argument("file", type=Path, metavar="FILE", help="*.jsonl or *.csv")
     command = add("requeue", requeue_rows, "let the next run evaluate rows again; default: claims of ended runs")
     command.add_argument("ids", nargs="*", metavar="ID", help="row ids or first characters of hashes (default: all)")
     command.add_argument("--status", choices=REQUEUED_STATUSES, help="only rows of this status")
@@ -119,15 +117,6 @@ def export_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
     print(printable(f"{counted(num_rows, 'row')} exported to {options.file}{others}"))
 
 
-def import_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
-    """Add the results of a file, all of which are checked before the first is added."""
-    from gflownet.evaluation.store_overview import read_rows
-
-    num_rows = sum(1 for _ in read_rows(options.file))
-    num_new = overview.add(read_rows(options.file))
-    print(printable(f"{counted(num_rows, 'row')} read from {options.file}, {num_new} of them new"))
-
-
 def requeue_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
     """Requeue rows by id, by status or both."""
     from gflownet.evaluation.store_rows import EvaluationStatus
@@ -150,15 +139,12 @@ def requeue_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
     print(f"{counted(num_rows, 'row')} requeued")
 
 
-def _open(text: str, *, creates: bool) -> StoreOverview:
+def _open(text: str) -> StoreOverview:
     location = _location(text)
     # Imported here: --help and errors of the command line do not wait for SQLAlchemy.
     from gflownet.evaluation.store_overview import StoreOverview
 
-    is_new_file = creates and "://" not in location and not Path(location).exists()
-    if is_new_file and not Path(location).suffix:
-        raise UserError(f"no such file or folder: {location}; to create a store, name a file, as in all.sqlite")
-    return StoreOverview(location, creates=creates)
+    return StoreOverview(location)
 
 
 def _location(text: str) -> str:

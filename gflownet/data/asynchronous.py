@@ -17,8 +17,7 @@ import torch
 
 from gflownet.data.replay import ReplayBuffer, SeenStates
 from gflownet.data.source import Rollout, TrajectorySource
-from gflownet.evaluation.dispatcher import Dispatcher
-from gflownet.evaluation.evaluator import Evaluation, evaluation_of
+from gflownet.evaluation.evaluator import AsynchronousEvaluator, Evaluation, evaluation_of
 from gflownet.evaluation.job import Request, Ticket
 from gflownet.evaluation.store import Identity
 from gflownet.mdp.policy import PolicyFunction
@@ -71,7 +70,7 @@ class AsynchronousRollouts:
         self,
         *,
         policy: PolicyFunction,
-        evaluator: Dispatcher,
+        evaluator: AsynchronousEvaluator,
         replay: ReplayBuffer,
         first_step: int,
         num_steps: int,
@@ -115,7 +114,7 @@ class AsynchronousRollouts:
         """Restore the result of `state_dict`; the states are submitted again before the next rollout."""
         self._stored = state
 
-    def _resume(self, evaluator: Dispatcher) -> None:
+    def _resume(self, evaluator: AsynchronousEvaluator) -> None:
         stored, self._stored = self._stored, None
         if stored is None:
             return
@@ -128,7 +127,7 @@ class AsynchronousRollouts:
         step: int,
         policy: PolicyFunction,
         teacher: PolicyFunction | None,
-        evaluator: Dispatcher,
+        evaluator: AsynchronousEvaluator,
         *,
         num_steps: int,
     ) -> None:
@@ -143,7 +142,12 @@ class AsynchronousRollouts:
         self._submit(batch.terminal, [step - 1] * len(batch), evaluator)
 
     def _submit(
-        self, states: GraphStates, steps: Sequence[int], evaluator: Dispatcher, *, are_new: Sequence[bool] | None = None
+        self,
+        states: GraphStates,
+        steps: Sequence[int],
+        evaluator: AsynchronousEvaluator,
+        *,
+        are_new: Sequence[bool] | None = None,
     ) -> None:
         """Submit sampled states; `are_new` is known for those of a resumed run."""
         env = self.source.context.env
@@ -155,7 +159,7 @@ class AsynchronousRollouts:
             self._submitted.add(ticket.request.identity)
         self._collect()
 
-    def _is_new(self, ticket: Ticket, evaluator: Dispatcher) -> bool:
+    def _is_new(self, ticket: Ticket, evaluator: AsynchronousEvaluator) -> bool:
         """Return whether a graph is sampled for the first time.
 
         A row of this run from after its checkpoint counts as new: only a resumed run finds one.
@@ -169,7 +173,9 @@ class AsynchronousRollouts:
         self._finished += [each for each in self._pending if each.ticket.record is not None]
         self._pending = [each for each in self._pending if each.ticket.record is None]
 
-    def _rollout(self, step: int, policy: PolicyFunction, evaluator: Dispatcher, replay: ReplayBuffer) -> Rollout:
+    def _rollout(
+        self, step: int, policy: PolicyFunction, evaluator: AsynchronousEvaluator, replay: ReplayBuffer
+    ) -> Rollout:
         """Return trajectories into the finished states, and replayed ones."""
         evaluator.flush()
         finished, self._finished = list(self._finished), deque()
@@ -187,7 +193,7 @@ class AsynchronousRollouts:
         return Rollout(TrajectoryBatch.cat(batches), len(finished), evaluations, replays=replays, metrics=metrics)
 
 
-def _evaluations(finished: Sequence[Pending], evaluator: Dispatcher) -> list[Evaluation]:
+def _evaluations(finished: Sequence[Pending], evaluator: AsynchronousEvaluator) -> list[Evaluation]:
     """Return the evaluation of each finished state, cached if its graph was evaluated before or by another run."""
     evaluations = []
     for each in finished:

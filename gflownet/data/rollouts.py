@@ -17,8 +17,8 @@ from gflownet.data.config import WorkersConfig
 from gflownet.data.replay import ReplayBuffer
 from gflownet.data.source import GLOBAL_STREAM, Rollout, TrajectorySource
 from gflownet.errors import UserError
-from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
-from gflownet.evaluation.evaluator import Evaluation, Evaluator
+from gflownet.evaluation.dispatcher import EvaluationStoppedError
+from gflownet.evaluation.evaluator import AsynchronousEvaluator, Evaluation, Evaluator
 from gflownet.evaluation.job import Request, Ticket
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.layout import Batch, BatchLayout, Kinds
@@ -39,7 +39,7 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 class EvaluationDesk:
     """The dispatcher in calls that return at once, so that the server's thread keeps answering other workers."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: AsynchronousEvaluator) -> None:
         self._dispatcher = dispatcher
         self._numbers = count()
         self._open: dict[int, tuple[list[Ticket], int]] = {}
@@ -99,7 +99,7 @@ def worker_rollouts(
     source: TrajectorySource,
     *,
     policy: PolicyOnDevice,
-    evaluator: Dispatcher,
+    evaluator: AsynchronousEvaluator,
     replay: ReplayBuffer,
     first_step: int,
     num_workers: int,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +16,6 @@ from gflownet.evaluation.task import GFNTask
 
 # The alarm rings this much after the end of the seconds, because its clock is another one.
 _ALARM_MARGIN_S = 0.01
-# Of the limit: the rounding of a sum of simulated seconds.
-_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -37,13 +34,7 @@ class Budget:
     """
 
     def __init__(
-        self,
-        limits: BudgetConfig,
-        *,
-        num_evaluated: int = 0,
-        seconds: float = 0.0,
-        clock: Callable[[], float] | None = None,
-        reserve: Reserve | None = None,
+        self, limits: BudgetConfig, *, num_evaluated: int = 0, seconds: float = 0.0, reserve: Reserve | None = None
     ) -> None:
         """Start with the part used so far.
 
@@ -51,20 +42,18 @@ class Budget:
             limits: of the run.
             num_evaluated: evaluations so far.
             seconds: of training so far.
-            clock: returns the simulated time by which seconds are counted; None: real time.
             reserve: part of the limits for the final stage; None: all is for the search.
         """
         self.limits, self.num_evaluated = limits, num_evaluated
         self._reserve = reserve or Reserve()
         self._seconds = limits.seconds - self._reserve.seconds if limits.seconds else 0.0
         self._seconds_before = seconds
-        self._is_simulated, self._now = clock is not None, clock or time.monotonic
         self._started: float | None = None
 
     @property
     def seconds(self) -> float:
         """The seconds of training so far, from the first submitted candidate on."""
-        return self._seconds_before + (0.0 if self._started is None else self._now() - self._started)
+        return self._seconds_before + (0.0 if self._started is None else time.monotonic() - self._started)
 
     @property
     def seconds_left(self) -> float:
@@ -74,8 +63,8 @@ class Budget:
     def start(self) -> None:
         """Start the clock, unless it runs; a handler of SIGALRM gets that signal when the seconds are spent."""
         if self._started is None:
-            self._started = self._now()
-            if self.limits.seconds and not self._is_simulated and callable(signal.getsignal(signal.SIGALRM)):
+            self._started = time.monotonic()
+            if self.limits.seconds and callable(signal.getsignal(signal.SIGALRM)):
                 left = max(0.0, self._seconds - self._seconds_before)
                 signal.setitimer(signal.ITIMER_REAL, left + _ALARM_MARGIN_S)
 
@@ -86,7 +75,7 @@ class Budget:
 
     def spent_seconds(self) -> str | None:
         """Return the reason to stop when the seconds are spent, otherwise None."""
-        if self.seconds_left <= _ROUNDING * self.limits.seconds:
+        if self.seconds_left <= 0:
             return f"budget.seconds={self.limits.seconds:g} is spent{self._left(self._reserve.seconds, 'seconds')}"
         return None
 
@@ -113,8 +102,7 @@ class Budget:
         reason = _refused_by(task, graph) or self._excess(task, graph)
         if reason is None:
             return None
-        seconds = 0.0 if self._is_simulated else time.perf_counter() - start
-        return Outcome(EvaluationStatus.REFUSED, seconds, error=reason)
+        return Outcome(EvaluationStatus.REFUSED, time.perf_counter() - start, error=reason)
 
     def _excess(self, task: GFNTask, graph: Any) -> str | None:
         """Return the reason why a candidate does not fit the budget, None if it does."""

@@ -41,7 +41,7 @@ class Store(Protocol):
 
     def renew(self, *, owner: str, lease: float) -> int: ...
 
-    def release(self, *, owner: str, identities: Sequence[Identity] | None = None) -> int: ...
+    def release(self, *, owner: str) -> int: ...
 
 
 class Claims:
@@ -85,14 +85,12 @@ class Claims:
         if self._counts_lost:
             self._store.start([identity], owner=self.owner)
 
-    def finish(self, written: Iterable[Identity], *, dropped: Sequence[Identity] = ()) -> None:
-        """Forget the claims of written rows, and give back those of graphs that get no row."""
+    def finish(self, written: Iterable[Identity]) -> None:
+        """Forget the claims of written rows."""
         with self._lock:
-            self._claimed -= {*written, *dropped}
+            self._claimed -= {*written}
             if not self._claimed:
                 self._ended.set()
-        if dropped:
-            self._store.release(owner=self.owner, identities=dropped)
 
     def release(self) -> None:
         """Give back all claims and end the thread."""

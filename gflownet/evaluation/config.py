@@ -89,22 +89,20 @@ class HalvingConfig:
 class EvaluationConfig:
     """Training, scoring and storage of candidates."""
 
-    executor: Literal["auto", "inline", "pool", "ray", "simulated"] = option(
+    executor: Literal["auto", "inline", "pool", "ray"] = option(
         "auto",
         "where candidates are evaluated: inline (in the main process), pool (processes of this machine), ray (a "
-        "cluster), simulated (in simulated time, for tables with training times) or auto (pool with two or more "
-        "cores, except for tasks that only look up or compute a score)",
+        "cluster) or auto (pool with two or more cores or a GPU, except for tasks that only look up or compute a "
+        "score)",
     )
-    capacity: int = option(
-        0, "pool: number of processes; 0: one per core; simulated: number of workers; 0: one", NOT_NEGATIVE
-    )
+    capacity: int = option(0, "pool: number of processes; 0: one per core", NOT_NEGATIVE)
     deadline: float | None = option(
         600.0, "seconds per candidate after which its process is ended; null: none", POSITIVE
     )
     device: str = option(
         "auto",
-        "where candidates train: auto (a GPU where their measured steps are faster than on the cores), cpu, cuda (all "
-        "GPUs), cuda:0,1, or several: cpu,cuda:0; for executor pool",
+        "where candidates train: auto (the GPUs, otherwise the cores), cpu, cuda (all GPUs), cuda:0,1, or several: "
+        "cpu,cuda:0; for executor pool",
     )
     slots_per_device: int = option(
         0, "processes that share a GPU; 0: as many as its memory and the cores allow", NOT_NEGATIVE
@@ -129,12 +127,10 @@ class EvaluationConfig:
     store_url: str = option("", "database URL of the store; empty: evaluations.sqlite in log_dir")
     memory_format: Literal["contiguous", "channels_last", "auto"] = option(
         "contiguous",
-        "of images and signals in training: contiguous, channels_last or auto (the faster one, measured once)",
+        "of images and signals in training: contiguous, channels_last or auto (channels_last for images and signals)",
     )
-    precision: Literal["float32", "bfloat16", "auto"] = option(
-        "float32",
-        "of matrix products and convolutions in training: float32, bfloat16 (mixed precision) or auto (the faster one "
-        "for images and signals, measured once)",
+    precision: Literal["float32", "bfloat16"] = option(
+        "float32", "of matrix products and convolutions in training: float32 or bfloat16 (mixed precision)"
     )
     num_epochs: int = option(4, "passes over the training data per candidate", POSITIVE)
     batch_size: int = option(
@@ -415,10 +411,6 @@ NEUTRAL_OPTIONS = frozenset(
         *("halving", "store_url", "target_flops", "target_latency"),
     }
 )
-
-
-# Options of `evaluation` whose value `auto` a task replaces by its choice, before anything is stored.
-CHOSEN_BY_TASK = ("memory_format", "precision")
 
 
 def scoring_context(config: TaskConfig, *, source: str, data: str) -> str:

@@ -8,25 +8,20 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import NoReturn
 
 from gflownet.errors import UserError
 from gflownet.evaluation.budget import Budget, Reserve
 from gflownet.evaluation.claims import Claims, Store
 from gflownet.evaluation.config import BudgetConfig, EvaluationConfig
-from gflownet.evaluation.evaluator import Evaluation, Evaluator, evaluation_of
+from gflownet.evaluation.evaluator import AsynchronousEvaluator
 from gflownet.evaluation.executors.base import EvaluationInterruptedError, Executor, Handle
-from gflownet.evaluation.halving import SuccessiveHalving, result_of
 from gflownet.evaluation.job import EvaluationStatus, JobQueue, Outcome, Request, Ticket, record_of
 from gflownet.evaluation.store import EvaluationRecord, Identity
 from gflownet.evaluation.task import GFNTask
-from gflownet.graphs.canonical import Candidate
 
 # Records of less work than this, seconds, are written together, because a write waits for the disk.
 _WRITE_AFTER_S = 0.1
-# Longest wait between two checks for a stop request, seconds.
-_CHECK_EVERY_S = 0.2
 # Jobs given to the executor per place, so that a process has its next job while the policy trains.
 _JOBS_PER_PLACE = 2
 # Reason of an EvaluationStoppedError after a signal.
@@ -41,7 +36,7 @@ class EvaluationStoppedError(Exception):
     """The evaluation ended early: a stop request or a spent budget. Finished candidates are in the store."""
 
 
-class Dispatcher(Evaluator):
+class Dispatcher(AsynchronousEvaluator):
     """Evaluates each graph once; every result is in the store before it is returned.
 
     Thread-safe. A job that loses its process is split into single candidates; a single one is retried up to
@@ -61,7 +56,6 @@ class Dispatcher(Evaluator):
         reserve: Reserve | None = None,
         num_evaluated: int = 0,
         seconds: float = 0.0,
-        halving: SuccessiveHalving | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Keep the components; nothing is started.
@@ -75,7 +69,6 @@ class Dispatcher(Evaluator):
             run: id of the run, the same after a resume, recorded in its rows.
             budget, reserve: limits of the run, and the part for the final stage.
             num_evaluated, seconds: evaluations and seconds of the run so far.
-            halving: stops trainings of the search early.
             stopped: returns whether the run should stop.
 
         Raises:
@@ -84,17 +77,17 @@ class Dispatcher(Evaluator):
         self.task, self.store, self.executor, self.config = task, store, executor, config
         self.seed, self.run = seed, run
         used = {"num_evaluated": num_evaluated, "seconds": seconds}
-        self.budget = Budget(budget or BudgetConfig(), clock=executor.simulated_clock, reserve=reserve, **used)
+        self.budget = Budget(budget or BudgetConfig(), reserve=reserve, **used)
         self.budget.check_task(task)
-        self.halving = halving
         self.counts: Counter[str] = Counter()
         self.evaluation_seconds = 0.0  # of all finished attempts
+        self.judge: Callable[[EvaluationRecord], EvaluationRecord] = lambda record: record  # a row before it is kept
         self.on_result: Callable[[EvaluationRecord], None] = lambda record: None  # called when a row is written
         self.watch: Callable[[], None] = lambda: None  # called in the main thread while results are awaited
         self._stopped = stopped
         self._tickets: dict[Identity, Ticket] = {}
         self._waiting: deque[Ticket] = deque()  # for a place in budget.evaluations
-        self._jobs = JobQueue(task, seed=seed, deadline=config.deadline, halving=halving)
+        self._jobs = JobQueue(task, seed=seed, deadline=config.deadline)
         self._end: str | None = None  # reason of the end
         # Two evaluations of a cheap task cost less than one claim.
         claims = Claims(
@@ -105,46 +98,10 @@ class Dispatcher(Evaluator):
         self._last_look, self._look_pause = -math.inf, _SHORTEST_LOOK_S
         self._running: dict[Handle, list[Ticket]] = {}
         self._unwritten: list[EvaluationRecord] = []
-        self._stopped_early: list[Identity] = []  # claimed trainings that get no row
         self._last_write = time.monotonic()
         self._lock = threading.RLock()
 
-    def evaluate(self, candidates: Sequence[Candidate], *, step: int) -> list[Evaluation]:
-        """Return one evaluation per candidate, see `Evaluator.evaluate`.
-
-        Raises:
-            EvaluationStoppedError: a stop request, or the budget is spent.
-        """
-        return self.evaluations(self.complete([Request(candidate) for candidate in candidates], step=step), step=step)
-
-    def evaluations(self, tickets: Sequence[Ticket], *, step: int) -> list[Evaluation]:
-        """Return the evaluations of finished tickets, once their rows are written."""
-        with self._lock:
-            self.flush()
-        previous: set[Identity] = set()
-        evaluations = []
-        for ticket in tickets:
-            record, identity = ticket.record, ticket.request.identity
-            assert record is not None
-            # A row of this run and step counts as new: only a resumed run finds one, and must report the same as the
-            # uninterrupted run.
-            cached = record.run != self.run or record.step < step or identity in previous
-            evaluations.append(evaluation_of(record, task=self.task, cached=cached))
-            previous.add(identity)
-        return evaluations
-
-    def complete(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
-        """Return one finished ticket per request, in order. Raises as `evaluate`."""
-        tickets = self.submit(requests, step=step)
-        while any(ticket.record is None for ticket in tickets):
-            self.advance(timeout=_CHECK_EVERY_S)
-        return tickets
-
     def submit(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
-        """Start the evaluations of unknown graphs, and return one ticket per request without waiting.
-
-        Isomorphic graphs share a ticket. Tickets of known graphs have their row.
-        """
         with self._lock:
             self.flush()  # `find_many` below has to see every result
             unique = {request.identity: request for request in requests}
@@ -153,18 +110,13 @@ class Dispatcher(Evaluator):
             result = {identity: ticket for identity in unique if (ticket := self._tickets.get(identity))}
             new = [request for identity, request in unique.items() if identity not in result]
             tickets = [Ticket(request, step, record=known[request.identity]) for request in new]
-            for ticket in self._in_order(tickets):
+            for ticket in tickets:
                 result[ticket.request.identity] = ticket
                 self._enter(ticket)
             self._start_jobs()
             return [result[request.identity] for request in requests]
 
     def advance(self, *, timeout: float | None) -> int:
-        """Wait for a finished job, record its results, start the next jobs, and return the number of evaluations.
-
-        Raises:
-            EvaluationStoppedError: a stop request, or the budget is spent; running jobs are cancelled.
-        """
         with self._lock:
             self._admit()
             if (reason := self._due_reason()) is not None:
@@ -173,7 +125,7 @@ class Dispatcher(Evaluator):
             if self._elsewhere and not num and not self._running and not self._jobs:
                 time.sleep(self._look_pause if timeout is None else min(timeout, self._look_pause))
             try:
-                done = self.executor.wait(list(self._running), timeout=self._limit(timeout)) if self._running else []
+                done = self.executor.wait(list(self._running), timeout=timeout) if self._running else []
             except EvaluationInterruptedError:
                 self._record_interrupted()
                 self._stop(self._due_reason() or "interrupt")
@@ -187,6 +139,12 @@ class Dispatcher(Evaluator):
             if threading.current_thread() is threading.main_thread():
                 self.watch()
             return num
+
+    def uncount(self, status: EvaluationStatus) -> None:
+        """Take back the count of an evaluation that a further request continues."""
+        with self._lock:
+            self.counts[f"num_{status.value}"] -= 1
+            self.budget.num_evaluated -= 1
 
     def cancel(self) -> None:
         """End all running jobs and forget all unfinished requests; finished ones are written."""
@@ -225,7 +183,6 @@ class Dispatcher(Evaluator):
 
     @property
     def num_in_flight(self) -> int:
-        """Return the number of candidates without a result."""
         return len(self._tickets)
 
     def _enter(self, ticket: Ticket) -> None:
@@ -243,49 +200,12 @@ class Dispatcher(Evaluator):
         ticket.is_repeated = is_own
         ticket.record = None
         self._tickets[ticket.request.identity] = ticket
-        if outcome is None:
+        if outcome is None and ticket.request.training is not None:
+            self._waiting.appendleft(ticket)  # in the place of the training that it continues
+        elif outcome is None:
             self._waiting.append(ticket)
         else:
             self._record(ticket, outcome)
-
-    def _in_order(self, tickets: list[Ticket]) -> list[Ticket]:
-        """Return new tickets in the order of their fidelity, set with the result from the rungs in the store."""
-        halving = self.halving
-        unknown = [ticket for ticket in tickets if ticket.record is None and self._is_halved(ticket)]
-        if halving is None or not unknown:
-            return tickets
-        for rung in halving.rungs:
-            identities = [replace(ticket.request, fidelity=rung).identity for ticket in unknown]
-            for ticket, record in zip(unknown, self.store.find_many(identities), strict=True):
-                if record is not None:
-                    ticket.record = result_of(record)
-                    ticket.fidelity = rung if record.status is EvaluationStatus.OK else ticket.fidelity
-            unknown = [ticket for ticket in unknown if ticket.record is None and ticket.fidelity == rung]
-        return sorted(tickets, key=lambda ticket: ticket.fidelity)
-
-    def _is_halved(self, ticket: Ticket) -> bool:
-        """Return whether a request is of the search: not of further seeds or a chosen fidelity."""
-        return self.halving is not None and ticket.request == Request(ticket.request.candidate)
-
-    def _part(self, ticket: Ticket) -> Ticket:
-        """Return the next part of a training with successive halving, which is the ticket itself for the last one."""
-        rung = self.halving.next_rung(ticket.fidelity) if self.halving is not None and self._is_halved(ticket) else None
-        if rung is None or self.halving is None:
-            return ticket
-        request = replace(ticket.request, fidelity=rung, schedule=self.halving.max_fidelity, saves_training=True)
-        return replace(ticket, request=request, parent=ticket, attempts=0)
-
-    def _end_part(self, part: Ticket, ticket: Ticket, record: EvaluationRecord) -> None:
-        """Finish the ticket of a candidate that failed or is stopped; queue the next part of others."""
-        assert part.outcome is not None
-        ticket.outcome, ticket.record = part.outcome, result_of(record)
-        if ticket.record is None:
-            ticket.fidelity, ticket.training = record.fidelity, part.outcome.training
-            self._jobs.extend([self._part(ticket)])
-        else:
-            self._count(ticket.record)
-            del self._tickets[ticket.request.identity]
-            self._stopped_early.append(ticket.request.identity)
 
     def _due_reason(self) -> str | None:
         if self._end is not None:
@@ -294,13 +214,6 @@ class Dispatcher(Evaluator):
             return STOP_REQUEST
         is_spent = self._waiting and len(self._waiting) == len(self._tickets)
         return self.budget.spent_evaluations() if is_spent else self.budget.spent_seconds()
-
-    def _limit(self, timeout: float | None) -> float | None:
-        """Return the timeout for the executor: simulated time passes at once, up to the end of the budget."""
-        if self.executor.simulated_clock is None or timeout == 0:
-            return timeout
-        left = self.budget.seconds_left
-        return left if math.isfinite(left) else None
 
     def _record_interrupted(self) -> None:
         for handle, tickets in self._running.items():
@@ -322,7 +235,7 @@ class Dispatcher(Evaluator):
     def _claim(self, tickets: Sequence[Ticket]) -> None:
         if self._claims is None or not tickets:
             self._count_repeated(tickets)
-            self._jobs.extend(map(self._part, tickets))
+            self._jobs.extend(tickets)
             return
         pairs = [(ticket.request.candidate, ticket.request.identity) for ticket in tickets]
         granted = self._claims.take(pairs, step=tickets[0].step)
@@ -340,7 +253,7 @@ class Dispatcher(Evaluator):
                 error = f"the process of the run ended in each of {attempts} evaluations of this graph"
                 self._record(ticket, Outcome(EvaluationStatus.CRASHED, 0.0, error=error, is_transient=True))
             else:
-                self._jobs.extend([self._part(ticket)])
+                self._jobs.extend([ticket])
 
     def _count_repeated(self, tickets: Sequence[Ticket]) -> None:
         """Count another attempt of an evaluation of this run as the same evaluation."""
@@ -356,7 +269,6 @@ class Dispatcher(Evaluator):
         tickets = list(self._elsewhere.values())
         for ticket, record in zip(tickets, self.store.find_many(list(self._elsewhere)), strict=True):
             ticket.record = record
-        self._in_order(tickets)
         for ticket in tickets:
             if ticket.record is not None:
                 del self._elsewhere[ticket.request.identity], self._tickets[ticket.request.identity]
@@ -371,7 +283,7 @@ class Dispatcher(Evaluator):
                     return  # if it ends this process too, it alone is to blame
                 self.flush()
                 if self._claims is not None:
-                    self._claims.start((self._jobs.first.parent or self._jobs.first).request.identity)
+                    self._claims.start(self._jobs.first.request.identity)
             job, deadline, tickets = self._jobs.pop_job(self.executor.capacity)
             self._running[self.executor.submit(job, deadline=deadline)] = tickets
 
@@ -391,7 +303,7 @@ class Dispatcher(Evaluator):
                 self._jobs.repeat_alone([ticket])
                 continue
             self._record(ticket, outcome)
-            finished += ticket.parent is None or ticket.parent.record is not None
+            finished += 1
         return finished
 
     def _record(self, ticket: Ticket, outcome: Outcome) -> None:
@@ -400,29 +312,20 @@ class Dispatcher(Evaluator):
         record = record_of(ticket, outcome, run=self.run, floor_score=self.config.floor_score, words=words)
         if outcome.status is not EvaluationStatus.REFUSED:
             self._jobs.measure(outcome.seconds)
-        if self.halving is not None:
-            record = self.halving.judged(record) if ticket.parent is not None else self.halving.finished(record)
-        ticket.record = record
+        record = ticket.record = self.judge(record)
         self._unwritten.append(record)
-        if ticket.parent is not None:
-            self._end_part(ticket, ticket.parent, record)
-        else:
-            self._count(record)
-            del self._tickets[ticket.request.identity]
-
-    def _count(self, record: EvaluationRecord) -> None:
+        del self._tickets[ticket.request.identity]
         self.counts[f"num_{record.status.value}"] += 1
         self.budget.num_evaluated += record.status is not EvaluationStatus.REFUSED
 
     def flush(self) -> None:
-        """Write all finished records to the store."""
         with self._lock:
-            records, stopped_early = self._unwritten, self._stopped_early
+            records = self._unwritten
             if records:
                 self.store.add(records)  # an error leaves them for the next attempt
-                self._unwritten, self._stopped_early = [], []
+                self._unwritten = []
                 if self._claims is not None:
-                    self._claims.finish([record.identity for record in records], dropped=stopped_early)
+                    self._claims.finish([record.identity for record in records])
             for record in records:
                 self.on_result(record)
             self._last_write = time.monotonic()

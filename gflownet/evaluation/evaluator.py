@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gflownet.errors import UserError
-from gflownet.evaluation.job import EvaluationStatus
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
+from gflownet.evaluation.executors.base import Executor
+from gflownet.evaluation.job import EvaluationStatus, Request, Ticket
+from gflownet.evaluation.store import EvaluationRecord, EvaluationStore, Identity
 from gflownet.evaluation.tables import listed
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.canonical import Candidate
@@ -66,6 +67,68 @@ class Evaluator(ABC):
         A candidate that raises, or whose score is not in [0, task.max_score], is FAILED with the reason and the floor
         score.
         """
+
+
+# Longest wait between two checks for a stop request, seconds.
+_CHECK_EVERY_S = 0.2
+
+
+class AsynchronousEvaluator(Evaluator):
+    """An evaluator whose results are awaited: `submit` starts evaluations, `advance` waits for some of them."""
+
+    task: GFNTask
+    executor: Executor
+    run: str  # id of the run in its rows
+
+    @abstractmethod
+    def submit(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
+        """Start the evaluations of unknown graphs, and return one ticket per request without waiting.
+
+        Isomorphic graphs share a ticket. Tickets of known graphs have their row.
+        """
+
+    @abstractmethod
+    def advance(self, *, timeout: float | None) -> int:
+        """Wait for a finished job, record its results, start the next jobs, and return the number of evaluations.
+
+        Raises:
+            EvaluationStoppedError: a stop request, or the budget is spent; running jobs are cancelled.
+        """
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Write all finished records to the store."""
+
+    @property
+    @abstractmethod
+    def num_in_flight(self) -> int:
+        """Return the number of candidates without a result."""
+
+    def evaluate(self, candidates: Sequence[Candidate], *, step: int) -> list[Evaluation]:
+        """Return one evaluation per candidate, see `Evaluator.evaluate`. Raises as `advance`."""
+        return self.evaluations(self.complete([Request(candidate) for candidate in candidates], step=step), step=step)
+
+    def complete(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
+        """Return one finished ticket per request, in order. Raises as `advance`."""
+        tickets = self.submit(requests, step=step)
+        while any(ticket.record is None for ticket in tickets):
+            self.advance(timeout=_CHECK_EVERY_S)
+        return tickets
+
+    def evaluations(self, tickets: Sequence[Ticket], *, step: int) -> list[Evaluation]:
+        """Return the evaluations of finished tickets, once their rows are written."""
+        self.flush()
+        previous: set[Identity] = set()
+        evaluations = []
+        for ticket in tickets:
+            record, identity = ticket.record, ticket.request.identity
+            assert record is not None
+            # A row of this run and step counts as new: only a resumed run finds one, and must report the same as the
+            # uninterrupted run.
+            cached = record.run != self.run or record.step < step or identity in previous
+            evaluations.append(evaluation_of(record, task=self.task, cached=cached))
+            previous.add(identity)
+        return evaluations
 
 
 def utilities_of(record: EvaluationRecord, *, task: GFNTask) -> tuple[float, ...]:

@@ -76,7 +76,7 @@ def run_job(task: GFNTask, job: Job, *, report: Report = lambda _: None) -> list
         outcomes.append(outcome)
         report(outcome)
     if len(outcomes) < len(job.candidates):
-        name = f"{type(task).__name__}.{'evaluate_many' if job.fidelity is None else 'train_many'}"
+        name = f"{type(task).__name__}.{'train_many' if job.trains else 'evaluate_many'}"
         raise UserError(f"{name}: expected {len(job.candidates)} outcomes, got {len(outcomes)}")
     return outcomes
 
@@ -147,11 +147,12 @@ def restored(training: bytes | None) -> dict[str, Any] | None:
 
 
 def _results(task: GFNTask, job: Job) -> Iterable[Score | CandidateTraining | Exception]:
-    if job.fidelity is None:
+    if not job.trains:
         return task.evaluate_many(job.candidates, seeds=job.seeds)
     states = [restored(training) for training in job.trainings or (None,) * len(job.candidates)]
-    schedule = job.fidelity if job.schedule is None else job.schedule
-    return task.train_many(job.candidates, seeds=job.seeds, fidelity=job.fidelity, schedule=schedule, states=states)
+    fidelity = task.max_fidelity if job.fidelity is None else job.fidelity
+    schedule = fidelity if job.schedule is None else job.schedule
+    return task.train_many(job.candidates, seeds=job.seeds, fidelity=fidelity, schedule=schedule, states=states)
 
 
 def _timed(results: Callable[[], Iterable[T]], *, num: int) -> Iterator[tuple[T, float]]:

@@ -111,7 +111,7 @@ class NoStore:
         """Return 0: no claim ends."""
         return 0
 
-    def release(self, *, owner: str, identities: Sequence[Identity] | None = None) -> int:
+    def release(self, *, owner: str) -> int:
         """Return 0: no claim is kept."""
         return 0
 

@@ -10,17 +10,21 @@ its training has to be kept.
 from __future__ import annotations
 
 import math
+import threading
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.config import TaskConfig
+from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.evaluator import AsynchronousEvaluator
+from gflownet.evaluation.job import Request, Ticket
 from gflownet.evaluation.racing import rank_correlation
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus
+from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, Identity
 from gflownet.evaluation.task import GFNTask
 
 # Metrics of a row below the full fidelity: the estimated final score, and 1 for a stopped candidate or 0.
@@ -59,7 +63,7 @@ class SuccessiveHalving:
                 insort(self._scores[record.fidelity], record.score)
                 self._count(record)
         for record in records:
-            self.finished(record)
+            self._finish(record)
 
     def next_rung(self, fidelity: int) -> int | None:
         """Return the first rung above a fidelity, None for the full training."""
@@ -68,9 +72,10 @@ class SuccessiveHalving:
     def judged(self, record: EvaluationRecord) -> EvaluationRecord:
         """Return a new row of a rung with its estimated final score and whether the candidate is stopped.
 
-        A failure is returned as it is.
+        The row of a full training is added to those that the estimates use. Other rows are returned as they are.
         """
-        if record.status is not EvaluationStatus.OK:
+        if record.status is not EvaluationStatus.OK or record.seed or record.fidelity not in self._scores:
+            self._finish(record)
             return record
         scores = self._scores[record.fidelity]
         insort(scores, record.score)
@@ -81,16 +86,6 @@ class SuccessiveHalving:
         metrics = {EXTRAPOLATED_SCORE: estimate, IS_STOPPED: float(is_behind and not is_unjudged)}
         record = replace(record, metrics={**record.metrics, **metrics})
         self._count(record)
-        return record
-
-    def finished(self, record: EvaluationRecord) -> EvaluationRecord:
-        """Return the row of a full training after adding it; rows of other trainings are only returned."""
-        if record.fidelity or record.seed or record.status is not EvaluationStatus.OK:
-            return record
-        for part in self._promoted.pop(record.key, []):
-            self._extrapolations[part.fidelity].add(part.score, record.score)
-            if part.fidelity == self.rungs[0]:
-                self._finished.append((part.metrics[EXTRAPOLATED_SCORE], record.score))
         return record
 
     def metrics(self) -> dict[str, float]:
@@ -111,6 +106,15 @@ class SuccessiveHalving:
             return text
         return f"{text}; rank correlation of their extrapolated and final scores {correlation:.2f}"
 
+    def _finish(self, record: EvaluationRecord) -> None:
+        """Add the row of a full training; rows of others are ignored."""
+        if record.fidelity or record.seed or record.status is not EvaluationStatus.OK:
+            return
+        for part in self._promoted.pop(record.key, []):
+            self._extrapolations[part.fidelity].add(part.score, record.score)
+            if part.fidelity == self.rungs[0]:
+                self._finished.append((part.metrics[EXTRAPOLATED_SCORE], record.score))
+
     def _count(self, record: EvaluationRecord) -> None:
         if is_stopped(record):
             self.num_stopped += 1
@@ -129,9 +133,103 @@ def result_of(record: EvaluationRecord) -> EvaluationRecord | None:
 
     A failure is its result; the score of a stopped candidate is the extrapolated one.
     """
-    if record.status is not EvaluationStatus.OK:
+    if record.status is not EvaluationStatus.OK or not record.fidelity:
         return record
     return replace(record, score=record.metrics[EXTRAPOLATED_SCORE]) if is_stopped(record) else None
+
+
+@dataclass(eq=False)
+class _Training:
+    """A candidate in flight: its ticket, and that of the part that is being trained."""
+
+    ticket: Ticket
+    part: Ticket
+
+
+class HalvingEvaluator(AsynchronousEvaluator):
+    """Trains the candidates of a search in parts, as requests with a fidelity; promoted ones are continued.
+
+    Further seeds and chosen fidelities are passed on.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, halving: SuccessiveHalving) -> None:
+        self.task, self.executor, self.run = dispatcher.task, dispatcher.executor, dispatcher.run
+        self.halving = halving
+        self._dispatcher = dispatcher
+        self._trainings: dict[Identity, _Training] = {}
+        self._lock = threading.RLock()
+        dispatcher.judge = halving.judged
+
+    def submit(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
+        with self._lock:
+            result = {identity: each.ticket for identity, each in self._trainings.items()}
+            new = list({each.identity: each for each in requests if each.identity not in result}.values())
+            # By fidelity: a resumed run judges in the order of the uninterrupted one.
+            pairs = sorted(zip(new, self._next_parts(new), strict=True), key=lambda pair: pair[1].fidelity or math.inf)
+            parts = self._dispatcher.submit([part for _, part in pairs], step=step)
+            for (request, _), part in zip(pairs, parts, strict=True):
+                is_whole = part.request.identity == request.identity
+                ticket = result[request.identity] = part if is_whole else Ticket(request, step)
+                if not is_whole:
+                    self._trainings[request.identity] = _Training(ticket, part)
+            self._continue()
+            return [result[request.identity] for request in requests]
+
+    def advance(self, *, timeout: float | None) -> int:
+        num = self._dispatcher.advance(timeout=timeout)
+        with self._lock:
+            return num - self._continue()
+
+    def flush(self) -> None:
+        self._dispatcher.flush()
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._dispatcher.num_in_flight
+
+    def _next_parts(self, requests: Sequence[Request]) -> list[Request]:
+        """Return for each request that of its first part without a promotion in the store."""
+        self.flush()
+        store, parts = self._dispatcher.store, list(requests)
+        known = store.find_many([request.identity for request in requests])
+        rows = zip(range(len(parts)), requests, known, strict=True)
+        places = [place for place, request, row in rows if row is None and request == Request(request.candidate)]
+        for rung in self.halving.rungs:
+            identities = [replace(requests[place], fidelity=rung).identity for place in places]
+            rows_of_rung = dict(zip(places, store.find_many(identities), strict=True))
+            places = [place for place, row in rows_of_rung.items() if row is not None and result_of(row) is None]
+            for place in rows_of_rung.keys() - {*places}:
+                parts[place] = self._part(requests[place], rung)
+        return parts
+
+    def _part(self, request: Request, rung: int | None) -> Request:
+        """Return the request of a part up to a rung; None: of the last part."""
+        return replace(request, fidelity=rung, schedule=self.halving.max_fidelity, saves_training=rung is not None)
+
+    def _continue(self) -> int:
+        """Finish candidates whose last part has a row, start the next part of promoted ones, return their number."""
+        promoted = []
+        for identity, training in list(self._trainings.items()):
+            record = training.part.record
+            if record is None:
+                continue
+            training.ticket.record = result_of(record)
+            if training.ticket.record is None:
+                promoted.append(training)
+            else:
+                training.ticket.outcome = training.part.outcome
+                del self._trainings[identity]
+        for training in promoted:
+            part, outcome = training.part, training.part.outcome
+            rung = self.halving.next_rung(part.request.fidelity or 0)
+            request = self._part(training.ticket.request, rung)
+            if outcome is not None:  # evaluated here, and counted again with the next part
+                self._dispatcher.uncount(EvaluationStatus.OK)
+                request = replace(request, training=outcome.training, parent=part.request.fidelity)
+            (training.part,) = self._dispatcher.submit([request], step=training.ticket.step)
+        if any(training.part.record is not None for training in promoted):
+            self._continue()
+        return len(promoted)
 
 
 def build_halving(task: GFNTask, config: TaskConfig) -> SuccessiveHalving | None:

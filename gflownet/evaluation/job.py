@@ -6,9 +6,8 @@ import json
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from gflownet.evaluation.halving import SuccessiveHalving
 from gflownet.evaluation.store import EvaluationRecord, Identity
 from gflownet.evaluation.store_rows import EvaluationStatus as EvaluationStatus
 from gflownet.evaluation.task import GFNTask, Score
@@ -25,16 +24,20 @@ class Job:
 
     candidates: tuple[Candidate, ...]
     seeds: tuple[int, ...]  # one per candidate
-    fidelity: int | None = None  # train for this many epochs or steps; None: the task's own evaluation
+    fidelity: int | None = None  # train for this many epochs or steps; None: the whole training
     schedule: int | None = None  # epochs or steps of the whole training, for learning-rate schedules; None: fidelity
     trainings: tuple[bytes | None, ...] = ()  # saved trainings to continue, one per candidate; empty: none
     saves_training: bool = False  # return the training after it, weights included
     tests: bool = False  # measure the test score too
-    measures_device: bool = False  # only the seconds of a training step, on the cores and on a device
 
     def __post_init__(self) -> None:
         assert len(self.seeds) == len(self.candidates) > 0
         assert len(self.trainings) in (0, len(self.candidates))
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is a part or the continuation of a training, by `GFNTask.train_many`."""
+        return self.fidelity is not None or any(training is not None for training in self.trainings)
 
     def parts(self) -> list[Job]:
         """Return one job per candidate."""
@@ -72,6 +75,8 @@ class Request:
     repeat: int = 0  # 0: the seed of the search; 1, 2, ...: further seeds
     fidelity: int | None = None  # epochs or steps; None: the task's own evaluation
     schedule: int | None = None
+    training: bytes | None = field(default=None, repr=False)  # saved, to continue
+    parent: int | None = None  # fidelity of `training`
     saves_training: bool = False
     tests: bool = False
 
@@ -93,10 +98,6 @@ class Ticket:
     is_alone: bool = False  # in a separate job from now on
     is_repeated: bool = False  # another attempt of an evaluation that this run has counted
     is_suspect: bool = False  # an earlier main process ended during its evaluation
-    # With successive halving:
-    parent: Ticket | None = None  # of the whole training, if this is a part of it
-    fidelity: int = 0  # epochs or steps done
-    training: bytes | None = None  # saved at `fidelity`
 
 
 def record_of(ticket: Ticket, outcome: Outcome, *, run: str, floor_score: float, words: str = "") -> EvaluationRecord:
@@ -126,7 +127,7 @@ def record_of(ticket: Ticket, outcome: Outcome, *, run: str, floor_score: float,
         seed=ticket.request.identity.seed,
         attempts=max(ticket.attempts, 1),
         is_transient=outcome.is_transient,
-        parent=ticket.fidelity or None,
+        parent=ticket.request.parent,
         curve=outcome.curve,
     )
 
@@ -139,16 +140,15 @@ _DECAY = 0.9  # of the moving average of durations
 class JobQueue:
     """Queued evaluations in order. Tasks that train candidates together get one job per place."""
 
-    def __init__(self, task: GFNTask, *, seed: int, deadline: float | None, halving: SuccessiveHalving | None) -> None:
+    def __init__(self, task: GFNTask, *, seed: int, deadline: float | None) -> None:
         """Start empty.
 
         Args:
             task: of the candidates.
             seed: of the run.
             deadline: seconds per candidate; None: none.
-            halving: trains candidates in parts.
         """
-        self._seed, self._deadline, self._halving = seed, deadline, halving
+        self._seed, self._deadline = seed, deadline
         self._trains_together = type(task).evaluate_many is not GFNTask.evaluate_many
         self._trains_seeds = task.trains_seeds_together
         self._tickets: deque[Ticket] = deque()
@@ -198,14 +198,14 @@ class JobQueue:
             num_places: capacity of the executor.
         """
         tickets = self._pop_group(num_places)
-        requests = [self._request(ticket) for ticket in tickets]
+        requests = [ticket.request for ticket in tickets]
         first = requests[0]
         job = Job(
             tuple(request.candidate for request in requests),
             tuple(candidate_seed(self._seed, each.candidate.canonical_hash(), each.repeat) for each in requests),
             fidelity=first.fidelity,
             schedule=first.schedule,
-            trainings=tuple(ticket.training for ticket in tickets),
+            trainings=tuple(request.training for request in requests),
             saves_training=any(request.saves_training for request in requests),
             tests=first.tests,
         )
@@ -231,20 +231,14 @@ class JobQueue:
         return tickets
 
     def _may_share(self, first: Ticket, second: Ticket) -> bool:
-        one, other = self._request(first), self._request(second)
+        one, other = first.request, second.request
         # Further seeds of one graph save no training, and may be trained with the first.
-        own = {"candidate": other.candidate, "repeat": other.repeat, "saves_training": other.saves_training}
+        own = {name: getattr(other, name) for name in ("candidate", "repeat", "saves_training", "training")}
         return not second.is_alone and replace(one, **own) == other
 
     def _are_seeds(self, first: Ticket, second: Ticket) -> bool:
         is_saved = first.request.saves_training, second.request.saves_training  # repeated alone for its weights
         return _key(first) == _key(second) and is_saved == (False, False) and self._may_share(first, second)
-
-    def _request(self, ticket: Ticket) -> Request:
-        """Return a request for the executor, which continues a saved training to the end."""
-        if ticket.training is None or ticket.parent is not None or self._halving is None:
-            return ticket.request
-        return replace(ticket.request, fidelity=self._halving.max_fidelity, schedule=self._halving.max_fidelity)
 
 
 def _key(ticket: Ticket) -> str:

@@ -19,7 +19,6 @@ from gflownet.evaluation.store_rows import (
     EVALUATIONS,
     IS_RUNNING,
     IS_SEARCH_SUCCESS,
-    REQUEUED,
     claim_statement,
     context_digest,
     is_claim,
@@ -151,12 +150,9 @@ class EvaluationStore(Closing):
             sql.update(EVALUATIONS).where(is_claim(EVALUATIONS.c.owner == owner)).values(lease_until=until)
         )
 
-    def release(self, *, owner: str, identities: Sequence[Identity] | None = None) -> int:
-        """Give back claims of an owner, all by default, none of them counted as an attempt; return their number."""
+    def release(self, *, owner: str) -> int:
+        """Give back all claims of an owner, none of them counted as an attempt; return their number."""
         claims = is_claim(EVALUATIONS.c.owner == owner)
-        if identities is not None:
-            digests = [identity.digest(self._context) for identity in identities]
-            claims &= EVALUATIONS.c.identity_digest.in_(digests)
 
         def give_back(connection: sql.Connection) -> int:
             never_ended = claims & (EVALUATIONS.c.attempts == 0)
@@ -170,13 +166,6 @@ class EvaluationStore(Closing):
         """End the leases of all claims of a run, whose process has ended; return their number."""
         claims = IS_RUNNING & (EVALUATIONS.c.run == run)
         return self._update(sql.update(EVALUATIONS).where(claims).values(owner=None, lease_until=0.0))
-
-    def reopen(self, status: EvaluationStatus, *, run: str) -> list[EvaluationRecord]:
-        """Turn the rows of a run with a status into claims without an owner or attempts; return their last results."""
-        rows = (EVALUATIONS.c.status == status.value) & (EVALUATIONS.c.run == run)
-        records = self._select(self._finished().where(rows).order_by(EVALUATIONS.c.id))
-        self._update(sql.update(EVALUATIONS).where(EVALUATIONS.c.context == self._context, rows).values(REQUEUED))
-        return records
 
     def abandon(self, *, run: str) -> int:
         """Delete the RUNNING rows of a finished run without a live lease, in every context; return their number."""

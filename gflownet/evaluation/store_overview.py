@@ -1,15 +1,14 @@
-"""Rows of all contexts of a store, for `gflownet store`: summary, search, requeue, files (JSON lines and Parquet)."""
+"""Rows of all contexts of a store, for `gflownet store`: summary, search, requeue, export as JSON lines or CSV."""
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,13 +26,11 @@ from gflownet.evaluation.store_rows import (
     REQUEUED,
     SCHEMA,
     EvaluationStatus,
-    Identity,
-    checksum_of,
     context_digest,
     is_expired,
 )
-from gflownet.evaluation.store_schema import add_contexts, prepare_schema, stored_version
-from gflownet.files import Closing, cannot_write, parse_json
+from gflownet.evaluation.store_schema import prepare_schema, stored_version
+from gflownet.files import Closing, cannot_write
 
 Row = Mapping[str, Any]
 # Columns of exported rows; `context` is the text of the context, not its digest.
@@ -60,12 +57,8 @@ class RunSummary:
 class StoreOverview(Closing):
     """All rows of a store, independent of their context."""
 
-    def __init__(self, location: str, *, creates: bool = False) -> None:
+    def __init__(self, location: str) -> None:
         """Open a store at a path (SQLite) or a database URL; older versions are migrated.
-
-        Args:
-            location: path or URL.
-            creates: create the store if there is none.
 
         Raises:
             UserError: no store, a damaged one, or one of a newer version.
@@ -73,7 +66,7 @@ class StoreOverview(Closing):
         self._database = Database(location)
         self.location = self._database.location
         try:
-            self._check_exists(creates=creates)
+            self._check_exists()
             prepare_schema(self._database)
         except UserError:
             self.close()
@@ -132,23 +125,6 @@ class StoreOverview(Closing):
         with self._database.read() as connection:
             return connection.execute(sql.select(sql.func.count()).select_from(EVALUATIONS)).scalar_one()
 
-    def add(self, exported: Iterable[Row]) -> int:
-        """Add exported rows, intact ones only, and return the number of new ones; results that are there stay."""
-        insert = self._database.insert(EVALUATIONS)
-        names = [c.name for c in COLUMNS] + ["owner", "lease_until", "started"]
-        upsert = insert.on_conflict_do_update(
-            index_elements=["identity_digest"],
-            set_={name: insert.excluded[name] for name in names},
-            where=sql.text("evaluations.status = 'running'"),
-        ).returning(EVALUATIONS.c.id)
-        num_new = 0
-        for chunk in batches(exported, _CHUNK):
-            free = {"owner": None, "lease_until": None, "started": 0}
-            stored = [{c.name: row[c.name] for c in COLUMNS} | free for row in map(_digested, chunk)]
-            rows = list({row["identity_digest"]: row for row in stored}.values())
-            num_new += self._database.write(partial(_add, upsert, {row["context"] for row in chunk}, rows))
-        return num_new
-
     def num_leased(self, rows: Sequence[Row]) -> int:
         """Return how many of the rows are claimed by a process whose lease has not ended."""
         ids = [row["id"] for row in rows]
@@ -180,19 +156,17 @@ class StoreOverview(Closing):
         """Close every connection; the overview must not be used afterwards."""
         self._database.close()
 
-    def _check_exists(self, *, creates: bool) -> None:
+    def _check_exists(self) -> None:
         path = self._database.path
         if path is None:
-            if not creates and stored_version(self._database) is None:
+            if stored_version(self._database) is None:
                 raise UserError(f"{self.location}: no evaluation store here")
-        elif path.exists():
-            if not _has_schema(path):
-                raise UserError(f"{path}: expected an evaluation store, got another file")
-            self._database.check_intact(str(path))
-        elif not creates:
+            return
+        if not path.exists():
             raise UserError(f"no such file: {path}")
-        elif not path.parent.is_dir():
-            raise UserError(f"{path}: no such folder: {path.parent}")
+        if not _has_schema(path):
+            raise UserError(f"{path}: expected an evaluation store, got another file")
+        self._database.check_intact(str(path))
 
     def _select(self, query: sql.Select[Any]) -> list[Row]:
         with self._database.read() as connection:
@@ -203,45 +177,11 @@ _WITH_CONTEXT = EVALUATIONS.outerjoin(CONTEXTS, EVALUATIONS.c.context == CONTEXT
 _ROWS = sql.select(EVALUATIONS, CONTEXTS.c.context.label("context_text")).select_from(_WITH_CONTEXT)
 
 
-def batches(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
-    """Yield the rows in lists of a size; the last may be shorter."""
-    iterator = iter(rows)
-    while batch := list(islice(iterator, size)):
-        yield batch
-
-
 def is_intact(row: Row) -> bool:
     """Return whether a row has its context and, except for a claim, sound values that match its checksum."""
     if row["context_text"] is None or context_digest(row["context_text"]) != row["context"]:
         return False
     return row["status"] == EvaluationStatus.RUNNING or store_rows.is_intact(row)
-
-
-def check_exported(row: Any) -> None:
-    """Check an exported row.
-
-    Raises:
-        ValueError: missing columns, or values that do not match the checksum.
-    """
-    missing = [c.name for c in COLUMNS if not isinstance(row, dict) or c.name not in row]
-    if missing:
-        raise ValueError(f"expected the columns of an evaluation, got none named {missing[0]}")
-    if not all(isinstance(row[name], str) for name in ("context", "key")):
-        raise ValueError("expected context and key as text")
-    digested = _digested(row)
-    identity = Identity(row["hash"], row["key"], row["fidelity"], row["seed"]).digest(digested["context"])
-    if row["checksum"] != checksum_of(digested) or row["identity_digest"] != identity:
-        raise ValueError("expected values that match the checksum, got others")
-    store_rows.check_values(digested)
-
-
-def _digested(row: Row) -> dict[str, Any]:
-    return {**row, "context": context_digest(row["context"])}
-
-
-def _add(upsert: Any, contexts: Collection[str], rows: list[dict[str, Any]], connection: sql.Connection) -> int:
-    add_contexts(connection, contexts)
-    return len(connection.execute(upsert, rows).all())
 
 
 def _has_schema(path: Path) -> bool:
@@ -256,19 +196,17 @@ def _has_schema(path: Path) -> bool:
         return False
 
 
-SUFFIXES = (".jsonl", ".parquet")
-_NUM_PARQUET_ROWS = 1_000
+SUFFIXES = (".jsonl", ".csv")
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> int:
     """Write exported rows to a new file, whole or not at all, and return their number.
 
     Raises:
-        UserError: the file exists or cannot be written, another suffix, or pyarrow is missing.
+        UserError: the file exists or cannot be written, or another suffix.
     """
-    is_parquet = _is_parquet(path)
-    if is_parquet:
-        _parquet()
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"{path}: expected a file name that ends in {' or '.join(SUFFIXES)}")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.open("xb").close()  # reserves the name
@@ -277,8 +215,8 @@ def write_rows(path: Path, rows: Iterable[Row]) -> int:
     except OSError as error:
         raise cannot_write(path, error) from error
     try:
-        with temporary.open("xb") as file:
-            num_rows = (_write_parquet if is_parquet else _write_lines)(file, rows)
+        with temporary.open("x", encoding="utf-8", newline="") as file:
+            num_rows = (_write_csv if path.suffix == ".csv" else _write_lines)(file, rows)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -291,72 +229,18 @@ def write_rows(path: Path, rows: Iterable[Row]) -> int:
     return num_rows
 
 
-def read_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file, checked.
-
-    Raises:
-        UserError: no such file, another format, or a row that does not match its checksum.
-    """
-    reader = _read_parquet if _is_parquet(path) else _read_lines
-    if not path.is_file():
-        raise UserError(f"no such file: {path}")
-    number = 1
-    try:
-        for row in reader(path):
-            check_exported(row)
-            yield row
-            number += 1
-    except UserError:
-        raise
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path}, row {number}: {error}") from error
-
-
-def _is_parquet(path: Path) -> bool:
-    if path.suffix not in SUFFIXES:
-        raise UserError(f"{path}: expected a file name that ends in {' or '.join(SUFFIXES)}")
-    return path.suffix == ".parquet"
-
-
-def _write_lines(file: IO[bytes], rows: Iterable[Row]) -> int:
+def _write_lines(file: IO[str], rows: Iterable[Row]) -> int:
     num_rows = 0
     for row in rows:
-        file.write(json.dumps(dict(row)).encode() + b"\n")
+        file.write(json.dumps(dict(row)) + "\n")
         num_rows += 1
     return num_rows
 
 
-def _read_lines(path: Path) -> Iterator[Any]:
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            yield parse_json(line)
-
-
-def _write_parquet(file: IO[bytes], rows: Iterable[Row]) -> int:
-    pyarrow, parquet = _parquet()
-    types = {sql.Text: pyarrow.string(), sql.Double: pyarrow.float64(), sql.Boolean: pyarrow.bool_()}
-    schema = pyarrow.schema([(c.name, types.get(type(c.type), pyarrow.int64())) for c in COLUMNS])
-    num_rows = 0
-    with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
-        for chunk in batches(rows, _NUM_PARQUET_ROWS):
-            writer.write_batch(pyarrow.RecordBatch.from_pylist(chunk, schema=schema))
-            num_rows += len(chunk)
+def _write_csv(file: IO[str], rows: Iterable[Row]) -> int:
+    writer, num_rows = csv.DictWriter(file, [c.name for c in COLUMNS], lineterminator="\n"), 0
+    writer.writeheader()
+    for row in rows:
+        writer.writerow(row)
+        num_rows += 1
     return num_rows
-
-
-def _read_parquet(path: Path) -> Iterator[Any]:
-    _, parquet = _parquet()
-    with parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(_NUM_PARQUET_ROWS):
-            yield from batch.to_pylist()
-
-
-def _parquet() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UserError(f"Parquet files need pyarrow ({error}): pip install 'gflownet[parquet]'") from error
-    return pyarrow, pyarrow.parquet

@@ -30,6 +30,8 @@ _COST_NAME = re.compile(
 )
 # Values at which a utility shows its direction: the first pair with a difference does.
 _PROBED = ((0.25, 0.75), (2.0, 8.0), (1e2, 1e3), (1e4, 1e6))
+# Metric of a recorded training: its seconds in the table. The seconds of a row are those of the lookup.
+TRAINING_SECONDS = "training_seconds"
 
 
 @dataclass(frozen=True)
@@ -154,8 +156,9 @@ class GFNTask(Configurable, ABC):
     def to_device(self, device: torch.device) -> None:
         """Train and measure candidates on a device from now on: `self.device`. Overridden to move the data there.
 
-        Called in a worker process before `warm_up`, and there and back for a measurement; never in the main process,
-        which may have no context of the device. Scores, saved trainings and weights are returned on the CPU.
+        Called in a worker process before `warm_up`; never in the main process, which may have no context of the device.
+        Tasks that override it train on the GPUs, where there are any, with evaluation.device=auto. Scores, saved
+        trainings and weights are returned on the CPU.
         """
         self.device = device
 
@@ -165,13 +168,6 @@ class GFNTask(Configurable, ABC):
         Called in each worker process of a pool before its first candidate, whose deadline starts afterwards. Elsewhere
         it may not be called: `evaluate` works without it.
         """
-
-    def seconds_per_step(self, graph: Any, *, seed: int) -> float:
-        """Return the seconds of a step of a candidate's training on `self.device`.
-
-        Overridden by tasks for which evaluation.device=auto may choose a GPU.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no seconds_per_step")
 
     @abstractmethod
     def evaluate(self, graph: Any, *, seed: int) -> Score:
@@ -225,16 +221,6 @@ class GFNTask(Configurable, ABC):
         For limits beyond budget.parameters and budget.flops.
         """
         return None
-
-    def simulated_seconds(self, graph: Any, *, fidelity: int | None, state: Mapping[str, Any] | None) -> float:
-        """Return the seconds that a training takes with evaluation.executor=simulated, for tables of training times.
-
-        Args:
-            graph: the candidate.
-            fidelity: epochs or steps after which it stops; None: the evaluation of `evaluate`.
-            state: saved training that it continues (`train_many`); None: a training from the start.
-        """
-        raise NotImplementedError(f"{type(self).__name__}: expected simulated_seconds with executor=simulated")
 
     def all_scores(self) -> Sequence[float]:
         """Return the scores of all architectures of the space where a table has them, otherwise none."""

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from statistics import fmean, median
 from time import perf_counter
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from gflownet.errors import UserError
-from gflownet.evaluation.config import CHOSEN_BY_TASK, EvaluationConfig, TaskConfig, TrainingConfig
+from gflownet.evaluation.config import EvaluationConfig, TaskConfig, TrainingConfig
 from gflownet.evaluation.data_checks import check_splits
 from gflownet.evaluation.examples import (
     DatasetSplit,
@@ -37,7 +37,7 @@ from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.validation import blocking_problems
 from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.plugins import load_function
-from gflownet.training.precision import choose_numerics, synchronize
+from gflownet.training.precision import synchronize
 from gflownet.training.random_states import seeded
 from gflownet.translation import can_stack, to_pytorch_model
 
@@ -103,7 +103,7 @@ class TensorTask(GFNTask):
         self.input_sizes = (self.input_shape.num_elements if is_vector else self.input_shape,)
         self.num_outputs = count_outputs(self.splits_in_use)
         self.output_sizes = (self.num_outputs,)
-        self._choose_numerics()
+        self._choose_memory_format()
         self._build_training()
         self._metric_name = name = self.measure.metric.name
         self.objectives = tuple(name if each == "accuracy" else each for each in self.objectives)
@@ -142,10 +142,6 @@ class TensorTask(GFNTask):
         """Whether seeds of one graph train as one model; grouped convolutions are fast in channels_last only."""
         options, is_known = self._evaluation, isinstance(self.train, Split)  # a Dataset may draw random numbers
         return is_known and options.memory_format == "channels_last" and options.training.optimizer != "muon"
-
-    def seconds_per_step(self, graph: Any, *, seed: int) -> float:
-        with seeded(seed):
-            return self.trainer.seconds_per_step(self._new_training(graph, seed=seed))
 
     def train_many(
         self,
@@ -235,21 +231,19 @@ class TensorTask(GFNTask):
         """Return the number of parameters of a model."""
         return sum(parameter.numel() for parameter in model.parameters())
 
-    def _choose_numerics(self) -> None:
-        """Choose memory format and precision where they are auto.
+    def _choose_memory_format(self) -> None:
+        """Replace memory_format=auto by channels_last for images and signals, in the options of the run too.
 
-        The options of the run name the choice from here on, so that its folder, its store, its processes and a resumed
-        run have the same one.
+        Raises:
+            UserError: channels_last for other inputs.
         """
-        options, has_channels = self._evaluation, self.input_shape.layout in (Layout.IMAGE, Layout.SIGNAL)
-        if options.memory_format == "channels_last" and not has_channels:
+        chosen, has_channels = self._evaluation.memory_format, self.input_shape.layout in (Layout.IMAGE, Layout.SIGNAL)
+        if chosen == "auto":
+            chosen = "channels_last" if has_channels else "contiguous"
+        if chosen == "channels_last" and not has_channels:
             raise UserError(f"evaluation.memory_format: expected contiguous for {self.input_shape}, got channels_last")
-        image, device = self.input_shape.sizes if has_channels else (), self.train.example.device
-        sides = options.memory_format, options.precision
-        chosen = choose_numerics(*sides, image=image, batch_size=options.batch_size, device=device)
-        self._evaluation = replace(options, **asdict(chosen))
-        for name in CHOSEN_BY_TASK:
-            setattr(self.config.evaluation, name, getattr(chosen, name))
+        self._evaluation = replace(self._evaluation, memory_format=chosen)
+        self.config.evaluation.memory_format = chosen
 
     def _build_training(self) -> None:
         """Build loss, metric and trainer."""

@@ -10,9 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
-from statistics import median
-from time import perf_counter
 from typing import Any, cast
 
 import torch
@@ -23,7 +20,7 @@ from gflownet.evaluation.examples import Batch, Examples, augmented, num_steps
 from gflownet.evaluation.examples import Split as Split
 from gflownet.evaluation.metrics import Loss, Metric, constant_outputs, constant_prediction, mean_value
 from gflownet.training.optimisers import OptimiserOptions, build_optimisers
-from gflownet.training.precision import Numerics, synchronize
+from gflownet.training.precision import computed_in
 from gflownet.training.random_states import get_random_state, seeded, set_random_state
 from gflownet.training.schedules import Schedule
 from gflownet.training.steps import DIVERGED_LOSS, DivergedError, EntryDecay, Steps, flat_steps, map_tensors
@@ -34,7 +31,6 @@ _PLAIN = torch.contiguous_format  # of saved weights
 # Targets of one batch when a constant prediction is measured.
 _TARGETS_AT_ONCE = 4096
 # Steps whose median is the time of a step, the first quarter apart.
-NUM_TIMED_STEPS = 20
 
 
 class CandidateDivergedError(DivergedError):
@@ -160,17 +156,6 @@ class ModelTrainer:
         models = _SideBySide(self, trainings, length.schedule * num_steps(self.train, self.config.batch_size))
         return _continue(models, trainings, length, limit=self.loss_limit, validation=validation)
 
-    def seconds_per_step(self, training: ModelTraining) -> float:
-        """Return the median time of a training step, after the first ones."""
-        models, seconds = _ByAutograd(self, training, NUM_TIMED_STEPS), list[float]()
-        batches = chain.from_iterable(self.batches(training.generator) for _ in range(NUM_TIMED_STEPS))
-        for inputs, targets in islice(batches, NUM_TIMED_STEPS):
-            start = perf_counter()
-            models.take_step(inputs, targets)
-            synchronize(inputs.device)
-            seconds.append(perf_counter() - start)
-        return median(seconds[NUM_TIMED_STEPS // 4 :])
-
     def batches(self, generator: torch.Generator) -> Iterator[Batch]:
         """Return the batches of one epoch, with the augmentation of the config."""
         batches, names = self.train.shuffled(self.config.batch_size, generator), self.config.training.augment
@@ -294,7 +279,7 @@ class _ByAutograd:
     def take_step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Take an optimiser step on a batch and return the mean loss."""
         forward = partial(outputs_of, self._training.model)
-        outputs = Numerics(precision=self._trainer.config.precision).outputs(forward, inputs)
+        outputs = computed_in(self._trainer.config.precision, forward, inputs)
         loss = self._trainer.loss(outputs, targets).mean()  # of one value per prediction
         if loss.requires_grad:  # not without parameters
             self._steps.take(loss.backward)
@@ -327,9 +312,7 @@ class _SideBySide:
         return torch.stack([self._take_step(step) for step in zip(*batches, strict=True)]).mean(0).tolist()
 
     def _take_step(self, batches: Sequence[Batch]) -> Tensor:
-        outputs = Numerics(precision=self._trainer.config.precision).outputs(
-            self._stack, join_copies([x for x, _ in batches])
-        )
+        outputs = computed_in(self._trainer.config.precision, self._stack, join_copies([x for x, _ in batches]))
         pairs = zip(outputs.unbind(1), batches, strict=True)
         losses = torch.stack([self._trainer.loss(each, targets).mean() for each, (_, targets) in pairs])
         self._steps.take(losses.sum().backward)

@@ -10,10 +10,10 @@ equal proposals.
 
 from __future__ import annotations
 
-import io
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -25,7 +25,7 @@ from gflownet.evaluation.evaluator import Evaluation, evaluation_of
 from gflownet.evaluation.execution import outcome_of
 from gflownet.evaluation.job import EvaluationStatus, Outcome, Request, Ticket, record_of
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.files import save_whole
+from gflownet.files import parse_json, save_whole
 from gflownet.graphs.canonical import Candidate
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.mdp.states import GraphStates
@@ -35,7 +35,7 @@ from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS
 from gflownet.training.random_states import get_random_state, set_random_state
 
 # Format of a saved search; another number is another format.
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass
@@ -82,7 +82,6 @@ class _Entry:
     """A proposal, in the order of the proposals, and its evaluation once it is known."""
 
     state: GraphStates  # one state
-    code: int
     key: str  # canonical key
     evaluation: Evaluation | None = None
 
@@ -158,6 +157,7 @@ class Search:
         self._loop = components.search
         self._entries: list[_Entry] = []  # not in the history yet
         self._results: dict[str, tuple[Candidate, Evaluation]] = {}  # canonical key -> graph and evaluation
+        self._told: list[dict[str, Any]] = []  # arguments of `tell` as plain values, in the order of `_results`
 
     @property
     def end(self) -> str:
@@ -224,6 +224,11 @@ class Search:
             entry.evaluation = evaluation
             evaluation = replace(evaluation, cached=True)  # for the same graph asked for twice
         self._results[key] = graph, evaluation
+        told, metrics, value = outcome.score, dict(evaluation.metrics), score
+        if told is not None:
+            value = {name: metrics[name] for name in score} if isinstance(score, Mapping) else told.value
+        extras = {"metrics": metrics, "num_parameters": num_parameters, "seconds": seconds}
+        self._told.append({"graph": graph.to_dict(), "score": value, "error": outcome.error, **extras})
 
     def best(self, num: int = 1) -> list[Result]:
         """Return the `num` graphs with the best scores, best first, without failures."""
@@ -245,45 +250,44 @@ class Search:
         return self.task.network(graph)
 
     def save(self, path: str | Path) -> None:
-        """Write the search to a file, from which `Search.load` continues it exactly."""
+        """Write options, results and unfinished graphs to a file of JSON, from which `Search.load` continues."""
         state = {
             "format": _FORMAT,
             "config": to_mapping(self.config),
-            "loop": self._loop.state_dict(),
-            "end": self._loop.end,
-            "asked": [{"state": each.state.state_dict(), "result": _plain(each.evaluation)} for each in self._entries],
-            "results": [{"graph": graph.to_dict(), "result": _plain(row)} for graph, row in self._results.values()],
+            "num_calls": self._loop.num_calls,
+            "results": self._told,
+            "waiting": [graph.to_dict() for graph in self.waiting()],
         }
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        save_whole(Path(path), buffer.getvalue())
+        save_whole(Path(path), json.dumps(state))
 
     @classmethod
     def load(cls, path: str | Path) -> Search:
-        """Return the search in a file of `save`.
+        """Return a search with the options, results and unfinished graphs of a file of `save`.
+
+        The method learns from all results at the next `ask`; its proposals may differ from those without a break.
 
         Raises:
             UserError: no such file, or not one of `save`.
         """
         try:
-            state = torch.load(path, weights_only=True)
+            state = parse_json(Path(path).read_bytes())
         except FileNotFoundError:
             raise UserError(f"Search.load: no such file: {path}") from None
-        except Exception:  # of the many that torch.load raises
-            raise UserError(f"Search.load: expected a file of Search.save, got {path}") from None
+        except (OSError, ValueError):
+            state = None
         if not isinstance(state, dict) or state.get("format") != _FORMAT:
             raise UserError(f"Search.load: expected a file of Search.save, got {path}")
         search = cls.__new__(cls)
         search._start(config_of(state["config"], where=f"{path}: "))
-        search._loop.load_state_dict(state["loop"])
-        search._loop.end = state["end"]
+        search._loop.num_calls = state["num_calls"]
         for row in state["results"]:
-            graph = search.env.terminal_type.from_dict(row["graph"])
-            search._results[graph.canonical_key()] = graph, _evaluation(row["result"])
-        for row in state["asked"]:
-            states = GraphStates(**row["state"])
+            search.tell(**row)
+        for entry in search._entries:  # evaluations of this search, not prior knowledge
+            entry.evaluation = entry.evaluation and replace(entry.evaluation, cached=False)
+        for graph in state["waiting"]:
+            states = search.env.states_of([search.env.terminal_type.from_dict(graph)])
             search._loop.history.start(states)
-            search._append(states, _evaluation(row["result"]) if row["result"] else None)
+            search._append(states)
         return search
 
     def _learn(self) -> None:
@@ -300,7 +304,7 @@ class Search:
         new = []
         known = {each.key for each in self._entries}
         for index in range(len(states)):
-            entry = self._append(states[index : index + 1], None)
+            entry = self._append(states[index : index + 1])
             if entry.key in self._results:
                 entry.evaluation = replace(self._results[entry.key][1], cached=True)
             elif entry.key not in known:
@@ -308,9 +312,8 @@ class Search:
             known.add(entry.key)
         return new
 
-    def _append(self, state: GraphStates, evaluation: Evaluation | None) -> _Entry:
-        key = self.env.terminal(state, 0).canonical_key()
-        entry = _Entry(state, int(self.env.identify(state)), key, evaluation)
+    def _append(self, state: GraphStates) -> _Entry:
+        entry = _Entry(state, self.env.terminal(state, 0).canonical_key())
         self._entries.append(entry)
         return entry
 
@@ -321,7 +324,7 @@ class Search:
         except (ValueError, NotImplementedError) as error:
             reason = str(error).removeprefix("graph 0: ")
             raise UserError(f"tell: expected a graph of this search space: {reason}") from None
-        return [self._append(states, None)]
+        return [self._append(states)]
 
     def _key_of(self, graph: Any) -> str:
         if not isinstance(graph, self.env.terminal_type):
@@ -369,15 +372,3 @@ def _result(graph: Any, evaluation: Evaluation) -> Result:
 
 def _shown(evaluation: Evaluation) -> str:
     return f"the score {evaluation.score:g}" if evaluation.status is EvaluationStatus.OK else "an error"
-
-
-def _plain(evaluation: Evaluation | None) -> dict[str, Any] | None:
-    """Return an evaluation as plain values, safe to load with `weights_only=True`."""
-    if evaluation is None:
-        return None
-    row = {each.name: getattr(evaluation, each.name) for each in fields(Evaluation)}
-    return row | {"status": evaluation.status.value, "metrics": dict(evaluation.metrics)}
-
-
-def _evaluation(row: Mapping[str, Any]) -> Evaluation:
-    return Evaluation(**{**row, "status": EvaluationStatus(row["status"]), "utilities": tuple(row["utilities"])})

@@ -6,8 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from gflownet.cli.console import duration
-from gflownet.errors import counted
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.inline import InlineExecutor
 
@@ -19,10 +17,10 @@ COUNTS = ("num_timeout", "num_crashed", "num_out_of_memory", "num_refused", "num
 class ExecutorStatus:
     """Metrics of the executor behind a dispatcher, for this process."""
 
-    def __init__(self, dispatcher: Dispatcher, *, now: Callable[[], float] | None = None) -> None:
-        """Keep the dispatcher; `now` returns the time in seconds, by default that of its executor."""
+    def __init__(self, dispatcher: Dispatcher, *, now: Callable[[], float] = time.monotonic) -> None:
+        """Keep the dispatcher; `now` returns the time in seconds."""
         self._dispatcher = dispatcher
-        self._now = now = now or dispatcher.executor.simulated_clock or time.monotonic
+        self._now = now
         self._is_shared = isinstance(dispatcher.executor, InlineExecutor)  # evaluates in the main process
         self._window = deque([(now(), 0.0)])  # moments, and seconds of finished evaluations before them
 
@@ -48,12 +46,3 @@ class ExecutorStatus:
             return 0.0
         busy = (dispatcher.evaluation_seconds - before) / (moment - start) / dispatcher.executor.capacity
         return min(1.0, busy)
-
-
-def simulated_time(dispatcher: Dispatcher) -> str:
-    """Return the simulated seconds of a run, and the busy share of this process's, as a line."""
-    executor = dispatcher.executor
-    assert executor.simulated_clock is not None
-    seconds, capacity = executor.simulated_clock(), executor.capacity
-    busy = dispatcher.evaluation_seconds / (seconds * capacity) if seconds else 0.0
-    return f"simulated: {duration(dispatcher.budget.seconds)} on {counted(capacity, 'worker')}, busy {busy:.0%} of it"

@@ -83,8 +83,6 @@ def validate(config: Config) -> None:
             "tensorboard.use: expected tensorboard to be installed, got true without it; "
             "pip install 'gflownet[tensorboard]'"
         )
-    if config.evaluation.executor == "simulated" and config.num_workers:
-        raise UserError(f"num_workers: expected 0 with evaluation.executor=simulated, got {config.num_workers}")
 
 
 def _warn_of_hidden_class(point: ExtensionPoint, name: str) -> None:

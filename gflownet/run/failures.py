@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from gflownet.errors import UserError, counted
-from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.evaluator import Evaluation
-from gflownet.evaluation.executors.machine import memory_per_process, num_cores
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.store_rows import EvaluationStatus, failure_kind, first_line
@@ -71,49 +66,6 @@ def evaluation_line(record: EvaluationRecord) -> str:
 
 
 QUARANTINED = frozenset({EvaluationStatus.CRASHED, EvaluationStatus.TIMEOUT, EvaluationStatus.OUT_OF_MEMORY})
-
-
-_FAILURES = {EvaluationStatus.TIMEOUT: "earlier timeout", EvaluationStatus.OUT_OF_MEMORY: "earlier memory failure"}
-
-
-def raised_limits(earlier: Mapping[str, Any], config: EvaluationConfig) -> dict[EvaluationStatus, str]:
-    """Return the statuses of candidates that exceeded an earlier, smaller limit, with the new limit in words.
-
-    Args:
-        earlier: group `evaluation` of the run when it was started or resumed last.
-        config: of the resumed run.
-    """
-    raised = {}
-    if (config.deadline or math.inf) > (earlier.get("deadline", config.deadline) or math.inf):
-        limit = "none" if config.deadline is None else f"{config.deadline:g} s"
-        raised[EvaluationStatus.TIMEOUT] = f"evaluation.deadline: {limit} instead of {earlier['deadline']:g} s"
-    limits = [
-        memory_per_process(limit, capacity=capacity or num_cores())
-        for limit, capacity in (
-            (earlier.get("memory_limit", config.memory_limit), earlier.get("capacity", config.capacity)),
-            (config.memory_limit, config.capacity),
-        )
-    ]
-    if limits[1] > limits[0]:
-        change = f"{limits[1] / 1e9:.3g} GB instead of {limits[0] / 1e9:.3g} GB per process"
-        raised[EvaluationStatus.OUT_OF_MEMORY] = f"evaluation.memory_limit: {change}"
-    return raised
-
-
-class Reopened:
-    """Earlier failures of a resumed run that larger limits may turn into scores, free to be evaluated again."""
-
-    def __init__(self, store: EvaluationStore, raised: Mapping[EvaluationStatus, str], *, run: str) -> None:
-        """Free the rows of a run; `raised`: see `raised_limits`."""
-        records = {status: store.reopen(status, run=run) for status in raised}
-        self.lines = [_line(raised[status], len(rows), status) for status, rows in records.items() if rows]
-        # The final stage evaluates its own.
-        search = [record for rows in records.values() for record in rows if record.seed == 0]
-        self.graphs = [json.loads(graph) for graph in {record.key: record.graph for record in search}.values()]
-
-
-def _line(change: str, num: int, status: EvaluationStatus) -> str:
-    return f"{change}: {counted(num, _FAILURES[status])} {'is' if num == 1 else 'are'} evaluated again"
 
 
 class Quarantine:

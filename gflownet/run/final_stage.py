@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -206,6 +207,7 @@ def best_tested(
         parts.env.terminal_type.from_dict,
     )
     try:
-        return with_test_scores(records, dispatcher=dispatcher, from_dict=from_dict, step=parts.step)
+        with closing(dispatcher):  # ends the thread of its claims
+            return with_test_scores(records, dispatcher=dispatcher, from_dict=from_dict, step=parts.step)
     except EvaluationStoppedError:
         return untested

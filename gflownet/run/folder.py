@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import uuid
@@ -13,7 +12,6 @@ from typing import Any, Literal, Self
 
 from gflownet.config import CONFIG_NAME, Config, config_of, to_mapping, to_yaml
 from gflownet.errors import LostFolderError, UserError
-from gflownet.evaluation.config import CHOSEN_BY_TASK
 from gflownet.evaluation.store_database import STORE_NAME, damage_of
 from gflownet.files import temporary_of, write_whole
 from gflownet.options import leaves
@@ -209,18 +207,6 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
-
-
-def with_stored_choices(config: Config) -> Config:
-    """Return the config of a run; if it resumes one, the options with `auto` have the values that this run chose."""
-    marker = read_marker(Path(config.log_dir)) if config.resume else None
-    names = [name for name in (*CHOSEN_BY_TASK, "device") if getattr(config.evaluation, name) == "auto"]
-    if marker is None or not names:
-        return config
-    config, started = copy.deepcopy(config), marker.config.get("evaluation", {})
-    for name in names:
-        setattr(config.evaluation, name, started.get(name, "auto"))
-    return config
 
 
 def last_checkpoint(path: Path, *, option: str) -> Checkpoint:

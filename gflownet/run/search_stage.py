@@ -17,15 +17,16 @@ from gflownet.data.rollouts import local_rollouts, worker_rollouts
 from gflownet.data.source import Rollout
 from gflownet.errors import counted
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
-from gflownet.evaluation.evaluator import best_within
+from gflownet.evaluation.evaluator import AsynchronousEvaluator, best_within
+from gflownet.evaluation.halving import HalvingEvaluator
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.learning.learner import OnSkip, fit, sampled_rollouts
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.records.status import Phase
 from gflownet.report.architectures import Leader, current_leaders
-from gflownet.run.executor_status import ExecutorStatus, simulated_time
-from gflownet.run.failures import Reopened, SkippedSteps, refuse_failures
+from gflownet.run.executor_status import ExecutorStatus
+from gflownet.run.failures import SkippedSteps, refuse_failures
 from gflownet.run.parts import SAMPLER_STREAM, Parts
 from gflownet.run.progress import mean
 from gflownet.run.run import Run
@@ -43,9 +44,11 @@ NUM_REPORTED = 10  # architectures in the closing table and in top_architectures
 class SearchStage(StepStage):
     """Search until the last step, a signal or the end of the budget."""
 
-    def __init__(self, parts: Parts, evaluator: Dispatcher, *, reopened: Reopened | None) -> None:
-        """Take the evaluator of the search, and earlier failures that are evaluated again."""
-        self._parts, self._evaluator, self._reopened = parts, evaluator, reopened
+    def __init__(self, parts: Parts, evaluator: Dispatcher) -> None:
+        """Take the evaluator of the search."""
+        self._parts, self._evaluator = parts, evaluator
+        halving = parts.halving
+        self._search: AsynchronousEvaluator = evaluator if halving is None else HalvingEvaluator(evaluator, halving)
         self._executors = ExecutorStatus(evaluator)
         self.skipped = SkippedSteps(parts.config.opt)
         self._before = parts.progress.num_distinct, parts.progress.seconds
@@ -72,8 +75,6 @@ class SearchStage(StepStage):
             run.store.abandon(run=parts.run_id)
         if parts.halving is not None:
             run.logger.print(str(parts.halving))
-        if evaluator.executor.simulated_clock is not None:
-            run.logger.print(simulated_time(evaluator))
 
     def steps(self, run: Run) -> Iterator[dict[str, float]]:
         """Take the steps, and yield the metrics of each."""
@@ -85,8 +86,6 @@ class SearchStage(StepStage):
 
         evaluator.watch = watch
         parts.learner.on_skip = self._on_skip(run)
-        if self._reopened is not None:
-            self._evaluate_again(self._reopened, run.logger.print)
         if parts.search is None:
             if parts.config.num_workers:
                 run.logger.print(f"starting {counted(parts.config.num_workers, 'worker')}")
@@ -110,7 +109,7 @@ class SearchStage(StepStage):
             with suppress(EvaluationStoppedError):
                 metrics |= self._validate()
         progress.seconds = evaluator.budget.seconds
-        elapsed = progress.seconds - self._before[1]  # 0 while no simulated time has passed
+        elapsed = progress.seconds - self._before[1]  # 0 where a resumed run has submitted nothing yet
         rate = (progress.num_distinct - self._before[0]) / elapsed if elapsed else 0.0
         metrics["seconds"] = progress.seconds
         if "score_mean" in metrics:  # a training step of the policy after a search evaluates nothing
@@ -151,16 +150,6 @@ class SearchStage(StepStage):
         records = best_within(run.store, NUM_REPORTED, self._parts.task.limits)
         run.logger.write_leaders([record.hash for record in records], lambda: leaders_of(self._parts, records))
 
-    def _evaluate_again(self, reopened: Reopened, report_line: Callable[[str], None]) -> None:
-        """Evaluate failures of earlier, smaller limits; the search method learns from the new results."""
-        for line in reopened.lines:
-            report_line(line)
-        candidates = list(map(self._parts.env.terminal_type.from_dict, reopened.graphs))
-        with suppress(EvaluationStoppedError):  # the next step ends the search
-            evaluations = self._evaluator.evaluate(candidates, step=self.step)
-            if self._parts.search is not None:
-                self._parts.search.revise(evaluations)
-
     def _until_stopped(self, rollouts: Iterator[Rollout], run: Run) -> Iterator[Rollout]:
         """Yield the rollouts until a signal or the end of the budget."""
         while not run.is_stopped:
@@ -181,7 +170,7 @@ class SearchStage(StepStage):
         parts, config, teacher = self._parts, self._parts.config, self._parts.auxiliary.teacher
         arguments: dict[str, Any] = {
             "policy": parts.learner.sampling,
-            "evaluator": self._evaluator,
+            "evaluator": self._search,
             "replay": parts.replay,
             "first_step": self.step + 1,
             "teacher": None if teacher is None else teacher.policy,
@@ -208,7 +197,7 @@ class SearchStage(StepStage):
         metrics = {}
         for name, policy in policies.items():
             sampled = parts.source.sample_on_policy(self.step, policy=policy)
-            _, evaluations = parts.source.evaluated(sampled, self._evaluator, step=self.step)
+            _, evaluations = parts.source.evaluated(sampled, self._search, step=self.step)
             metrics[name] = mean([evaluation.score for evaluation in evaluations])
         return metrics
 
@@ -216,7 +205,7 @@ class SearchStage(StepStage):
         """Take the remaining rounds of a search method, and yield the metrics of each."""
         parts, was_fallback = self._parts, False
         search.notify = run.logger.print
-        with closing(search.steps(self._evaluator)) as steps:
+        with closing(search.steps(self._search)) as steps:
             while not run.is_stopped and not search.end:
                 try:
                     step = next(steps, None)

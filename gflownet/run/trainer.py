@@ -6,7 +6,7 @@ import copy
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +29,6 @@ from gflownet.evaluation.executors.choice import build_executor, places
 from gflownet.evaluation.final import check_final
 from gflownet.evaluation.fingerprint import context_of, report_earlier_versions
 from gflownet.evaluation.halving import build_halving
-from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.task import GFNTask
 from gflownet.learning.auxiliary import AuxiliaryNetworks, Setup
@@ -41,9 +40,9 @@ from gflownet.objectives.config import num_taught
 from gflownet.records.status import Phase, read_status
 from gflownet.run.closing_stages import CertificateStage, ReportStage
 from gflownet.run.extensions import automatic_method, load_extensions, validate
-from gflownet.run.failures import Quarantine, Reopened, evaluation_line, raised_limits
+from gflownet.run.failures import Quarantine, evaluation_line
 from gflownet.run.final_stage import FinalTrainingsStage
-from gflownet.run.folder import RunFolder, policy_weights, with_stored_choices
+from gflownet.run.folder import RunFolder, policy_weights
 from gflownet.run.parts import AUXILIARY_STREAM, MEMORY_STREAM, POLICY_STREAM, SEARCH_STREAM, TRAJECTORY_STREAM
 from gflownet.run.plan import Plan, plan_of
 from gflownet.run.progress import Progress
@@ -77,7 +76,7 @@ class GFNTrainer:
         """Build all components. Raises ValueError (mostly UserError) with the name of an invalid option."""
         start = time.monotonic()
         validate(config)
-        self.config, self.extensions = load_extensions(with_stored_choices(config))
+        self.config, self.extensions = load_extensions(config)
         config = self.config
         keep_freed_memory()
         torch.set_num_threads(config.num_threads)
@@ -281,8 +280,7 @@ class GFNTrainer:
             store: of the results.
             executor: runs the evaluations.
             stopped: returns whether the run should stop.
-            num_evaluated: evaluations of the search so far; None: not part of the search, which alone has a budget and
-                successive halving.
+            num_evaluated: evaluations of the search so far; None: not part of the search, which alone has a budget.
         """
         config, budget = self.config, self.config.budget
         if num_evaluated is None:
@@ -298,7 +296,6 @@ class GFNTrainer:
             reserve=None if num_evaluated is None else self.plan.reserve(budget.evaluations),
             num_evaluated=num_evaluated or 0,
             seconds=self.progress.seconds,
-            halving=None if num_evaluated is None else self.halving,
             stopped=stopped,
         )
 
@@ -313,8 +310,8 @@ class GFNTrainer:
         check_final(config.final, self.task)
         self.scoring_context = context_of(self.task)  # once: the files of the task may change during the run
         with open_run(config, default_folder=self.default_folder) as run:
-            raised = self._start(run.folder)
-            run.store, reopened = self._open_store(run, raised)
+            self._start(run.folder)
+            run.store = self._open_store(run)
             evaluator = self._search_evaluator(run)
             quarantine = Quarantine(run.folder)
             # Closed after the final report.html, which wandb gets too.
@@ -335,7 +332,7 @@ class GFNTrainer:
             about = (type(self.task).__doc__ or "").strip().partition("\n")[0]
             plan = asdict(self.plan) | {"about": about}
             with run.recorded(config.report, plan=plan, start_seconds=self.start_seconds):
-                self._take_stages(run, SearchStage(self, evaluator, reopened=reopened), evaluator, quarantine)
+                self._take_stages(run, SearchStage(self, evaluator), evaluator, quarantine)
         return run.stop.signal
 
     def _take_stages(self, run: Run, search: SearchStage, evaluator: Dispatcher, quarantine: Quarantine) -> None:
@@ -402,18 +399,14 @@ class GFNTrainer:
             self.search.load_state_dict(state["search"])
         set_random_state(state["random_state"])
 
-    def _start(self, folder: RunFolder) -> Mapping[EvaluationStatus, str]:
-        """Restore the state of a resumed run, or write the first checkpoint of a new one.
-
-        Return the limits that are larger than before the resume.
-        """
+    def _start(self, folder: RunFolder) -> None:
+        """Restore the state of a resumed run, or write the first checkpoint of a new one."""
         self.run_id = folder.run_id
-        checkpoint, raised = None, dict[EvaluationStatus, str]()
+        checkpoint = None
         if folder.resumed:
             folder.check_unchanged(self.chosen_config)
             self._check_method(folder)
             checkpoint = folder.last_checkpoint()
-            raised = raised_limits(folder.started_options.get("evaluation", {}), self.config.evaluation)
         if checkpoint is not None:
             try:
                 self.load_state_dict(checkpoint.state)
@@ -427,12 +420,6 @@ class GFNTrainer:
         folder.write_config(self.chosen_config)
         if checkpoint is None:
             folder.checkpoints.save(self.step, self.state_dict())
-        return raised
-
-    def _keep_device(self, folder: RunFolder, device: str) -> None:
-        """Store the device that evaluation.device=auto stands for: a resumed run has it too."""
-        self.config.evaluation.device = self.chosen_config.evaluation.device = device
-        folder.write_config(self.chosen_config)
 
     def _check_method(self, folder: RunFolder) -> None:
         """Raise UserError where search.method=auto is another method than at the start of the run."""
@@ -448,7 +435,6 @@ class GFNTrainer:
         """Return the evaluator of the search, with what it has used of its budget."""
         executor = run.open(self.build_executor())
         executor.notify = lambda line: run.logger.print(line)
-        executor.choose = lambda device: self._keep_device(run.folder, device)
         run.stop.react = executor.interrupt
         num_evaluated = run.store.num_evaluations(run=self.run_id)
         if self.halving is not None:
@@ -459,8 +445,8 @@ class GFNTrainer:
         )
         return run.open(closing(evaluator))
 
-    def _open_store(self, run: Run, raised: Mapping[EvaluationStatus, str]) -> tuple[EvaluationStore, Reopened | None]:
-        """Open the store of the run; the claims of its earlier process are free, and failures of smaller limits."""
+    def _open_store(self, run: Run) -> EvaluationStore:
+        """Open the store of the run; the claims of its earlier process are free."""
         config, folder = self.config, run.folder
         if self.step and not config.evaluation.store_url:
             folder.check_store()
@@ -468,12 +454,11 @@ class GFNTrainer:
         store = run.open(EvaluationStore(location, context=self.scoring_context))
         report_earlier_versions(store)
         if not folder.resumed:
-            return store, None
+            return store
         store.requeue(run=self.run_id)
-        reopened = Reopened(store, raised, run=self.run_id)
         if self.step and store.num_evaluations(run=self.run_id) and not store.count(run=self.run_id):
             self._forget_scores()
-        return store, reopened if raised else None
+        return store
 
     def _forget_scores(self) -> None:
         """Empty replay and memory, and reset the best score: all scores are of an earlier version of the task."""

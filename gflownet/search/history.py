@@ -106,13 +106,6 @@ class History:
         """Return the position of each evaluated architecture by its canonical hash."""
         return {proposal.hash: proposal.position for proposal in self.proposals}
 
-    def revise(self, evaluations: Sequence[Evaluation]) -> None:
-        """Replace the results of known architectures."""
-        positions = self.positions_by_hash()
-        for evaluation in evaluations:
-            if evaluation.hash in positions:
-                self._set(positions[evaluation.hash], evaluation)
-
     def add(self, states: GraphStates, evaluations: Sequence[Evaluation]) -> None:
         """Add the results of B terminal states; an architecture that is known stays at its position."""
         codes, new = self.env.identify(states).tolist(), []

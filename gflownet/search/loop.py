@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from gflownet.errors import UserError, counted
-from gflownet.evaluation.dispatcher import Dispatcher
-from gflownet.evaluation.evaluator import Evaluation, evaluation_of
+from gflownet.evaluation.evaluator import AsynchronousEvaluator, Evaluation, evaluation_of
 from gflownet.evaluation.job import Request, Ticket
 from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.mdp.action import GraphActionType
@@ -99,7 +98,7 @@ class SearchLoop:
         self._is_open = method.uses_surrogate and not method.setup.task.is_cheap
         self._may_grow = may_grow and self._is_open
         self._fit_s, self._proposal_s, self._work_s = 0.0, 0.0, 0.0  # of the last round; 0: not measured
-        self._num_calls = 0  # of `propose`
+        self.num_calls = 0  # of `propose`
         self._work: Iterator[None] = iter(())  # of the method, until the next round is learned
         self.end = ""  # reason of the end, empty before
         self._pending: list[_Pending] = []
@@ -107,7 +106,7 @@ class SearchLoop:
         self._num_repeats = 0
         self.num_trained_on = 0  # architectures of the history when a policy was trained on it after the search
 
-    def steps(self, evaluator: Dispatcher) -> Generator[SearchStep]:
+    def steps(self, evaluator: AsynchronousEvaluator) -> Generator[SearchStep]:
         """Yield every round from the next one on.
 
         Raises:
@@ -120,12 +119,12 @@ class SearchLoop:
         for number in count(self.round + 1):
             if self._is_over():
                 return
-            num_calls = self._num_calls
+            num_calls = self.num_calls
             try:
                 step = self._next_round(number, evaluator)
             except BaseException:
                 if not self._pending:  # a resumed run repeats the round; candidates in flight are submitted again
-                    self._num_calls = num_calls
+                    self.num_calls = num_calls
                 raise
             if step is None:
                 return
@@ -136,7 +135,7 @@ class SearchLoop:
         """Return the state for a checkpoint, safe to load with `weights_only=True`."""
         return {
             "round": self.round,
-            "num_calls": self._num_calls,
+            "num_calls": self.num_calls,
             "num_repeats": self._num_repeats,
             "num_trained_on": self.num_trained_on,
             "batch_size": None if self._may_grow else self.batch_size,
@@ -160,7 +159,7 @@ class SearchLoop:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`; `steps` submits states in flight again, and checks for the end."""
         self.round = state["round"]
-        self._num_repeats, self._num_calls = state["num_repeats"], state["num_calls"]
+        self._num_repeats, self.num_calls = state["num_repeats"], state["num_calls"]
         self.num_trained_on = state["num_trained_on"]
         self._is_open = self._is_open and state["is_open"]
         if self._may_grow and state["batch_size"]:  # otherwise search.batch_size names one
@@ -168,11 +167,6 @@ class SearchLoop:
         self.history.load_state_dict(state["history"])
         self.method.load_state_dict(state["method"])
         self._stored = {name: state[name] for name in state if name.startswith("pending") and state["pending"]}
-
-    def revise(self, evaluations: Sequence[Evaluation]) -> None:
-        """Replace the results of known architectures; the method's model is fitted to the new ones."""
-        self.history.revise(evaluations)
-        self.method.load_state_dict(self.method.state_dict())
 
     @property
     def num_rounds(self) -> int:
@@ -204,21 +198,21 @@ class SearchLoop:
         start = self.method.setup.config.num_initial if self.method.uses_surrogate else 0
         return max(len(scores) - max(scores.index(max(scores)) + 1, start), 0)
 
-    def _chosen_lookahead(self, evaluator: Dispatcher) -> int:
+    def _chosen_lookahead(self, evaluator: AsynchronousEvaluator) -> int:
         """Return `search.lookahead`, by default 1 where evaluations take time in other processes."""
         setup = self.method.setup
         if setup.config.lookahead is not None:
             return setup.config.lookahead
         return int(not setup.task.is_cheap and evaluator.executor.isolates)
 
-    def _next_round(self, number: int, evaluator: Dispatcher) -> SearchStep | None:
+    def _next_round(self, number: int, evaluator: AsynchronousEvaluator) -> SearchStep | None:
         if self.max_in_flight:
             return self._asynchronous_round(number, evaluator)
         if self.lookahead or self._pending:
             return self._overlapped_round(number, evaluator)
         return self._round(number, evaluator)
 
-    def _round(self, number: int, evaluator: Dispatcher) -> SearchStep | None:
+    def _round(self, number: int, evaluator: AsynchronousEvaluator) -> SearchStep | None:
         states = self.propose(self._next_size())
         if states is None:
             return None
@@ -229,7 +223,7 @@ class SearchLoop:
         self._do_work(math.inf)
         return step
 
-    def _overlapped_round(self, number: int, evaluator: Dispatcher) -> SearchStep | None:
+    def _overlapped_round(self, number: int, evaluator: AsynchronousEvaluator) -> SearchStep | None:
         """Propose further rounds while the oldest one is evaluated, and learn from that one."""
         while self._may_propose():
             states = self.propose(self._next_size())
@@ -272,11 +266,11 @@ class SearchLoop:
         self._work_s += seconds if self._proposal_s else 0.0
         return is_working
 
-    def _advance(self, evaluator: Dispatcher) -> None:
+    def _advance(self, evaluator: AsynchronousEvaluator) -> None:
         """Do some of the method's work, or wait for a finished evaluation."""
         evaluator.advance(timeout=0.0 if self._do_work(_WORK_S) else _CHECK_EVERY_S)
 
-    def _learn_finished(self, number: int, finished: list[_Pending], evaluator: Dispatcher) -> SearchStep:
+    def _learn_finished(self, number: int, finished: list[_Pending], evaluator: AsynchronousEvaluator) -> SearchStep:
         """Learn from finished candidates, after the rest of the method's work on earlier results."""
         while self._do_work(_WORK_S):
             evaluator.advance(timeout=0.0)
@@ -284,7 +278,7 @@ class SearchLoop:
         evaluator.flush()
         return self._learn(number, [(each.state, [_evaluation(each, evaluator)]) for each in finished])
 
-    def _asynchronous_round(self, number: int, evaluator: Dispatcher) -> SearchStep | None:
+    def _asynchronous_round(self, number: int, evaluator: AsynchronousEvaluator) -> SearchStep | None:
         """Fill the places in flight, wait for a result, and learn from all that are finished."""
         is_first, is_started = True, False
         while True:
@@ -312,7 +306,7 @@ class SearchLoop:
         """
         start, self.method.origins = time.process_time(), None
         is_predicted = len(self.history) >= self.method.setup.config.num_initial
-        states = self.method.propose(self._num_calls + 1, num)
+        states = self.method.propose(self.num_calls + 1, num)
         seconds = time.process_time() - start
         self.history.method_seconds += seconds
         if is_predicted:
@@ -324,7 +318,7 @@ class SearchLoop:
             return None
         origins = [] if self.method.origins is None else self.method.origins.tolist()
         self.history.start(states, [ProposalOrigin(each) for each in origins if len(origins) == len(states)])
-        self._num_calls += 1
+        self.num_calls += 1
         return states
 
     def _next_size(self) -> int:
@@ -367,7 +361,7 @@ class SearchLoop:
         if len(states) and not bool(self.history.env.forward_masks(states).masks[GraphActionType.Stop].all()):
             raise UserError(f"{key}: expected terminal states from propose, got one in which Stop is not legal")
 
-    def _submit(self, states: GraphStates, evaluator: Dispatcher, *, round: int) -> None:
+    def _submit(self, states: GraphStates, evaluator: AsynchronousEvaluator, *, round: int) -> None:
         env = self.history.env
         tickets = evaluator.submit([Request(env.terminal(states, i)) for i in range(len(states))], step=round)
         earlier = {each.code for each in self._pending}  # in flight, or finished and not yet in the history
@@ -376,7 +370,7 @@ class SearchLoop:
             self._pending.append(_Pending(states[index : index + 1], code, ticket, is_new, round))
             earlier.add(code)
 
-    def _resubmit(self, evaluator: Dispatcher) -> None:
+    def _resubmit(self, evaluator: AsynchronousEvaluator) -> None:
         """Submit the candidates in flight of a checkpoint."""
         stored, self._stored = self._stored, {}
         if not stored:
@@ -443,7 +437,7 @@ def origin_counts(proposals: Sequence[Proposal], first: int) -> dict[str, float]
     }
 
 
-def _evaluation(pending: _Pending, evaluator: Dispatcher) -> Evaluation:
+def _evaluation(pending: _Pending, evaluator: AsynchronousEvaluator) -> Evaluation:
     record = pending.ticket.record
     assert record is not None
     is_refused = record.status is EvaluationStatus.REFUSED

@@ -18,7 +18,6 @@ from gflownet.evaluation.executors.base import Executor, Handle
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.executors.pool import PoolExecutor
 from gflownet.evaluation.executors.ray_executor import RayExecutor
-from gflownet.evaluation.executors.simulated import SimulatedExecutor
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
 from gflownet.evaluation.task import GFNTask, Score
 from tasks.digits import DigitsTask
@@ -35,14 +34,13 @@ ONE_PROCESS = config_with("evaluation.capacity=1")
 SIZES = (8, 9)
 EXECUTORS: dict[str, Callable[[GFNTask], Executor]] = {
     "inline": InlineExecutor,
-    "simulated": lambda task: SimulatedExecutor(task, capacity=2),
     "pool": lambda task: PoolExecutor(task, CONFIG.evaluation),
     "slots": lambda task: PoolExecutor(task, SLOTS.evaluation, devices=FakeDevices()),
     "ray": lambda task: RayExecutor(task, CONFIG.evaluation),
 }
 # Ray starts slowly, and slots of devices are a pool: one test of this contract runs on them by default.
 PARAMETERS = [pytest.param(name, marks=pytest.mark.slow) if name in ("ray", "slots") else name for name in EXECUTORS]
-IN_PROCESS = {"inline", "simulated"}
+IN_PROCESS = {"inline"}
 ISOLATED = PARAMETERS[len(IN_PROCESS) :]
 
 
@@ -58,9 +56,6 @@ class DigitsOrPoison(DigitsTask):
         if isinstance(graph, StubCandidate):
             return PoisonTask(Path(os.devnull)).evaluate(graph, seed=seed)
         return super().evaluate(graph, seed=seed)
-
-    def simulated_seconds(self, graph, *, fidelity, state):
-        return 1.0
 
 
 class CannotBePickled(PoisonTask):
@@ -148,9 +143,7 @@ def without_seconds(outcome: Outcome) -> tuple:
     return outcome.status, outcome.score, outcome.curve, outcome.error, outcome.test
 
 
-@pytest.mark.parametrize(
-    "executor", ["simulated", "pool", pytest.param("slots", marks=pytest.mark.slow), "ray"], indirect=True
-)
+@pytest.mark.parametrize("executor", ["pool", pytest.param("slots", marks=pytest.mark.slow), "ray"], indirect=True)
 def test_outcomes_equal_those_of_inline(executors, executor):
     graphs = [classifier_graph((size, name)) for size in SIZES for name in ("relu", "tanh")]
     jobs = [Job(tuple(graphs[i : i + 2]), tuple(range(i, i + 2)), tests=True) for i in range(0, len(graphs), 2)]

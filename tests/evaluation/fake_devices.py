@@ -52,13 +52,13 @@ class FakeDevices(Devices):
 
 
 class DeviceTask(GFNTask):
-    """Candidates that use the memory of a fake device, or lose it; `seconds` of a step on the device."""
+    """Candidates that use the memory of a fake device, or lose it."""
 
     input_sizes = output_sizes = (1,)
 
-    def __init__(self, folder: Path, *, seconds: float | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__(cast(Any, config_with()))
-        self.folder, self.seconds = folder, seconds
+        self.folder = folder
 
     def to_device(self, device: torch.device) -> None:
         super().to_device(device)
@@ -87,11 +87,6 @@ class DeviceTask(GFNTask):
                 time.sleep(0.01)
         moved = float(self.device.type != "cpu")
         return Score(0.5, metrics={"on_device": float(slot.is_accelerator), "moved": moved})
-
-    def seconds_per_step(self, graph: Any, *, seed: int) -> float:
-        if self.seconds is None:
-            raise ValueError("no steps")
-        return 1.0 if self.device.type == "cpu" else self.seconds
 
     @property
     def has_lost(self) -> bool:

@@ -16,8 +16,8 @@ from gflownet.errors import UserError
 from gflownet.evaluation.config import check_evaluation
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.execution import restored, saved
+from gflownet.evaluation.executors import choice, machine
 from gflownet.evaluation.executors import devices as device_module
-from gflownet.evaluation.executors import machine
 from gflownet.evaluation.executors.base import Handle
 from gflownet.evaluation.executors.choice import chosen_executor
 from gflownet.evaluation.executors.devices import CORE, DEVICES, Slot, slots_of
@@ -40,9 +40,9 @@ def evaluation(device: str, *options: str):
     return config_with(f"evaluation.device={device}", *(f"evaluation.{each}" for each in options)).evaluation
 
 
-def pool_of(folder: Path, device: str, *options: str, place: str = "cpu", **task) -> PoolExecutor:
+def pool_of(folder: Path, device: str, *options: str, place: str = "cpu") -> PoolExecutor:
     config = evaluation(device, *options)
-    return PoolExecutor(DeviceTask(folder, **task), config, devices=FakeDevices(folder, place=place))
+    return PoolExecutor(DeviceTask(folder), config, devices=FakeDevices(folder, place=place))
 
 
 def outcomes(pool: PoolExecutor, *keys: str) -> list[Outcome]:
@@ -213,35 +213,6 @@ def test_monitor_watches_the_memory_of_the_host(tmp_path):
     assert (first.error or "").startswith("expected at most 1.2 GB of memory, got ")
 
 
-@pytest.mark.parametrize(
-    ("seconds", "choice", "reason"),
-    [
-        pytest.param(0.1, "cuda", "2 steps per second on 2 cores, 20 on 2 slots", id="faster"),
-        pytest.param(3.0, "cpu", "2 steps per second on 2 cores, 0.667 on 2 slots", id="slower", marks=SLOW),
-        pytest.param(
-            None,
-            "cpu",
-            "its first candidate cannot be measured on cuda: ValueError: no steps",
-            id="unknown",
-            marks=SLOW,
-        ),
-    ],
-)
-def test_auto_measures_the_first_candidate(tmp_path, seconds, choice, reason):
-    lines: list[str] = []
-    chosen: list[str] = []
-    with pool_of(tmp_path, "auto", "slots_per_device=1", "capacity=2", place="meta", seconds=seconds) as pool:
-        pool.notify, pool.choose = lines.append, chosen.append
-        results = outcomes(pool, "a", "b")
-        assert pool.capacity == 2
-    assert chosen == [choice]
-    assert len(lines) == 1
-    assert lines[0].startswith(f"evaluation.device=auto: {choice} ({reason}")
-    is_chosen = float(choice == "cuda")
-    expected = {"on_device": is_chosen, "moved": is_chosen}
-    assert [outcome.score.metrics for outcome in results if outcome.score is not None] == [expected] * 2
-
-
 class TrainingOnMeta(CandidateTraining):
     def score(self):
         return Score(0.5)
@@ -264,26 +235,25 @@ def test_saved_trainings_are_on_the_cpu(monkeypatch):
     assert {state["model"]["weight"].device.type, state["averages"][0].device.type} == {"cpu"}
 
 
-@pytest.mark.slow
-def test_auto_is_the_cores_where_all_gpus_are_lost(tmp_path):
-    lines: list[str] = []
-    for name in ("cuda:0", "cuda:1"):
-        (tmp_path / f"{name}.lost").touch()
-    with pool_of(tmp_path, "auto", "slots_per_device=1", "capacity=3", seconds=0.1) as pool:
-        pool.notify = lines.append
-        assert [outcome.status for outcome in outcomes(pool, "a")] == [OK]
-        assert pool.capacity == 3
-    assert lines[-1].startswith(
-        "evaluation.device=auto: cpu (its first candidate cannot be measured on cuda: evaluation."
-    )
-
-
-def test_auto_is_the_cores_without_a_gpu_or_a_measure(monkeypatch, tmp_path):
-    with PoolExecutor(PoisonTask(tmp_path), evaluation("auto", "capacity=3"), devices=FakeDevices()) as pool:
-        assert (pool.capacity, pool._accelerators) == (3, ())
+def test_auto_is_the_gpus_for_tasks_that_move_to_a_device(monkeypatch, tmp_path):
+    options, devices = evaluation("auto", "slots_per_device=1"), FakeDevices()
+    gpus = slots_of(options, devices, task=DeviceTask(tmp_path))
+    assert [slot.device for slot in gpus] == ["cuda:0", "cuda:1"]
+    assert slots_of(options, devices, task=PoisonTask(tmp_path)) == (CORE,) * num_cores()
+    with pool_of(tmp_path, "auto", "slots_per_device=1", place="meta") as pool:
+        (outcome,) = outcomes(pool, "a")
+        assert outcome.score is not None
+        assert (outcome.score.metrics, pool.capacity) == ({"on_device": 1.0, "moved": 1.0}, 2)
     monkeypatch.setattr(machine, "_has_cuda", lambda: False)
-    assert slots_of(evaluation("auto"), DEVICES) == (CORE,) * num_cores()
+    assert slots_of(evaluation("auto"), DEVICES, task=DeviceTask(tmp_path)) == (CORE,) * num_cores()
     assert DEVICES.memories() == ()
+
+
+def test_auto_has_a_pool_for_a_gpu_of_one_core(monkeypatch, tmp_path):
+    monkeypatch.setattr(choice, "num_cores", lambda: 1)
+    monkeypatch.setattr(choice, "DEVICES", FakeDevices())
+    tasks = DeviceTask(tmp_path), PoisonTask(tmp_path)
+    assert [chosen_executor(evaluation("auto"), task) for task in tasks] == ["pool", "inline"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)

@@ -16,11 +16,12 @@ from torch import nn
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import HalvingConfig
-from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
+from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.halving import (
     EXTRAPOLATED_SCORE,
     CurveExtrapolation,
+    HalvingEvaluator,
     SuccessiveHalving,
     build_halving,
     is_stopped,
@@ -85,12 +86,12 @@ def store(tmp_path: Path) -> Iterator[EvaluationStore]:
         yield store
 
 
-def dispatcher(
+def evaluator_of(
     task: GFNTask, store: EvaluationStore, *, min_fidelity: int = 1, num_unjudged: int | None = 0, **options: Any
-) -> Dispatcher:
+) -> HalvingEvaluator:
     halving = SuccessiveHalving(min_fidelity, max_fidelity=task.max_fidelity, reduction=3, num_unjudged=num_unjudged)
     halving.restore(store)
-    return dispatcher_of(task, store, halving=halving, **options)
+    return HalvingEvaluator(dispatcher_of(task, store, **options), halving)
 
 
 def candidates(*keys: object) -> list[Any]:
@@ -103,7 +104,7 @@ SLOPES = [0.09, 0.08, 0.07, 0.06, 0.05, 0.04, 0.03, 0.02, 0.01, 0.085]
 
 def test_best_of_each_rung_are_trained_on_and_nothing_is_repeated(store):
     task = LineTask()
-    evaluations = dispatcher(task, store).evaluate(candidates(*SLOPES), step=1)
+    evaluations = evaluator_of(task, store).evaluate(candidates(*SLOPES), step=1)
     first, second, full = ([part for part in task.parts if part[2] == end] for end in (1, 3, 9))
     assert first == [(str(slope), 0, 1) for slope in SLOPES]
     assert second == [("0.09", 1, 3), ("0.085", 1, 3)]
@@ -121,7 +122,7 @@ def test_best_of_each_rung_are_trained_on_and_nothing_is_repeated(store):
 
 def test_stopped_candidate_scores_its_extrapolation_also_when_it_comes_again(store):
     task = LineTask()
-    evaluator = dispatcher(task, store)
+    evaluator = evaluator_of(task, store)
     first = evaluator.evaluate(candidates(*SLOPES), step=1)
     num_parts = len(task.parts)
     row = store.find_many([Identity.of(cast(Any, StubCandidate("0.05")), fidelity=1)])[0]
@@ -131,24 +132,23 @@ def test_stopped_candidate_scores_its_extrapolation_also_when_it_comes_again(sto
     assert [evaluation.score for evaluation in again[:-1]] == [evaluation.score for evaluation in first]
     assert all(evaluation.cached for evaluation in again)
     assert len(task.parts) == num_parts
-    assert evaluator.num_evaluated == evaluator.counts["num_ok"] == 10
+    assert evaluator._dispatcher.num_evaluated == evaluator._dispatcher.counts["num_ok"] == 10
     assert evaluator.num_in_flight == 0
 
 
 def test_extrapolated_scores_rise_with_finished_trainings(store):
     task = LineTask()
-    evaluator = dispatcher(task, store, min_fidelity=3)
+    evaluator = evaluator_of(task, store, min_fidelity=3)
     _, early = evaluator.evaluate(candidates(0.09, 0.02), step=1)
     (late,) = evaluator.evaluate(candidates(0.021), step=2)
     assert early.score <= 0.27  # the best score at that time
     assert late.score > early.score + 0.1
-    assert evaluator.halving is not None
     assert evaluator.halving.num_stopped == 2
 
 
 def test_first_candidates_are_trained_to_the_end(store):
     task = LineTask()
-    dispatcher(task, store, num_unjudged=None).evaluate(candidates(*SLOPES), step=1)
+    evaluator_of(task, store, num_unjudged=None).evaluate(candidates(*SLOPES), step=1)
     assert [part[0] for part in task.parts if part[2] == 9] == ["0.09", "0.08", "0.07"]
     assert [part[0] for part in task.parts if part[2] == 3] == ["0.09", "0.08", "0.07", "0.085"]
 
@@ -156,7 +156,7 @@ def test_first_candidates_are_trained_to_the_end(store):
 @pytest.mark.parametrize("end", [1, 3, 9])
 def test_failure_at_any_rung_is_failed_for_good(store, end):
     task = LineTask()
-    evaluator = dispatcher(task, store)
+    evaluator = evaluator_of(task, store)
     failing = f"fails at {end}"
     evaluations = evaluator.evaluate(candidates(failing, 0.01), step=1)
     assert [evaluation.status for evaluation in evaluations] == [FAILED, OK]
@@ -169,9 +169,9 @@ def test_failure_at_any_rung_is_failed_for_good(store, end):
 
 
 def test_other_runs_take_the_results_of_a_store(store):
-    first = dispatcher(LineTask(), store, run="a").evaluate(candidates(*SLOPES), step=1)
+    first = evaluator_of(LineTask(), store, run="a").evaluate(candidates(*SLOPES), step=1)
     task = LineTask()
-    evaluations = dispatcher(task, store, run="b").evaluate(candidates(*SLOPES), step=1)
+    evaluations = evaluator_of(task, store, run="b").evaluate(candidates(*SLOPES), step=1)
     assert [evaluation.score for evaluation in evaluations] == [evaluation.score for evaluation in first]
     assert all(evaluation.cached for evaluation in evaluations)
     assert task.parts == []
@@ -191,7 +191,7 @@ class OfflineTask(LineTask):
 
 def test_part_is_retried_after_a_transient_failure(store):
     task = OfflineTask()
-    (evaluation,) = dispatcher(task, store).evaluate(candidates(0.05), step=1)
+    (evaluation,) = evaluator_of(task, store).evaluate(candidates(0.05), step=1)
     assert (evaluation.status, evaluation.score) == (OK, pytest.approx(0.45))
     assert task.parts == [("0.05", 0, 1), ("0.05", 0, 1), ("0.05", 1, 3), ("0.05", 1, 3), ("0.05", 3, 9)]
 
@@ -199,35 +199,37 @@ def test_part_is_retried_after_a_transient_failure(store):
 def test_other_runs_repeat_a_rung_after_a_transient_failure(store):
     task = OfflineTask()
     task.num_failures = 2
-    (evaluation,) = dispatcher(task, store, run="a").evaluate(candidates(0.05), step=1)
+    (evaluation,) = evaluator_of(task, store, run="a").evaluate(candidates(0.05), step=1)
     assert (evaluation.status, len(task.parts)) == (FAILED, 2)
     task = LineTask()
-    (evaluation,) = dispatcher(task, store, run="b").evaluate(candidates(0.05), step=1)
+    (evaluation,) = evaluator_of(task, store, run="b").evaluate(candidates(0.05), step=1)
     assert (evaluation.status, evaluation.score) == (OK, pytest.approx(0.45))
     assert task.parts == [("0.05", 0, 1), ("0.05", 1, 3), ("0.05", 3, 9)]
 
 
 def test_further_seeds_and_given_fidelities_are_not_halved(store):
     task = LineTask()
-    evaluator = dispatcher(task, store)
+    evaluator = evaluator_of(task, store)
     (graph,) = candidates(0.01)
     evaluator.complete([Request(graph, repeat=1), Request(graph, fidelity=9, schedule=9)], step=1)
+    evaluator.flush()
     assert task.parts == [("0.01", 0, 9), ("0.01", 0, 9)]
 
 
 def test_submitted_candidates_go_on_without_waiting(store):
     task = LineTask()
-    evaluator = dispatcher(task, store)
+    evaluator = evaluator_of(task, store)
     tickets = evaluator.submit([Request(graph) for graph in candidates(*SLOPES)], step=1)
     assert evaluator.num_in_flight == 10
     assert evaluator.advance(timeout=0) == 0  # 0.09 is promoted
     num = sum(evaluator.advance(timeout=0) for _ in range(12))
     assert num == 10
+    evaluator.flush()
     assert [ticket.record is not None for ticket in tickets] == [True] * 10
     assert evaluator.num_in_flight == 0
 
 
-def evaluate_in_steps(evaluator: Dispatcher, slopes: Sequence[float]) -> list[Evaluation]:
+def evaluate_in_steps(evaluator: HalvingEvaluator, slopes: Sequence[float]) -> list[Evaluation]:
     return [
         evaluation
         for step in range(0, len(slopes), 8)
@@ -240,17 +242,17 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, num_jobs):
     chance = random.Random(num_jobs)
     slopes = [round(chance.uniform(0.001, 0.1), 6) for _ in range(24)]
     with EvaluationStore(tmp_path / "whole.sqlite") as store:
-        whole = dispatcher(LineTask(), store, run="a", num_unjudged=None)
-        expected, metrics = evaluate_in_steps(whole, slopes), cast(SuccessiveHalving, whole.halving).metrics()
+        whole = evaluator_of(LineTask(), store, run="a", num_unjudged=None)
+        expected, metrics = evaluate_in_steps(whole, slopes), whole.halving.metrics()
     checks = iter(range(1000))
     with EvaluationStore(tmp_path / "parts.sqlite") as store:
-        stopped = dispatcher(LineTask(), store, run="a", num_unjudged=None, stopped=lambda: next(checks) >= num_jobs)
+        stopped = evaluator_of(LineTask(), store, run="a", num_unjudged=None, stopped=lambda: next(checks) >= num_jobs)
         with pytest.raises(EvaluationStoppedError):
             evaluate_in_steps(stopped, slopes)
-        resumed = dispatcher(LineTask(), store, run="a", num_unjudged=None)
+        resumed = evaluator_of(LineTask(), store, run="a", num_unjudged=None)
         evaluations = evaluate_in_steps(resumed, slopes)
         assert [(e.score, e.status, e.cached) for e in evaluations] == [(e.score, e.status, e.cached) for e in expected]
-        assert cast(SuccessiveHalving, resumed.halving).metrics() == metrics
+        assert resumed.halving.metrics() == metrics
 
 
 def test_decisions_equal_optuna():

@@ -9,7 +9,7 @@ class SeedsTask(StubTask):
 
 
 def queue_of(graphs: str, *, num_seeds: int, task_class: type[StubTask] = SeedsTask) -> tuple[JobQueue, list[Ticket]]:
-    queue = JobQueue(task_class({}), seed=0, deadline=10.0, halving=None)
+    queue = JobQueue(task_class({}), seed=0, deadline=10.0)
     queue.measure(1.0)
     requests = [Request(StubCandidate(key), repeat=2 + k, fidelity=3) for key in graphs for k in range(num_seeds)]
     tickets = [Ticket(request, 0) for request in requests]

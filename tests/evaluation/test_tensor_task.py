@@ -1,6 +1,5 @@
 """TensorTask: scores, costs, trainings in parts, and candidates of a wrong shape."""
 
-import json
 import math
 import pickle
 import re
@@ -15,7 +14,6 @@ from torch import nn
 
 from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
-from gflownet.evaluation import tensor_task
 from gflownet.evaluation import training as training_module
 from gflownet.evaluation.datasets import load_splits
 from gflownet.evaluation.examples import Split, Splits
@@ -29,7 +27,6 @@ from gflownet.evaluation.tasks import TASKS
 from gflownet.evaluation.tensor_task import TensorTask, automatic_batch_size
 from gflownet.evaluation.training import CandidateDivergedError
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
-from gflownet.training.precision import Numerics
 from gflownet.translation import StackedModel, to_pytorch_model
 from tasks.images import lenet5
 from tests.device_with_values import device_with_values
@@ -329,37 +326,26 @@ def test_model_reference_has_the_code_that_builds_its_network():
     assert task.num_parameters(names["model"]) == 61_706
 
 
-def with_choice(monkeypatch, choice: Numerics) -> None:
-    monkeypatch.setattr(tensor_task, "choose_numerics", lambda *_, **__: choice)
-
-
-def test_chosen_numerics_are_options_of_the_run(monkeypatch):
-    with_choice(monkeypatch, Numerics("channels_last", "bfloat16"))
-    task = build("evaluation.memory_format=auto", "evaluation.precision=auto")
+def test_memory_format_auto_is_channels_last_for_images():
+    task, named = (build(f"evaluation.memory_format={name}") for name in ("auto", "channels_last"))
     assert task.config.evaluation.memory_format == "channels_last"
-    assert task.config.evaluation.precision == "bfloat16"
-    with_choice(monkeypatch, Numerics())
-    context, other = (json.loads(context_of(each)) for each in (task, build()))
-    chosen = {"memory_format": "channels_last", "precision": "bfloat16"}
-    assert context == {**other, "evaluation": {**other["evaluation"], **chosen}} != other
-    worker = pickle.loads(pickle.dumps(task))
-    assert worker.evaluate(network(), seed=0) == task.evaluate(network(), seed=0)
+    assert context_of(task) == context_of(named)
+    assert pickle.loads(pickle.dumps(task)).evaluate(network(), seed=0) == named.evaluate(network(), seed=0)
 
 
-@pytest.mark.parametrize("numerics", [Numerics("channels_last"), Numerics("channels_last", "bfloat16")])
-def test_numerics_train_in_parts_as_at_once(monkeypatch, numerics):
-    with_choice(monkeypatch, numerics)
-    task = build("evaluation.num_epochs=3", "evaluation.training.average=0.9")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_numerics_train_in_parts_as_at_once(precision):
+    options = ("evaluation.num_epochs=3", "evaluation.training.average=0.9", "evaluation.memory_format=channels_last")
+    task = build(*options, f"evaluation.precision={precision}")
     whole, parts = trained(task, network(), 3), trained(task, network(), 1, 2, 3)
     assert whole.score == parts.score
-    with_choice(monkeypatch, Numerics(numerics.memory_format))
-    other = trained(build("evaluation.num_epochs=3", "evaluation.training.average=0.9"), network(), 3)
+    other = trained(build(*options), network(), 3)
     saved, again, in_float32 = ((restored(each.training or b"") or {})["model"] for each in (whole, parts, other))
     for name, value in saved.items():
         assert torch.equal(value, again[name])
         assert value.is_contiguous()
     is_equal = all(torch.equal(value, in_float32[name]) for name, value in saved.items())
-    assert is_equal == (numerics.precision == "float32")
+    assert is_equal == (precision == "float32")
 
 
 SEEDS = (3, 4, 5)

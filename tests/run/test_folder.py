@@ -16,7 +16,7 @@ from gflownet.evaluation.store import EvaluationStore
 from gflownet.files import sealed
 from gflownet.language import config as language
 from gflownet.records.marker import newest_run
-from gflownet.run.folder import RunFolder, last_checkpoint, with_stored_choices
+from gflownet.run.folder import RunFolder, last_checkpoint
 from tests.evaluation.candidates import record
 
 MINE = "the user's own"
@@ -227,20 +227,6 @@ def test_resume_older_run_uses_default_of_new_option(path):
         folder.check_unchanged(config_with())
         with pytest.raises(UserError, match=r"^opt.momentum: expected 0\.\d+, as the run in .* was started, got 0\.5"):
             folder.check_unchanged(config_with("opt.momentum=0.5"))
-
-
-@pytest.mark.parametrize(
-    ("started", "resume", "expected"), [("channels_last", "auto", "channels_last"), ("channels_last", "false", "auto")]
-)
-def test_resumed_run_has_the_choice_of_its_start(path, started, resume, expected):
-    start(path, f"evaluation.memory_format={started}", "evaluation.device=cpu")
-    config = config_with(f"log_dir={path}", f"resume={resume}", "evaluation.memory_format=auto")
-    chosen = with_stored_choices(config).evaluation
-    assert (chosen.memory_format, chosen.device) == (expected, "auto" if resume == "false" else "cpu")
-    fixed = config_with(
-        f"log_dir={path}", "resume=true", "evaluation.memory_format=contiguous", "evaluation.device=cpu"
-    )
-    assert with_stored_choices(fixed) is fixed
 
 
 def test_resume_with_missing_store_warns(path, caplog):

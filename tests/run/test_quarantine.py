@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from gflownet.cli.store import main as requeue
 from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStatus
 from gflownet.evaluation.store_overview import StoreOverview
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.run.failures import Quarantine, raised_limits
+from gflownet.run.failures import Quarantine
 from gflownet.run.folder import QUARANTINE_NAME, RunFolder
 from tests.disk_limits import file_size_limit
 from tests.evaluation.candidates import config_with
@@ -79,43 +80,21 @@ class FillsMemory(RewardsHiddenNodes):
         return super().evaluate(graph, seed=seed)
 
 
-@pytest.mark.parametrize("method", [pytest.param("gflownet", marks=pytest.mark.slow), "random"])
-def test_larger_limit_on_resume_evaluates_earlier_failures_again(tmp_path, capsys, monkeypatch, method):
-    folder = tmp_path / "run"
-    options = (f"task={__name__}:FillsMemory", "evaluation.executor=inline", f"search.method={method}")
-    options = (*options, "num_training_steps=2", "budget.evaluations=8")
-    assert run(folder, *options, "evaluation.memory_limit=1", "evaluation.deadline=5") == 0
-    failed = {entry["hash"] for entry in entries(folder)}
-    num = statuses(folder).count("out_of_memory")
-    assert num == len(failed) > 0
+def test_requeued_failures_are_evaluated_again(tmp_path, monkeypatch):
+    """The next run has the same seed and the same store, and first samples the same graphs."""
+    location = f"sqlite:///{tmp_path}/all.sqlite"
+    options = (f"task={__name__}:FillsMemory", "evaluation.executor=inline", "num_training_steps=2")
+    options += (f"evaluation.store_url={location}",)
+    assert run(tmp_path / "first", *options) == 0
+    failed = {entry["hash"] for entry in entries(tmp_path / "first")}
+    assert failed
     monkeypatch.setattr(FillsMemory, "has_enough", True)
-    assert run(folder, *options, "resume=true", "evaluation.memory_limit=1.5", "evaluation.deadline=4") == 0
-    verb = "failure is" if num == 1 else "failures are"
-    expected = (
-        f"evaluation.memory_limit: 1.5 GB instead of 1 GB per process: {num} earlier memory {verb} evaluated again\n"
-    )
-    assert expected in capsys.readouterr().out
-    assert set(statuses(folder)) == {"ok"}
-    with StoreOverview(str(folder / "evaluations.sqlite")) as overview:
-        assert failed <= {row["hash"] for row in overview.results()}
-
-
-@pytest.mark.parametrize(
-    ("earlier", "options", "lines"),
-    [
-        ({"deadline": 15.0}, ["evaluation.deadline=60"], ["evaluation.deadline: 60 s instead of 15 s"]),
-        ({"deadline": 15.0}, ["evaluation.deadline=null"], ["evaluation.deadline: none instead of 15 s"]),
-        ({"deadline": None}, ["evaluation.deadline=60"], []),
-        ({"deadline": 60.0}, ["evaluation.deadline=15"], []),
-        ({"memory_limit": 1e-3}, [], ["evaluation.memory_limit: "]),
-        ({"memory_limit": None, "capacity": 2}, ["evaluation.memory_limit=0.001", "evaluation.capacity=2"], []),
-        ({"memory_limit": None, "capacity": 2}, ["evaluation.capacity=1"], ["evaluation.memory_limit: "]),
-        ({}, [], []),
-    ],
-)
-def test_raised_limits(earlier, options, lines):
-    raised = raised_limits(earlier, config_with(*options).evaluation)
-    assert [line.startswith(start) for line, start in zip(raised.values(), lines, strict=True)] == [True] * len(lines)
+    assert requeue(["requeue", location, "--status", "out_of_memory"]) == 0
+    assert run(tmp_path / "second", *options) == 0
+    with StoreOverview(location) as overview:
+        again = [row for row in overview.results() if row["hash"] in failed]
+    assert {row["status"] for row in again} == {"ok"}
+    assert not (tmp_path / "second" / QUARANTINE_NAME).exists()
 
 
 def test_list_is_appended_by_a_resumed_run(tmp_path):

@@ -39,15 +39,6 @@ def test_history_counts_an_architecture_once(env):
     assert bool(history.states.equals(states).all())
 
 
-def test_history_revises_results_of_known_architectures(env):
-    history, states = History(env), distinct(env, 2)
-    history.add(states, [replace(OK, hash="a", status=EvaluationStatus.TIMEOUT, score=0.05), replace(OK, hash="b")])
-    history.revise([replace(OK, hash="a", score=0.9), replace(OK, hash="unknown")])
-    assert history.scores == history.measured == [0.9, 0.5]
-    assert history.statuses == [EvaluationStatus.OK] * 2
-    assert history.num_new == len(history.proposals) == 2
-
-
 def test_refused_and_failed_evaluations(env):
     history, states = History(env), distinct(env, 3)
     statuses = EvaluationStatus.FAILED, EvaluationStatus.REFUSED, EvaluationStatus.OK

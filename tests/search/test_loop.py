@@ -7,8 +7,6 @@ import pytest
 
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
-from gflownet.evaluation.evaluator import Evaluation
-from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.search import loop as loop_module
 from gflownet.search.config import ORIGINS
 from tests.search.searches import RIDGE, UnorderedEvaluator, build, dispatcher, run_search
@@ -45,17 +43,6 @@ def test_repeated_proposals_are_free(tmp_path):
     assert loop.history.num_new == len(loop.history) == 8
     assert steps[-1].metrics["num_proposals"] == len(steps) > 8
     assert sum(not each.cached for step in steps for each in step.evaluations) == 8
-
-
-def test_revised_results_change_the_predictions():
-    loop, _ = run_search(build("surrogate", RIDGE, "budget.evaluations=6", "search.num_initial=4"))
-    before = loop.method.predicted(loop.history.states)
-    (worst, *_) = sorted(loop.history.proposals, key=lambda proposal: proposal.score)
-    loop.revise([Evaluation(1.0, EvaluationStatus.OK, 0.1, None, 7, {}, False, (), worst.hash)])
-    after = loop.method.predicted(loop.history.states)
-    assert before is not None
-    assert after is not None
-    assert after.mean[worst.position] > before.mean[worst.position]
 
 
 def test_patience_ends_the_search(tmp_path):

@@ -1,4 +1,4 @@
-"""Recorded trainings of listed graphs: scores by hand, fidelity, repeats, failures, caps and simulated time."""
+"""Recorded trainings of listed graphs: scores by hand, fidelity, repeats, failures, caps and training seconds."""
 
 import math
 from collections.abc import Callable
@@ -10,10 +10,9 @@ import pytest
 from gflownet.config import load_config, with_task_options
 from gflownet.envs.catalogue import CatalogueEnv
 from gflownet.errors import UserError
-from gflownet.evaluation.dispatcher import Dispatcher
-from gflownet.evaluation.executors.simulated import SimulatedExecutor
-from gflownet.evaluation.halving import build_halving
+from gflownet.evaluation.halving import HalvingEvaluator, build_halving
 from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.task import TRAINING_SECONDS
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.listed_graphs import Graph, read_listed_graphs
 from tasks.catalogue import CatalogueTask, CatalogueTaskConfig
@@ -63,8 +62,10 @@ def test_score_is_that_of_the_best_epoch(make):
     assert score.num_parameters == 1002
     assert task.test(graphs[2], seed=0) == pytest.approx(perplexity_score(4 + 0.2 - 0.3 - 0.5))
     assert task.max_fidelity == NUM_EPOCHS
-    assert task.simulated_seconds(graphs[3], fidelity=None, state=None) == 9 * 13
-    assert task.simulated_seconds(graphs[3], fidelity=5, state={"fidelity": 2}) == 3 * 13
+    assert task.evaluate(graphs[3], seed=0).metrics[TRAINING_SECONDS] == 9 * 13
+    (part,) = task.train_many(graphs[3:4], seeds=[0], fidelity=5, schedule=9, states=[{"fidelity": 2}])
+    assert not isinstance(part, Exception)
+    assert part.score().metrics[TRAINING_SECONDS] == 3 * 13
     assert task.refusal(graphs[5]) is None
     assert task.refusal(graphs[6]) == "expected at most 1005 of num_params (task_options.max), got 1006"
 
@@ -106,9 +107,6 @@ def test_failed_training_fails_after_its_last_epoch(make):
     assert not isinstance(early, Exception)
     assert isinstance(late, ValueError)
     assert early.score().value == pytest.approx(perplexity_score(3.0))
-    # An epoch takes 11 s; the third one ends the training.
-    assert task.simulated_seconds(graphs[1], fidelity=None, state=None) == 33
-    assert task.simulated_seconds(graphs[1], fidelity=2, state=None) == 22
 
 
 @pytest.mark.parametrize("value", [0.9, [0.7, 0.9]])
@@ -157,28 +155,26 @@ def test_results_that_do_not_fit_raise_one_line(lines, overrides, message, make)
     assert "\n" not in str(error.value)
 
 
-def simulated(task: CatalogueTask, graphs: list[Graph], folder: Path, *, halves: bool) -> tuple[float, Dispatcher]:
-    overrides = ["evaluation.halving.min_fidelity=1"] if halves else []
+def training_seconds(task: CatalogueTask, graphs: list[Graph], folder: Path, *overrides: str) -> tuple[float, Any]:
+    """Return the training seconds of all rows, and the evaluator."""
     config = load_config("catalogue", overrides)
-    with EvaluationStore(folder / f"{halves}.sqlite") as store:
-        executor, halving = SimulatedExecutor(task, capacity=1), build_halving(task, config)
-        dispatcher = dispatcher_of(task, store, executor, config=config.evaluation, halving=halving)
-        dispatcher.evaluate(graphs, step=1)
-    return dispatcher.budget.seconds, dispatcher
+    with EvaluationStore(folder / f"{len(overrides)}.sqlite") as store:
+        dispatcher, halving = dispatcher_of(task, store, config=config.evaluation), build_halving(task, config)
+        evaluator = dispatcher if halving is None else HalvingEvaluator(dispatcher, halving)
+        assert len(evaluator.evaluate(graphs, step=1)) == dispatcher.num_evaluated == len(graphs)
+        return sum(row.metrics[TRAINING_SECONDS] for row in store), evaluator
 
 
-def test_halving_evaluates_more_candidates_per_simulated_second(make, tmp_path):
+def test_halving_evaluates_more_candidates_per_second_of_training(make, tmp_path):
     """Rungs 1 and 3 of 9 epochs. Losses rise from graph to graph: only the first three, which are not judged, go on."""
     task, graphs = make(recipes())
-    full, _ = simulated(task, graphs, tmp_path, halves=False)
+    full, _ = training_seconds(task, graphs, tmp_path)
     assert full == sum(9 * (10 + position) for position in range(24))
-    parts, dispatcher = simulated(task, graphs, tmp_path, halves=True)
-    assert dispatcher.num_evaluated == 24
+    parts, evaluator = training_seconds(task, graphs, tmp_path, "evaluation.halving.min_fidelity=1")
     # Graphs 0 to 2 are trained to the end, graph 3 and later ones are behind graph 0 after the first epoch: for one in
     # three candidates the best 1, 2, ... of 3, 6, ... go on, all of which came first.
     assert parts == sum(9 * (10 + position) for position in range(3)) + sum(10 + p for p in range(3, 24))
-    assert dispatcher.halving is not None
-    assert dispatcher.halving.num_stopped == 21
+    assert evaluator.halving.num_stopped == 21
 
 
 def test_real_cells_are_read():

@@ -14,7 +14,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.config import BudgetConfig
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.store import EvaluationStore
-from gflownet.evaluation.task import Cost
+from gflownet.evaluation.task import TRAINING_SECONDS, Cost
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from tasks.cells import CellsConfig, CellsTask
@@ -141,16 +141,11 @@ def test_invalid_sizes_and_seconds_raise(small):
         small(changed(4, "10,52,62,7,-1").replace("flops", "train_seconds"))
 
 
-def test_rule_for_seconds_is_logged_once(small, caplog):
-    cell = Assignment(("a", "b"), ("skip", "conv"))
-    task = small()
-    first, second = (task.simulated_seconds(cell, fidelity=None, state=None) for _ in range(2))
-    assert first == second > 60
-    (record,) = caplog.records
-    message = "has no column train_seconds; simulated seconds are those of a rule, not measurements"
-    assert record.getMessage().endswith(message)
-    small("\n".join(LINES).replace("flops", "train_seconds")).simulated_seconds(cell, fidelity=None, state=None)
-    assert len(caplog.records) == 1
+def test_training_seconds_are_a_metric(small):
+    cell, text = Assignment(("a", "b"), ("skip", "conv")), "\n".join(LINES)
+    assert TRAINING_SECONDS not in small().evaluate(cell, seed=0).metrics
+    for task in small(text.replace("flops", "train_seconds")), small(text, "task_options.seconds_column=flops"):
+        assert task.evaluate(cell, seed=0).metrics[TRAINING_SECONDS] == 8
 
 
 def test_column_named_parameters_is_an_objective(small):

@@ -34,19 +34,13 @@ class Executor(Closing, ABC):
     """
 
     isolates: ClassVar[bool] = True  # jobs run in other processes: a candidate cannot end the main process
-    # Called with lines for the user, and with the device that evaluation.device=auto stands for.
+    # Called with lines for the user.
     notify: Callable[[str], None] = staticmethod(lambda line: None)
-    choose: Callable[[str], None] = staticmethod(lambda device: None)
 
     @property
     @abstractmethod
     def capacity(self) -> int:
         """Return the number of jobs that run at the same time."""
-
-    @property
-    def simulated_clock(self) -> Callable[[], float] | None:
-        """Return the clock of budget.seconds and of timeouts, which `wait` advances; None: time is real."""
-        return None
 
     @abstractmethod
     def submit(self, job: Job, *, deadline: float | None) -> Handle:

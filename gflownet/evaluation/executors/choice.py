@@ -7,17 +7,19 @@ from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.executors.devices import DEVICES, slots_of
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.executors.machine import num_cores
-from gflownet.evaluation.executors.simulated import SimulatedExecutor
 from gflownet.evaluation.task import GFNTask
 
 
 def chosen_executor(config: EvaluationConfig, task: GFNTask) -> str:
-    """Return inline, pool, ray or simulated."""
+    """Return inline, pool or ray."""
     if config.executor != "auto":
         return config.executor
     if config.device not in ("auto", "cpu"):
         return "pool"
-    return "inline" if task.is_cheap or num_cores() < 2 else "pool"
+    if task.is_cheap:
+        return "inline"
+    has_places = num_cores() > 1 or slots_of(config, DEVICES, task=task)[0].is_accelerator
+    return "pool" if has_places else "inline"
 
 
 def places(task: GFNTask, config: EvaluationConfig) -> int:
@@ -26,18 +28,14 @@ def places(task: GFNTask, config: EvaluationConfig) -> int:
     Raises:
         UserError: evaluation.device names a device that is not there.
     """
-    name = chosen_executor(config, task)
-    if name == "simulated":
-        return config.capacity or 1
-    return len(slots_of(config, DEVICES)) if name == "pool" else 1
+    return len(slots_of(config, DEVICES, task=task)) if chosen_executor(config, task) == "pool" else 1
 
 
 def build_executor(task: GFNTask, config: EvaluationConfig) -> Executor:
     """Return the executor of a config; its processes start with the first job.
 
     Raises:
-        UserError: the executor needs a package that is not installed, the task cannot be sent to a process, or it
-            has no simulated seconds.
+        UserError: the executor needs a package that is not installed, or the task cannot be sent to a process.
     """
     name = chosen_executor(config, task)
     if name == "ray":
@@ -48,6 +46,4 @@ def build_executor(task: GFNTask, config: EvaluationConfig) -> Executor:
         from gflownet.evaluation.executors.pool import PoolExecutor
 
         return PoolExecutor(task, config)
-    if name == "simulated":
-        return SimulatedExecutor(task, capacity=places(task, config))
     return InlineExecutor(task)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +19,7 @@ import torch
 from gflownet.errors import UserError
 from gflownet.evaluation.config import EvaluationConfig, device_names
 from gflownet.evaluation.executors.machine import cause_of_no_cuda_device, num_cores, num_cuda_devices
+from gflownet.evaluation.task import GFNTask
 
 # Assumed memory of a GPU per process: libraries and kernels, outside the share that torch limits, and a candidate.
 _CONTEXT_BYTES, _CANDIDATE_BYTES = 500_000_000, 1_500_000_000
@@ -107,18 +107,21 @@ def _cuda_memories(visible: str | None) -> tuple[int, ...]:
         return ()
 
 
-def slots_of(config: EvaluationConfig, devices: Devices, *, names: Sequence[str] = ()) -> tuple[Slot, ...]:
+def slots_of(config: EvaluationConfig, devices: Devices, *, task: object = None) -> tuple[Slot, ...]:
     """Return the slots of a pool: those of GPUs by turns, then those of the cores.
 
     Args:
-        config: slots_per_device and capacity.
+        config: device, slots_per_device and capacity.
         devices: of this machine.
-        names: of devices; empty: evaluation.device, where auto stands for the cores.
+        task: with device=auto, a task that overrides `to_device` has the GPUs, if there are any; others the cores.
 
     Raises:
         UserError: a device is not there.
     """
-    names = tuple(names) or device_names(config.device)
+    names = device_names(config.device)
+    trains_anywhere = isinstance(task, GFNTask) and type(task).to_device is not GFNTask.to_device
+    if names == ("auto",) and trains_anywhere and devices.memories():
+        names = ("cuda",)
     gpus = [each for name in names if name not in ("auto", "cpu") for each in _numbered(name, devices, config.device)]
     num = config.slots_per_device
     of_each = {name: num or _num_slots(size, num_devices=len(gpus)) for name, size in gpus}

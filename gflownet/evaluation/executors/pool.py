@@ -18,7 +18,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from types import ModuleType
 from typing import Any
 
@@ -114,11 +113,7 @@ class PoolExecutor(Executor):
         """
         parts = PickledTask.of(task) if isinstance(task, GFNTask) else task
         self._config, self._devices = config, devices
-        self._slots = tuple(slots) or slots_of(config, devices)
-        self._accelerators: tuple[Slot, ...] = ()  # that auto may choose with the first job
-        is_measured = isinstance(task, GFNTask) and type(task).seconds_per_step is not GFNTask.seconds_per_step
-        if is_measured and not slots and config.device == "auto" and devices.memories():
-            self._accelerators = slots_of(config, devices, names=["cuda"])
+        self._slots = tuple(slots) or slots_of(config, devices, task=task)
         self._slot_folder: SlotFolder | None = None
         self._lost: dict[int, str] = {}  # reasons by the number of the slot
         limit = memory_per_process(config.memory_limit, capacity=len(self._slots))
@@ -135,8 +130,6 @@ class PoolExecutor(Executor):
         return len(self._slots) - len(self._lost)
 
     def submit(self, job: Job, *, deadline: float | None) -> Handle:
-        if self._accelerators:
-            self._choose_device(job)
         handle = Handle(job)
         self._schedule(handle, pickled(job, "candidates: expected graphs"), deadline)
         return handle
@@ -266,45 +259,6 @@ class PoolExecutor(Executor):
             if device not in before:
                 self.notify(f"evaluation.device: lost {device}, its candidates go to the other slots: {reason}")
                 before.add(device)
-
-    def _choose_device(self, job: Job) -> None:
-        """Choose the cores or the accelerators for the run: those with more training steps of a candidate per second.
-
-        All slots of the accelerators measure at the same time.
-        """
-        cores, self._slots, self._accelerators = self._slots, self._accelerators, ()
-        try:
-            seconds = self._seconds_per_step(Job(job.candidates[:1], job.seeds[:1], measures_device=True))
-            rates = len(cores) / seconds[0], self.capacity / seconds[1]
-            reason = f"{rates[0]:.3g} steps per second on {len(cores)} cores, {rates[1]:.3g} on {self.capacity} slots"
-        except UserError as error:
-            rates, reason = (1.0, 0.0), f"its first candidate cannot be measured on cuda: {error}"
-        choice = "cuda" if rates[1] > rates[0] else "cpu"
-        if choice == "cpu":
-            self._end_pool()
-            self._remove_slot_folder()
-            self._slots, self._lost = cores, {}
-        self.notify(f"evaluation.device=auto: {choice} ({reason})")
-        self.choose(choice)
-
-    def _seconds_per_step(self, probe: Job) -> tuple[float, float]:
-        """Return the median seconds of a training step on the cores and on a slot.
-
-        Raises:
-            UserError: with the error of a measurement.
-        """
-        handles = [self.submit(probe, deadline=child.START_LIMIT_S) for _ in self._slots]
-        try:
-            while waiting := [handle for handle in handles if handle.outcomes is None]:
-                self.wait(waiting, timeout=None)
-        finally:
-            for handle in handles:
-                self.cancel(handle)
-        outcomes = [outcome for handle in handles for outcome in handle.outcomes or ()]
-        for outcome in outcomes:
-            if outcome.error is not None:
-                raise UserError(outcome.error)
-        return median(outcome.curve[0] for outcome in outcomes), median(outcome.curve[1] for outcome in outcomes)
 
     def _replace(self, pool: ProcessPool, reason: str) -> None:
         """End a broken pool, once for all its jobs; the next job starts another one."""

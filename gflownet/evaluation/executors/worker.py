@@ -19,14 +19,14 @@ import threadpoolctl
 import torch
 
 from gflownet.errors import UserError
-from gflownet.evaluation.execution import attempt, describe, failure, is_device_error, is_out_of_memory
+from gflownet.evaluation.execution import attempt, describe, is_device_error, is_out_of_memory
 from gflownet.evaluation.executors.descendants import adopt_orphans, end_descendants, end_with_parent, has_descendants
 from gflownet.evaluation.executors.devices import CORE, DEVICES, Devices, Slot
 from gflownet.evaluation.executors.forkserver import THREAD_LIMITS
 from gflownet.evaluation.executors.process_state import OwnNames, ProcessState
 from gflownet.evaluation.executors.server import loaded_sources
 from gflownet.evaluation.executors.sources import TaskSources
-from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
+from gflownet.evaluation.job import EvaluationStatus, Outcome
 from gflownet.evaluation.task import GFNTask
 
 _FILES = "/proc/self/fd"
@@ -186,8 +186,7 @@ def _serve(task: GFNTask, connection: Connection, devices: Devices | None) -> No
         message = connection.recv_bytes()
         try:
             job = pickle.loads(message)
-            is_probe = job.measures_device
-            outcomes, num_finished = ((_measured(task, job),), 1) if is_probe else attempt(task, job, report=report)
+            outcomes, num_finished = attempt(task, job, report=report)
         except UserError as error:
             connection.send_bytes(reply(ReplyKind.REFUSED, str(error).encode(errors="replace")))
             continue
@@ -204,17 +203,3 @@ def _serve(task: GFNTask, connection: Connection, devices: Devices | None) -> No
             devices.give_back()
         kind = ReplyKind.DONE_AND_LEAVING if is_leaving else ReplyKind.DONE
         connection.send_bytes(reply(kind, pickle.dumps((outcomes, num_finished))))
-
-
-def _measured(task: GFNTask, job: Job) -> Outcome:
-    """Return the seconds of a training step of a candidate on the cores and on the slot's device, as a curve."""
-    device, seconds = task.device, []
-    try:
-        for each in (torch.device("cpu"), device):
-            task.to_device(each)
-            seconds.append(task.seconds_per_step(job.candidates[0], seed=job.seeds[0]))
-    except Exception as error:
-        return failure(error, 0.0)
-    finally:
-        task.to_device(device)
-    return Outcome(EvaluationStatus.OK, 0.0, curve=tuple(seconds))

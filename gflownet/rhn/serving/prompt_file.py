@@ -1,15 +1,11 @@
-"""Read a file of prompts and write a file of answers, one line each; a second run answers the missing prompts."""
+"""Prompts of a file, one per line, and the new file of their answers."""
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any
 
 from gflownet.errors import UserError
 from gflownet.files import parse_json
@@ -82,67 +78,12 @@ def _parse(where: str, line: str, defaults: Mapping[str, Any]) -> tuple[str, dic
     return prompt, record
 
 
-class AnswerFile:
-    """A file of answers, one JSON object per line in order of completion, locked by one process."""
-
-    def __init__(self, path: Path) -> None:
-        """Open or create the file, and remove an incomplete last line of a killed process.
-
-        Raises:
-            UserError: the file cannot be written, or another process has locked it.
-        """
-        self._path = path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab+")
-        except OSError as error:
-            raise UserError(f"--out: cannot write the file {path} ({error})") from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise UserError(f"--out: another run writes to {path}") from None
-        self._file.seek(0)
-        self._lines = self._file.read().split(b"\n")
-        incomplete = self._lines.pop()
-        self._file.truncate(self._file.tell() - len(incomplete))
-
-    def unanswered(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Return the prompts without an record in the file when it was opened.
-
-        Raises:
-            UserError: an invalid line, or an answer to another prompt or with other options.
-        """
-        by_line = {prompt.line: prompt for prompt in prompts}
-        done = set()
-        for number, record in self._answers():
-            prompt = by_line.get(record["line"])
-            if prompt is None or any(record.get(name) != value for name, value in prompt.record().items()):
-                expected = "expected an answer to one of these prompts with these options"
-                raise UserError(f"--out: {self._path}: line {number}: {expected}, got {record.get('prompt')!r:.80}")
-            done.add(prompt.line)
-        return [prompt for prompt in prompts if prompt.line not in done]
-
-    def _answers(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        for number, line in enumerate(self._lines, 1):
-            try:
-                record = parse_json(line)
-            except ValueError:
-                record = None
-            if not isinstance(record, dict) or not isinstance(record.get("line"), int):
-                raise UserError(f"--out: {self._path}: line {number}: expected an answer, got {line[:80]!r}")
-            yield number, record
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Append and flush an answer; it survives a kill of the process."""
-        self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
-        self._file.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
+def new_file(path: Path) -> IO[str]:
+    """Open a new file for answers. Raises UserError where there is one, or it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("x", encoding="utf-8")
+    except OSError as error:
+        if path.exists():
+            raise UserError(f"--out: expected a new file, got an existing one: {path}") from None
+        raise UserError(f"--out: cannot write the file {path} ({error})") from None

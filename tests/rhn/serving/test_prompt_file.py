@@ -1,15 +1,13 @@
-"""Files of prompts and answers: parsing, errors, and continued runs."""
+"""Files of prompts and answers: parsing and errors."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gflownet.errors import UserError
-from gflownet.rhn.serving.prompt_file import AnswerFile, Prompt, read_prompts
+from gflownet.rhn.serving.prompt_file import Prompt, new_file, read_prompts
 
 DEFAULTS = {"temperature": 1.0, "seed": 10}
 
@@ -58,64 +56,12 @@ def test_missing_prompt_file_raises(tmp_path: Path) -> None:
         read_prompts(tmp_path / "none.txt", DEFAULTS)
 
 
-PROMPTS = [Prompt(line, f"prompt {line}", {"seed": line}) for line in (1, 2, 5)]
-
-
-def answer_of(prompt: Prompt) -> dict[str, Any]:
-    return {**prompt.record(), "text": "é\n"}
-
-
-@pytest.mark.parametrize("lost", [0, 1, 20])
-def test_second_run_answers_the_remaining_prompts(lost: int, tmp_path: Path) -> None:
+def test_answer_file_is_new(tmp_path: Path) -> None:
     path = tmp_path / "new" / "answers.jsonl"
-    with AnswerFile(path) as answers:
-        assert answers.unanswered(PROMPTS) == PROMPTS
-        for prompt in PROMPTS[2:0:-1]:
-            answers.write(answer_of(prompt))
-    path.write_bytes(path.read_bytes()[: path.stat().st_size - lost])
-    with AnswerFile(path) as answers:
-        undone = answers.unanswered(PROMPTS)
-        assert undone == ([PROMPTS[0]] if lost == 0 else PROMPTS[:2])
-        for prompt in undone:
-            answers.write(answer_of(prompt))
-    written = [json.loads(line) for line in path.read_text().splitlines()]
-    assert sorted(written, key=lambda answer: answer["line"]) == [answer_of(prompt) for prompt in PROMPTS]
-    with AnswerFile(path) as answers:
-        assert answers.unanswered(PROMPTS) == []
-
-
-def test_write_flushes_the_answer(tmp_path: Path) -> None:
-    with AnswerFile(tmp_path / "answers.jsonl") as answers:
-        answers.write(answer_of(PROMPTS[0]))
-        assert json.loads((tmp_path / "answers.jsonl").read_text()) == answer_of(PROMPTS[0])
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("hello", "line 1: expected an answer, got "),
-        ('{"line": [1]}', "line 1: expected an answer, got "),
-        (json.dumps(answer_of(Prompt(3, "prompt 3", {"seed": 3}))), "line 1: expected an answer to one of these"),
-        (json.dumps(answer_of(Prompt(1, "other", {"seed": 1}))), "line 1: expected an answer to one of these"),
-        (json.dumps(answer_of(Prompt(1, "prompt 1", {"seed": 2}))), "line 1: expected an answer to one of these"),
-    ],
-)
-def test_answers_to_other_prompts_raise_and_stay(line: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
-    path.write_text(line + "\n")
-    with AnswerFile(path) as answers, pytest.raises(UserError, match=message):
-        answers.unanswered(PROMPTS)
-    assert path.read_text() == line + "\n"
-
-
-def test_answer_file_is_locked(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
-    with AnswerFile(path), pytest.raises(UserError, match="--out: another run writes to "):
-        AnswerFile(path)
-    with AnswerFile(path):
-        pass
-
-
-def test_unwritable_answer_file_raises(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--out: cannot write the file "):
-        AnswerFile(tmp_path)
+    with new_file(path) as answers:
+        answers.write("é\n")
+    with pytest.raises(UserError, match=r"^--out: expected a new file, got an existing one: .*answers\.jsonl$"):
+        new_file(path)
+    assert path.read_text(encoding="utf-8") == "é\n"
+    with pytest.raises(UserError, match=r"^--out: cannot write the file "):
+        new_file(path / "answers.jsonl")
