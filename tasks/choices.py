@@ -63,6 +63,10 @@ class ChoicesTask(TensorTask):
             GFNTask.__init__(self, config)
             self.max_score = 1.0
 
+    @property
+    def score_name(self) -> str:  # type: ignore[override]
+        return super().score_name if self._trains else GFNTask.score_name
+
     def data(self) -> Splits:
         splits = splits_of(self.config)
         splits = with_standard_targets(splits)

@@ -52,14 +52,15 @@ def folders_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Itera
 
 @pytest.fixture(autouse=True)
 def working_folder(folders_of_tests: Iterator[Path]) -> Iterator[Path]:
-    """Run a test in an empty folder, and let it end the threads that renew claims of evaluations."""
+    """Run a test in an empty folder, and let it end the threads that renew claims of evaluations.
+
+    The folder stays: processes of later tests may have been started in it.
+    """
     folder = next(folders_of_tests)
     folder.mkdir()
     before = set(threading.enumerate())
     with contextlib.chdir(folder):
         yield folder
-    with contextlib.suppress(OSError):  # not empty
-        folder.rmdir()
     for thread in set(threading.enumerate()) - before:
         if thread.name == "evaluation leases":
             thread.join(1.0)

@@ -1,4 +1,4 @@
-"""Rules of the source tree: layers of docs/architecture.md, circles, function length, names, docstrings."""
+"""Rules of the source tree: layers of docs/architecture.md, circles, lines, function length, names, docstrings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import functools
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,45 @@ import pytest
 
 MAX_FUNCTION_LINES = 60
 FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
+# The ratchet: at most so many lines of Python per room, words of docs, and files of the package. A commit that shortens
+# a room lowers its budget; a room only grows by what an issue names.
+LINE_BUDGETS = {
+    "gflownet": 74_844,
+    "tests": 62_749,
+    "gflownet/evaluation": 10_638,
+    "scripts": 8_378,
+    "gflownet/autodiff": 6_521,
+    "gflownet/rhn": 5_466,
+    "gflownet/graphs": 4_717,
+    "gflownet/run": 4_641,
+    "gflownet/search": 4_627,
+    "gflownet/envs": 4_499,
+    "gflownet/report": 3_983,
+    "gflownet/operations": 3_669,
+    "gflownet/translation": 3_566,
+    "gflownet/mdp": 3_489,
+    "gflownet/certificate": 2_725,
+    "gflownet/cli": 1_835,
+    "gflownet/*.py": 1_706,
+    "gflownet/data": 1_660,
+    "gflownet/objectives": 1_627,
+    "gflownet/workers": 1_608,
+    "gflownet/testing": 1_343,
+    "gflownet/pictures": 1_273,
+    "gflownet/language": 1_238,
+    "gflownet/policy": 934,
+    "gflownet/training": 732,
+    "gflownet/learning": 687,
+    "gflownet/records": 640,
+    "gflownet/metrics": 387,
+    "gflownet/comparison": 355,
+    "gflownet/scaffold": 143,
+    "gflownet/utils": 135,
+}
+NUM_PACKAGE_FILES = 425
+NUM_DOC_WORDS = 82_059
+# Lines that a room may have below its budget before the budget has to follow.
+SLACK = 150
 # Top-level folders with Python code.
 SOURCE_FOLDERS = ("gflownet", "tasks", "scripts", "tests")
 
@@ -230,6 +270,29 @@ def file_circle_problems(root: Path) -> list[str]:
     return [f"circle of {', '.join(circle)}" for circle in sorted(circles)]
 
 
+def lines_of_rooms(root: Path) -> dict[str, int]:
+    """Return the lines of Python of the package, each of its rooms, tests and scripts."""
+    lines: Counter[str] = Counter()
+    for folder in ("gflownet", "tests", "scripts"):
+        for path in (root / folder).rglob("*.py"):
+            parts = path.relative_to(root).parts
+            length = len(path.read_text(encoding="utf-8").splitlines())
+            lines[folder] += length
+            if folder == "gflownet":
+                lines[f"gflownet/{parts[1] if len(parts) > 2 else '*.py'}"] += length
+    return dict(lines)
+
+
+def budget_problems(root: Path, budgets: Mapping[str, int]) -> list[str]:
+    """Return the rooms with more lines than their budget, or so few that it can be lowered."""
+    lines = lines_of_rooms(root)
+    return [
+        f"{room}: {lines.get(room, 0):,} lines, budget {budgets.get(room, 0):,}"
+        for room in sorted(lines | dict(budgets))
+        if not 0 <= budgets.get(room, 0) - lines.get(room, 0) <= (SLACK if "/" in room else 4 * SLACK)
+    ]
+
+
 def length_problems(root: Path) -> list[str]:
     """Return the functions with more than MAX_FUNCTION_LINES lines."""
     return [
@@ -274,6 +337,30 @@ CHECKS = (
 def test_source_tree_satisfies_every_check(checkout: Path) -> None:
     """One test, because the checks share the parsed files."""
     assert [problem for check in CHECKS for problem in check(checkout)] == []
+
+
+def test_lines_are_within_their_budgets(checkout: Path) -> None:
+    assert budget_problems(checkout, LINE_BUDGETS) == []
+    assert len(list((checkout / "gflownet").rglob("*.py"))) <= NUM_PACKAGE_FILES
+    pages = [path for path in (checkout / "docs").rglob("*.md") if "_build" not in path.parts]
+    assert sum(len(path.read_text(encoding="utf-8").split()) for path in pages) <= NUM_DOC_WORDS
+
+
+def test_budgets_detect_a_new_module_and_one_that_is_gone(tmp_path: Path) -> None:
+    module, new = tmp_path / "gflownet" / "mdp" / "a.py", tmp_path / "gflownet" / "mdp" / "b.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("x = 1\n" * 500)
+    budgets = lines_of_rooms(tmp_path)
+    assert budgets == {"gflownet": 500, "gflownet/mdp": 500}
+    assert budget_problems(tmp_path, budgets) == []
+    new.write_text("x = 1\n" * 50)
+    assert budget_problems(tmp_path, budgets) == [
+        "gflownet: 550 lines, budget 500",
+        "gflownet/mdp: 550 lines, budget 500",
+    ]
+    new.unlink()
+    module.write_text("x = 1\n" * 300)
+    assert budget_problems(tmp_path, budgets) == ["gflownet/mdp: 300 lines, budget 500"]
 
 
 # Violations that a check must detect: check, file, text of the file, words of the problem.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
@@ -15,7 +14,6 @@ from gflownet.run.logging import MetricsFile
 from gflownet.train import main
 from tests.disk_limits import file_size_limit, small_file_system
 from tests.tiny_run import metric_rows
-from tests.toy_tasks import RewardsNodesOrEdges
 
 SETTINGS = (
     "task=tests.toy_tasks:RewardsNodesOrEdges",
@@ -101,22 +99,6 @@ def test_run_on_full_disk_resumes(finished, tmp_path, capsys, num_free):
         filler.unlink()
         assert run(disk / "run", "resume=auto") == 0
         assert metric_rows(disk / "run") == metric_rows(finished)
-
-
-class WritesTheReport(RewardsNodesOrEdges):
-    """Puts its own file in the place of the report's."""
-
-    def test(self, graph, *, seed):
-        (Path(cast(Any, self.config).log_dir) / "top_architectures.json").write_text("mine")
-
-
-def test_report_on_full_disk_is_printed(tmp_path, capsys):
-    assert run(tmp_path / "run", "task=tests.test_full_disk:WritesTheReport", "num_training_steps=1") == 2
-    shown = capsys.readouterr()
-    assert "best architectures" in shown.out
-    assert shown.err.startswith("error: log_dir: expected only files that the run wrote, got ")
-    assert (tmp_path / "run" / "top_architectures.json").read_text() == "mine"
-    assert (tmp_path / "run" / "pareto_front.json").exists()
 
 
 def test_metrics_on_full_disk_raise(finished, tmp_path, capsys, monkeypatch):

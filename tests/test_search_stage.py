@@ -108,10 +108,11 @@ def test_sampler_of_continued_search_is_trained_again(tmp_path, capsys):
 
 def test_closing_line_without_policy(tmp_path, capsys, monkeypatch):
     refuses = ("task=tests.search.searches:FailsOrRefuses", "env.choices.places={a: [1], b: [0, 1], c: [0, 1], d: [2]}")
-    assert run(tmp_path / "run", "search.method=surrogate", *refuses, "certify=true") == 0
-    lines = capsys.readouterr().out.splitlines()
-    closing = [line for line in lines if not line.startswith(("time: ", "report: "))]
-    assert closing[-1].endswith("no policy was trained")
+    assert run(tmp_path / "run", "search.method=surrogate", *refuses, "certify=true") == 2
+    shown = capsys.readouterr()
+    assert "certificate: none, search.method=surrogate has trained no policy
+" in shown.out
+    assert shown.err.startswith("error: no evaluation was finished")
 
 
 def test_method_without_policy_is_not_certified_and_not_sampled(tmp_path, capsys):

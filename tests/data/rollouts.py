@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,8 @@ def parts(
     folder.mkdir(exist_ok=True)
     with EvaluationStore(folder / "store.sqlite") as store:
         evaluator = Dispatcher(built, store, InlineExecutor(built), config=built.config.evaluation, seed=0)
-        yield Parts(source, policy, evaluator, ReplayBuffer(replay), store)
+        with closing(evaluator):
+            yield Parts(source, policy, evaluator, ReplayBuffer(replay), store)
 
 
 def tensors(value: Any) -> list[torch.Tensor | None]:

@@ -96,7 +96,7 @@ def test_all_options_link_every_option() -> None:
     for row in options.documented_options():
         assert f"#{row.anchor})" in text
     assert "[`log_dir`](../run-folder.md#option-log-dir)" in text
-    assert r"norm\|value\|none" in text
+    assert r"auto\|inline\|pool\|ray" in text
 
 
 def test_navigation_holds_every_page_once(checkout: Path) -> None:

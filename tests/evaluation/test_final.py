@@ -1,6 +1,7 @@
 """The final stage on stub candidates: seeds, ranking, resume, stop, failures, references."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -284,7 +285,8 @@ def test_final_epochs_set_fidelity(store):
 def test_with_test_scores_uses_seed_of_search(kind):
     task = kind({"a": 0.5, "b": RuntimeError("no")})
     dispatcher = dispatcher_of(task, NoStore(), seed=SEED)
-    first, second = with_test_scores([row("a"), row("b")], dispatcher=dispatcher, from_dict=candidate_of, step=9)
+    with closing(dispatcher):
+        first, second = with_test_scores([row("a"), row("b")], dispatcher=dispatcher, from_dict=candidate_of, step=9)
     seed = candidate_seed(SEED, StubCandidate("a").canonical_hash())
     assert first.tests == pytest.approx([(0.5 + seed % 100 / 10_000) / 2])
     assert first.scores == ()
@@ -299,10 +301,11 @@ def test_with_test_scores_of_failing_executor():
 
     task = NoisyTask({"a": 0.5})
     dispatcher = dispatcher_of(task, NoStore(), Broken(task), seed=SEED)
-    (architecture,) = with_test_scores([row("a")], dispatcher=dispatcher, from_dict=candidate_of, step=9)
+    with closing(dispatcher):
+        (architecture,) = with_test_scores([row("a")], dispatcher=dispatcher, from_dict=candidate_of, step=9)
     assert str(architecture.test_error).startswith("OSError: no processes")
     stopped = dispatcher_of(task, NoStore(), seed=SEED, stopped=lambda: True)
-    with pytest.raises(EvaluationStoppedError):
+    with closing(stopped), pytest.raises(EvaluationStoppedError):
         with_test_scores([row("a")], dispatcher=stopped, from_dict=candidate_of, step=9)
 
 

@@ -28,7 +28,9 @@ def translated(row: type[Operation], inputs: dict[str, Shape], settings: dict) -
 
 def num_parameters(name: str, shape: Shape, **settings: object) -> int:
     row, inputs, complete = parts(name, shape, **settings)
-    return row.num_parameters(inputs, complete)
+    num = row.num_parameters(inputs, complete)
+    assert num is not None
+    return num
 
 
 def assert_equal_networks(ours: nn.Module, theirs: nn.Module, x: Tensor) -> None:

@@ -24,12 +24,17 @@ def load(*arguments: Any, **options: Any) -> TranslatedModel:
     return model
 
 
+def translated(projection: str) -> dict:
+    """Return the part of node-link data that holds the settings with which a graph was scored."""
+    return {"graph": {"translation": {"projection": projection}}}
+
+
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "top_architectures.json"
     entries = [
-        {"rank": 0, "graph": chain(3, 3, 2), "projection": "always", "validation_score": 0.9},
-        {"rank": 1, "graph": chain(3, 4, 2), "projection": "auto", "validation_score": 0.8},
+        {"rank": 0, "graph": chain(3, 3, 2) | translated("always"), "validation_score": 0.9},
+        {"rank": 1, "graph": chain(3, 4, 2) | translated("auto"), "validation_score": 0.8},
     ]
     path.write_text(json.dumps(entries))
     return path

@@ -123,11 +123,15 @@ def serve(options: argparse.Namespace) -> int:
     """Load the model, listen, and serve until a signal."""
     # Imported here, so that --help and option errors do not import torch or the web framework.
     try:
+        from gflownet.rhn.server.chat_template import load_chat_template
+
+        check_model_folder(options.folder)
+        template = load_chat_template(options.chat_template, options.chat_stop, options.folder)
+
         import uvicorn  # noqa: F401
 
         from gflownet.rhn.server.access import Access
         from gflownet.rhn.server.app import create_app
-        from gflownet.rhn.server.chat_template import load_chat_template
         from gflownet.rhn.server.service import Service
     except ModuleNotFoundError as error:
         raise UserError(f"missing package {error.name}: pip install 'gflownet[serve]'") from None
@@ -135,8 +139,6 @@ def serve(options: argparse.Namespace) -> int:
     from gflownet.rhn.serving.engine import Engine, EngineConfig
     from gflownet.rhn.serving.scheduler import SchedulerConfig
 
-    check_model_folder(options.folder)
-    template = load_chat_template(options.chat_template, options.chat_stop, options.folder)
     model, codec = load_text_model(options.folder)
     limits: Limits = options.limits
     # States have a constant size, so the limit of a request is its time, waiting included.

@@ -65,7 +65,9 @@ def load_chat_template(path: Path | None, stops: Sequence[str], folder: Path) ->
     chosen = path or own
     try:
         return ChatTemplate(chosen.read_text(encoding="utf-8"), tuple(stops))
-    except (OSError, ValueError, TemplateError) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--chat-template: {chosen}: cannot be read ({error})") from None
+    except (ValueError, TemplateError) as error:
         raise UserError(f"--chat-template: {chosen}: expected a Jinja2 template, got an error: {error}") from None
 
 

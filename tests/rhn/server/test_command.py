@@ -109,4 +109,4 @@ def test_invalid_chat_template_is_refused(tmp_path: Path, capsys: pytest.Capture
     template.write_text("{% for message in %}")
     said = refusal([folder, "--chat-template", template], capsys)
     assert said.startswith(f"error: --chat-template: {template}: expected a Jinja2 template, got an error: ")
-    assert "got an error: [Errno 2] No such file" in refusal([folder, "--chat-template", tmp_path / "none"], capsys)
+    assert "cannot be read ([Errno 2] No such file" in refusal([folder, "--chat-template", tmp_path / "none"], capsys)
