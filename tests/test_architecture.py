@@ -21,7 +21,7 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
     "gflownet": 74_844,
-    "tests": 62_749,
+    "tests": 62_748,
     "gflownet/evaluation": 10_638,
     "scripts": 8_378,
     "gflownet/autodiff": 6_521,

@@ -110,8 +110,7 @@ def test_closing_line_without_policy(tmp_path, capsys, monkeypatch):
     refuses = ("task=tests.search.searches:FailsOrRefuses", "env.choices.places={a: [1], b: [0, 1], c: [0, 1], d: [2]}")
     assert run(tmp_path / "run", "search.method=surrogate", *refuses, "certify=true") == 2
     shown = capsys.readouterr()
-    assert "certificate: none, search.method=surrogate has trained no policy
-" in shown.out
+    assert "certificate: none, search.method=surrogate has trained no policy" in shown.out
     assert shown.err.startswith("error: no evaluation was finished")
 
 
