@@ -115,7 +115,8 @@ def test_loaded_search_continues_with_its_results(method, tmp_path):
 def test_loaded_search_has_its_objectives_and_limits(tmp_path):
     search = start(objectives=("accuracy", "speed"), options=["evaluation.constraints.latency=2"])
     first, second = search.ask(2)
-    search.tell(first, {"accuracy": 0.25, "speed": float(np.float32(0.5))}, metrics={"latency": 3}, num_parameters=7)
+    scores: Any = {"accuracy": 0.25, "speed": np.float32(0.5)}
+    search.tell(first, scores, metrics={"latency": 3}, num_parameters=7)
     search.tell(second, error="out of memory")
     search.save(tmp_path / "search.json")
     loaded = Search.load(tmp_path / "search.json")
