@@ -21,7 +21,7 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
     "gflownet": 74_844,
-    "tests": 62_748,
+    "tests": 62_739,
     "gflownet/evaluation": 10_638,
     "scripts": 8_378,
     "gflownet/autodiff": 6_521,
@@ -53,7 +53,7 @@ LINE_BUDGETS = {
     "gflownet/utils": 135,
 }
 NUM_PACKAGE_FILES = 425
-NUM_DOC_WORDS = 82_059
+NUM_DOC_WORDS = 82_017
 # Lines that a room may have below its budget before the budget has to follow.
 SLACK = 150
 # Top-level folders with Python code.

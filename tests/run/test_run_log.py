@@ -44,19 +44,10 @@ def test_documented_metrics_are_complete(checkout: Path) -> None:
 
 def test_final_leaders(tmp_path: Path) -> None:
     assert final_leaders(tmp_path) == []
-    entry = {
-        "rank": 0,
-        "validation_score": 0.9,
-        "test_score": None,
-        "num_parameters": 12,
-        "graph": {"nodes": [], "edges": []},
-    }
+    graph: dict[str, list] = {"nodes": [], "edges": []}
+    entry = {"rank": 0, "validation_score": 0.9, "test_score": None, "num_parameters": 12, "graph": graph}
     final = {"mean": 0.8, "interval": [0.7, 0.9], "scores": [], "test_scores": [], "errors": []}
-    entries = [
-        entry,
-        {**entry, "rank": 1, "final": final, "weights": {}},
-        {**entry, "rank": 2, "network": entry["graph"]},
-    ]
+    entries = [entry, {**entry, "rank": 1, "final": final, "weights": {}}, {**entry, "rank": 2, "network": graph}]
     (tmp_path / "top_architectures.json").write_text(json.dumps(entries))
     (tmp_path / "architectures").mkdir()
     for rank in (1, 2):
