@@ -133,7 +133,7 @@ class GFNTask(Configurable, ABC):
                 names = ", ".join(self.objectives) or f"nothing, {config.task} has none"
                 raise ValueError(f"evaluation.objectives: expected some of {names}, got {name!r}")
             if self._has_no_direction(name) and any(map(_COST_NAME.fullmatch, re.split(r"[\W_]+", name.lower()))):
-                raise ValueError(f"evaluation.objectives: {self._asked_direction(name)}, got the name of a cost")
+                raise ValueError(f"evaluation.objectives: {self._missing_direction(name)}, got the name of a cost")
         self.limits = limits_of(config.evaluation.constraints, key="evaluation.constraints")
         self._reward_conditional = RewardConditional(config.cond, num_objectives=len(self.chosen_objectives))
 
@@ -341,7 +341,7 @@ class GFNTask(Configurable, ABC):
     def _has_no_direction(self, objective: str) -> bool:
         return type(self).utility is GFNTask.utility and objective not in self.costs
 
-    def _asked_direction(self, objective: str) -> str:
+    def _missing_direction(self, objective: str) -> str:
         name = type(self).__name__
         return (
             f"{objective}: expected its direction, {name}.costs = {{{objective!r}: value with utility 1/2}} where "
@@ -359,7 +359,7 @@ class GFNTask(Configurable, ABC):
             if name not in score.metrics:
                 raise ValueError(f"metrics: expected the objective {name}, got {', '.join(score.metrics) or 'none'}")
             if (value := score.metrics[name]) > 1 and self._has_no_direction(name):
-                raise ValueError(f"objective {self._asked_direction(name)}, got a value above 1, {value:g}")
+                raise ValueError(f"objective {self._missing_direction(name)}, got a value above 1, {value:g}")
             try:
                 value = float(self.utility(name, score.metrics[name]))
             except Exception as error:  # raised by the user's task

@@ -171,9 +171,9 @@ class ReportStage(Stage):
         """Log the best architectures as in top_architectures.json, and then the other candidates of the search."""
         if not run.logger.has_media:
             return
-        hashes = [each.record.hash for each in top]
-        records = [*(each.record for each in top), *best_within(run.store, NUM_LOGGED, self._parts.task.limits)]
-        records = [record for place, record in enumerate(records) if place < len(top) or record.hash not in hashes]
+        finalists = [each.record for each in top]
+        hashes, best = {each.hash for each in finalists}, best_within(run.store, NUM_LOGGED, self._parts.task.limits)
+        records = [*finalists, *(record for record in best if record.hash not in hashes)]
 
         def rows() -> list[Leader]:
             leaders = leaders_of(self._parts, records)

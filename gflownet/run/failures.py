@@ -37,17 +37,17 @@ def failure_line(evaluation: Evaluation) -> str:
 
 
 def refuse_failures(store: EvaluationStore, *, run: str, num_planned: int = 0, is_early: bool = False) -> None:
-    """Raise UserError where no architecture has a score, with the most frequent cause; early, if it is the only one."""
-    rows = [] if store.count(EvaluationStatus.OK) else [row for row in store if row.run == run]
-    kinds = Counter(failure_kind(row.status, row.error) for row in rows)
-    if is_early and len(kinds) > 1:
+    """Raise UserError where no architecture has a score, with the most frequent cause; `is_early` during the search."""
+    if store.count(EvaluationStatus.OK):
         return
+    rows = [row for row in store if row.run == run]
+    kinds = Counter(failure_kind(row.status, row.error) for row in rows)
     for kind, num in kinds.most_common(1):
         row = next(row for row in rows if failure_kind(row.status, row.error) == kind)
         cause = first_line(row.error) or row.status.words
         start = f"every evaluation failed, {num} of {len(rows)} with: {cause}; {'the search stops; ' * is_early}"
         raise UserError(f"{start}check that task, environment and evaluation.* fit together")
-    if num_planned and not rows and not store.count(EvaluationStatus.OK):
+    if num_planned and not rows:
         raise UserError("no evaluation was finished; a larger budget.seconds may help")
 
 

@@ -66,7 +66,6 @@ STATUS_FIGURES = (
     Figure("num_out_of_memory", "out of memory", "out of memory", "{:,.0f}".format, is_optional=True),
     Figure("num_refused", "refused by budget", "refused", "{:,.0f}".format, is_optional=True),
 )
-
 FINAL_FIGURES = (
     Figure("num_finalists", "candidates", "candidates", "{:,.0f}".format),
     Figure("num_new_seeds", "new seeds, at most", "new seeds", "{:,.0f}".format),

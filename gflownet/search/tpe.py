@@ -84,7 +84,7 @@ class TreeParzen(SearchMethod):
         """Return up to `num` candidates, fewer where the caps refuse nearly all."""
         trials: list[Any] = []
 
-        def asked(num: int) -> GraphStates:
+        def ask(num: int) -> GraphStates:
             trials.extend(new := [self._study.ask() for _ in range(num)])
             states = GraphStates.cat([construct(self.env, partial(_choose, trial)) for trial in new])
             for code, trial in zip(self.env.identify(states).tolist(), new, strict=True):
@@ -97,7 +97,7 @@ class TreeParzen(SearchMethod):
             self._study.sampler = self._optuna.samplers.TPESampler(
                 n_startup_trials=self.setup.config.options.num_startup, constant_liar=True, seed=seed
             )
-            states = allowed_states(self.setup, num, asked)
+            states = allowed_states(self.setup, num, ask)
         for trial in trials:  # failed ones are ignored: `observe` adds the result, after a resume as well
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         return states
