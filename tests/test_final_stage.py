@@ -1,10 +1,12 @@
 """Final stage of real runs: saved weights, report, stop and resume, honest intervals."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,19 +14,20 @@ from safetensors.torch import load_file
 import gflownet
 from gflownet.config import load_config
 from gflownet.evaluation.executors.base import Executor
-from gflownet.evaluation.final import TopArchitecture
+from gflownet.evaluation.final import Sizes, TopArchitecture
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.graphs.assignment import Assignment
 from gflownet.report.page import read_run
 from gflownet.report.verdict import spent_on
 from gflownet.rhn.checkpoint import describe
 from gflownet.rhn.network import RecurrentStack
-from gflownet.run.final_stage import best_tested
+from gflownet.run.final_stage import _races, best_tested, sizes_of
 from gflownet.train import main
 from gflownet.training.random_states import candidate_seed
 from tasks.digits import DigitsTask
 from tasks.images import ImagesTask
 from tasks.language import LanguageTask
+from tests.evaluation.candidates import StubTask, config_with, record
 from tests.small_run import run
 from tests.tiny_run import TINY_RUN, TINY_TASKS
 
@@ -161,3 +164,47 @@ def test_interval_of_rank_0_covers_further_seeds(tmp_path):
         margins.append((high - low) / 2)
     print(f"covered {covered} of 10, mean half-width {sum(margins) / 10:.4f}")
     assert covered >= 9
+
+
+class SizedTask(StubTask):
+    """Two objectives, the score and a cost."""
+
+    objectives = ("validation_accuracy", "parameters")
+    score_name = "validation_accuracy"
+    costs = MappingProxyType({"parameters": 100.0})
+
+
+def sized_parts(*options: str) -> Any:
+    config = config_with("evaluation.objectives=[validation_accuracy,parameters]", *options)
+    return SimpleNamespace(task=SizedTask({}, config), config=config)
+
+
+def sized_row(key: int, score: float, size: float) -> EvaluationRecord:
+    return record(str(key), score=float(score), metrics={"validation_accuracy": score, "parameters": size})
+
+
+def test_finalists_of_each_range_of_sizes_are_on_its_front():
+    parts, rng = sized_parts("final.top=2", "final.caps=[100,200,400]"), np.random.default_rng(0)
+    rows = [sized_row(i, *pair) for i, pair in enumerate(zip(rng.random(60), rng.integers(20, 600, 60), strict=True))]
+    sizes = sizes_of(parts, rows)
+    assert sizes == Sizes("parameters", (100, 200, 400))
+    races = _races(parts, rows, 10, sizes=sizes, before=[rows[0]])
+    assert [race.num_trainings for race in races] == [4, 3, 3]
+    assert sum(race.num_before for race in races) == sum(rows[0] in race.records for race in races)
+    for race, (low, high) in zip(races, pairwise((0, 100, 200, 400)), strict=True):
+        group = [row for row in rows if low < row.metrics["parameters"] <= high]
+        best, *others = race.records
+        assert best == max(group, key=lambda row: row.score)
+        for other in others:
+            assert not any(
+                row.score >= other.score and row.metrics["parameters"] < other.metrics["parameters"] for row in group
+            )
+
+
+def test_caps_are_shares_of_the_largest_size():
+    rows = [sized_row(0, 0.5, 7303), sized_row(1, 0.5, 20)]
+    sizes = sizes_of(sized_parts(), rows)
+    assert sizes is not None
+    assert sizes.caps == (920, 1900, 3700, 7400)
+    assert sizes_of(sized_parts("final.caps=[10]"), rows) is None, "every row is larger"
+    assert sizes_of(SimpleNamespace(task=StubTask({}), config=config_with()), rows) is None, "one score"

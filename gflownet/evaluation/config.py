@@ -194,6 +194,13 @@ class FinalConfig:
     )
     num_seeds: int = option(5, "maximum number of new seeds per finalist", AT_LEAST_ONE)
     epochs: int | None = option(None, "epochs or steps of these trainings; null: as in the search", AT_LEAST_ONE)
+    caps: list[float] = option(
+        [],
+        "with two objectives, the score and a cost: caps of the cost, up to each of which finalists are chosen and "
+        "compared; empty: 1/8, 1/4, 1/2 and all of the largest",
+        POSITIVE,
+        may_be_empty=True,
+    )
     num_random: int | None = option(
         None,
         "trainings of random architectures, searched and raced like those of the run, for comparison; null: as many as "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -49,21 +50,39 @@ class TopArchitecture:
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Caps of a metric, each with finalists of its own: those above the cap before."""
+
+    metric: str
+    caps: tuple[float, ...]  # increasing
+
+    def groups(self, architectures: Iterable[TopArchitecture]) -> list[int]:
+        """Return the number of the smallest cap above each architecture."""
+        return [bisect_left(self.caps, each.record.metrics[self.metric]) for each in architectures]
+
+    def best(self, architectures: Iterable[TopArchitecture], cap: float) -> TopArchitecture | None:
+        """Return the first of ranked architectures at or below a cap with trainings, none of them failed."""
+        fitting = (each for each in architectures if each.record.metrics[self.metric] <= cap)
+        return next((each for each in fitting if each.scores and not each.errors), None)
+
+
+@dataclass(frozen=True)
 class FinalStage:
     """Result of the final stage."""
 
     top: tuple[TopArchitecture, ...]  # best posterior mean first
     num_seeds: int
     fidelity: int | None  # epochs or steps of the trainings; None: the task's own evaluation
-    best_random: TopArchitecture | None = None
+    random_top: tuple[TopArchitecture, ...] = ()  # finalists of random architectures, best posterior mean first
     num_trainings: int = 0  # of the run, search and final stage
-    num_random: int = 0  # evaluated random architectures, of which `best_random` won
+    num_random: int = 0  # evaluated random architectures, of which `random_top` are the best
     num_random_trainings: int = 0  # of them, their race included
     correlation: float | None = None  # of ranks in the search and here, where the trainings have another length
     references: tuple[Reference, ...] = ()
     notes: tuple[str, ...] = ()  # lines for the user
     is_stopped: bool = False  # by a stop request
     is_complete: bool = True  # whether no stop request has ended the race
+    sizes: Sizes | None = None  # with two objectives, the second one a cost: finalists were chosen for each of its caps
 
 
 def check_final(config: FinalConfig, task: GFNTask) -> None:
@@ -257,42 +276,43 @@ class FinalTrainings:
 
     def run(
         self,
-        finalists: Finalists,
+        finalists: Sequence[Finalists],
         *,
         random_candidates: Sequence[Candidate] = (),
-        random_finalists: Callable[[Sequence[EvaluationRecord]], Finalists | None] = lambda records: None,
+        random_finalists: Callable[[Sequence[EvaluationRecord]], Sequence[Finalists]] = lambda records: (),
         num_planned: int = 0,
     ) -> FinalStage:
         """Race the finalists of the search and those of random architectures; measure the references.
 
         Args:
-            finalists: of the search.
+            finalists: of the search, one race or one per range of sizes.
             random_candidates: evaluated as in the search, with another seed.
-            random_finalists: returns those of the random architectures, given their successful rows; None: no race.
+            random_finalists: returns those of the random architectures, given their successful rows; empty: no race.
             num_planned: trainings of the random architectures, for the progress; 0: one of each.
         """
-        num_compared = num_planned or len(random_candidates)
-        self._num_planned = finalists.num_trainings + num_compared
+        num_compared, num_own = num_planned or len(random_candidates), sum(each.num_trainings for each in finalists)
+        self._num_planned = num_own + num_compared
         compared = f"{counted(len(random_candidates), 'random architecture')}, {counted(num_compared, 'training')}"
-        raced = f"{counted(len(finalists.records), 'finalist')}, {counted(finalists.num_trainings, 'training')}"
+        num_finalists = sum(len(each.records) for each in finalists)
+        raced = f"{counted(num_finalists, 'finalist')}, {counted(num_own, 'training')}"
         self.report_line(f"final stage: {raced} on new seeds; {compared}")
-        heat = self._heat(finalists)
-        heats = [heat]
+        heats = list(map(self._heat, finalists))
         singles = self._round(heats, [Request(candidate, repeat=RANDOM_REPEAT) for candidate in random_candidates])
         rows = [ticket.record for ticket in singles or () if ticket.record is not None]
         chosen = random_finalists([row for row in rows if row.status is EvaluationStatus.OK])
-        heats += [] if chosen is None or self.is_stopped else [self._heat(chosen)]
+        heats += [] if self.is_stopped else map(self._heat, chosen)
+        own, others = heats[: len(finalists)], heats[len(finalists) :]
         while not self.is_stopped and self._round(heats) is not None:
             pass
         is_complete = not self.is_stopped
         return FinalStage(
-            ranked(self._with_weights(heat.architectures(), offset=finalists.offset)),
+            ranked(self._with_weights(_architectures(own), offset=0)),
             num_seeds=self.config.num_seeds,
             fidelity=self.fidelity,
-            best_random=self._best(heats[1]) if len(heats) > 1 and is_complete else None,
+            random_top=ranked(self._with_weights(_architectures(others), offset=RANDOM_REPEAT)) if is_complete else (),
             num_random=len(rows),
-            num_random_trainings=len(rows) + sum(len(scores) for each in heats[1:] for scores in each.race.scores),
-            correlation=self._correlation(heat) if self.has_other_length else None,
+            num_random_trainings=len(rows) + sum(len(scores) for each in others for scores in each.race.scores),
+            correlation=_correlation(_architectures(own)) if self.has_other_length else None,
             references=self._references(),
             notes=tuple(self._notes),
             is_stopped=self.is_stopped,
@@ -372,15 +392,6 @@ class FinalTrainings:
     def _show(self, rows: Sequence[EvaluationRecord]) -> None:
         self.report_progress("final stage, trainings", len(rows), max(len(rows), self._num_planned), rows)
 
-    def _correlation(self, heat: _Heat) -> float | None:
-        """Return the rank correlation of the finalists' scores in the search and on new seeds, None if undefined."""
-        architectures = [each for each in heat.architectures() if each.scores and not each.errors]
-        value = rank_correlation([(each.record.score, each.mean) for each in architectures])
-        return None if math.isnan(value) else value
-
-    def _best(self, heat: _Heat) -> TopArchitecture:
-        return self._with_weights(list(ranked(heat.architectures())[:1]), offset=heat.finalists.offset)[0]
-
     def _with_weights(self, architectures: list[TopArchitecture], *, offset: int) -> list[TopArchitecture]:
         """Repeat the first training where its row is from an earlier process, for the weights."""
         missing = [each for each in architectures if each.scores and each.weights is None and not each.errors]
@@ -416,3 +427,14 @@ class FinalTrainings:
             return ()
         self.report_progress("final stage, references", 1, 1, self._rows)
         return references
+
+
+def _architectures(heats: Sequence[_Heat]) -> list[TopArchitecture]:
+    return [architecture for heat in heats for architecture in heat.architectures()]
+
+
+def _correlation(architectures: Sequence[TopArchitecture]) -> float | None:
+    """Return the rank correlation of the finalists' scores in the search and on new seeds, None if undefined."""
+    complete = [each for each in architectures if each.scores and not each.errors]
+    value = rank_correlation([(each.record.score, each.mean) for each in complete])
+    return None if math.isnan(value) else value

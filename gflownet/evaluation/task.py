@@ -247,11 +247,13 @@ class GFNTask(Configurable, ABC):
         first = differing([each for each in values if each is not None])
         return ["" if each is None else as_yaml(each, first=first) for each in values]
 
-    def load_line(self, candidate: Any, path: Path, *, has_weights: bool) -> str:
-        """Return the Python that loads rank 0 of a file with entries; empty where no module is known."""
+    def load_line(self, candidate: Any, path: Path, *, has_weights: bool, rank: int = 0) -> str:
+        """Return the Python that loads a rank of a file with entries; empty where no module is known."""
         if self.network(candidate) is None and "module" not in self.description(candidate):
             return ""
-        return f'import gflownet; model = gflownet.load("{path}", rank=0{"" if has_weights else ", weights=False"})'
+        return (
+            f'import gflownet; model = gflownet.load("{path}", rank={rank}{"" if has_weights else ", weights=False"})'
+        )
 
     def next_step(self, candidate: Any, folder: Path) -> str:
         """Return a line about what to do with the best candidate of a run folder; empty: none."""

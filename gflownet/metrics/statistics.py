@@ -29,24 +29,40 @@ class Interval:
         return self.low <= value <= self.high
 
 
-def simultaneous_intervals(samples: Sequence[Sequence[float]]) -> list[Interval]:
-    """Return the mean of each sample with intervals that cover all true means at once, at 95 %.
+def standard_errors(samples: Sequence[Sequence[float]], groups: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
+    """Return the standard errors of K means, and their degrees of freedom, [K] each; NaN without any.
 
-    Valid for any of them afterwards, also for that of the largest mean. Student's t with the variance pooled over the
-    samples and Šidák's level 0.95^(1/K) of each of K intervals (Šidák 1967). A single observation in every sample
-    has no interval.
+    The variance is pooled over all samples. With the group of each sample it is that of the group, in which the pooled
+    variance counts as two degrees of freedom (a moderated variance: Smyth 2004, section 4, with d_0 = 2).
     """
     values = [np.asarray(sample, dtype=float) for sample in samples]
-    num_freedom = sum(len(sample) - 1 for sample in values)
-    means = [float(sample.mean()) for sample in values]
-    if not num_freedom:
+    num = np.array([len(sample) for sample in values], dtype=float)
+    squares = np.array([((sample - sample.mean()) ** 2).sum() for sample in values])
+    num_freedom, total = np.full(len(num), (num - 1).sum()), np.full(len(num), squares.sum())
+    with np.errstate(invalid="ignore"):
+        variance = total / num_freedom
+        if len(groups):
+            is_same = np.asarray(groups)[:, None] == np.asarray(groups)
+            num_freedom = (is_same @ (num - 1) + 2) * (num_freedom > 0)
+            variance = (is_same @ squares + 2 * variance) / num_freedom
+        return np.sqrt(variance / num), num_freedom
+
+
+def simultaneous_intervals(samples: Sequence[Sequence[float]], groups: Sequence[int] = ()) -> list[Interval]:
+    """Return the mean of each sample with intervals that cover all true means at once, at 95 %.
+
+    Valid for any of them afterwards, also for that of the largest mean. Student's t with the variance of
+    `standard_errors`, and Šidák's level 0.95^(1/K) of each of K intervals (Šidák 1967). A single observation in every
+    sample has no interval.
+    """
+    means = [float(np.mean(sample)) for sample in samples]
+    error, num_freedom = standard_errors(samples, groups)
+    if not num_freedom.any():
         return [Interval(mean, math.nan, math.nan) for mean in means]
-    deviation = math.sqrt(sum(float(((sample - sample.mean()) ** 2).sum()) for sample in values) / num_freedom)
     from scipy import stats
 
-    quantile = float(stats.t.ppf((1 + LEVEL ** (1 / len(values))) / 2, num_freedom))
-    margins = [quantile * deviation / math.sqrt(len(sample)) for sample in values]
-    return [Interval(mean, mean - margin, mean + margin) for mean, margin in zip(means, margins, strict=True)]
+    margins = stats.t.ppf((1 + LEVEL ** (1 / len(means))) / 2, num_freedom) * error
+    return [Interval(mean, mean - margin, mean + margin) for mean, margin in zip(means, margins.tolist(), strict=True)]
 
 
 def bootstrap(statistic: Callable[..., np.ndarray], samples: Sequence[np.ndarray], *, seed: int) -> Interval:

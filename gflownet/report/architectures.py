@@ -13,7 +13,7 @@ from typing import Any
 from safetensors.torch import save
 
 from gflownet.errors import counted
-from gflownet.evaluation.final import TopArchitecture
+from gflownet.evaluation.final import Sizes, TopArchitecture
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
 from gflownet.files import parse_json, read_entries, sealed, write_whole
@@ -32,6 +32,7 @@ def write_top_architectures(
     task: GFNTask,
     from_dict: Callable[[dict[str, Any]], Any],
     write: Callable[[Path, bytes | str], None] = write_whole,
+    sizes: Sizes | None = None,
 ) -> list[dict[str, Any]]:
     """Write the best architectures with scores, drawings and trained weights, and return the entries of the file.
 
@@ -41,10 +42,11 @@ def write_top_architectures(
         task: has the translation settings.
         from_dict: builds a terminal object from node-link data.
         write: writes a file.
+        sizes: the ranges of sizes in which they were chosen.
     """
     entries = []
     graphs = [from_dict(json.loads(architecture.record.graph)) for architecture in top]
-    rows = zip(top, final_intervals(top), graphs, task.settings(graphs), strict=True)
+    rows = zip(top, final_intervals(top, sizes), graphs, task.settings(graphs), strict=True)
     for rank, (architecture, interval, graph, settings) in enumerate(rows):
         name = f"rank_{rank}"
         if (network := task.network(graph)) is not None:
@@ -87,16 +89,18 @@ def _graphs(candidate: Any, network: ComputationGraph | None, task: GFNTask) -> 
     return entry | {"network": with_translation(network.to_dict(), task)}
 
 
-def final_intervals(top: Sequence[TopArchitecture]) -> list[Interval | None]:
+def final_intervals(top: Sequence[TopArchitecture], sizes: Sizes | None = None) -> list[Interval | None]:
     """Return the intervals of the mean scores on new seeds, valid all at once; None with no such score or a failed one.
 
     Rank 0 has the largest of several means, so an interval for one mean alone is too narrow: of 10 architectures of
     digits with 5 seeds each, it covered the mean of 10 further seeds in 77 to 82 % of 4,000 resampled runs, and these
-    intervals did in 95 to 97 % (docs/final-stage.md).
+    intervals did in 95 to 97 % (docs/final-stage.md). The variance is that of each range of sizes: small networks vary
+    more.
     """
     complete = [bool(architecture.scores) and not architecture.errors for architecture in top]
-    samples = [architecture.scores for architecture, is_complete in zip(top, complete, strict=True) if is_complete]
-    intervals = iter(simultaneous_intervals(samples) if samples else [])
+    repeated = [architecture for architecture, is_complete in zip(top, complete, strict=True) if is_complete]
+    groups = sizes.groups(repeated) if sizes else ()
+    intervals = iter(simultaneous_intervals([each.scores for each in repeated], groups) if repeated else [])
     return [next(intervals) if is_complete else None for is_complete in complete]
 
 
@@ -230,7 +234,8 @@ def leader_of(entry: Mapping[str, Any], path: Path) -> Leader:
     low, high = final.get("interval") or entry.get("interval") or (None, None)
     if rank is None:
         figures = {"low": low, "high": high, "test_score": entry["test_score"]}
-        return Leader(None, entry["mean"], entry["num_parameters"], words=entry["name"], load=entry["load"], **figures)
+        words = ", ".join(filter(None, (entry["name"], entry.get("measure"))))
+        return Leader(None, entry["mean"], entry["num_parameters"], words=words, load=entry["load"], **figures)
     picture = path.parent / PICTURES_NAME / f"rank_{rank}.svg"
     is_loadable = "module" in entry or (picture.exists() and "network" not in entry)
     arguments = f"rank={rank}" if "weights" in entry else f"rank={rank}, weights=False"

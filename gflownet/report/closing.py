@@ -39,7 +39,7 @@ from gflownet.report.architectures import (
     write_top_architectures,
 )
 from gflownet.report.references import write_references
-from gflownet.report.verdict import side_of, spent_line, verdict_of
+from gflownet.report.verdict import HYPERVOLUME, side_of, spent_line, verdict_of
 
 FRONT_NAME = "pareto_front.json"
 
@@ -140,13 +140,14 @@ def report_run(
             write_errors.append(error)
 
     files: dict[str, Any] = {"task": task, "from_dict": terminal_type.from_dict, "write": attempt}
-    entries = write_top_architectures(folder, top, **files)
+    entries = write_top_architectures(folder, top, **files, sizes=None if final is None else final.sizes)
     references = [] if final is None else write_references(folder, final, **files)
     best = side_of("rank 0", entries[0].get("final") or {}) if entries else None
     verdicts = verdict_of(best, (side_of(each["name"], each) for each in references))
     for line in (*verdicts, _mean_line(score_means), *complaints(top)):
         report_line(line)
-    if leaders := [leader_of(entry, folder / TOP_NAME) for entry in (*entries, *references)]:
+    scored = [*entries, *(each for each in references if each.get("measure") != HYPERVOLUME)]
+    if leaders := [leader_of(entry, folder / TOP_NAME) for entry in scored]:
         print_leaders(leaders, console)
     else:
         report_line(_no_leaders(task, num_successful))

@@ -12,6 +12,7 @@ from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store_rows import EvaluationRecord
 
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
+HYPERVOLUME = "hypervolume on new seeds"  # a measure of fronts in place of scores
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Side:
     low: float  # ends of its 95 % interval; NaN for a single seed
     high: float
     load: str = ""  # line of Python; empty: none
+    measure: str = ""  # a cap, or the hypervolume; empty: of the best architectures without a cap
+    own: Side | None = None  # of the run by this measure; None: its best architecture
 
     @property
     def words(self) -> str:
@@ -37,17 +40,21 @@ class Side:
 
 def side_of(name: str, entry: Mapping[str, Any]) -> Side | None:
     """Return mean and interval of an entry of references.json, or of a rank's final stage; None without a mean."""
+    own = entry.get("own")
+    further = {"load": str(entry.get("load") or ""), "measure": str(entry.get("measure") or "")}
+    further |= {"own": side_of(str(own.get("name")), own) if isinstance(own, Mapping) else None}
     match entry.get("mean"), entry.get("interval"):
         case (int() | float() as mean, [int() | float() as low, int() | float() as high]):
-            return Side(name, mean, low, high, str(entry.get("load") or ""))
+            return Side(name, mean, low, high, **further)
         case (int() | float() as mean, _):
-            return Side(name, mean, math.nan, math.nan, str(entry.get("load") or ""))
+            return Side(name, mean, math.nan, math.nan, **further)
     return None
 
 
 def verdict_of(best: Side | None, references: Iterable[Side | None]) -> list[str]:
-    """Return a line for every reference: those better than rank 0 first, then equal ones, then those it beats."""
-    known = sorted((each for each in references if each is not None), key=lambda reference: -reference.mean)
+    """Return a line for every reference: those with a measure, then those better than rank 0, equal, and beaten."""
+    known = [each for each in references if each is not None]
+    known.sort(key=lambda each: (not each.measure, 0.0 if each.measure else -each.mean))
     return [] if best is None else [_line(best, reference) for reference in known]
 
 
@@ -57,19 +64,23 @@ def is_random(name: str) -> bool:
 
 
 def is_beaten(side: Side, best: Side) -> bool:
-    """Return whether another side is clearly better."""
+    """Return whether the run, by default its best architecture, is clearly better than a reference."""
+    best = side.own or best
     return best.mean > side.mean and best.is_apart(side)
 
 
 def _line(best: Side, reference: Side) -> str:
-    load = f"; in Python: {reference.load}" if reference.load else ""
+    load = f"; in Python: {reference.load}" if reference.load and not reference.measure else ""
+    best, start = reference.own or best, f"{reference.measure}: " if reference.measure else ""
     gain = best.mean - reference.mean
     if not best.is_apart(reference):
         pair = f"{reference.name} ({reference.words}) equals {best.name} ({best.words})"
-        return f"no clear difference: {pair} within the intervals{load}"
+        return f"{start}no clear difference: {pair} within the intervals{load}"
     if gain > 0:
-        return f"{best.name} ({best.words}) is better than {reference.name} ({reference.words}), by {gain:.4f}"
-    return f"{reference.name} ({reference.words}) is better than {best.name} ({best.words}), by {-gain:.4f}{load}"
+        return f"{start}{best.name} ({best.words}) is better than {reference.name} ({reference.words}), by {gain:.4f}"
+    return (
+        f"{start}{reference.name} ({reference.words}) is better than {best.name} ({best.words}), by {-gain:.4f}{load}"
+    )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -15,12 +16,21 @@ import torch
 from gflownet.data.sampler import uniform_candidates
 from gflownet.evaluation.budget import Budget
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError, Store
-from gflownet.evaluation.evaluator import best_within, exceeded
+from gflownet.evaluation.evaluator import best_within, exceeded, utilities_of
 from gflownet.evaluation.executors.base import Executor
-from gflownet.evaluation.final import Finalists, FinalStage, FinalTrainings, NoStore, TopArchitecture, with_test_scores
+from gflownet.evaluation.final import (
+    Finalists,
+    FinalStage,
+    FinalTrainings,
+    NoStore,
+    Sizes,
+    TopArchitecture,
+    with_test_scores,
+)
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, num_finalists, shrunk, spread_of
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.graphs.canonical import Candidate
+from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.records.status import Phase
 from gflownet.run.parts import RANDOM_STREAM, Parts
 from gflownet.run.run import Run
@@ -29,6 +39,8 @@ from gflownet.workers.process import stream_seed
 
 # The first guess of the noise without a model: this share of the variance of scores.
 _NOISE_SHARE = 0.5
+# Without final.caps, finalists are chosen up to these shares of the largest size.
+_SHARES = (0.125, 0.25, 0.5, 1.0)
 # In a small space most samples are known or refused: times that more of them are drawn.
 _MAX_DRAWS = 4
 
@@ -77,24 +89,22 @@ def final_stage(parts: Parts, evaluator: Dispatcher, run: Run) -> FinalStage | N
             name, done, total, {**final_metrics(rows), "seconds": evaluator.budget.seconds}
         ),
     )
-    before = [
-        row for row in store if row.run == parts.run_id and row.seed and row.fidelity == (trainings.fidelity or 0)
-    ]
-    spent = [row for row in before if row.seed < RANDOM_REPEAT]
+    sizes = sizes_of(parts, records)
+    before = [row for row in store if row.run == parts.run_id and row.fidelity == (trainings.fidelity or 0)]
+    spent = [row for row in before if 0 < row.seed < RANDOM_REPEAT]
 
-    def random_finalists(rows: Sequence[EvaluationRecord]) -> Finalists | None:
+    def random_finalists(rows: Sequence[EvaluationRecord]) -> list[Finalists]:
         rows = [row for row in rows if not parts.task.limits or exceeded(row.metrics, parts.task.limits) is None]
-        num_before = sum(row.seed > RANDOM_REPEAT for row in before)
-        if not plan.num_random_final or not rows:
-            return None
-        return _finalists(parts, rows, plan.num_random_final, num_before=num_before, offset=RANDOM_REPEAT)
+        raced = [row for row in before if row.seed > RANDOM_REPEAT]
+        return _races(parts, rows, plan.num_random_final, sizes=sizes, before=raced, offset=RANDOM_REPEAT)
 
     stage = trainings.run(
-        _finalists(
+        _races(
             parts,
             records,
             plan.num_final,
-            num_before=len(spent),
+            sizes=sizes,
+            before=spent,
             seconds=plan.seconds_after(parts.progress.seconds) - math.fsum(row.seconds for row in spent),
             predicted=_predicted(parts, records),
         ),
@@ -102,7 +112,8 @@ def final_stage(parts: Parts, evaluator: Dispatcher, run: Run) -> FinalStage | N
         random_finalists=random_finalists,
         num_planned=plan.num_compared,
     )
-    return replace(stage, num_trainings=parts.progress.num_distinct + sum(len(each.scores) for each in stage.top))
+    num_trainings = parts.progress.num_distinct + sum(len(each.scores) for each in stage.top)
+    return replace(stage, num_trainings=num_trainings, sizes=sizes)
 
 
 def final_metrics(rows: Sequence[EvaluationRecord]) -> dict[str, float]:
@@ -120,38 +131,108 @@ def final_metrics(rows: Sequence[EvaluationRecord]) -> dict[str, float]:
     return metrics
 
 
-def _finalists(
+def sizes_of(parts: Parts, records: Sequence[EvaluationRecord]) -> Sizes | None:
+    """Return the caps for which finalists are chosen; None unless the objectives are the score and a cost.
+
+    None, too, where every row is above the largest cap.
+    """
+    directions, caps = parts.task.directions(), tuple(sorted(map(float, parts.config.final.caps)))
+    costs = [name for name, direction in directions.items() if direction == "min"]
+    if len(directions) != 2 or len(costs) != 1 or parts.task.score_name not in directions:
+        return None
+    values = [record.metrics[costs[0]] for record in records]
+    largest = max(values)
+    if caps and min(values) > caps[-1]:
+        return None
+    return Sizes(costs[0], caps or tuple(dict.fromkeys(_rounded_up(largest * share) for share in _SHARES)))
+
+
+def _rounded_up(value: float) -> float:
+    """Return a number above 0 with two significant digits, not below the value; 1 for others."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1) if value > 0 else 1.0
+    return math.ceil(round(value / unit, 9)) * unit or 1.0
+
+
+def _races(
     parts: Parts,
     records: Sequence[EvaluationRecord],
     num_trainings: int,
     *,
-    num_before: int,
+    sizes: Sizes | None,
+    before: Sequence[EvaluationRecord],
     offset: int = 0,
     seconds: float = math.inf,
     predicted: tuple[Belief, float] | None = None,
+) -> list[Finalists]:
+    """Return the finalists of one race, or of one race per range of sizes, each with its share of the trainings.
+
+    `before` has the trainings of an earlier process.
+    """
+    groups = [records]
+    if sizes is not None:
+        ends = pairwise((-math.inf, *sizes.caps))
+        groups = [[row for row in records if low < row.metrics[sizes.metric] <= high] for low, high in ends]
+    groups, races = [group for group in groups if group], list[Finalists]()
+    shares = [num_trainings // len(groups) + (place < num_trainings % len(groups)) for place in range(len(groups))]
+    quotas = [num_finalists(share, parts.config.final.top) for share in shares]
+    chosen = [None] if sizes is None else _on_front(parts, groups, quotas)
+    for group, num, order in zip(groups, shares, chosen, strict=False):
+        split = seconds / len(groups)
+        race = _finalists(parts, group, num, order, offset=offset, seconds=split, predicted=predicted)
+        hashes = {record.hash for record in race.records}
+        races += [replace(race, num_before=sum(row.hash in hashes for row in before))] if race.records else []
+    return races
+
+
+def _on_front(parts: Parts, groups: Sequence[Sequence[EvaluationRecord]], quotas: Sequence[int]) -> list[list[int]]:
+    """Return the positions of the finalists of each group, on its front.
+
+    The best score of each, then those that add most to the hypervolume of all finalists so far.
+    """
+    points = [np.array([utilities_of(row, task=parts.task) for row in group]) for group in groups]
+    fronts = [np.flatnonzero(non_dominated(each)).tolist() for each in points]
+    chosen = [
+        [max(front, key=lambda place, group=group: group[place].score)] * min(quota, 1)
+        for front, group, quota in zip(fronts, groups, quotas, strict=True)
+    ]
+    while left := [
+        (number, place)
+        for number, (front, quota) in enumerate(zip(fronts, quotas, strict=True))
+        if len(chosen[number]) < quota
+        for place in front
+        if place not in chosen[number]
+    ]:
+        before = [points[number][place] for number, places in enumerate(chosen) for place in places]
+        number, place = max(left, key=lambda each: hypervolume(np.array([*before, points[each[0]][each[1]]])))
+        chosen[number].append(place)
+    return chosen
+
+
+def _finalists(
+    parts: Parts,
+    records: Sequence[EvaluationRecord],
+    num_trainings: int,
+    order: Sequence[int] | None,
+    *,
+    offset: int,
+    seconds: float,
+    predicted: tuple[Belief, float] | None,
 ) -> Finalists:
-    """Return the best rows by posterior mean, and the prior of their race.
+    """Return the rows in an order, the best rows by posterior mean without one, and the prior of their race.
 
     Without predictions of a model, the prior is the empirical Bayes posterior of all rows.
     """
     scores = [record.score for record in records]
     guess = math.sqrt(_NOISE_SHARE) * spread_of(scores) if predicted is None else predicted[1]
     means = shrunk(scores, guess).mean if predicted is None else predicted[0].mean
-    order = np.argsort(-means, kind="stable")[: num_finalists(num_trainings, parts.config.final.top)]
+    best = np.argsort(-means, kind="stable")[: num_finalists(num_trainings, parts.config.final.top)]
+    places = best.tolist() if order is None else list(order)
 
     def prior(noise: float) -> Belief:
         belief = shrunk(scores, noise) if predicted is None else predicted[0]
-        return Belief(belief.mean[order], belief.std[order])
+        return Belief(belief.mean[places], belief.std[places])
 
-    return Finalists(
-        [records[place] for place in order.tolist()],
-        prior,
-        guess,
-        num_trainings,
-        num_before=num_before,
-        offset=offset,
-        seconds=seconds,
-    )
+    return Finalists([records[place] for place in places], prior, guess, num_trainings, offset=offset, seconds=seconds)
 
 
 def _predicted(parts: Parts, records: Sequence[EvaluationRecord]) -> tuple[Belief, float] | None:

@@ -299,6 +299,7 @@ def _summary_of(results: RunResults) -> dict[str, Any]:
         for entry in results.references:
             name, (low, high) = entry["name"], entry["interval"] or (None, None)
             group = "random" if is_random(name) else f"reference/{name}"
+            group += f"/{entry['measure']}" if entry.get("measure") else ""
             figures = {"score": entry["mean"], "low": low, "high": high, "test_score": entry["test_score"]}
             (verdict,) = verdict_of(side, [side_of(name, entry)])
             figures |= {"verdict": verdict, "num_parameters": entry["num_parameters"]}

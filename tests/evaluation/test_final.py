@@ -128,13 +128,13 @@ def run_final(
 ) -> FinalStage:
     """Race rows with `num` trainings, and the best one of some random candidates with 3."""
 
-    def of_random(records: Sequence[EvaluationRecord]) -> Finalists | None:
+    def of_random(records: Sequence[EvaluationRecord]) -> list[Finalists]:
         best = sorted(records, key=lambda record: -record.score)[:1]
-        return finalists(best, 3, offset=RANDOM_REPEAT) if best else None
+        return [finalists(best, 3, offset=RANDOM_REPEAT)] if best else []
 
     candidates = [StubCandidate(key) for key in others]
     chosen = finalists(rows, num, num_before=num_before)
-    return stage.run(chosen, random_candidates=candidates, random_finalists=of_random)
+    return stage.run([chosen], random_candidates=candidates, random_finalists=of_random)
 
 
 def expected_scores(key: str, base: float, num: int, *, offset: int = 0) -> list[float]:
@@ -154,8 +154,8 @@ def test_final_stage_ranks_by_new_seeds(store, kind):
     for each in final.top:
         assert list(each.scores) == pytest.approx(values[each.record.key])
         assert each.tests == pytest.approx([score / 2 for score in each.scores])
-    assert final.best_random is not None
-    assert list(final.best_random.scores) == pytest.approx(expected_scores("random", 0.3, 3, offset=RANDOM_REPEAT))
+    (best_random,) = final.random_top
+    assert list(best_random.scores) == pytest.approx(expected_scores("random", 0.3, 3, offset=RANDOM_REPEAT))
     assert (final.num_random, final.num_random_trainings) == (2, 5)
     assert final.is_complete
     assert final.references == (Reference("a standard method", [0.5] * 3, [0.25] * 3, 11),)
@@ -163,7 +163,7 @@ def test_final_stage_ranks_by_new_seeds(store, kind):
     if kind is TrainedTask:
         seed = candidate_seed(SEED, StubCandidate(order[0]).canonical_hash(), 1)
         assert cast(Any, final.top[0].weights)["weight"] == torch.tensor([[float(seed % 1_000)]])
-        assert final.best_random.weights is not None
+        assert best_random.weights is not None
 
 
 def test_final_stage_trains_further_seeds_in_one_job(store):
@@ -219,10 +219,10 @@ def test_stopped_final_stage_keeps_finished_trainings(store):
     num_before = sum(len(each.scores) for each in final.top)
     assert 0 < num_before < 12
     assert not final.is_complete
-    assert (final.best_random, final.num_random, final.references) == (None, 0, ())
+    assert (final.random_top, final.num_random, final.references) == ((), 0, ())
     complete = run_final(trainings(TrainedTask(task.outcomes), store, num_seeds=4), rows, 12, others=["d"])
     assert complete.is_complete
-    assert complete.best_random is not None
+    assert complete.random_top
 
 
 def test_failed_trainings_count_as_floor_score(store):
@@ -233,7 +233,7 @@ def test_failed_trainings_count_as_floor_score(store):
     assert {error.partition(" (")[0] for error in final.top[1].errors} == {"RuntimeError: no"}
     task = NoisyTask({"b": 0.3, "c": RuntimeError("no")})
     failed_random = run_final(trainings(task, store, num_seeds=2), rows[1:], 2, others=["c"])
-    assert failed_random.best_random is None
+    assert failed_random.random_top == ()
     assert failed_random.num_random == 1
 
 

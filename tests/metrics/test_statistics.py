@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gflownet.metrics.statistics import hypervolume, non_dominated, simultaneous_intervals
+from gflownet.metrics.statistics import hypervolume, non_dominated, simultaneous_intervals, standard_errors
 
 
 def test_interval_of_one_sample_is_student_t():
@@ -36,6 +36,30 @@ def test_intervals_of_unequal_samples():
     assert margins == pytest.approx([margins[0], margins[0] / math.sqrt(2), margins[0] / math.sqrt(3)])
     deviation = math.sqrt((0.02 + 0.02) / 3)  # pooled
     assert margins[0] == pytest.approx(stats.t.ppf((1 + 0.95 ** (1 / 3)) / 2, 3) * deviation)
+
+
+def test_intervals_of_groups_cover_each_group():
+    """Small networks vary more than large ones: a variance pooled over both covers the noisy group too rarely."""
+    generator, deviations = np.random.default_rng(1), np.repeat([0.05, 0.005], 6)
+    num_covered = {False: np.zeros(2), True: np.zeros(2)}
+    for _ in range(500):
+        samples = generator.normal(0.0, deviations[:, None], (12, 3)).tolist()
+        for has_groups, total in num_covered.items():
+            intervals = simultaneous_intervals(samples, [0] * 6 + [1] * 6 if has_groups else ())
+            total += [all(0.0 in each for each in half) for half in (intervals[:6], intervals[6:])]
+    assert (num_covered[True] / 500 > 0.95).all(), "the level of half of the intervals is .975"
+    assert num_covered[False][0] / 500 < 0.9
+
+
+def test_standard_errors_of_groups_are_moderated():
+    samples = [[0.1, 0.3], [0.2, 0.2, 0.5], [0.7], [0.4, 0.5]]
+    errors, num_freedom = standard_errors(samples, [0, 0, 1, 1])
+    squares = [sum((x - np.mean(sample)) ** 2 for x in sample) for sample in samples]
+    pooled = sum(squares) / 4
+    variances = [(squares[0] + squares[1] + 2 * pooled) / 5, (squares[3] + 2 * pooled) / 3]
+    assert num_freedom.tolist() == [5, 5, 3, 3]
+    expected = [math.sqrt(variances[i // 2] / len(sample)) for i, sample in enumerate(samples)]
+    assert errors.tolist() == pytest.approx(expected)
 
 
 def test_single_observations_have_no_interval():

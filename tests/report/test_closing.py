@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 import gflownet
-from gflownet.evaluation.final import FinalStage, TopArchitecture
+from gflownet.evaluation.final import FinalStage, Sizes, TopArchitecture, ranked
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus
 from gflownet.evaluation.task import Reference
 from gflownet.files import write_whole
@@ -23,7 +24,7 @@ from gflownet.metrics.statistics import hypervolume, simultaneous_intervals
 from gflownet.report.architectures import Leader
 from gflownet.report.closing import FRONT_NAME, ParetoFront, print_front, print_leaders, report_run, write_pareto_front
 from gflownet.report.references import write_references
-from gflownet.report.verdict import Side, spent_line, verdict_of
+from gflownet.report.verdict import Side, side_of, spent_line, verdict_of
 from gflownet.translation import to_pytorch_model
 from tests.evaluation.candidates import StubTask, classifier_graph, config_with, record
 from tests.report.test_architectures import GRAPHS, ChoicesStub, architecture, choices_of
@@ -55,7 +56,7 @@ def stage(*, num: int = 2, **fields: Any) -> FinalStage:
 def test_report_of_complete_final_stage(tmp_path):
     reference = Reference("a standard method", [0.9, 0.9], [0.8, 0.7], 12_345)
     best_random = architecture(GRAPHS[2], scores=(0.6, 0.6), tests=(None, None))
-    final = stage(references=(reference,), best_random=best_random, num_random=7, notes=("a note",))
+    final = stage(references=(reference,), random_top=(best_random,), num_random=7, notes=("a note",))
     lines = printed(tmp_path, final)
     cells = [line.split() for line in lines]
     interval = simultaneous_intervals([each.scores for each in final.top])[0]
@@ -85,10 +86,51 @@ def test_report_of_complete_final_stage(tmp_path):
     }
 
 
+class SizedTask(StubTask):
+    """Two objectives, the score and a cost."""
+
+    objectives = ("accuracy", "parameters")
+    score_name = "accuracy"
+    costs = MappingProxyType({"parameters": 100.0})
+
+
+def sized(size: int, *scores: float) -> TopArchitecture:
+    each = architecture(GRAPHS[0], scores=scores, tests=(None,) * len(scores))
+    return replace(each, record=replace(each.record, metrics={"accuracy": 0.9, "parameters": size}))
+
+
+def test_two_objectives_are_compared_within_caps_and_by_hypervolume(tmp_path):
+    final = FinalStage(
+        ranked([sized(100, 0.6, 0.62), sized(300, 0.9, 0.9), sized(250, 0.5)]),
+        num_seeds=2,
+        fidelity=4,
+        random_top=ranked([sized(100, 0.2, 0.2), sized(300, 0.55, 0.65), sized(900, 0.9, 0.9)]),
+        num_random=7,
+        sizes=Sizes("parameters", (50, 100, 300)),
+    )
+    task = SizedTask({}, config_with("evaluation.objectives=[accuracy,parameters]"))
+    front, small, large = write_references(
+        tmp_path, final, task=task, from_dict=ComputationGraph.from_dict, write=write_whole
+    )
+    # Utilities of sizes 100, 300, 900 are 1/2, 1/4, 1/10.
+    assert front["own"]["mean"] == pytest.approx(0.9 / 4 + 0.61 / 4)
+    assert front["mean"] == pytest.approx(0.9 / 10 + 0.6 * 0.15 + 0.2 / 4)
+    assert [each["measure"] for each in (small, large)] == ["at most 100 parameters", "at most 300 parameters"]
+    assert [each["own"]["name"] for each in (small, large)] == ["rank 1", "rank 0"]
+    assert (small["mean"], large["mean"]) == (0.2, 0.6)
+    lines = verdict_of(BEST, [side_of(each["name"], each) for each in (small, front, large)])
+    assert lines[0].startswith("at most 100 parameters: rank 1 (0.6100 ± ")
+    assert lines[1].startswith("hypervolume on new seeds: no clear difference: the front of 7 random architectures (0.")
+    assert lines[2].startswith("at most 300 parameters: no clear difference: best of 7 random architectures (0.6000 ± ")
+    (first, second) = json.loads((tmp_path / "random_architecture.json").read_text())
+    assert (first["final"]["mean"], second["final"]["mean"]) == (0.2, 0.6)
+    assert "rank=1" in large["load"]
+
+
 def test_best_random_architecture_without_a_module_has_a_load_line(tmp_path):
     graph = Assignment.of({"kernel": "rbf"}).to_dict()
     record = replace(architecture(GRAPHS[0]).record, graph=json.dumps(graph))
-    final = stage(best_random=TopArchitecture(record, scores=(0.9, 0.9), tests=(None, None)))
+    final = stage(random_top=(TopArchitecture(record, scores=(0.9, 0.9), tests=(None, None)),))
     from_dict = Assignment.from_dict
     reference, *_ = write_references(tmp_path, final, task=StubTask({}), from_dict=from_dict, write=write_whole)
     names: dict[str, Any] = {}

@@ -13,8 +13,7 @@ import numpy as np
 from gflownet.certificate.words import sentence, table
 from gflownet.errors import counted
 from gflownet.evaluation.store_rows import EvaluationRecord, EvaluationStatus, failure_kind, first_line
-from gflownet.files import parse_json
-from gflownet.metrics.statistics import Interval, non_dominated, simultaneous_intervals
+from gflownet.metrics.statistics import Interval, non_dominated
 from gflownet.pictures.bar_charts import Bar, Estimate, bar_chart, interval_chart
 from gflownet.pictures.chart import Chart, Table, duration_text, number_text
 from gflownet.pictures.line_charts import Highlight, scatter_chart
@@ -23,7 +22,7 @@ from gflownet.report.page.drawings import drawing_of
 from gflownet.report.page.overview import has_search_method
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of
 from gflownet.report.page.secrets import masked
-from gflownet.report.verdict import Side, is_beaten, is_random, side_of, spent_on, verdict_of
+from gflownet.report.verdict import HYPERVOLUME, Side, is_beaten, is_random, side_of, spent_on, verdict_of
 
 NUM_RANKS = 5
 
@@ -53,7 +52,7 @@ def reference_section(run: RunData) -> ReferenceSection | None:
     chart = interval_chart(
         "references-chart",
         f"{run.score_name[:1].upper()}{run.score_name[1:]} on new seeds, with 95 % intervals",
-        [estimate for _, estimate in (*ranks, *references)],
+        [estimate for side, estimate in (*ranks, *references) if side.measure != HYPERVOLUME],
         x_label=f"{run.score_name} (higher is better)",
         header=("architecture", run.score_name, "95 % interval", f"test {run.score_name}", "parameters"),
         legend=("found by this run", "reference"),
@@ -61,11 +60,12 @@ def reference_section(run: RunData) -> ReferenceSection | None:
     if chart is None or not references:
         return None
     sides = [side for side, _ in references]
+    random = [side for side in sides if is_random(side.name) and side.measure in ("", HYPERVOLUME)]
     return ReferenceSection(
         chart,
         sentences=verdict_of(ranks[0][0], [replace(side, load="") for side in sides]) if ranks else (),
-        loads=[(side.name, side.load) for side in sides if side.load],
-        is_above_random=bool(ranks) and all(is_beaten(side, ranks[0][0]) for side in sides if is_random(side.name)),
+        loads=[(", ".join(filter(None, (side.name, side.measure))), side.load) for side in sides if side.load],
+        is_above_random=bool(ranks) and all(is_beaten(side, ranks[0][0]) for side in random),
     )
 
 
@@ -75,7 +75,7 @@ def _estimate(side: Side, entry: Mapping[str, Any], *, href: str = "") -> Estima
     num_parameters = entry.get("num_parameters")
     size = f"{num_parameters:,}" if isinstance(num_parameters, int) else number_text(None)
     cells = [score_words(entry.get("test_score"), None), size]
-    name = side.name.capitalize() if href else side.name
+    name = side.name.capitalize() if href else ", ".join(filter(None, (side.name, side.measure)))
     return Estimate(name, side.mean, low, high, cells=cells, is_marked=bool(href), href=href)
 
 
@@ -149,15 +149,13 @@ def _random_words(run: RunData, names: Sequence[str], signs: Sequence[int], poin
 
 
 def _repeated(run: RunData, name: str) -> dict[str, Interval]:
-    """Return means over new seeds by graph, of finalists without a failure; the intervals hold for all at once."""
-    groups: dict[tuple[str, str], list[float]] = {}
-    for record in run.repeated:
-        groups.setdefault((record.hash, record.key), []).append(record.metrics.get(name, math.nan))
-    complete = {identity: values for identity, values in groups.items() if all(map(math.isfinite, values))}
-    intervals = simultaneous_intervals(list(complete.values())) if complete else []
-    means = dict(zip(complete, intervals, strict=True))
-    found = ((record.graph, means.get((record.hash, record.key))) for record in run.feasible)
-    return {_shape(parse_json(graph)): mean for graph, mean in found if mean is not None}
+    """Return means over new seeds by graph, of finalists without a failure; none where the name is not the score's."""
+    sides = [(entry, side_of("", mapping_of(entry.get("final")))) for entry in run.top if name == run.score_name]
+    return {
+        _shape(entry.get("graph")): Interval(side.mean, side.low, side.high)
+        for entry, side in sides
+        if side is not None and not entry["final"].get("errors")
+    }
 
 
 def _shape(graph: Any) -> str:

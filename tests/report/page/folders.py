@@ -173,12 +173,14 @@ def front_run(folder: Path) -> Path:
         for rank, i in enumerate((9, 5))
     ]
     options = ["evaluation.objectives=[accuracy,parameters]"]
-    plan = {"directions": {"accuracy": "max", "parameters": "min"}}
+    plan = {"directions": {"accuracy": "max", "parameters": "min"}, "score": "accuracy"}
+    final = {"mean": 0.8, "interval": [0.7, 0.9], "scores": [0.78, 0.82]}
+    top = {**front[0], "validation_score": 0.9, "test_score": None, "final": final}
     return write_run(
         folder,
         [*search, *new_seeds, *random, dominated],
         config="digits",
         options=options,
-        files={"pareto_front.json": front},
+        files={"pareto_front.json": front, "top_architectures.json": [top]},
         status=status_of("completed") | {"plan": plan},
     )
