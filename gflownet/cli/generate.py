@@ -121,8 +121,7 @@ def _engine(folder: Path, max_slots: int) -> tuple[Engine, TextCodec]:
     from gflownet.rhn.serving.scheduler import SchedulerConfig
 
     model, codec = load_text_model(folder)
-    config = EngineConfig(SchedulerConfig(max_slots=max_slots, token_budget=sys.maxsize))  # no limit on the queue
-    return Engine(model, config), codec
+    return Engine(model, EngineConfig(SchedulerConfig(max_slots=max_slots))), codec
 
 
 def converse(options: argparse.Namespace) -> int:
