@@ -129,8 +129,7 @@ def serve(options: argparse.Namespace) -> int:
 
         import uvicorn  # noqa: F401
 
-        from gflownet.rhn.server.access import Access
-        from gflownet.rhn.server.app import create_app
+        from gflownet.rhn.server.app import Access, create_app
         from gflownet.rhn.server.service import Service
     except ModuleNotFoundError as error:
         raise UserError(f"missing package {error.name}: pip install 'gflownet[serve]'") from None

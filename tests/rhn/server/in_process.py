@@ -18,8 +18,7 @@ import httpx
 
 from gflownet.rhn.checkpoint import load_text_model
 from gflownet.rhn.server.__main__ import listen, main, uvicorn_server
-from gflownet.rhn.server.access import Access
-from gflownet.rhn.server.app import create_app
+from gflownet.rhn.server.app import Access, create_app
 from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.serving.engine import Engine, EngineConfig

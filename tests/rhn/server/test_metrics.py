@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gflownet.rhn.server.metrics import Metrics
+from gflownet.rhn.server.app import Metrics
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.prefill import PrefillConfig
 from gflownet.rhn.serving.requests import EngineMetrics, FinishEvent, Request
