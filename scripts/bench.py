@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
-import subprocess
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parent.parent
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 HOLDS, FALLS_SHORT = 0, 3
 SKIPPED = 77  # as in automake's test protocol
 K = TypeVar("K", bound=Hashable)
@@ -66,27 +62,6 @@ def interleaved(sides: Mapping[K, Callable[[], T]], *, rounds: int, warm_up: int
             if number >= warm_up:
                 results[name].append(result)
     return results
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Time of a process and its children."""
-
-    cpu: float  # seconds
-    wall: float  # seconds
-
-
-def cost_of(command: Sequence[str], **options: Any) -> Cost:
-    """Return the time of a command with one thread, run from the checkout."""
-    before, start = children_seconds(), time.monotonic()
-    subprocess.run(command, check=True, cwd=ROOT, env=ONE_THREAD, stdout=subprocess.DEVNULL, **options)
-    return Cost(children_seconds() - before, time.monotonic() - start)
-
-
-def children_seconds() -> float:
-    """Return the CPU seconds of all ended child processes."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def cpu_seconds(call: Callable[[], object], num_calls: int = 1) -> float:

@@ -1,7 +1,6 @@
 """Measure bits per byte of RHN, GRU, LSTM, transformer and a searched stack at equal parameters and equal cost.
 
-    python scripts/bench_language.py [--steps | --seconds] [--stack FILE] [--results FILE] [--figure FILE]
-                                     [--quick] [--json FILE]
+    python scripts/bench_language.py [--steps | --seconds] [--stack FILE] [--results FILE] [--quick] [--json FILE]
 
 Every model has 97,000 parameters and reads bytes of the Python standard library (4 MB, split by file) in batches of 16
 rows of 64 bytes. It is trained by the product's loop (gflownet/evaluation/language_training.py: Adam, warm-up, cosine)
@@ -30,7 +29,6 @@ from gflownet.evaluation.byte_text import read_bytes
 from gflownet.evaluation.language_training import LanguageTraining
 from gflownet.rhn.config import Norm, RHNConfig, StackLayer
 from scripts.bench import Row, figure, finish, parse_arguments
-from scripts.language_figure import draw, panels
 from scripts.language_models import Form, from_search, narrow_state, rhn, stack, transformer
 from scripts.language_trials import Results, Trial, Trials
 
@@ -52,7 +50,6 @@ class Plan:
     tuning_seed: int = 0
     seeds: tuple[int, ...] = (1, 2, 3)
     num_bytes: int = 65_536  # scored of each text
-    num_points: int = 12  # of a curve
 
 
 QUICK = Plan(
@@ -64,7 +61,6 @@ QUICK = Plan(
     rates=(0.01, 0.02),
     seeds=(1, 2),
     num_bytes=512,
-    num_points=2,
 )
 
 
@@ -121,29 +117,20 @@ def rows_of(budget: str, sides: Sides, results: Mapping[str, Sequence[Trial]]) -
 
 def main() -> int:
     """Run the benchmark and return the exit status."""
-    paths = {
-        "stack": "top_architectures.json of a search",
-        "results": "file of the finished trainings",
-        "figure": "also draw the learning curves as SVG",
-    }
+    paths = {"stack": "top_architectures.json of a search", "results": "file of the finished trainings"}
     options = parse_arguments(__doc__, paths=paths, steps="only equal steps", seconds="only equal CPU seconds")
     torch.set_num_threads(1)
     plan = QUICK if options.quick else Plan()
     text, sides = read_bytes("", megabytes=4.0, split_seed=0), sides_of(plan.num_parameters, options.stack)
     chosen = [budget for budget in BUDGETS if getattr(options, budget)]
-    rows, curves = [], {}
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         results = Results(options.results or Path(folder) / "trials.jsonl")
         for budget in chosen or BUDGETS:
             seconds = plan.seconds if budget == "seconds" else None
             training = LanguageTraining(plan.num_steps, seconds, plan.rows, plan.sequence_length)
-            trials = Trials(budget, text, training, plan.num_bytes, results, plan.num_points)
-            reported = tuned(trials, sides, plan)
-            rows += rows_of(budget, sides, reported)
-            curves[budget] = reported
-    if options.figure:
-        title = f"Validation bits per byte, {plan.num_parameters:,} parameters, Python's standard library"
-        options.figure.write_text(draw(panels(curves), title=title), encoding="utf-8")
+            trials = Trials(budget, text, training, plan.num_bytes, results)
+            rows += rows_of(budget, sides, tuned(trials, sides, plan))
     return finish(rows, json_path=options.json)
 
 

@@ -63,7 +63,7 @@ class Load:
     """Two engines that generate the same endless streams; one of them reads prompts. Their clock is the CPU time."""
 
     def __init__(self, model: LanguageModel, num_streams: int) -> None:
-        scheduler = SchedulerConfig(num_streams + 1, max_waiting=float("inf"), token_budget=sys.maxsize)
+        scheduler = SchedulerConfig(num_streams + 1)
         config = EngineConfig(scheduler, prefix_bytes=2**20)
         self._engine, self._alone = (Engine(model, config, clock=time.process_time) for _ in range(2))
         for engine in (self._engine, self._alone):

@@ -31,7 +31,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gflownet.cli.console import make_console
 from gflownet.cli.interrupts import stop_signals
 from gflownet.comparison.plan import Job, Plan, read_methods
-from gflownet.comparison.session import run_plan
 from gflownet.config import load_config
 from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.files import parse_json
@@ -297,7 +296,7 @@ def run(section: Section, arguments: argparse.Namespace) -> list[Row] | None:
     )
     plan.check()
     with stop_signals() as stop:
-        is_finished = run_plan(plan, num_processes=arguments.parallel, console=make_console(), stop=stop)
+        is_finished = plan.run(console=make_console(), stop=stop)
     if not is_finished:
         return None
     comparison = read_searches(plan)
@@ -317,7 +316,6 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--searched", default="surrogate_gflownet", metavar="METHOD", help="the method with the goals")
     add("--tables", type=Path, metavar="FOLDER", help="folder of the benchmark tables")
     add("--out", type=Path, default=Path("logs", "bench_search"), metavar="FOLDER", help="folder of all runs")
-    add("--parallel", type=int, default=1, metavar="P", help="runs at the same time")
     add("--quick", action="store_true", help="a smaller run of less than 60 CPU seconds")
     add("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
     return parser.parse_args(words)

@@ -20,7 +20,6 @@ from gflownet.evaluation.language_training import (
 )
 from scripts.language_models import Form
 
-_CURVE_BYTES = 8192  # scored at each point of a curve
 NUM_EXTENSIONS = 2  # of a grid of rates whose best rate is at an edge
 
 
@@ -35,7 +34,6 @@ class Trial:
     test: float | None  # None in a training that chooses a form or a rate
     steps: int
     seconds: float  # CPU seconds of the training steps
-    curve: tuple[tuple[int, float, float], ...] = ()  # (step, CPU seconds, validation bits per byte)
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,6 @@ class Trials:
     training: LanguageTraining
     num_bytes: int  # scored at the end
     results: Results
-    num_points: int = 0  # of the curve of a reported training
 
     def train(self, form: Form, learning_rate: float, seed: int, *, is_reported: bool = False) -> Trial:
         """Return the saved trial of these arguments, or train a new model and save its trial.
@@ -76,7 +73,7 @@ class Trials:
             form: the model.
             learning_rate: maximum.
             seed: of the weights and of the order of the text.
-            is_reported: whether to measure the curve and the bits per byte of the test text.
+            is_reported: whether to measure the bits per byte of the test text.
         """
         key = [self.budget, form.name, learning_rate, seed]
         saved = self.results.get(key)
@@ -90,23 +87,17 @@ class Trials:
 
     def _trained(self, form: Form, learning_rate: float, seed: int, *, is_reported: bool) -> Trial:
         torch.manual_seed(seed)
-        model, curve = form.make(), []
+        model, steps, seconds = form.make(), 0, 0.0
         options = replace(self.training, learning_rate=learning_rate)
         generator = torch.Generator().manual_seed(seed)
-        steps, seconds, next_point, num_points = 0, 0.0, 1, self.num_points if is_reported else 0
         try:
             for progress in training_steps(model, self.text.train, options=options, generator=generator):
                 steps, seconds = progress.step, progress.seconds
-                done = steps / options.num_steps if options.seconds is None else seconds / options.seconds
-                if done * num_points >= next_point:
-                    next_point = int(done * num_points) + 1
-                    curve.append((steps, seconds, self._bits(model, "validation", _CURVE_BYTES)))
-                    model.train()
         except LanguageDivergedError:
             return Trial(form.name, learning_rate, seed, UNIFORM_BITS, UNIFORM_BITS, steps, seconds)
         validation = self._bits(model, "validation", self.num_bytes)
         test = self._bits(model, "test", self.num_bytes) if is_reported else None
-        return Trial(form.name, learning_rate, seed, validation, test, steps, seconds, tuple(curve))
+        return Trial(form.name, learning_rate, seed, validation, test, steps, seconds)
 
     def _bits(self, model: torch.nn.Module, part: str, num_bytes: int) -> float:
         length = self.training.sequence_length

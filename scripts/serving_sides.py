@@ -80,7 +80,7 @@ class Continuous:
         cache: Callable[[LanguageModel, int], CacheManager] = CacheManager,
         before: Read | None = None,
     ) -> None:
-        limits = SchedulerConfig(slots, max_queue=10**6, max_waiting=float("inf"), token_budget=10**12)
+        limits = SchedulerConfig(slots, max_queue=10**6)
         self.engine = Engine(model, EngineConfig(limits))
         self.engine._cache = cache(model, slots)
         self.slots, self._requests, self._before = slots, requests, before

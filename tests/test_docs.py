@@ -27,7 +27,6 @@ from gflownet.testing import check_policy
 from tests.running_server import running_server
 
 DOCS = (
-    "adding-a-task.md",
     "rhn.md",
     "operations.md",
     "ask-and-tell.md",

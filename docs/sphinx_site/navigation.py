@@ -20,7 +20,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Concepts": ("concepts/README", "glossary"),
     "How to": (
         "howto",
-        "adding-a-task",
         "training-candidates",
         "search-your-own-space",
         "search-convolutional-cells",

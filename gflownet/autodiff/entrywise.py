@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gflownet.autodiff.functions import Call, Constant, Function, Power, Product, Sum, Variable, power
+from gflownet.autodiff.functions import PRIMITIVES, Call, Constant, Function, Power, Product, Sum, Variable, power
 from gflownet.autodiff.instructions import Instructions, Shape, Value
-from gflownet.autodiff.primitives import PRIMITIVES
 
 _POWERS = {-1.0: "reciprocal", 0.5: "sqrt", -0.5: "rsqrt"}
 _MAX_REPEATED = 4  # powers up to this are products

@@ -69,7 +69,6 @@ def command_line() -> CommandLine:
     )
     add("--budget", type=positive_integer, default=100, metavar="N", help="new evaluations of each run (default: 100)")
     add("--seeds", type=positive_integer, default=5, metavar="S", help="seeds of each method: 0 to S - 1 (default: 5)")
-    add("--parallel", type=positive_integer, default=1, metavar="P", help="runs at the same time (default: 1)")
     add("--out", type=Path, metavar="FOLDER", help="folder of all runs (default: logs/compare_CONFIG)")
     add("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
     add("-q", "--quiet", action="store_true", help="only warnings, errors and the final table")
@@ -113,11 +112,10 @@ def _run_methods(plan: Plan, options: argparse.Namespace, page: Path) -> int:
     from rich.console import Console
 
     from gflownet.cli.console import make_console
-    from gflownet.comparison.session import run_plan
 
     console = Console(quiet=True) if options.quiet else make_console()
     with stop_signals(message=_STOP_MESSAGE) as stop:
-        is_finished = run_plan(plan, num_processes=options.parallel, console=console, stop=stop)
+        is_finished = plan.run(console=console, stop=stop)
     if not is_finished:
         return EXIT_SIGNAL + (stop.signal or SIGINT)
     return _show(options, [*(job.folder for job in plan.jobs()), *options.runs], page)

@@ -1,4 +1,3 @@
 from .plan import Method as Method
 from .plan import Plan as Plan
 from .plan import read_methods as read_methods
-from .session import run_plan as run_plan

@@ -1,15 +1,23 @@
-"""The compared methods and the runs of a comparison: start or resume a run with the trainer."""
+"""The compared methods, and the runs of a comparison one after the other, with their progress."""
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from rich.console import Console
+
+from gflownet.cli.console import duration, print_line
+from gflownet.cli.interrupts import StopRequest
 from gflownet.config import CONFIG_NAME, load_config, to_mapping
 from gflownet.errors import UserError
 from gflownet.options import leaves
@@ -167,17 +175,6 @@ class Job:
                 )
 
 
-def run(job: Job) -> bool:
-    """Start or resume a run; return whether it is finished, False after a stop request.
-
-    Raises:
-        UserError: options that do not fit together, or a folder with another run.
-    """
-    from gflownet.run.trainer import GFNTrainer  # the command itself does not wait for torch
-
-    return GFNTrainer(load_config(job.config, job.options())).run() is None
-
-
 def _is_output(path: Path) -> bool:
     """Return whether a file is the printed output of a run, or empty."""
     try:
@@ -220,3 +217,54 @@ class Plan:
             if job.seed == self.seeds[0]:
                 job.check()
             job.check_folder()
+
+    def run(self, *, console: Console, stop: StopRequest) -> bool:
+        """Run what is not finished; return whether all is, False after a stop request.
+
+        Raises:
+            UserError: a run that cannot be started or resumed, or a folder with a run of other options.
+        """
+        jobs, start = self.jobs(), time.monotonic()
+        open_jobs = [job for job in jobs if not job.is_finished()]
+        num_before = num_finished = len(jobs) - len(open_jobs)
+        for job in open_jobs:
+            if stop.signal is not None or not _run(job):
+                print_line(console, f"{num_finished} of {len(jobs)} runs are finished; repeat the command to continue")
+                return False
+            num_finished += 1
+            elapsed = time.monotonic() - start
+            left = elapsed / (num_finished - num_before) * (len(jobs) - num_finished)
+            text = f"{num_finished}/{len(jobs)} runs | {duration(elapsed)} | left {duration(left)} | {job.name}"
+            print_line(console, text)
+        return True
+
+
+def _run(job: Job) -> bool:
+    """Start or resume a run, its printed lines and warnings into a file of its folder; return whether it is finished.
+
+    Raises:
+        UserError: options that do not fit together, or a folder with another run.
+    """
+    from gflownet.run.trainer import GFNTrainer  # the command itself does not wait for torch
+
+    job.folder.mkdir(parents=True, exist_ok=True)
+    with (job.folder / OUTPUT_NAME).open("a", encoding="utf-8") as file, _output_to(file):
+        if not file.tell():
+            file.write(f"{OUTPUT_HEADER}{job.name}\n")
+        try:
+            return GFNTrainer(load_config(job.config, job.options())).run() is None
+        except ValueError as error:
+            raise UserError(f"{job.name}: {error}") from None
+
+
+@contextmanager
+def _output_to(file: TextIO) -> Iterator[None]:
+    """Print into a file, warnings too."""
+    root, handlers = logging.getLogger(), logging.getLogger().handlers
+    root.handlers = [logging.StreamHandler(file)]
+    try:
+        with redirect_stdout(file), redirect_stderr(file):
+            yield
+    finally:
+        root.handlers = handlers
+        sys.stdout.flush()

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gflownet.training.optimisers import OptimiserOptions, build_optimisers, is_wide, split_parameters
+from gflownet.training.optimisers import OptimiserOptions, Schedule, build_optimisers, is_wide, split_parameters
 from gflownet.training.precision import Precision, autocast
-from gflownet.training.schedules import Schedule
 from gflownet.training.steps import DivergedError, Steps
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import sqlalchemy as sql
 
 from gflownet.errors import UserError
-from gflownet.evaluation.store_database import Database, is_network_file_system
+from gflownet.evaluation.store_database import SCHEMA_VERSION as SCHEMA_VERSION
+from gflownet.evaluation.store_database import Database, add_contexts, is_network_file_system, prepare_schema
 from gflownet.evaluation.store_rows import (
     CONTEXTS,
     DAMAGED,
@@ -31,8 +32,6 @@ from gflownet.evaluation.store_rows import Claim as Claim
 from gflownet.evaluation.store_rows import EvaluationRecord as EvaluationRecord
 from gflownet.evaluation.store_rows import EvaluationStatus as EvaluationStatus
 from gflownet.evaluation.store_rows import Identity as Identity
-from gflownet.evaluation.store_schema import SCHEMA_VERSION as SCHEMA_VERSION
-from gflownet.evaluation.store_schema import add_contexts, prepare_schema
 from gflownet.files import Closing
 from gflownet.graphs.canonical import Candidate
 

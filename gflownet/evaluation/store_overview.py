@@ -16,7 +16,7 @@ import sqlalchemy as sql
 
 from gflownet.errors import UserError
 from gflownet.evaluation import store_rows
-from gflownet.evaluation.store_database import Database
+from gflownet.evaluation.store_database import Database, prepare_schema, stored_version
 from gflownet.evaluation.store_rows import (
     CONTEXTS,
     DAMAGED,
@@ -29,7 +29,6 @@ from gflownet.evaluation.store_rows import (
     context_digest,
     is_expired,
 )
-from gflownet.evaluation.store_schema import prepare_schema, stored_version
 from gflownet.files import Closing, cannot_write
 
 Row = Mapping[str, Any]

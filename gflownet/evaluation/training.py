@@ -19,10 +19,9 @@ from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.examples import Batch, Examples, augmented, num_steps
 from gflownet.evaluation.examples import Split as Split
 from gflownet.evaluation.metrics import Loss, Metric, constant_outputs, constant_prediction, mean_value
-from gflownet.training.optimisers import OptimiserOptions, build_optimisers
+from gflownet.training.optimisers import OptimiserOptions, Schedule, build_optimisers
 from gflownet.training.precision import computed_in
 from gflownet.training.random_states import get_random_state, seeded, set_random_state
-from gflownet.training.schedules import Schedule
 from gflownet.training.steps import DIVERGED_LOSS, DivergedError, EntryDecay, Steps, flat_steps, map_tensors
 from gflownet.translation import DirectTraining, StackedModel, TranslatedModel, join_copies
 

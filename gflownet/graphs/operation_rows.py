@@ -103,13 +103,9 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             inverted_bottleneck=("InvertedBottleneck", "inverted bottleneck of MobileNetV2"),
             residual_block=("ResidualBlock", "block of two convolutions of ResNet"),
             bottleneck_block=("BottleneckBlock", "block of three convolutions of ResNet"),
-        ),
-        **_rows("opaque", opaque=("Opaque", "any nn.Module by module:Class")),
-        **_rows(
-            "benchmark_blocks",
-            _COMPOSITES,
             residual_reduction=("ResidualReduction", "two convolutions at half the positions, of NAS-Bench-201"),
             first_channels=("FirstChannels", "the first of the channels"),
         ),
+        **_rows("opaque", opaque=("Opaque", "any nn.Module by module:Class")),
     }
 )

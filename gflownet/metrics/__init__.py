@@ -1,4 +1,4 @@
-"""Statistics: correlations, intervals, modes and diversity, Pareto fronts."""
+"""Statistics: correlations, intervals, modes, Pareto fronts."""
 
 import lazy_loader
 

@@ -1,13 +1,8 @@
-from .diversity import find_modes as find_modes
-from .diversity import graph_edit_distance as graph_edit_distance
-from .diversity import hamming_distance as hamming_distance
-from .diversity import mean_pairwise_distance as mean_pairwise_distance
-from .diversity import modes_by_evaluations as modes_by_evaluations
-from .diversity import top_k_diversity as top_k_diversity
-from .diversity import top_k_mean as top_k_mean
 from .statistics import Interval as Interval
 from .statistics import bootstrap as bootstrap
+from .statistics import find_modes as find_modes
 from .statistics import hypervolume as hypervolume
 from .statistics import non_dominated as non_dominated
 from .statistics import pearson as pearson
 from .statistics import spearman as spearman
+from .statistics import top_k_mean as top_k_mean

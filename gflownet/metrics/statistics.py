@@ -1,4 +1,4 @@
-"""Correlations, intervals of means and of statistics, Pareto fronts and hypervolumes of objectives that are maximised.
+"""Correlations, intervals, Pareto fronts and hypervolumes of objectives that are maximised, modes and best objects.
 
 Letters: N points, K objectives. scipy.stats takes half a second: the functions that need it import it.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
+T = TypeVar("T")
 LEVEL = 0.95
 _NUM_RESAMPLES = 2_000
 
@@ -181,3 +183,54 @@ def _checked(points: np.ndarray) -> np.ndarray:
     if np.isnan(points).any():
         raise ValueError("points: expected numbers, got NaN")
     return points
+
+
+def find_modes(
+    objects: Sequence[T],
+    scores: Sequence[float],
+    *,
+    threshold: float,
+    key: Callable[[T], Hashable],
+    distance: Callable[[T, T], float] | None = None,
+    min_distance: float = 0.0,
+) -> list[int]:
+    """Return the positions of the modes, best first.
+
+    A mode is a distinct object with a score of at least `threshold` and, if a distance is given, at least
+    `min_distance` from every better mode (as Bengio et al. 2021 count modes of molecules, by similarity).
+
+    Args:
+        objects: in any order.
+        scores: their scores.
+        threshold: minimum score of a mode.
+        key: equal for equal objects.
+        distance: between two objects.
+        min_distance: between two modes.
+    """
+    modes: list[int] = []
+    for index in _best_distinct([key(each) for each in objects], scores):
+        if scores[index] < threshold:
+            break
+        if distance is None or all(distance(objects[index], objects[mode]) >= min_distance for mode in modes):
+            modes.append(index)
+    return modes
+
+
+def top_k_mean(keys: Sequence[Hashable], scores: Sequence[float], *, k: int) -> float:
+    """Return the mean score of the k best distinct objects, each with its best score; of all if there are fewer.
+
+    Raises:
+        ValueError: there is no object, or k is not positive.
+    """
+    best = [scores[index] for index in _best_distinct(keys, scores)[: max(k, 0)]]
+    if not best:
+        raise ValueError(f"top_k_mean: expected k >= 1 and an object, got k={k} and {len(keys)} objects")
+    return sum(best) / len(best)
+
+
+def _best_distinct(keys: Sequence[Hashable], scores: Sequence[float]) -> list[int]:
+    """Return the position of each distinct key with its best score, best first."""
+    best: dict[Hashable, int] = {}
+    for index in sorted(range(len(keys)), key=lambda i: -scores[i]):
+        best.setdefault(keys[index], index)
+    return list(best.values())

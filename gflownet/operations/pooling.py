@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from gflownet.operations.convolution import PADDING, num_windows, padding
 from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
 from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.operations.vocabulary import POSITIVE_INT, Parameter
-from gflownet.operations.windows import PADDING, num_windows, padding
 
 REDUCTIONS = ("mean", "max")
 REDUCTION = Parameter(f"one of {', '.join(REDUCTIONS)}", lambda value: value in REDUCTIONS)

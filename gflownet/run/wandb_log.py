@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gflownet.files import write_whole
-from gflownet.pictures.pixels import pixels_of
 from gflownet.report.architectures import Leader
 from gflownet.report.page.secrets import masked_options
 from gflownet.report.verdict import Side, is_random, side_of, verdict_of
@@ -263,7 +262,7 @@ def _media_of(leaders: Sequence[Leader]) -> dict[str, Any]:
     table = wandb.Table(columns=list(_COLUMNS))
     media: dict[str, Any] = {"top/architectures": table}
     for place, leader in enumerate(leaders):
-        drawing = None if leader.drawing is None else wandb.Image(pixels_of(leader.drawing))
+        drawing = None if leader.drawing is None else _html(leader.drawing)
         # numbers as floats: a column has one type
         score = None if leader.rank is None else leader.score
         numbers = [leader.search_score, score, leader.low, leader.high, leader.test_score]

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gflownet.training.optimisers import OptimiserOptions, build_optimisers, is_wide, split_parameters
+from gflownet.training.optimisers import OptimiserOptions, Schedule, build_optimisers, is_wide, split_parameters
 from gflownet.training.precision import use_channels_last
-from gflownet.training.schedules import Schedule
 
 # A cross-entropy of 1,000 nats means logits that are off by 1,000: the training does not recover.
 DIVERGED_LOSS = 1_000.0

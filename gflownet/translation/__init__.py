@@ -1,4 +1,4 @@
-"""Computation graphs to PyTorch modules: plan, generated code, state, summary, repair, export."""
+"""Computation graphs to PyTorch modules: plan, generated code, state, summary, export."""
 
 import lazy_loader
 

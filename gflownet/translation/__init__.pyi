@@ -8,15 +8,14 @@ from .copies import join_copies as join_copies
 from .direct import DirectTraining as DirectTraining
 from .direct_code import is_direct as is_direct
 from .export import export_program as export_program
+from .export import measure_latency as measure_latency
 from .export import to_onnx as to_onnx
 from .graph_summary import summary as summary
-from .latency import measure_latency as measure_latency
+from .loading import copy_weights as copy_weights
 from .loading import load as load
 from .loading import load_graph as load_graph
 from .model import TranslatedModel as TranslatedModel
 from .model import to_pytorch_model as to_pytorch_model
-from .repairs import repair as repair
 from .source import to_source as to_source
 from .stacked import StackedModel as StackedModel
 from .stacked import can_stack as can_stack
-from .weights import copy_weights as copy_weights

@@ -1,10 +1,13 @@
-"""Export of a model: torch.export and, with the extra [onnx], ONNX."""
+"""Export of a model: torch.export and, with the extra [onnx], ONNX; its latency."""
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -95,3 +98,39 @@ def _free_batch(module: nn.Module, example: tuple[Tensor, ...]) -> tuple[object,
     if isinstance(module, StepModule):
         return (tuple(batch for _ in example),)
     return tuple(batch for _ in example)
+
+
+NUM_WARM_UP = 5
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds per forward call, over many calls in eval mode without autograd."""
+
+    median_seconds: float
+    fastest_seconds: float
+    slowest_seconds: float
+    num_calls: int
+    batch_size: int
+
+
+def measure_latency(model: TranslatedModel, *, batch_size: int = 1, num_calls: int = 100) -> Latency:
+    """Time `num_calls` forward calls on zeros after a warm-up; the model's state is unchanged."""
+    if batch_size < 1 or num_calls < 1:
+        raise ValueError(f"expected batch_size and num_calls >= 1, got {batch_size} and {num_calls}")
+    inputs, was_training = model.zeros(batch_size), model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            seconds = [_timed(model, inputs) for _ in range(NUM_WARM_UP + num_calls)][NUM_WARM_UP:]
+    finally:
+        model.train(was_training)
+    return Latency(median(seconds), min(seconds), max(seconds), num_calls, batch_size)
+
+
+def _timed(model: TranslatedModel, inputs: tuple[Tensor, ...]) -> float:
+    start = perf_counter()
+    model.first_step(*inputs)
+    if inputs[0].is_cuda:
+        torch.cuda.synchronize(inputs[0].device)  # forward only queues kernels
+    return perf_counter() - start

@@ -6,9 +6,8 @@ from importlib import import_module
 import torch
 from torch import Tensor, nn
 
-from gflownet.operations.activations import Cell
+from gflownet.operations.activations import Cell, rhn_config
 from gflownet.operations.parameters import QUERY_STD, Initial, ParameterPlan
-from gflownet.operations.rhn_plan import rhn_config
 from gflownet.operations.vocabulary import activation
 from gflownet.rhn.layers import RHNBlock
 

@@ -12,11 +12,11 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations import layers
 from gflownet.operations.activations import Cell
 from gflownet.operations.neuron_code import PLAIN, identifier, outside_name
+from gflownet.operations.parameters import QUERY_STD, Initial, ParameterPlan
 from gflownet.operations.tensor_shape import Shape
 from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import activation
 from gflownet.translation.code import ClassWriter, has_own_build, shape_text
-from gflownet.translation.initial_code import initial_code
 from gflownet.translation.model import class_name, memory_format_lines, parameter_values, slots_of, step_lines
 from gflownet.translation.plan import ModelPlan, StepPlan
 from gflownet.translation.planning import checked_options, checked_plan
@@ -212,3 +212,24 @@ def _layer_sources(text: str) -> list[str]:
 
 def _is_layer(value: object) -> bool:
     return isinstance(value, type) and value.__module__ == layers.__name__
+
+
+def initial_code(parameter: ParameterPlan, values: Mapping[str, float], option: str = "") -> str:
+    """Return the expression of a parameter, or of the layer that holds it.
+
+    Args:
+        parameter: of a plan.
+        values: first values of 0-d parameters by name, 0 by default.
+        option: keyword arguments of every constructor, after a comma.
+    """
+    if parameter.initial is Initial.QUERY:
+        return f"nn.Parameter({QUERY_STD} * torch.randn({', '.join(map(str, parameter.shape))}{option}))"
+    if not parameter.module:
+        return f"nn.Parameter(torch.tensor({values.get(parameter.name, 0.0)!r}{option}))"
+    rows, columns = parameter.shape
+    kind = parameter.module.partition("_")[0]
+    if kind not in ("proj", "post"):
+        cell_class = activation(kind)
+        assert issubclass(cell_class, Cell)
+        return f"nn.{cell_class.module.partition(':')[2]}({columns}, {columns}, bias=False{option})"
+    return f"nn.Linear({columns}, {rows}, bias=False{option})"

@@ -24,10 +24,9 @@ from gflownet.autodiff.compilation import (
     compile_value_and_gradient,
 )
 from gflownet.autodiff.evaluation import evaluate, topological_order
-from gflownet.autodiff.functions import Function
+from gflownet.autodiff.functions import PRIMITIVES, Function
 from gflownet.autodiff.graph import Graph
 from gflownet.autodiff.nodes import ElementwiseNode, LeafNode, LinearNode, Node
-from gflownet.autodiff.primitives import PRIMITIVES
 from tests.autodiff.random_graphs import random_graph
 
 DOUBLE = torch.float64

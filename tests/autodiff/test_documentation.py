@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gflownet.autodiff.functions import Function
-from gflownet.autodiff.primitives import PRIMITIVES
+from gflownet.autodiff.functions import PRIMITIVES, Function
 
 TOLERANCE = 1e-9
 

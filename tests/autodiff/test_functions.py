@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gflownet.autodiff.functions import Call, Constant, Function, Power, Product, Sum, X
+from gflownet.autodiff.functions import PRIMITIVES, Call, Constant, Function, Power, Product, Sum, X
 from gflownet.autodiff.node_checks import shortened
-from gflownet.autodiff.primitives import PRIMITIVES
 
 NAMES = (*PRIMITIVES, "sqrt", "neg", "reciprocal", "square", "cube", "power(2.5)", "power(-3)", "power(4)")
 COMPOSED = (

@@ -1,4 +1,4 @@
-"""Runs of a comparison on a tiny space: repeated and interrupted commands, processes."""
+"""Runs of a comparison on a tiny space: repeated and interrupted commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +82,12 @@ def test_compare_writes_page_of_ordinary_runs_too(
 # A `compare` with its lock and its output, which waits for a line of input instead of running.
 WAITING = """
 import sys
-import gflownet.comparison.session
+from gflownet.comparison.plan import Plan
 from gflownet.cli.compare import main
 def wait(*arguments, **options):
     print("running", flush=True)
     sys.stdin.readline()
-gflownet.comparison.session.run_plan = wait
+Plan.run = wait
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -199,19 +198,3 @@ def test_compare_reports_mistakes_in_one_line(
     assert expected in error
     assert error.startswith("error: ")
     assert error.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_compare_in_two_processes_continues_after_kill(finished: Path, tmp_path: Path, checkout: Path) -> None:
-    command = [sys.executable, "-m", "gflownet.compare", *arguments(tmp_path, "--parallel", "2")]
-    with subprocess.Popen(command, cwd=checkout, stdout=subprocess.DEVNULL) as process:
-        while not any(is_completed(path.parent) for path in tmp_path.rglob(STATUS_NAME)):
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.kill()
-    assert not (tmp_path / "comparison.html").exists()
-    result = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
-    while "in use" in result.stderr:  # the processes of the killed command are ending
-        result = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert scores(tmp_path) == scores(finished)

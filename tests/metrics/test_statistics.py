@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gflownet.metrics.statistics import hypervolume, non_dominated, simultaneous_intervals, standard_errors
+from gflownet.metrics.statistics import (
+    find_modes,
+    hypervolume,
+    non_dominated,
+    simultaneous_intervals,
+    standard_errors,
+    top_k_mean,
+)
 
 
 def test_interval_of_one_sample_is_student_t():
@@ -144,3 +151,25 @@ def test_hypervolume_reference_point():
 def test_pareto_invalid_points_raise(function, points, message):
     with pytest.raises(ValueError, match=rf"^points: {message}$"):
         function(points)
+
+
+def _differences(a: str, b: str) -> int:
+    return sum(x != y for x, y in zip(a, b, strict=True))
+
+
+def test_find_modes():
+    words, scores = ["000", "001", "000", "111", "110", "010"], [5.0, 4.0, 5.0, 3.0, 3.5, 1.0]
+    assert find_modes(words, scores, threshold=3.0, key=str) == [0, 1, 4, 3]
+    apart = find_modes(words, scores, threshold=3.0, key=str, distance=_differences, min_distance=2)
+    assert apart == [0, 4]
+    assert find_modes(words, scores, threshold=6.0, key=str) == []
+    in_a_row = find_modes(["aa", "ab", "bb"], [3, 2, 1], threshold=0, key=str, distance=_differences, min_distance=2)
+    assert in_a_row == [0, 2], "far from the better mode, near a better object that is none"
+
+
+def test_top_k_mean_counts_distinct_objects():
+    assert top_k_mean("aab", [4.0, 4.0, 1.0], k=2) == 2.5
+    assert top_k_mean("aba", [4.0, 3.0, 1.0], k=1) == 4.0
+    assert top_k_mean("ab", [4.0, 1.0], k=5) == 2.5
+    with pytest.raises(ValueError, match="expected k >= 1 and an object, got k=0 and 1 objects"):
+        top_k_mean("a", [1.0], k=0)

@@ -10,8 +10,7 @@ from torch import nn
 
 from gflownet.evaluation.config import EvaluationConfig, TrainingConfig
 from gflownet.evaluation.training import candidate_steps
-from gflownet.training.optimisers import SGD, Adam, AdamW, eager
-from gflownet.training.schedules import Schedule
+from gflownet.training.optimisers import SGD, Adam, AdamW, Schedule, eager
 from gflownet.training.steps import Steps
 
 NUM_STEPS = 6

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.translation import TranslatedModel, load_graph, repair, summary, to_pytorch_model, to_source
+from gflownet.translation import TranslatedModel, load_graph, summary, to_pytorch_model, to_source
 from gflownet.translation import load as load_model
 from tests.translation.graphs import chain
 from tests.translation.test_source import run_source
@@ -91,10 +91,6 @@ def test_invalid_settings_are_reported_and_refused(settings, message):
     for refuse in (to_pytorch_model, summary, to_source):
         with pytest.raises(ValueError, match=message):
             refuse(graph)
-    repaired = repair(graph)
-    assert repaired.graph.validate() == []
-    assert len(repaired.changes) == 1
-    assert repaired.changes[0].message.startswith("graph: ")
 
 
 def test_entries_without_settings_still_load(tmp_path):

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from gflownet.tasks.language import formulas
 from torch import Tensor, nn
 
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.errors import UserError
 from gflownet.evaluation.language_training import LanguageTraining, bits_per_byte, train_language_model
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.formulas import formulas
 from gflownet.operations.vocabulary import aggregation
 from gflownet.rhn.checkpoint import describe, load_language_model, model_of, save_language_model
 from gflownet.translation.cell_network import CellConfig, CellNetwork, fit_cell_parameters, num_cell_parameters

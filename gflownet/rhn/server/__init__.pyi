@@ -1,4 +1,4 @@
-from .access import Access as Access
+from .app import Access as Access
 from .app import create_app as create_app
 from .errors import RequestError as RequestError
 from .limits import Limits as Limits

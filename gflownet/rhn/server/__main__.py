@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import signal
 import socket
@@ -130,8 +129,7 @@ def serve(options: argparse.Namespace) -> int:
 
         import uvicorn  # noqa: F401
 
-        from gflownet.rhn.server.access import Access
-        from gflownet.rhn.server.app import create_app
+        from gflownet.rhn.server.app import Access, create_app
         from gflownet.rhn.server.service import Service
     except ModuleNotFoundError as error:
         raise UserError(f"missing package {error.name}: pip install 'gflownet[serve]'") from None
@@ -141,9 +139,7 @@ def serve(options: argparse.Namespace) -> int:
 
     model, codec = load_text_model(options.folder)
     limits: Limits = options.limits
-    # States have a constant size, so the limit of a request is its time, waiting included.
-    scheduler = SchedulerConfig(limits.max_slots, limits.max_queue, max_waiting=math.inf, token_budget=sys.maxsize)
-    engine = Engine(model, EngineConfig(scheduler, codec=codec))
+    engine = Engine(model, EngineConfig(SchedulerConfig(limits.max_slots, limits.max_queue), codec=codec))
     listening = listen(options.host, options.port)
     name, host = options.folder.resolve().name, f"[{options.host}]" if ":" in options.host else options.host
     line = f"serving {name} at http://{host}:{listening.getsockname()[1]}/v1"

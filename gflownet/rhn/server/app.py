@@ -3,29 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import hmac
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gflownet.rhn.server.access import Access
 from gflownet.rhn.server.chat_template import ChatTemplate
 from gflownet.rhn.server.errors import RequestError, bad_request, error_response, from_value_error
 from gflownet.rhn.server.limits import Limits
-from gflownet.rhn.server.metrics import Metrics
 from gflownet.rhn.server.requests import ChatRequest, CompletionRequest, SamplingFields, Submission
 from gflownet.rhn.server.responses import AnswerFormat, AnswerStream, ChatFormat, CompletionFormat, whole
 from gflownet.rhn.server.service import Service
+from gflownet.rhn.serving.engine import Engine
+from gflownet.rhn.serving.sampling import FinishReason
 from gflownet.rhn.serving.scheduler import QueueFullError
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+
+
+@dataclass(frozen=True)
+class Access:
+    """Host names and keys of allowed requests."""
+
+    hosts: Sequence[str] = ()  # besides the loopback names; without port
+    keys: Sequence[str] = ()  # without any, requests need none
+    origins: Sequence[str] = ()  # of pages that get CORS headers
+
+    def check(self, request: Request, bearer: _Bearer) -> None:
+        """Raise RequestError for another host name, or without a key of the server; a dependency of routes."""
+        host = request.url.hostname or ""
+        if host not in (*LOOPBACK, *map(str.lower, self.hosts)):
+            message = f"Host: expected a name of this server (option --allow-host), got {host!r:.80}"
+            raise RequestError(HTTPStatus.FORBIDDEN, message)
+        # Each key is compared in constant time.
+        key = (bearer.credentials if bearer else "").encode(errors="replace")
+        if self.keys and not any(hmac.compare_digest(key, valid.encode()) for valid in self.keys):
+            message = "Authorization: expected 'Bearer' and a key of this server (option --api-key)"
+            headers = {"WWW-Authenticate": "Bearer"}
+            raise RequestError(HTTPStatus.UNAUTHORIZED, message, code="invalid_api_key", headers=headers)
 
 
 def create_app(
@@ -154,3 +184,37 @@ class BodyLimit:
             return message
 
         await self._app(scope, limited, send)
+
+
+class Metrics(Collector):
+    """Metrics of an engine, with Prometheus' names and units."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Read them at every scrape."""
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric."""
+        now = self._engine.metrics()
+        sums = now.sums
+        finished = CounterMetricFamily("gflownet_requests_finished", "Finished prompts by reason", labels=["reason"])
+        for reason in FinishReason:
+            finished.add_metric([reason], sums.finished[reason])
+        yield finished
+        yield GaugeMetricFamily("gflownet_requests_waiting", "Prompts in the queue", value=now.num_waiting)
+        yield GaugeMetricFamily("gflownet_requests_running", "Prompts that hold a slot", value=now.num_running)
+        yield GaugeMetricFamily("gflownet_prefix_bytes", "Size of the cached states of prompts", value=now.prefix_bytes)
+        for name, text, value in (
+            ("steps", "Steps of the engine", sums.num_steps),
+            ("step_rows", "Tokens read in steps, of prompts and answers", sums.num_rows),
+            ("tokens", "Tokens of answers", sums.num_tokens),
+            ("prefix_hits", "Prompts that started from a cached state", sums.prefix_hits),
+            ("prefix_misses", "Prompts that did not", sums.prefix_misses),
+        ):
+            yield CounterMetricFamily(f"gflownet_{name}", text, value=value)
+        for name, text, number, seconds in (
+            ("queue", "From arrival to a slot", sums.num_admitted, sums.waited_seconds),
+            ("first_token", "From arrival to the first token", sums.num_first_tokens, sums.first_token_seconds),
+            ("next_token", "Between tokens of one answer", sums.num_later_tokens, sums.later_token_seconds),
+        ):
+            yield SummaryMetricFamily(f"gflownet_{name}_seconds", text, count_value=number, sum_value=seconds)

@@ -23,7 +23,7 @@ from gflownet.rhn.serving.prefill import Chunk, Prefill, PrefillConfig, read_chu
 from gflownet.rhn.serving.requests import ActiveRequest, EngineMetrics, Event, Request, Tally, TokenEvent
 from gflownet.rhn.serving.sampler import Draw, Sampler
 from gflownet.rhn.serving.sampling import FinishReason, SamplingError
-from gflownet.rhn.serving.scheduler import Phase, Scheduler, SchedulerConfig
+from gflownet.rhn.serving.scheduler import Scheduler, SchedulerConfig
 from gflownet.rhn.serving.stopping import new_answer
 from gflownet.rhn.text_codec import BYTES, TextCodec
 
@@ -74,7 +74,7 @@ class Engine:
 
         self._lock = threading.Lock()
         # Guarded by the lock.
-        self._scheduler = Scheduler(self._config.scheduler, clock=clock)
+        self._scheduler = Scheduler(self._config.scheduler)
         self._requests: dict[int, ActiveRequest] = {}  # waiting and running
         self._cancelled: list[ActiveRequest] = []  # their finish event comes with the next step
         self._ids = count()
@@ -85,16 +85,14 @@ class Engine:
         """Queue a request and return its id.
 
         Raises:
-            ValueError: an empty prompt, a token outside the vocabulary, a state of another shape, or limits of
-                `Scheduler.submit`.
-            QueueFullError: too many requests or tokens are queued.
+            ValueError: an empty prompt, a token outside the vocabulary, or a state of another shape.
+            QueueFullError: too many requests are queued.
         """
         request.check(self._model, self._config.codec)
-        num_tokens = len(request.prompt) + request.params.max_tokens
         answer = new_answer(request.params, self._config.codec)
         with self._lock:
             request_id = next(self._ids)
-            self._scheduler.submit(request_id, num_tokens, priority=request.priority)
+            self._scheduler.submit(request_id)
             self._requests[request_id] = ActiveRequest(request_id, request, answer, self._clock())
         return request_id
 
@@ -105,8 +103,7 @@ class Engine:
             if request is None or request.cancelled:
                 return False
             request.cancelled = True
-            if self._scheduler.phase_of(request_id) is not Phase.RUNNING:
-                self._scheduler.finish(request_id)
+            self._scheduler.withdraw(request_id)
             self._cancelled.append(request)
             return True
 
@@ -189,11 +186,7 @@ class Engine:
         """Give free slots to waiting requests, each from the longest cached prefix of its prompt."""
         if not self._scheduler.num_waiting:
             return
-        schedule = self._scheduler.schedule()
-        for request_id in schedule.expired:
-            error = f"it waited longer than {self._config.scheduler.max_waiting:g} s for a slot"
-            self._end(self._requests[request_id], FinishReason.ERROR, now, events, error)
-        for request_id in schedule.admitted:
+        for request_id in self._scheduler.schedule():
             request = self._requests[request_id]
             request.slot = self._cache.allocate(request_id, self._first_state(request))
             request.admitted = now

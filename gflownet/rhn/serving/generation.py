@@ -63,10 +63,7 @@ class Stream:
         self.finish_reason: FinishReason | None = None
         self.unread: tuple[int, ...] = ()
         self.cut = 0  # as of `Generation`
-        scheduler = SchedulerConfig(
-            max_slots=1, max_waiting=float("inf"), token_budget=max(1, len(prompt) + params.max_tokens)
-        )
-        self._engine = Engine(model, EngineConfig(scheduler, prefix_bytes=0, codec=codec))
+        self._engine = Engine(model, EngineConfig(SchedulerConfig(max_slots=1), prefix_bytes=0, codec=codec))
         before = None if state is None else state[:, 0]
         self._engine.submit(Request(prompt, params, state=before, keep_state=True))
         self._tokens = self._run()
@@ -128,9 +125,7 @@ def generate_batch(
         ValueError: unequal numbers of prompts and parameters, an invalid request (`Engine.submit`), or a failed output.
     """
     requests = [Request(prompt, of_answer) for prompt, of_answer in zip(prompts, params, strict=True)]
-    num_tokens = sum(len(request.prompt) + request.params.max_tokens for request in requests)
-    scheduler = SchedulerConfig(max_slots, len(requests), max_waiting=float("inf"), token_budget=max(1, num_tokens))
-    engine = Engine(model, EngineConfig(scheduler, codec=codec))
+    engine = Engine(model, EngineConfig(SchedulerConfig(max_slots, len(requests)), codec=codec))
     ids = [engine.submit(request) for request in requests]
     sampled: dict[int, list[Sampled]] = {request_id: [] for request_id in ids}
     ends: dict[int, FinishEvent] = {}

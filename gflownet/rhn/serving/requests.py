@@ -21,7 +21,6 @@ class Request:
 
     prompt: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
-    priority: int = 0  # -100 .. 100, lower is more urgent
     state: Tensor | None = None  # [layers, width] of the tokens before the prompt
     keep_state: bool = False  # whether the finish event holds the state to continue from
 

@@ -7,7 +7,6 @@ import io
 import os
 import queue
 import signal
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +18,7 @@ import httpx
 
 from gflownet.rhn.checkpoint import load_text_model
 from gflownet.rhn.server.__main__ import listen, main, uvicorn_server
-from gflownet.rhn.server.access import Access
-from gflownet.rhn.server.app import create_app
+from gflownet.rhn.server.app import Access, create_app
 from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.serving.engine import Engine, EngineConfig
@@ -73,7 +71,7 @@ def talk(conversation: Conversation, access: Access | None = None) -> Service:
     """Run a conversation with an application in this process, without a socket, and stop it."""
 
     async def run() -> Service:
-        scheduler = SchedulerConfig(max_slots=8, max_queue=64, token_budget=4 * NEVER_ENDS)
+        scheduler = SchedulerConfig(max_slots=8, max_queue=64)
         engine = Engine(random_network(CONFIG, 0).decoder(), EngineConfig(scheduler))
         service = Service(engine, "m", on_failure=lambda: None)
         limits = Limits(max_body=1 << 16, max_prompt=2048, max_queue=4, timeout=PATIENCE)
@@ -106,7 +104,7 @@ def serving(folder: Path, *, limits: Limits, access: Access | None = None) -> It
     """Serve a model in another thread; without the command, whose signals are for the main thread."""
     url: queue.Queue[str] = queue.Queue()
     model, codec = load_text_model(folder)
-    engine = Engine(model, EngineConfig(SchedulerConfig(limits.max_slots, token_budget=sys.maxsize), codec=codec))
+    engine = Engine(model, EngineConfig(SchedulerConfig(limits.max_slots), codec=codec))
     service = Service(engine, folder.name, on_failure=lambda: None, codec=codec)
     with closing(listen("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]

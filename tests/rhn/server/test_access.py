@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gflownet.rhn.server.access import Access
+from gflownet.rhn.server.app import Access
 from gflownet.rhn.server.service import Service
 from tests.rhn.server.in_process import PATH, URL, check_answer, talk
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gflownet.rhn.server.access import Access
+from gflownet.rhn.server.app import Access
 from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.text_codec import BYTES, decode, encode
 from tests.rhn.server.clients import PATIENCE, client_of, offline, openai, save_tiny, save_tokenizer_model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import count
 
@@ -10,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gflownet.rhn.server.metrics import Metrics
+from gflownet.rhn.server.app import Metrics
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.prefill import PrefillConfig
 from gflownet.rhn.serving.requests import EngineMetrics, FinishEvent, Request
@@ -55,11 +54,7 @@ COUNTS = {
 def engine_after_requests() -> Engine:
     """Return an engine that has answered prompts, cancelled one, and has others, so that no two figures are equal."""
     ticks = count()
-    config = EngineConfig(
-        SchedulerConfig(max_slots=3, max_waiting=math.inf, token_budget=100 * NEVER_ENDS),
-        prefix_bytes=12 * STATE_BYTES,
-        prefill=PrefillConfig(tokens=16),
-    )
+    config = EngineConfig(SchedulerConfig(max_slots=3), prefix_bytes=12 * STATE_BYTES, prefill=PrefillConfig(tokens=16))
     engine = Engine(random_network(CONFIG, 0).decoder(), config, clock=lambda: 0.25 * next(ticks) ** 1.5)
 
     def submit(prompt: list[int], max_tokens: int) -> int:

@@ -19,7 +19,7 @@ from tests.rhn.random_networks import random_network
 from tests.rhn.server.clients import CONFIG, NEVER_ENDS, PATIENCE
 
 ENDLESS = SamplingParams(max_tokens=NEVER_ENDS, seed=0)
-SCHEDULER = SchedulerConfig(max_slots=3, max_queue=2, token_budget=10 * NEVER_ENDS)
+SCHEDULER = SchedulerConfig(max_slots=3, max_queue=2)
 
 
 class Watched:

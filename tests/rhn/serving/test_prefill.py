@@ -190,7 +190,7 @@ def configs(chance: random.Random) -> Iterator[EngineConfig]:
     """Yield engines with and without chunks and prefixes."""
     for prefix_bytes in (0, 10**6):
         chunks = PrefillConfig(chance.randint(3, 20), chance.randint(1, 4), chance.choice([0.1, 0.5]))
-        scheduler = SchedulerConfig(chance.randint(1, 5), max_waiting=float("inf"))
+        scheduler = SchedulerConfig(chance.randint(1, 5))
         yield EngineConfig(scheduler, prefix_bytes, chance.choice([4, 7, 16]), chunks)
 
 
