@@ -147,7 +147,7 @@ def loss_at_flows(
     singles = [batch.part(index, index + 1) for index in range(min(len(batch), _NUM_SINGLES))]
     losses = [abs(_loss(objective, policy, part)) for part in (batch, *singles)]
     loss = math.nan if any(map(math.isnan, losses)) else max(losses)
-    reported = objective.log_partition(policy, conditioning.encoding)
+    reported = objective.log_partition(policy, conditioning.encoding, conditioning.limit)
     perturbed = _perturbed_losses(subject, objective, graph, tables, batch)
     return LossAtFlows(
         loss=loss,

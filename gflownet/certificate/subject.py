@@ -71,7 +71,7 @@ class Subject:
 
     def log_z(self, conditioning: Conditioning) -> float | None:
         """Return the learned log Z under a single conditioning, None if it is not learned."""
-        log_z = self.objective.log_partition(self.trained, conditioning.encoding)
+        log_z = self.objective.log_partition(self.trained, conditioning.encoding, conditioning.limit)
         return None if log_z is None else float(log_z.detach())
 
     @property
@@ -112,16 +112,18 @@ class Subject:
         return None if stopped() else evaluations
 
     def conditionings(self) -> list[Conditioning]:
-        """Return the certified conditionings: the only one, or samples at the quantiles of beta."""
+        """Return the certified conditionings: the only one, or samples at the quantiles of beta, or of the cap."""
         samples = self.task.sample_conditioning(_NUM_DRAWS, generator=self.generator(CONDITIONING))
         rows = torch.cat([samples.encoding, samples.beta[:, None]], 1)
         if bool((rows == rows[0]).all()):
-            return [Conditioning(samples.encoding[:1], samples.beta[:1])]
-        order = samples.beta.argsort(stable=True)
+            return [samples[:1]]
+        # Caps are log-uniform; all limits but one are constant.
+        order = (samples.beta if samples.limit is None else samples.limit.sum(1)).argsort(stable=True)
         indices = [order[round(quantile * (_NUM_DRAWS - 1))] for quantile in BETA_QUANTILES]
-        return [Conditioning(samples.encoding[index][None], samples.beta[index][None]) for index in indices]
+        return [samples[index[None]] for index in indices]
 
 
 def repeated(conditioning: Conditioning, num: int) -> Conditioning:
     """Return a single conditioning, repeated."""
-    return Conditioning(conditioning.encoding.expand(num, -1), conditioning.beta.expand(num))
+    limit = None if conditioning.limit is None else conditioning.limit.expand(num, -1)
+    return Conditioning(conditioning.encoding.expand(num, -1), conditioning.beta.expand(num), limit)

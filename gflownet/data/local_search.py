@@ -105,7 +105,7 @@ class LocalSearch:
         with torch.inference_mode():
             choose = chosen_by(self.context, policy, current.conditioning, generator, self.exploration)
             steps = roll_out(env, start, choose)
-        conditioning = Conditioning(current.conditioning, current.beta)
+        conditioning = Conditioning(current.conditioning, current.beta, current.terminal.limit)
         return assembled(env, [shared_step, *steps], conditioning, Origin.RESAMPLED)
 
     def _accepted(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gflownet.data.config import OfflineConfig, ReplayConfig
-from gflownet.data.sampler import assembled, roll_out, sample_backward
+from gflownet.data.sampler import assembled, limited_states, roll_out, sample_backward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask, Score
@@ -73,7 +73,7 @@ class ActionSequences:
             return ActionBatch(*(column.long() for column in actions.parts))
 
         with torch.inference_mode():
-            steps = roll_out(env, env.initial_states(len(self)), choose)
+            steps = roll_out(env, limited_states(env, conditioning), choose)
         return assembled(env, steps, conditioning, origin)
 
 

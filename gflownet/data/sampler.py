@@ -78,10 +78,11 @@ def sample_forward(
     exploration = Exploration(random_action_prob, temperature)
     device = _device_of_states(context, policy)
     table = state_table(context) if device == _CPU else None
-    if table is not None and table.suits(conditioning.encoding, num=_MAX_PER_TRAJECTORY * len(conditioning.beta)):
+    most = _MAX_PER_TRAJECTORY * len(conditioning.beta)
+    if table is not None and table.suits(conditioning.encoding, conditioning.limit, num=most):
         step = _tabulated(table, policy, conditioning.encoding, generator, exploration)
         return _joined(context.env, step, conditioning, Origin.SAMPLED)
-    steps = sampled_steps(context, policy, conditioning.encoding, generator, exploration, device)
+    steps = sampled_steps(context, policy, conditioning, generator, exploration, device)
     steps = steps if device == _CPU else [_in_main_memory(steps, device)]
     return assembled(context.env, steps, conditioning, Origin.SAMPLED)
 
@@ -89,22 +90,28 @@ def sample_forward(
 def sampled_steps(
     context: GraphBuildingEnvContext,
     policy: PolicyFunction,
-    encoding: Tensor,
+    conditioning: Conditioning,
     generator: torch.Generator,
     exploration: Exploration,
     device: torch.device,
 ) -> list[Step]:
-    """Return the steps of one trajectory per conditioning [B, C] from the initial state, computed on a device.
+    """Return the steps of one trajectory per conditioning from the initial state, computed on a device.
 
     Waits for the device once per step (`Environment.read_ahead`). The tensors are those of inference mode, which is a
     tenth faster than no_grad.
     """
-    start, there = context.env.initial_states(len(encoding)), context.on(device)
+    start, there = limited_states(context.env, conditioning), context.on(device)
     with torch.inference_mode(), torch.device(device) if device != _CPU else nullcontext():
         states = start if device == _CPU else start.mapped(partial(sent, device=device))
         vars(states)["largest"] = start.largest
-        choose = chosen_by(there, policy, sent(encoding, device), generator, exploration)
+        choose = chosen_by(there, policy, sent(conditioning.encoding, device), generator, exploration)
         return roll_out(there.env, states, choose)
+
+
+def limited_states(env: Environment, conditioning: Conditioning) -> GraphStates:
+    """Return the initial state of each trajectory, with its limit."""
+    states = env.initial_states(len(conditioning.beta))
+    return states if conditioning.limit is None else states.with_limit(conditioning.limit)
 
 
 def _tabulated(
@@ -131,10 +138,11 @@ def sample_backward(
     Args:
         context: of the environment; with backward actions where `policy` is given.
         terminal: B states.
-        conditioning: of B trajectories.
+        conditioning: of B trajectories; its limits, where it has some, replace those of the states.
         generator: of the actions.
         policy: a two-way policy with a P_B; None: uniform.
     """
+    terminal = terminal if conditioning.limit is None else terminal.with_limit(conditioning.limit)
     with torch.inference_mode():
         stop = torch.zeros(len(terminal), dtype=torch.int64)
         stops = ActionBatch(stop + int(GraphActionType.Stop), stop, stop)
@@ -276,13 +284,16 @@ _BATCH_SIZE = 64
 _MAX_SAMPLES = 10
 
 
-def uniform_states(env: Environment, num: int, *, generator: torch.Generator) -> GraphStates:
-    """Return `num` terminal states, sampled with a uniformly random legal action in each step."""
+def uniform_states(
+    env: Environment, num: int, *, generator: torch.Generator, limit: Tensor | None = None
+) -> GraphStates:
+    """Return `num` terminal states, sampled with a uniformly random legal action in each step, within caps [B, K]."""
 
     def choose(states: GraphStates, _: torch.Tensor) -> ActionBatch:
         return env.forward_masks(states).sample_uniform(generator)
 
-    return terminal_states(roll_out(env, env.initial_states(num), choose))
+    states = env.initial_states(num)
+    return terminal_states(roll_out(env, states if limit is None else states.with_limit(limit), choose))
 
 
 def uniform_candidates(env: Environment, num: int, *, generator: torch.Generator) -> list[Candidate]:

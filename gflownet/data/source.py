@@ -196,13 +196,13 @@ class TrajectorySource:
             return None
         if options.start == "fresh":
             first = slice(options.num)
-            conditioning = Conditioning(fresh.conditioning[first], fresh.beta[first])
+            conditioning = Conditioning(fresh.conditioning[first], fresh.beta[first], fresh.terminal.limit[first])
             return fresh.terminal[first], fresh.log_reward[first], conditioning
         states = replay.sample(options.num, seed=stream_seed(self.seed, step, _SEARCH_CHOICE))
         if states is None:
             return None
         generator = self._generator(step, _SEARCH_CHOICE)
-        conditioning = self.task.sample_conditioning(len(states), generator=generator)
+        conditioning = self._conditioning_into(states, generator)
         return states.terminal, self._log_reward(states.scores, conditioning), conditioning
 
     def replayed(self, step: int, replay: ReplayBuffer, policy: PolicyFunction, *turn: int) -> list[TrajectoryBatch]:
@@ -216,7 +216,7 @@ class TrajectorySource:
         generator = self._generator(step, _REPLAYED, *turn)
         if states.sequences is None:
             return [self._resampled(states, policy, generator)]
-        conditioning = self.task.sample_conditioning(len(states), generator=generator)
+        conditioning = self._conditioning_into(states, generator)
         batch = states.sequences.walk(self.context.env, conditioning=conditioning, origin=Origin.REMEMBERED)
         return [self._rewarded(batch, states.scores)]
 
@@ -234,7 +234,7 @@ class TrajectorySource:
 
     def _resampled(self, states: SeenStates, policy: PolicyFunction, generator: torch.Generator) -> TrajectoryBatch:
         """Sample a new trajectory into each state from the trained backward policy."""
-        conditioning = self.task.sample_conditioning(len(states), generator=generator)
+        conditioning = self._conditioning_into(states, generator)
         batch = sample_backward(
             self.context,
             states.terminal,
@@ -243,6 +243,13 @@ class TrajectorySource:
             policy=policy if self.context.backward_types else None,
         )
         return self._rewarded(batch, states.scores)
+
+    def _conditioning_into(self, states: SeenStates, generator: torch.Generator) -> Conditioning:
+        """Return the conditioning of new trajectories into states; limits are at least their sizes."""
+        conditioning = self.task.sample_conditioning(len(states), generator=generator)
+        if conditioning.limit is None:
+            return conditioning
+        return self.task.reaching(conditioning, self.context.env.sizes(states.terminal))
 
     def _with_state_rewards(self, trajectories: TrajectoryBatch, scorer: StepScorer) -> TrajectoryBatch:
         """Add the log-reward of every intermediate state on which Stop is legal, 0 for other states."""

@@ -23,7 +23,7 @@ from gflownet.envs.cell_design import CELLS, CIFAR_CLASSES, CIFAR_SHAPE, NB101_O
 from gflownet.envs.cell_networks import Cell, GraphNetworks, SlotCosts, ends_of
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.config import CellsEnvConfig, EnvConfig
-from gflownet.envs.slots import SlotEnv
+from gflownet.envs.slots import Caps, SlotEnv
 from gflownet.errors import UserError
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.operation_costs import OperationCost
@@ -32,13 +32,12 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
 from gflownet.mdp.environment import Environment, Rule, Rules
 from gflownet.mdp.labelled_graphs import NO_EDGE, LabelledGraphs
-from gflownet.mdp.states import UNSET, Attribute, GraphStates
+from gflownet.mdp.states import NO_LIMIT, UNSET, Attribute, GraphStates
 from gflownet.operations.tensor_shape import Shape
 
 Point = tuple[int, int]  # parameters, multiply-adds
 
 MAX_FRONTS = 100_000
-_UNLIMITED = torch.iinfo(torch.int64).max // 4
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,11 @@ class CostCaps:
     costs: SlotCosts
     max_parameters: int | None
     max_multiply_adds: int | None
+
+    @property
+    def caps(self) -> Caps:
+        """Both caps."""
+        return self.max_parameters, self.max_multiply_adds
 
     def __post_init__(self) -> None:
         """Raise UserError where no cell fits, or where there are too many sums of costs to compare."""
@@ -66,31 +70,53 @@ class CostCaps:
                 f"max_multiply_adds={self.max_multiply_adds}, got none; the smallest have {least[0]:,} and {least[1]:,}"
             )
 
-    def allowed(self, positions: Tensor) -> Tensor:
-        """Return which operation may be set at which empty place, [B, N, V], for operations [B, N], -1 where empty."""
+    def least(self) -> Point:
+        """Return the smallest parameters and multiply-adds of networks within the caps."""
+        budget = self._budget.tolist()
+        within = [point for point in self._front_of[tuple(self._class_sizes)] if self._fits(point, budget)]
+        parameters, multiply_adds = (min(axis) for axis in zip(*within, strict=True))
+        base = _point(self.costs.skeleton)
+        return parameters + base[0], multiply_adds + base[1]
+
+    def sizes(self, positions: Tensor) -> Tensor:
+        """Return parameters and multiply-adds of networks with operations [B, N] that are all set, [B, 2]."""
+        return torch.tensor(_point(self.costs.skeleton)) + self._used(positions)
+
+    def allowed(self, positions: Tensor, caps: Tensor) -> Tensor:
+        """Return which operation may be set at which empty place, [B, N, V].
+
+        Args:
+            positions: operations [B, N], -1 where empty.
+            caps: [B, 2] of the networks' parameters and multiply-adds.
+        """
         is_empty = positions < 0
-        remaining = self._remaining(positions)[:, None, None, :] - self._cost[None]  # [B, N, V, 2]
+        remaining = self._remaining(positions, caps)[:, None, None, :] - self._cost[None]  # [B, N, V, 2]
         key = (is_empty * self._weights).sum(1, keepdim=True) - self._weights  # [B, N], empty places after the action
         points = self._fronts[key.clamp(min=0)]  # [B, N, F, 2]
         return (points[:, :, None] <= remaining[:, :, :, None]).all(-1).any(-1)
 
-    def is_within(self, positions: Tensor) -> Tensor:
-        """Return whether the operations that are set can be completed within the caps, [B] bool."""
+    def is_within(self, positions: Tensor, caps: Tensor) -> Tensor:
+        """Return whether the operations that are set can be completed within the caps [B, 2], [B] bool."""
         key = ((positions < 0) * self._weights).sum(1)
-        return (self._fronts[key] <= self._remaining(positions)[:, None]).all(-1).any(-1)
+        return (self._fronts[key] <= self._remaining(positions, caps)[:, None]).all(-1).any(-1)
 
-    def _remaining(self, positions: Tensor) -> Tensor:
-        """Return what the caps leave after the operations that are set, [B, 2]."""
+    def _remaining(self, positions: Tensor, caps: Tensor) -> Tensor:
+        """Return what the caps leave after the skeleton and the operations that are set, [B, 2]."""
+        return caps - self.sizes(positions)
+
+    def _used(self, positions: Tensor) -> Tensor:
+        """Return the costs of the operations that are set, [B, 2]."""
         index = positions.long().clamp(min=0)[:, :, None, None].expand(-1, -1, 1, 2)
         cost = self._cost.expand(len(positions), -1, -1, -1).gather(2, index).squeeze(2)
-        return self._budget - (cost * (positions >= 0)[:, :, None]).sum(1)
+        return (cost * (positions >= 0)[:, :, None]).sum(1)
 
     @cached_property
     def _budget(self) -> Tensor:
         """Return what the caps leave to the cells, [2] int64."""
-        caps = (self.max_parameters, self.max_multiply_adds)
         used = _point(self.costs.skeleton)
-        return torch.tensor([_UNLIMITED if cap is None else cap - base for cap, base in zip(caps, used, strict=True)])
+        return torch.tensor(
+            [NO_LIMIT if cap is None else cap - base for cap, base in zip(self.caps, used, strict=True)]
+        )
 
     @cached_property
     def _cost(self) -> Tensor:
@@ -142,7 +168,7 @@ class CostCaps:
             for counts in product(*(range(num + 1) for num in reversed(self._class_sizes)))
         ]
         size = max(map(len, ordered))
-        return torch.tensor([front + [(2 * _UNLIMITED,) * 2] * (size - len(front)) for front in ordered])
+        return torch.tensor([front + [(2 * NO_LIMIT,) * 2] * (size - len(front)) for front in ordered])
 
     @staticmethod
     def _fits(point: Point, budget: Sequence[int]) -> bool:
@@ -220,9 +246,22 @@ class CellEnv(SlotEnv):
     """Cells with places for operations, filled in any order; finished when all are."""
 
     def __init__(self, cell: Cell, caps: CostCaps | None = None) -> None:
-        super().__init__(cell.places, Attribute("operation", cell.operations))
+        super().__init__(
+            cell.places, Attribute("operation", cell.operations), (None, None) if caps is None else caps.caps
+        )
         self.cell, self.caps = cell, caps
         self._graphs = CellGraphs(cell) if has_graph(cell) else None
+
+    def sizes(self, states: GraphStates) -> Tensor:
+        """Return the costs with a cap, [B, K]."""
+        if self.caps is None:
+            return super().sizes(states)
+        return self.caps.sizes(states.node_attr[:, :, 0])[:, self.limited]
+
+    @property
+    def smallest_sizes(self) -> tuple[int, ...]:
+        """Return the smallest costs within the caps."""
+        return () if self.caps is None else tuple(self.caps.least()[axis] for axis in self.limited)
 
     def labelled_graphs(self, states: GraphStates) -> LabelledGraphs:
         """Return the graphs of the operations, with the operations of all places."""
@@ -235,9 +274,9 @@ class CellEnv(SlotEnv):
         stop = [Rule("a place is empty", ~is_empty.flatten(1).any(1)[:, None, None])]
         set_operation = [Rule("the place is taken", is_empty)]
         if self.caps is not None:
-            positions = states.node_attr[:, :, 0]
-            stop.append(Rule("the network exceeds a cap", self.caps.is_within(positions)[:, None, None]))
-            set_operation.append(Rule("no network within the caps has it", self.caps.allowed(positions)))
+            positions, caps = states.node_attr[:, :, 0], self.caps_of(states)
+            stop.append(Rule("the network exceeds a cap", self.caps.is_within(positions, caps)[:, None, None]))
+            set_operation.append(Rule("no network within the caps has it", self.caps.allowed(positions, caps)))
         return {Kind.Stop: stop, Kind.SetNodeAttr: set_operation}
 
     def backward_rules(self, states: GraphStates) -> Rules:

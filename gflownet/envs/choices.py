@@ -12,20 +12,20 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
 
 from gflownet.envs.choice_places import Places, Setting, read_places, text_of
 from gflownet.envs.config import ChoicesConfig, EnvConfig
-from gflownet.envs.slots import SlotEnv
+from gflownet.envs.slots import Caps, SlotEnv
 from gflownet.errors import UserError
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import GraphDescription
-from gflownet.mdp.environment import Rule, Rules
+from gflownet.mdp.environment import SIZES, Rule, Rules
 from gflownet.mdp.states import UNSET, Attribute, GraphStates
 from gflownet.plugins import load_function
 
@@ -42,6 +42,8 @@ class CappedSettings:
     """The complete settings whose cost is within the caps."""
 
     settings: tuple[Setting, ...]
+    costs: tuple[tuple[int, int], ...] = ()  # of the settings: parameters and multiply-adds
+    caps: Caps = (None, None)
 
     @classmethod
     def of(cls, places: Places, config: ChoicesConfig) -> Self:
@@ -64,14 +66,15 @@ class CappedSettings:
                 started = time.monotonic()
                 _log.info("costs of %d of %d settings", len(costs), num_settings)
         caps = (config.max_parameters, config.max_multiply_adds)
-        within = tuple(s for s, c in costs if all(cap is None or x <= cap for x, cap in zip(c, caps, strict=True)))
+        within = [(s, c) for s, c in costs if all(cap is None or x <= cap for x, cap in zip(c, caps, strict=True))]
         if not within:
             smallest = " and ".join(f"{min(c[i] for _, c in costs):,}" for i in range(2))
             raise UserError(
                 f"env.choices: expected a setting within max_parameters={caps[0]} and max_multiply_adds={caps[1]}, "
                 f"got none; the smallest have {smallest}"
             )
-        return cls(within)
+        settings, costs_within = zip(*within, strict=True)
+        return cls(settings, costs_within, caps)
 
 
 def _cost_of(cost: CostFunction, name: str, setting: Mapping[str, Any]) -> tuple[int, int]:
@@ -93,12 +96,12 @@ class ChoicesEnv(SlotEnv):
     def __init__(self, places: Places, capped: CappedSettings | None = None) -> None:
         self.places, self.capped = places, capped
         texts = tuple(dict.fromkeys(text_of(value) for place in places.places for value in place.values))
-        super().__init__(tuple(place.name for place in places.places), Attribute("value", texts))
+        names = tuple(place.name for place in places.places)
+        super().__init__(names, Attribute("value", texts), (None, None) if capped is None else capped.caps)
         self._position = {text: position for position, text in enumerate(texts)}
         self._value_at = [{self._position[text_of(v)]: v for v in place.values} for place in places.places]
         self._allowed = torch.tensor([[p in values for p in range(len(texts))] for values in self._value_at])  # [N, V]
         conditions = [(n, *item) for n, place in enumerate(places.places) for item in place.only_if]
-        names = self.vocabulary.node_types
         self._owner = torch.tensor([owner for owner, _, _ in conditions], dtype=torch.int64)  # [K]
         self._read = torch.tensor([names.index(name) for _, name, _ in conditions], dtype=torch.int64)  # [K]
         # The last column stands for "unset", for which no condition holds.
@@ -108,6 +111,19 @@ class ChoicesEnv(SlotEnv):
         self._reads = torch.zeros(len(names), len(names))  # [N, N], whether the first has a condition on the second
         self._reads[self._owner, self._read] = 1.0
         self._completions = None if capped is None else self._one_hot(self._positions(capped))  # [X, N * V]
+        costs = torch.tensor([] if capped is None else capped.costs, dtype=torch.int64).reshape(-1, len(SIZES))
+        self._costs = costs[:, self.limited]  # [X, K]
+
+    def sizes(self, states: GraphStates) -> Tensor:
+        """Return the costs with a cap, [B, K]."""
+        if not self.limited:
+            return super().sizes(states)
+        return self._costs[self._agrees(states).view(torch.uint8).argmax(1)]
+
+    @property
+    def smallest_sizes(self) -> tuple[int, ...]:
+        """Return the smallest costs within the caps."""
+        return tuple(self._costs.amin(0).tolist()) if self.limited else ()
 
     def terminal(self, states: GraphStates, index: int) -> Assignment:
         positions = states.node_attr[index, :, 0].tolist()
@@ -168,12 +184,18 @@ class ChoicesEnv(SlotEnv):
 
     def _within_caps(self, states: GraphStates) -> tuple[Tensor, Tensor]:
         """Return the values [B, N, V] of the settings within the caps that agree with a state, and whether one does."""
+        agrees = self._agrees(states)
+        if self.limited:
+            agrees &= (self._costs <= self.caps_of(states, self.vocabulary.limits)[:, None]).all(-1)
+        values = (agrees.float() @ cast(Tensor, self._completions)) > 0
+        return values.unflatten(1, (-1, len(self.values))), agrees.any(1)
+
+    def _agrees(self, states: GraphStates) -> Tensor:
+        """Return which settings within the environment's caps agree with a state, [B, X] bool."""
         assert self._completions is not None
         positions = states.node_attr[:, :, 0]
         num_equal = self._one_hot(positions) @ self._completions.T  # [B, X]
-        agrees = num_equal == (positions != UNSET).sum(1, keepdim=True)
-        values = (agrees.float() @ self._completions) > 0
-        return values.unflatten(1, (-1, len(self.values))), agrees.any(1)
+        return num_equal == (positions != UNSET).sum(1, keepdim=True)
 
     def _positions(self, capped: CappedSettings) -> Tensor:
         """Return the settings within the caps as positions of values, [X, N]."""

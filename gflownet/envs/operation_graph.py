@@ -27,7 +27,7 @@ from gflownet.graphs.operation_shapes import infer_shapes, input_shape
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
-from gflownet.mdp.environment import Environment, Rule, Rules
+from gflownet.mdp.environment import SIZES, Environment, Rule, Rules
 from gflownet.mdp.states import MOST_VALUES, UNSET, GraphStates, GraphVocabulary
 from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.operations.values import thawed
@@ -73,11 +73,11 @@ class OperationGraphEnv(Environment):
                 directed=True,
                 edge_types=("forward",),
                 node_attributes=self.choices.attributes,
+                limits=tuple(name for name, limit in zip(SIZES, self.budget.limits, strict=True) if limit),
+                caps=tuple(limit for limit in self.budget.limits if limit),
             )
         )
         self._last_facts: tuple[weakref.ref[GraphStates], StateFacts] | None = None
-        limits = torch.tensor(self.budget.limits)
-        self.limits = torch.where(limits > 0, limits, torch.iinfo(torch.int64).max // 4)  # [2]
         self.inference = ShapeInference.of(self.tables, max_nodes=self.vocabulary.max_nodes)
         self.is_output = self.inference.is_output
         self.is_hidden_type = torch.arange(len(self.vocabulary.node_types)) >= self.num_ends
@@ -102,6 +102,16 @@ class OperationGraphEnv(Environment):
 
     def initial_states(self, num: int) -> GraphStates:
         return GraphStates.with_nodes(num, self.vocabulary, self.num_ends)
+
+    def sizes(self, states: GraphStates) -> Tensor:
+        """Return parameters and multiply-adds where they have a cap, [B, K], the output layer at the widest node."""
+        facts = self.facts(states)
+        return (facts.cost + facts.head)[:, self.limited]
+
+    @property
+    def smallest_sizes(self) -> tuple[int, ...]:
+        """Return the sizes of the network of an output layer alone."""
+        return tuple(self.tables.head[self.tables.inputs].amax(0)[self.limited].tolist())
 
     def remarks(self) -> Sequence[str]:
         """Return a line that names the operations that no network of this space has."""
@@ -219,7 +229,7 @@ class OperationGraphEnv(Environment):
 
     def _within(self, facts: StateFacts, completions: Completions) -> Tensor:
         """Return whether one of the completions [B, N, X, K] of a new node is within the limits, [B, N, X] bool."""
-        left, head = self.limits - facts.cost, facts.head
+        left, head = facts.caps - facts.cost, facts.head
         within = [
             torch.maximum(of_head, head[:, dim, None, None, None]).add_(cost) <= left[:, dim, None, None, None]
             for dim, cost, of_head in zip(completions.dims, completions.cost, completions.head, strict=True)
@@ -239,7 +249,7 @@ class OperationGraphEnv(Environment):
         if self.align == "auto":
             adapter = self.tables.adapter[facts.output[:, :, None], facts.input[:, None, :]]
             total = adapter + (facts.cost + facts.head)[:, None, None]
-            affordable = (total <= self.limits).all(-1) | self.is_output  # the output pads
+            affordable = (total <= facts.caps[:, None, None]).all(-1) | self.is_output  # the output pads
             rules.append(Rule(self._texts.projection, affordable))
         return [Rule(rule.text, rule.holds[..., None]) for rule in rules]
 
@@ -349,13 +359,14 @@ class StateFacts:
     The cost of a state counts the output layer at the widest node, so that no action ever lowers it.
     """
 
+    caps: Tensor  # [B, 2] of parameters and multiply-adds
     prefix: Tensor  # [B, N] operation and values set so far
     input: Tensor  # [B, N] shape of the merged inputs of hidden nodes
     output: Tensor  # [B, N] shape of inputs and complete hidden nodes
     open: Tensor  # [B, N, 1 + C] bool, whether settings are left to be set, and to which values the next one
 
     def __init__(self, env: OperationGraphEnv, states: GraphStates, guess: Tensor | None = None) -> None:
-        self._env, self._edge = env, states.has_edge
+        self._env, self._edge, self.caps = env, states.has_edge, env.caps_of(states)
         self.is_hidden = states.node_type >= env.num_ends
         self.is_source = states.exists & ~env.is_output
         self.prefix = env.tables.prefixes(states.node_type, states.node_attr)
@@ -439,8 +450,8 @@ class OperationGraphContext(GraphBuildingEnvContext):
         that is left for the graph.
         """
         facts = self.env.facts(states)
-        share = facts.node_cost / self.env.limits
-        left = 1 - (facts.cost + facts.head) / self.env.limits
+        share = facts.node_cost / facts.caps[:, None]
+        left = 1 - (facts.cost + facts.head) / facts.caps
         shapes = (self._of_shape[facts.input], self._of_shape[facts.output])
         return torch.cat([*shapes, share, left[:, None].expand_as(share)], -1)
 

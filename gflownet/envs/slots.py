@@ -19,11 +19,12 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import GraphDescription, position_of
-from gflownet.mdp.environment import Environment, Rule, Rules
+from gflownet.mdp.environment import SIZES, Environment, Rule, Rules
 from gflownet.mdp.isomorphism import CanonicalForms, combine_codes
 from gflownet.mdp.states import UNSET, Attribute, GraphStates, GraphVocabulary
 
 _MAX_STATES = 1_024  # that are listed; the number of assignments is at most this
+Caps = tuple[int | None, int | None]  # of `SIZES`; None: no cap
 _BITS = 62  # bits of a code into which places are packed
 
 
@@ -33,9 +34,17 @@ class SlotEnv(Environment):
     terminal_type = Assignment
     runs_on_device = True
 
-    def __init__(self, names: Sequence[str], attribute: Attribute) -> None:
+    def __init__(self, names: Sequence[str], attribute: Attribute, caps: Caps = (None, None)) -> None:
+        known = {name: cap for name, cap in zip(SIZES, caps, strict=True) if cap is not None}
         super().__init__(
-            GraphVocabulary(node_types=tuple(names), max_nodes=len(names), directed=True, node_attributes=(attribute,))
+            GraphVocabulary(
+                node_types=tuple(names),
+                max_nodes=len(names),
+                directed=True,
+                node_attributes=(attribute,),
+                limits=tuple(known),
+                caps=tuple(known.values()),
+            )
         )
         self.forward_types = (Kind.Stop, Kind.SetNodeAttr)
         self.backward_types = (Kind.RemoveNodeAttr,)

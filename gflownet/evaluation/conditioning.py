@@ -1,6 +1,7 @@
-"""Conditioning of trajectories: the inverse temperature beta, preferences among several objectives, a focus region.
+"""Conditioning of trajectories: inverse temperature beta, preferences among several objectives, a focus region, a cap.
 
-Utilities are numbers >= 0, larger is better. Shapes: B trajectories, C conditioning features, K objectives.
+Utilities are numbers >= 0, larger is better. Shapes: B trajectories, C conditioning features, K objectives, L limits of
+the environment (`GraphVocabulary.limits`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gflownet.errors import UserError
-from gflownet.evaluation.config import ConditionalsConfig, FocusConfig, PreferencesConfig, TemperatureConfig
+from gflownet.evaluation.config import (
+    ConditionalsConfig,
+    FocusConfig,
+    LimitConfig,
+    PreferencesConfig,
+    TemperatureConfig,
+)
 
 # The upper end of a gamma distribution's encoding: mean + 2 standard deviations covers about 95 % of it.
 _GAMMA_NUM_DEVIATIONS = 2.0
@@ -28,12 +35,19 @@ class Conditioning:
 
     encoding: Tensor  # [B, C] float32, input of the policy
     beta: Tensor  # [B] float32, inverse temperature
+    # [B, L] int64, hard caps of the trajectories; None: the environment's own forward, the states' own backward
+    limit: Tensor | None = None
+
+    def __getitem__(self, index: Tensor | slice) -> Conditioning:
+        """Return the conditionings at an index."""
+        limit = None if self.limit is None else self.limit[index]
+        return Conditioning(self.encoding[index], self.beta[index], limit)
 
 
 class RewardConditional:
-    """Sampler of conditionings. An encoding is the thermometer of beta, then preferences and focus where in use.
+    """Sampler of conditionings. An encoding is the thermometer of beta, then preferences, focus and cap where in use.
 
-    With one objective there is only the thermometer. Preferences and focus are read back from the encoding.
+    With one objective there are no preferences and no focus; they are read back from the encoding.
     """
 
     def __init__(self, config: ConditionalsConfig, *, num_objectives: int = 0) -> None:
@@ -45,6 +59,9 @@ class RewardConditional:
             self._focus = FocusConditional(config.focus, num_objectives=num_objectives) if config.focus.use else None
         self._directions = [part for part in (self._preferences, self._focus) if part]
         self._widths = [self._temperature.num_cond_dim, *[num_objectives] * len(self._directions)]
+        self.limit = None if config.limit.metric is None else LimitConditional(config.limit)
+        if self.limit:
+            self._widths.append(LIMIT_WIDTH)
 
     @property
     def num_cond_dim(self) -> int:
@@ -55,7 +72,27 @@ class RewardConditional:
         """Return `num` sampled conditionings, reproducible from `generator`."""
         temperature = self._temperature.sample(num, generator=generator)
         directions = [part.sample(num, generator=generator) for part in self._directions]
-        return Conditioning(torch.cat([temperature.encoding, *directions], 1), temperature.beta)
+        return self._capped([temperature.encoding, *directions], temperature.beta, self._sampled_caps(num, generator))
+
+    def reaching(self, sampled: Conditioning, sizes: Tensor) -> Conditioning:
+        """Return sampled conditionings with caps for trajectories into terminal states of known sizes [B, L].
+
+        Caps are log-uniform between the size, or `cond.limit.low` if it is larger, and `cond.limit.high`.
+        """
+        if self.limit is None or sampled.limit is None:
+            return sampled
+        *encodings, of_limit = sampled.encoding.split(self._widths, 1)
+        caps = self.limit.at(of_limit[:, -1].double(), sizes[:, self.limit.column])
+        return self._capped(encodings, sampled.beta, caps)
+
+    def _sampled_caps(self, num: int, generator: torch.Generator) -> Tensor | None:
+        return None if self.limit is None else self.limit.sample(num, generator=generator)
+
+    def _capped(self, encodings: Sequence[Tensor], beta: Tensor, caps: Tensor | None) -> Conditioning:
+        """Return conditionings with caps [B] of the limited metric."""
+        if self.limit is None or caps is None:
+            return Conditioning(torch.cat(list(encodings), 1), beta)
+        return Conditioning(torch.cat([*encodings, self.limit.encode(caps)], 1), beta, self.limit.limits(caps))
 
     def overridden(
         self,
@@ -64,11 +101,14 @@ class RewardConditional:
         beta: float | None = None,
         preferences: Sequence[float] | None = None,
         focus: Sequence[float] | None = None,
+        limit: int | None = None,
     ) -> Conditioning:
         """Return sampled conditionings with some values replaced; preferences and focus are scaled to sum to 1.
 
+        `limit` is the cap of `cond.limit.metric`.
+
         Raises:
-            UserError: a value that is never sampled in training.
+            UserError: a value that is never sampled in training, or a cap that no network keeps.
         """
         num, betas, encodings = len(sampled.beta), sampled.beta, list(sampled.encoding.split(self._widths, 1))
         if beta is not None:
@@ -83,12 +123,25 @@ class RewardConditional:
             if self._focus is None:
                 raise UserError(f"focus: expected none without cond.focus.use=true, got {list(focus)}")
             encodings[2] = self._focus.checked(focus).expand(num, -1)
-        return Conditioning(torch.cat(encodings, 1), betas)
+        if limit is not None:
+            if self.limit is None:
+                raise UserError(f"limit: expected none without cond.limit.metric, got {limit}")
+            encodings.pop()
+            return self._capped(encodings, betas, self.limit.checked(limit).expand(num))
+        return Conditioning(torch.cat(encodings, 1), betas, sampled.limit)
 
     def repeated(
-        self, num: int, *, beta: float, preferences: Sequence[float] = (), focus: Sequence[float] = ()
+        self,
+        num: int,
+        *,
+        beta: float,
+        preferences: Sequence[float] = (),
+        focus: Sequence[float] = (),
+        limit: int | None = None,
     ) -> Conditioning:
         """Return one conditioning `num` times; preferences and focus are scaled to sum to 1.
+
+        `limit` is the cap of `cond.limit.metric`, by default the largest.
 
         Raises:
             ValueError: preferences or focus are missing, not in use, or not numbers >= 0 with one > 0.
@@ -100,14 +153,18 @@ class RewardConditional:
                 raise ValueError(f"{name}: expected {width} numbers, got {len(numbers)}")
             if part is not None:
                 encodings.append(simplex([numbers]))
-        return Conditioning(torch.cat(encodings, 1).expand(num, -1), torch.full((num,), float(beta)))
+        encodings, betas = [encoding.expand(num, -1) for encoding in encodings], torch.full((num,), float(beta))
+        if self.limit is None and limit is not None:
+            raise ValueError(f"limit: expected none without cond.limit.metric, got {limit}")
+        caps = None if self.limit is None else self.limit.checked(limit or self.limit.high).expand(num)
+        return self._capped(encodings, betas, caps)
 
     def score(self, utilities: Tensor, encoding: Tensor) -> Tensor:
         """Return the scores [B] of utilities [B, K] under the conditionings with encodings [B, C]."""
         assert self._preferences is not None, "several objectives without preferences"
-        _, preferences, *focus = encoding.split(self._widths, 1)
+        _, preferences, *others = encoding.split(self._widths, 1)
         score = self._preferences.scalarise(utilities, preferences)
-        return score if self._focus is None else score * self._focus.coefficient(utilities, focus[0])
+        return score if self._focus is None else score * self._focus.coefficient(utilities, others[0])
 
 
 class TemperatureConditional:
@@ -258,6 +315,81 @@ class FocusConditional(DirectionConditional):
         """
         cosine = F.cosine_similarity(utilities, directions, dim=1)
         return torch.where(cosine >= self.cosim, cosine.clamp(max=1.0) ** self._exponent, 0.0)
+
+
+_NUM_BINS = 19  # of the thermometer of a cap
+LIMIT_WIDTH = _NUM_BINS + 1
+
+
+class LimitConditional:
+    """Sampler of hard caps c of one metric, log-uniform, and their encoding: a thermometer of log c, and its value.
+
+    Set by `use` once the environment is known. log c is scaled to [0, 1] between `low` and `high`; caps outside, which
+    are allowed when sampling, are encoded as the nearest end.
+    """
+
+    low: int
+    high: int
+    column: int  # of the metric in the environment's limits
+
+    def __init__(self, config: LimitConfig) -> None:
+        self.metric, self._config = str(config.metric), config
+
+    def use(self, names: Sequence[str], smallest: Sequence[int], caps: Sequence[int]) -> None:
+        """Set the ends from the limits of an environment: their names, smallest possible sizes and own caps.
+
+        Raises:
+            UserError: an environment without this limit, or ends that it does not have.
+        """
+        if self.metric not in names:
+            offered = ", ".join(names) or "none"
+            raise UserError(
+                f"cond.limit.metric: expected a size that the environment caps ({offered}), got {self.metric}; "
+                "operation_graph, cells with a network and choices with a cost have one for each max_... option"
+            )
+        self.column, self._caps = list(names).index(self.metric), torch.tensor(caps)
+        self._smallest, own = smallest[self.column], caps[self.column]
+        config = self._config
+        self.low = self._smallest if config.low is None else config.low
+        self.high = own if config.high is None else config.high
+        if not self._smallest <= self.low < self.high <= own:
+            raise UserError(
+                f"cond.limit: expected low < high within [{self._smallest:,}, {own:,}], the {self.metric} of the "
+                f"smallest network and the environment's own cap, got [{self.low:,}, {self.high:,}]"
+            )
+
+    def sample(self, num: int, *, generator: torch.Generator) -> Tensor:
+        """Return `num` caps, [B] int64."""
+        place = torch.rand(num, generator=generator, dtype=torch.float64)
+        return self.at(place, torch.zeros(num, dtype=torch.int64))
+
+    def at(self, place: Tensor, sizes: Tensor) -> Tensor:
+        """Return caps at places [B] in [0, 1] between log `low`, or log of a larger size [B], and log `high`."""
+        low, high = sizes.clamp(min=self.low), sizes.clamp(min=self.high)
+        log_low, log_high = low.double().log(), high.double().log()
+        caps = (log_low + place * (log_high - log_low)).exp().round().long()
+        return caps.clamp(low, high)
+
+    def encode(self, caps: Tensor) -> Tensor:
+        """Return the encodings [B, LIMIT_WIDTH] of caps [B]."""
+        place = (caps.double() / self.low).log() / math.log(self.high / self.low)
+        place = place.float().clamp(0.0, 1.0)[:, None]
+        return torch.cat([(place * _NUM_BINS - torch.arange(_NUM_BINS)).clamp(0.0, 1.0), place], 1)
+
+    def limits(self, caps: Tensor) -> Tensor:
+        """Return caps [B] of the metric with the environment's own caps of other metrics, [B, L]."""
+        limits = self._caps.repeat(len(caps), 1)
+        limits[:, self.column] = caps
+        return limits
+
+    def checked(self, cap: int) -> Tensor:
+        """Return a cap, [1]. Raises UserError for one that no network keeps."""
+        if cap < self._smallest:
+            raise UserError(
+                f"limit: expected at least {self._smallest:,} {self.metric.replace('_', '-')}, as the smallest network "
+                f"has, got {cap:,}"
+            )
+        return torch.tensor([cap])
 
 
 def simplex(rows: Sequence[Sequence[float]]) -> Tensor:

@@ -249,12 +249,24 @@ class FocusConfig:
 
 
 @dataclass
+class LimitConfig:
+    """The hard cap of a size that each trajectory gets, log-uniform between two ends."""
+
+    metric: str | None = option(
+        None, "size with a cap of its own in each trajectory: parameters or multiply_adds; null: no condition"
+    )
+    low: int | None = option(None, "smallest cap; null: that of the smallest network", AT_LEAST_ONE)
+    high: int | None = option(None, "largest cap; null: the environment's own", AT_LEAST_ONE)
+
+
+@dataclass
 class ConditionalsConfig:
     """Conditioning of trajectories."""
 
     temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
     preferences: PreferencesConfig = field(default_factory=PreferencesConfig)
     focus: FocusConfig = field(default_factory=FocusConfig)
+    limit: LimitConfig = field(default_factory=LimitConfig)
 
 
 # Resources of Ray with an option.

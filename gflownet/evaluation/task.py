@@ -298,6 +298,19 @@ class GFNTask(Configurable, ABC):
         """Return the conditioning of `num` new trajectories."""
         return self._conditional.sample(num, generator=generator)
 
+    def reaching(self, sampled: Conditioning, sizes: Tensor) -> Conditioning:
+        """Return sampled conditionings for trajectories into terminal states of known sizes [B, L]: caps are larger."""
+        return self._conditional.reaching(sampled, sizes)
+
+    def use_limits(self, names: Sequence[str], *, smallest: Sequence[int], caps: Sequence[int]) -> None:
+        """Set the ends of cond.limit, where in use, from the limits of the environment.
+
+        Raises:
+            UserError: an environment without this limit, or ends that it does not have.
+        """
+        if self._conditional.limit is not None:
+            self._conditional.limit.use(names, smallest, caps)
+
     def override_conditioning(
         self,
         sampled: Conditioning,
@@ -305,23 +318,30 @@ class GFNTask(Configurable, ABC):
         beta: float | None = None,
         preferences: Sequence[float] | None = None,
         focus: Sequence[float] | None = None,
+        limit: int | None = None,
     ) -> Conditioning:
         """Return conditionings of `sample_conditioning` with some values replaced.
 
         Raises:
             ValueError: a value that `sample_conditioning` never samples.
         """
-        return self._conditional.overridden(sampled, beta=beta, preferences=preferences, focus=focus)
+        return self._conditional.overridden(sampled, beta=beta, preferences=preferences, focus=focus, limit=limit)
 
     def conditioning(
-        self, num: int, *, beta: float, preferences: Sequence[float] = (), focus: Sequence[float] = ()
+        self,
+        num: int,
+        *,
+        beta: float,
+        preferences: Sequence[float] = (),
+        focus: Sequence[float] = (),
+        limit: int | None = None,
     ) -> Conditioning:
-        """Return one conditioning `num` times, to sample from a trained policy.
+        """Return one conditioning `num` times, to sample from a trained policy; `limit`: of cond.limit.metric.
 
         Raises:
-            ValueError: preferences or focus do not fit the objectives in use.
+            ValueError: preferences or focus do not fit the objectives in use, or no network is within the limit.
         """
-        return self._conditional.repeated(num, beta=beta, preferences=preferences, focus=focus)
+        return self._conditional.repeated(num, beta=beta, preferences=preferences, focus=focus, limit=limit)
 
     def utility(self, objective: str, value: float) -> float:
         """Return the utility of an objective's metric: >= 0, best within [0, 1], larger is better.

@@ -162,7 +162,7 @@ def merge_isomorphic(env: Environment, batch: TrajectoryBatch, forms: CanonicalF
     names_after[step] = names[successor]
     return replace(
         batch,
-        states=batch.states[representative],
+        states=batch.states[representative].with_limit(batch.states.limit),
         actions=batch.actions.renamed(names, directed=directed),
         backward=batch.backward.renamed(names_after, directed=directed),
     )
@@ -175,6 +175,7 @@ def _packed(env: Environment, batch: TrajectoryBatch) -> dict[str, Any]:
         "actions": list(sequences.actions.parts),
         "conditioning": batch.conditioning,
         "beta": batch.beta,
+        "limit": batch.terminal.limit,
         "log_reward": batch.log_reward,
         "state_log_reward": batch.optional_state_log_reward,
     }
@@ -182,7 +183,7 @@ def _packed(env: Environment, batch: TrajectoryBatch) -> dict[str, Any]:
 
 def _unpacked(env: Environment, packed: dict[str, Any]) -> TrajectoryBatch:
     sequences = ActionSequences(packed["num_actions"], ActionBatch(*packed["actions"]))
-    conditioning = Conditioning(packed["conditioning"], packed["beta"])
+    conditioning = Conditioning(packed["conditioning"], packed["beta"], packed["limit"])
     batch = sequences.walk(env, conditioning=conditioning, origin=Origin.REMEMBERED)
     batch = batch.with_rewards(packed["log_reward"])
     return batch if packed["state_log_reward"] is None else batch.with_state_rewards(packed["state_log_reward"])

@@ -117,7 +117,7 @@ def ask(
     states of a batch are equal.
     """
     table = state_table(context) if look_for_twins else None
-    if table is not None and table.suits(conditioning, num=len(states)):
+    if table is not None and table.suits(conditioning, states.limit, num=len(states)):
         return _from_table(context, policy, table, table.locate(states), conditioning[:1])
     first, owner = distinct(states, conditioning) if look_for_twins else (None, None)
     if first is None or owner is None or len(first) == len(owner):
@@ -154,13 +154,17 @@ def distinct(states: GraphStates, conditioning: Tensor) -> tuple[Tensor, Tensor]
     """Return one representative of each distinct (state, conditioning), [U], and the index in it of each state, [B].
 
     They are compared by 64-bit hashes, sums of their bytes times random numbers: two different ones collide with a
-    probability of at most 2^-57, about 1e-17. Reachability and bridges follow from the other arrays.
+    probability of at most 2^-57, about 1e-17. Reachability and bridges follow from the other arrays. States with other
+    limits are distinct: their masks differ.
     """
     n = states.largest
     nodes, pairs = (states.node_type, states.node_attr), (states.edge_type, states.edge_attr, states.edge_order)
     entries = [x[:, :n].flatten(1) for x in nodes if x.numel()] + [x[:, :n, :n].flatten(1) for x in pairs if x.numel()]
-    as_bytes = conditioning.detach().contiguous().view(torch.int8)  # wider numbers may only differ in their last bits
-    codes, owner = torch.unique(_hash(torch.cat(entries, 1), 0) + _hash(as_bytes, 1), return_inverse=True)
+    # Wider numbers may only differ in their last bits.
+    limit = states.limit - states.limit[:1]
+    as_bytes = [x.detach().contiguous().view(torch.int8) for x in (conditioning, limit) if x.numel()]
+    hashes = [_hash(part, stream) for stream, part in enumerate([torch.cat(entries, 1), *as_bytes])]
+    codes, owner = torch.unique(torch.stack(hashes).sum(0), return_inverse=True)
     first = torch.empty_like(codes).scatter_(0, owner, torch.arange(len(owner)))
     return first, owner
 

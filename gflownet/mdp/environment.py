@@ -32,8 +32,10 @@ from gflownet.mdp.categorical import INVALID, refuse_invalid
 from gflownet.mdp.description import GraphDescription, decode_action, described_states, encode_action
 from gflownet.mdp.isomorphism import CanonicalForms, StateIdentifier, canonical_forms
 from gflownet.mdp.labelled_graphs import LabelledGraphs, labelled_graphs
-from gflownet.mdp.states import ABSENT, UNSET, GraphStates, GraphVocabulary
+from gflownet.mdp.states import ABSENT, NO_LIMIT, UNSET, GraphStates, GraphVocabulary
 from gflownet.mdp.stepping import GraphEditor
+
+SIZES = ("parameters", "multiply_adds")  # metrics that the environments of networks may cap
 
 
 class IllegalAction(ValueError):  # noqa: N818 (public name)
@@ -66,7 +68,41 @@ class Environment(ABC):
 
     @abstractmethod
     def initial_states(self, num: int) -> GraphStates:
-        """Return `num` copies of the initial state."""
+        """Return `num` copies of the initial state, with the environment's own caps."""
+
+    def sizes(self, states: GraphStates) -> Tensor:
+        """Return the metrics of `vocabulary.limits` of terminal states, [B, K] int64, as the masks count them.
+
+        An action never lowers a size, so that a trajectory into x is legal under every cap >= its size.
+        """
+        if self.vocabulary.limits:
+            raise NotImplementedError(f"{type(self).__name__}: expected `sizes` for {self.vocabulary.limits}")
+        return torch.empty_like(states.limit)
+
+    @property
+    def smallest_sizes(self) -> tuple[int, ...]:
+        """Return the smallest cap of each of `vocabulary.limits` that a terminal state keeps, K numbers."""
+        if self.vocabulary.limits:
+            raise NotImplementedError(f"{type(self).__name__}: expected `smallest_sizes` for {self.vocabulary.limits}")
+        return ()
+
+    def caps_of(self, states: GraphStates, names: Sequence[str] = SIZES) -> Tensor:
+        """Return the caps of metrics, [B, len(names)] int64: the smaller of the state's and the environment's own.
+
+        Masks and features of a budget use them. NO_LIMIT for metrics that are not in `vocabulary.limits`.
+        """
+        own = dict(zip(self.vocabulary.limits, self.vocabulary.caps, strict=True))
+        of_states = dict(zip(own, states.limit.unbind(1), strict=True))
+        columns = [
+            of_states[name].clamp(max=own[name]) if name in own else torch.full_like(states.num_nodes, NO_LIMIT)
+            for name in names
+        ]
+        return torch.stack(columns, 1)
+
+    @cached_property
+    def limited(self) -> list[int]:
+        """The positions in `SIZES` of the metrics in `vocabulary.limits`."""
+        return [SIZES.index(name) for name in self.vocabulary.limits]
 
     def every_state(self) -> GraphStates | None:
         """Return all states, the initial one first, if they are few and have codes of their own; None by default."""

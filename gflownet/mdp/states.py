@@ -1,13 +1,13 @@
 """A batch of graphs as arrays: the states of every environment.
 
-Letters: B graphs, N maximum number of nodes, A node attributes, E edge attributes.
+Letters: B graphs, N maximum number of nodes, A node attributes, E edge attributes, K limits.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import torch
@@ -18,6 +18,7 @@ from gflownet.mdp.action import PAIR_TYPES, GraphActionType
 ABSENT = -1  # type of a missing node or edge
 UNSET = -1  # value of an attribute that is not set
 MOST_VALUES = 127  # types, attribute values and orders are stored as int8
+NO_LIMIT = torch.iinfo(torch.int64).max // 4  # differences to it do not overflow
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class GraphVocabulary:
     node_attributes: tuple[Attribute, ...] = ()
     edge_attributes: tuple[Attribute, ...] = ()
     ranked: bool = False  # whether some nodes rank their in-edges
+    limits: tuple[str, ...] = ()  # K metrics that a trajectory may bound, such as "parameters"; `sizes` measures them
+    caps: tuple[int, ...] = ()  # K, the environment's own caps, NO_LIMIT where it has none
 
     def __post_init__(self) -> None:
         """Check sizes and that all names are distinct; otherwise one object would have several states."""
@@ -50,6 +53,8 @@ class GraphVocabulary:
         sizes = [len(self.node_types), len(self.edge_types), self.max_nodes, *(len(a.values) for a in attributes)]
         if min(sizes) < 1 or max(sizes) > MOST_VALUES:
             raise ValueError(f"vocabulary: expected 1 to {MOST_VALUES} types, values and nodes, got sizes {sizes}")
+        if len(self.caps) != len(self.limits):
+            raise ValueError(f"vocabulary: expected a cap for each of {list(self.limits)}, got {list(self.caps)}")
 
     @cached_property
     def node_columns(self) -> tuple[tuple[int, int], ...]:
@@ -94,6 +99,7 @@ class GraphStates:
     edge_order: Tensor  # [B, N, N] int8, rank among the in-edges of a target whose inputs are ordered, else 0
     reach: Tensor  # [B, N, N] bool, t is s or can be reached from s over edges of the first type (directed graphs)
     num_bridges: Tensor  # [B, N, N] int8, bridges that every path from s to t crosses (undirected; directed: [B, 0, 0])
+    limit: Tensor  # [B, K] int64, hard caps of each state's trajectory; not part of its identity
 
     def __len__(self) -> int:
         """Return the number of graphs."""
@@ -130,6 +136,10 @@ class GraphStates:
         """Return a copy that shares no memory."""
         return self.mapped(torch.clone)
 
+    def with_limit(self, limit: Tensor) -> GraphStates:
+        """Return the same graphs with other caps, [B, K] or [K]; they share the arrays."""
+        return replace(self, limit=limit.expand_as(self.limit))
+
     def truncated(self, num_nodes: int) -> GraphStates:
         """Return the same graphs in arrays for `num_nodes` nodes; none may have more."""
         per_node, per_pair = slice(num_nodes), (slice(None), slice(num_nodes), slice(num_nodes))
@@ -142,10 +152,11 @@ class GraphStates:
             edge_order=self.edge_order[per_pair],
             reach=self.reach[per_pair],
             num_bridges=self.num_bridges[per_pair],
+            limit=self.limit,
         )
 
     def equals(self, other: GraphStates) -> Tensor:
-        """Return which graphs have equal arrays, [B] bool."""
+        """Return which states have equal arrays, limits included, [B] bool."""
         same = [(getattr(self, x) == getattr(other, x)).reshape(len(self), -1).all(1) for x in _ARRAYS]
         return torch.stack(same).all(0)
 
@@ -156,7 +167,7 @@ class GraphStates:
 
     @staticmethod
     def empty(num: int, vocabulary: GraphVocabulary) -> GraphStates:
-        """Return `num` graphs without nodes."""
+        """Return `num` graphs without nodes, with the environment's own caps."""
         n, a, e = vocabulary.max_nodes, len(vocabulary.node_attributes), len(vocabulary.edge_attributes)
         undirected = 0 if vocabulary.directed else n
         return GraphStates(
@@ -168,6 +179,7 @@ class GraphStates:
             edge_order=torch.zeros((num, n, n), dtype=torch.int8),
             reach=torch.eye(n, dtype=torch.bool).expand(num, n, n).clone(),
             num_bridges=torch.zeros(num, undirected, undirected, dtype=torch.int8),
+            limit=torch.cat([torch.full((num, 1), cap) for cap in vocabulary.caps] or [torch.zeros(num, 0).long()], 1),
         )
 
     @staticmethod

@@ -35,9 +35,14 @@ class StateTable:
     moves: Tensor  # [S * A, 6] int64, the action at a slot of a state and its inverse
     log_backward: Tensor  # [S + 1] float32, log P_B of the step into a state if it is uniform; the last one of Stop
 
-    def suits(self, conditioning: Tensor, *, num: int) -> bool:
-        """Return whether there are at most `num` states and the conditioning [B, C] of all trajectories is equal."""
-        return len(self.codes) <= num and bool((conditioning == conditioning[:1]).all())
+    def suits(self, conditioning: Tensor, limit: Tensor | None, *, num: int) -> bool:
+        """Return whether there are at most `num` states and all trajectories have one conditioning [B, C].
+
+        None with another limit [B, K] than the environment's own: masks and features of the table use that.
+        """
+        if len(self.codes) > num or (limit is not None and not bool((limit == self.states.limit[:1]).all())):
+            return False
+        return bool((conditioning == conditioning[:1]).all())
 
     def locate(self, states: GraphStates) -> Tensor:
         """Return the place of each state in the table, [B] int64."""

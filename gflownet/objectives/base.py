@@ -87,8 +87,11 @@ class Objective(nn.Module, Configurable, ABC):
         """Return a new batch with the values of the present policy that later epochs need (default: unchanged)."""
         return trajectories
 
-    def log_partition(self, policy: PolicyFunction, conditioning: Tensor) -> Tensor | None:
-        """Return the learned log Z of each conditioning [B, C], [B]; None if the objective learns none."""
+    def log_partition(self, policy: PolicyFunction, conditioning: Tensor, limit: Tensor | None = None) -> Tensor | None:
+        """Return the learned log Z of each conditioning [B, C], [B]; None if the objective learns none.
+
+        `limit`: caps of the trajectories [B, K], None: the environment's own.
+        """
         return None
 
     def prior_policy(self, policy: PolicyFunction) -> PolicyFunction | None:

@@ -55,9 +55,10 @@ class FlowObjective(Objective):
         """Return the parameters of the offset, with their own learning rate."""
         return self.offset.parameter_groups()
 
-    def log_partition(self, policy: PolicyFunction, conditioning: Tensor) -> Tensor | None:
+    def log_partition(self, policy: PolicyFunction, conditioning: Tensor, limit: Tensor | None = None) -> Tensor | None:
         """Return the log-flow through the initial state, [B]."""
         initial = self.context.env.initial_states(len(conditioning))
+        initial = initial if limit is None else initial.with_limit(limit)
         return self.read_flow(ask(self.context, policy, initial, conditioning)) + self.offset(conditioning)
 
 
@@ -85,11 +86,11 @@ class StateFlowObjective(FlowObjective):
             log_flow = log_flow + trajectories.state_log_reward.to(log_flow)
         return log_flow
 
-    def log_partition(self, policy: PolicyFunction, conditioning: Tensor) -> Tensor | None:
+    def log_partition(self, policy: PolicyFunction, conditioning: Tensor, limit: Tensor | None = None) -> Tensor | None:
         """Return the log-flow through the initial state, [B]; None if it includes the reward of that state."""
         if self.looks_forward and _may_stop(self.context):
             return None
-        return super().log_partition(policy, conditioning)
+        return super().log_partition(policy, conditioning, limit)
 
 
 def _may_stop(context: GraphBuildingEnvContext) -> Tensor:

@@ -29,7 +29,8 @@ def imbalance(
     the objective learns neither. Symmetries are counted as in the student's objective.
     """
     ratio = reader.read(student, trajectories).log_ratio()
-    log_z = objective.log_partition(student, trajectories.conditioning.to(ratio.device))
+    limit = trajectories.terminal.limit
+    log_z = objective.log_partition(student, trajectories.conditioning.to(ratio.device), limit)
     if log_z is None:
         log_z = vargrad_log_partition(ratio, trajectories.conditioning)
     return -(ratio + log_z)

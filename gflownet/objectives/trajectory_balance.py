@@ -50,7 +50,7 @@ class LearnedLogPartition(Objective):
         """Return the parameters of log Z, with their own learning rate."""
         return self.log_z.parameter_groups()
 
-    def log_partition(self, policy: PolicyFunction, conditioning: Tensor) -> Tensor:
+    def log_partition(self, policy: PolicyFunction, conditioning: Tensor, limit: Tensor | None = None) -> Tensor:
         """Return the learned log Z, [B]."""
         return self.log_z(conditioning)
 

@@ -88,6 +88,9 @@ class GFNTrainer:
         self.halving = build_halving(self.task, config)
         self.context = self.build_context()
         self.env = self.context.env
+        if config.cond.limit.metric is not None:
+            vocabulary = self.env.vocabulary
+            self.task.use_limits(vocabulary.limits, smallest=self.env.smallest_sizes, caps=vocabulary.caps)
         seed_all(stream_seed(config.seed, POLICY_STREAM))
         self.policy = self.build_policy().to(self.device)
         self.objective = self.build_objective().to(self.device)

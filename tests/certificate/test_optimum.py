@@ -95,12 +95,12 @@ class SubtractsLogZ(TrajectoryBalance):
 
 
 class ReportsNegativeLogZ(TrajectoryBalance):
-    def log_partition(self, policy, conditioning):
+    def log_partition(self, policy, conditioning, limit=None):
         return -self.log_z(conditioning)
 
 
 class ReportsLargerLogZ(TrajectoryBalance):
-    def log_partition(self, policy, conditioning):
+    def log_partition(self, policy, conditioning, limit=None):
         return self.log_z(conditioning) + 1
 
 

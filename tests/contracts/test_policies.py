@@ -85,6 +85,7 @@ def relabelled(env: Environment, states: GraphStates, seed: int) -> tuple[GraphS
         edge_order=states.edge_order[pairs],
         reach=states.reach[pairs],
         num_bridges=states.num_bridges if env.vocabulary.directed else states.num_bridges[pairs],
+        limit=states.limit,
     )
     return renamed, new
 

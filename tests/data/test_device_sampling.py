@@ -47,7 +47,8 @@ def small_policy(context: GraphBuildingEnvContext) -> DenseTransformerPolicy:
 
 def steps_of(context: GraphBuildingEnvContext, policy: Any, device: torch.device) -> list[sampler.Step]:
     generator = torch.Generator().manual_seed(1)
-    return sampled_steps(context, policy, torch.zeros(NUM, 1), generator, Exploration(0.1, 2.0), device)
+    conditioning = Conditioning(torch.zeros(NUM, 1), torch.ones(NUM))
+    return sampled_steps(context, policy, conditioning, generator, Exploration(0.1, 2.0), device)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -39,6 +39,7 @@ def renamed(states: GraphStates, seed: int) -> GraphStates:
         edge_order=states.edge_order[pairs],
         reach=states.reach,
         num_bridges=states.num_bridges,
+        limit=states.limit,
     )
 
 
@@ -185,7 +186,7 @@ def test_canonical_forms_unknown_for_many_attributes(num_attributes, known):
     wide = GraphStates(
         **{
             **{name: getattr(states, name) for name in ("num_nodes", "node_type", "edge_type", "edge_attr")},
-            **{name: getattr(states, name) for name in ("edge_order", "reach", "num_bridges")},
+            **{name: getattr(states, name) for name in ("edge_order", "reach", "num_bridges", "limit")},
             "node_attr": torch.zeros(*states.node_type.shape, num_attributes, dtype=torch.int8),
         }
     )

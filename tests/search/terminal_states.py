@@ -43,4 +43,5 @@ def renamed_nodes(states: GraphStates, *, seed: int) -> GraphStates:
         edge_order=states.edge_order[pairs],
         reach=states.reach[pairs],
         num_bridges=states.num_bridges[pairs] if states.num_bridges.numel() else states.num_bridges,
+        limit=states.limit,
     )
