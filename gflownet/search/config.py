@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Interval, option
+from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, option
 from gflownet.plugins import BuiltIn, ExtensionPoint
 
 # The method whose loop is the training of the policy on the scores themselves.
@@ -117,7 +117,8 @@ class SearchConfig:
     options: Any = option({}, "options of the method, search.options.NAME=VALUE")
     batch_size: int = option(
         0,
-        "candidates proposed together; 0: one per place of the executor, and up to 8 in rounds of short trainings",
+        "candidates proposed together; 0: one per place of the executor; for a surrogate and trainings a 24th of the "
+        "search's evaluations, rounded up to a multiple of the places, at most 8 or one per place",
         NOT_NEGATIVE,
     )
     num_initial: int = option(10, "candidates before the first prediction, unlike each other", AT_LEAST_ONE)
@@ -126,8 +127,8 @@ class SearchConfig:
     )
     lookahead: int | None = option(
         None,
-        "rounds that are proposed before the results of the last ones, while these train; null: 1 where candidates "
-        "train in other processes, else 0",
+        "rounds that are proposed before the results of the last ones, while these train; null: 1, or 0 where scores "
+        "are looked up",
         NOT_NEGATIVE,
     )
     patience: int = option(
@@ -135,12 +136,6 @@ class SearchConfig:
         "evaluations without a better score after which the search ends, counted after the initial candidates of a "
         "surrogate; 0: no end",
         NOT_NEGATIVE,
-    )
-    overhead: float = option(
-        0.1,
-        "CPU seconds of the method per second of evaluation: rounds grow and the updates of the policy are bounded "
-        "accordingly, once, after the first predictions",
-        Interval(0),
     )
     surrogate: SurrogateConfig = field(default_factory=SurrogateConfig)
     acquisition: AcquisitionConfig = field(default_factory=AcquisitionConfig)

@@ -79,13 +79,6 @@ class SearchMethod(Configurable, ABC):
         """
         return iter(())
 
-    def limit_work(self, seconds: float) -> None:
-        """Bound the `work` of later rounds.
-
-        Args:
-            seconds: CPU time of a round that it may take in addition to the smallest work, which the rounds had so far.
-        """
-
     def completed_scores(self, states: GraphStates) -> Tensor:
         """Return scores of terminal states [B]: measured ones where they are known, predictions elsewhere."""
         raise NotImplementedError(f"{type(self).__name__} predicts no scores")
