@@ -58,6 +58,7 @@ class FinalStage:
     best_random: TopArchitecture | None = None
     num_trainings: int = 0  # of the run, search and final stage
     num_random: int = 0  # evaluated random architectures, of which `best_random` won
+    even_share: float = 0.0  # of them, drawn evenly over sizes
     num_random_trainings: int = 0  # of them, their race included
     correlation: float | None = None  # of ranks in the search and here, where the trainings have another length
     references: tuple[Reference, ...] = ()

@@ -32,10 +32,11 @@ def write_references(
     references, best = [*final.references], final.best_random
     if best is not None and best.scores:
         name = f"best of {counted(final.num_random, 'random architecture')}"
+        name += f", {final.even_share:.0%} of them even over sizes," if final.even_share else ""
         if final.num_random_trainings < final.num_trainings:
             name += f" in {counted(final.num_random_trainings, 'training')}; the run had {final.num_trainings}"
         interval, graph = final_intervals([best])[0], from_dict(json.loads(best.record.graph))
-        settings = task.settings([graph])[0]
+        name, settings = name.removesuffix(","), task.settings([graph])[0]
         entry = entry_of(
             folder, best, interval, rank=0, name="random", graph=graph, task=task, write=write, settings=settings
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, option
+from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Interval, option
 from gflownet.plugins import BuiltIn, ExtensionPoint
 
 # The method whose loop is the training of the policy on the scores themselves.
@@ -110,6 +110,17 @@ class ProposalConfig:
 
 
 @dataclass
+class RandomConfig:
+    """Random architectures: search.method=random, the reference of a run, and the first design of a surrogate."""
+
+    even_share: float = option(
+        0.75,
+        "share drawn evenly over size and its logarithm, where the task knows parameters; the rest: uniform actions",
+        Interval(0, 1),
+    )
+
+
+@dataclass
 class SearchConfig:
     """The search method; all use the environment, the store, the budget and the executor of the run."""
 
@@ -137,6 +148,7 @@ class SearchConfig:
         "surrogate; 0: no end",
         NOT_NEGATIVE,
     )
+    random: RandomConfig = field(default_factory=RandomConfig)
     surrogate: SurrogateConfig = field(default_factory=SurrogateConfig)
     acquisition: AcquisitionConfig = field(default_factory=AcquisitionConfig)
     proposals: ProposalConfig = field(default_factory=ProposalConfig)
