@@ -76,9 +76,12 @@ class RecordedTask(GFNTask):
 
     Config = RecordedConfig
     is_cheap = True
+    objectives = ("score", "parameters", "flops")
 
     def __init__(self, config: TaskConfig) -> None:
         """Read the table. Raises UserError for a table that is damaged, incomplete or of another space."""
+        evaluation = config.evaluation
+        self.costs = {"parameters": evaluation.target_parameters, "flops": evaluation.target_flops}
         super().__init__(config)
         options = config.task_options
         self.input_sizes, self.output_sizes = _input_sizes(options), tuple(options.output_sizes)
@@ -100,10 +103,12 @@ class RecordedTask(GFNTask):
         score = (columns[seed % len(columns)] if columns else self.recording.scores)[row]
         if score is None:
             raise ValueError(f"{self.recording.path}: expected a score of {graph.canonical_hash()}, got an empty cell")
-        size, seconds = _cell(self.recording.num_parameters, row), _cell(self.recording.seconds, row)
-        return Score(
-            score, None if size is None else round(size), {} if seconds is None else {TRAINING_SECONDS: seconds}
-        )
+        recording = self.recording
+        size, seconds = _cell(recording.num_parameters, row), _cell(recording.seconds, row)
+        values = {TRAINING_SECONDS: seconds, "score": score, "parameters": size, "flops": _cell(recording.flops, row)}
+        names = (TRAINING_SECONDS, *self.measured_objectives)
+        metrics = {name: value for name in names if (value := values[name]) is not None}
+        return Score(score, None if size is None else round(size), metrics)
 
     def test(self, graph: Candidate, *, seed: int) -> float | None:
         """Return the recorded test score, None without one. Raises ValueError for a candidate without a row."""

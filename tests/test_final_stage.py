@@ -62,11 +62,12 @@ def test_saved_models_have_the_reported_scores(copied_run, capsys):
     assert f"{means[0]:.4f} ± {(high - low) / 2:.4f}" in shown
     references = json.loads((folder / "references.json").read_text())
     spent = spent_on(read_run(folder).evaluations)
+    random = "best of 2 random architectures, 75% of them even over sizes,"
     assert [each["name"] for each in references] == [
-        f"best of 2 random architectures in {spent['random reference'].num} trainings; the run had 8",
+        f"{random} in {spent['random reference'].num} trainings; the run had 9",
         "scikit-learn MLPClassifier",
     ]
-    assert spent["search"].num + spent["final stage"].num == 8
+    assert spent["search"].num + spent["final stage"].num == 9
     assert "scikit-learn MLPClassifier (" in shown.split("mean score of sampled")[0]  # the winner comes first
     assert "best of 2 random" in shown
     random = gflownet.load(folder / "random_architecture.json")

@@ -296,11 +296,11 @@ def uniform_states(
     return terminal_states(roll_out(env, states if limit is None else states.with_limit(limit), choose))
 
 
-def uniform_candidates(env: Environment, num: int, *, generator: torch.Generator) -> list[Candidate]:
-    """Return up to `num` different terminal objects, sampled with a uniformly random legal action in each step."""
+def distinct_candidates(env: Environment, num: int, sample: Callable[[int], GraphStates]) -> list[Candidate]:
+    """Return up to `num` different terminal objects of sampled terminal states."""
     candidates: dict[str, Candidate] = {}
     for _ in range(0, _MAX_SAMPLES * num, _BATCH_SIZE):
-        states = uniform_states(env, _BATCH_SIZE, generator=generator)
+        states = sample(_BATCH_SIZE)
         for index in range(_BATCH_SIZE):
             candidate = env.terminal(states, index)
             candidates.setdefault(candidate.canonical_key(), candidate)

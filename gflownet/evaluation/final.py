@@ -76,6 +76,7 @@ class FinalStage:
     random_top: tuple[TopArchitecture, ...] = ()  # finalists of random architectures, best posterior mean first
     num_trainings: int = 0  # of the run, search and final stage
     num_random: int = 0  # evaluated random architectures, of which `random_top` are the best
+    even_share: float = 0.0  # of them, drawn evenly over sizes
     num_random_trainings: int = 0  # of them, their race included
     correlation: float | None = None  # of ranks in the search and here, where the trainings have another length
     references: tuple[Reference, ...] = ()

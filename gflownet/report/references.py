@@ -81,9 +81,10 @@ def _with_intervals(top: Sequence[TopArchitecture], sizes: Sizes) -> dict[int, t
 
 def _name_of_random(final: FinalStage) -> str:
     name = f"best of {counted(final.num_random, 'random architecture')}"
+    name += f", {final.even_share:.0%} of them even over sizes," if final.even_share else ""
     if final.num_random_trainings < final.num_trainings:
         name += f" in {counted(final.num_random_trainings, 'training')}; the run had {final.num_trainings}"
-    return name
+    return name.removesuffix(",")
 
 
 def _front_entries(final: FinalStage, task: GFNTask, sizes: Sizes) -> list[dict[str, Any]]:

@@ -7,13 +7,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import torch
 
-from gflownet.data.sampler import uniform_candidates
+from gflownet.data.sampler import distinct_candidates
 from gflownet.evaluation.budget import Budget
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError, Store
 from gflownet.evaluation.evaluator import best_within, exceeded, utilities_of
@@ -35,6 +34,7 @@ from gflownet.records.status import Phase
 from gflownet.run.parts import RANDOM_STREAM, Parts
 from gflownet.run.run import Run
 from gflownet.run.stage import Stage
+from gflownet.search.method import random_draws
 from gflownet.workers.process import stream_seed
 
 # The first guess of the noise without a model: this share of the variance of scores.
@@ -98,6 +98,7 @@ def final_stage(parts: Parts, evaluator: Dispatcher, run: Run) -> FinalStage | N
         raced = [row for row in before if row.seed > RANDOM_REPEAT]
         return _races(parts, rows, plan.num_random_final, sizes=sizes, before=raced, offset=RANDOM_REPEAT)
 
+    randoms, even_share = random_candidates(parts, plan.num_random) if plan.num_random else ([], 0.0)
     stage = trainings.run(
         _races(
             parts,
@@ -108,12 +109,12 @@ def final_stage(parts: Parts, evaluator: Dispatcher, run: Run) -> FinalStage | N
             seconds=plan.seconds_after(parts.progress.seconds) - math.fsum(row.seconds for row in spent),
             predicted=_predicted(parts, records),
         ),
-        random_candidates=random_candidates(parts, plan.num_random),
+        random_candidates=randoms,
         random_finalists=random_finalists,
         num_planned=plan.num_compared,
     )
-    num_trainings = parts.progress.num_distinct + sum(len(each.scores) for each in stage.top)
-    return replace(stage, num_trainings=num_trainings, sizes=sizes)
+    num = parts.progress.num_distinct + sum(len(each.scores) for each in stage.top)
+    return replace(stage, num_trainings=num, sizes=sizes, even_share=even_share)
 
 
 def final_metrics(rows: Sequence[EvaluationRecord]) -> dict[str, float]:
@@ -179,7 +180,7 @@ def _races(
     for group, num, order in zip(groups, shares, chosen, strict=False):
         split = seconds / len(groups)
         race = _finalists(parts, group, num, order, offset=offset, seconds=split, predicted=predicted)
-        hashes = {record.hash for record in race.records}
+        hashes = {record.hash for record in group}
         races += [replace(race, num_before=sum(row.hash in hashes for row in before))] if race.records else []
     return races
 
@@ -258,16 +259,26 @@ def _predicted(parts: Parts, records: Sequence[EvaluationRecord]) -> tuple[Belie
     return Belief(mean, std), noise
 
 
-def random_candidates(parts: Parts, num: int) -> list[Candidate]:
-    """Return up to `num` different random architectures within the caps of the budget."""
-    generator = partial(torch.Generator().manual_seed, stream_seed(parts.config.seed, RANDOM_STREAM))
-    budget, accepted = Budget(parts.config.budget), list[Candidate]()
-    for factor in range(_MAX_DRAWS if num else 0):
-        candidates = uniform_candidates(parts.env, num << factor, generator=generator())
-        accepted = [each for each in candidates if budget.refusal(parts.task, each) is None][:num]
+def random_candidates(parts: Parts, num: int) -> tuple[list[Candidate], float]:
+    """Return up to `num` different random architectures within the caps of the budget, and the share spread over sizes.
+
+    They are drawn as those of search.method=random.
+    """
+    budget, seed = Budget(parts.config.budget), stream_seed(parts.config.seed, RANDOM_STREAM)
+
+    def is_refused(candidate: Candidate) -> bool:
+        return budget.refusal(parts.task, candidate) is not None
+
+    generator, share = torch.Generator().manual_seed(seed), parts.config.search.random.even_share
+    draws = random_draws(parts.env, parts.task, even_share=share, is_refused=is_refused, generator=generator)
+    accepted = list[Candidate]()
+    for factor in range(_MAX_DRAWS):
+        generator.manual_seed(seed)
+        candidates = distinct_candidates(parts.env, num << factor, lambda size: draws(size, generator))
+        accepted = [each for each in candidates if not is_refused(each)][:num]
         if len(accepted) == num or len(candidates) < num << factor:
             break
-    return accepted
+    return accepted, draws.even_share
 
 
 def best_tested(

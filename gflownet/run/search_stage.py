@@ -204,7 +204,6 @@ class SearchStage(StepStage):
     def _rounds(self, search: SearchLoop, run: Run) -> Iterator[dict[str, float]]:
         """Take the remaining rounds of a search method, and yield the metrics of each."""
         parts, was_fallback = self._parts, False
-        search.notify = run.logger.print
         with closing(search.steps(self._search)) as steps:
             while not run.is_stopped and not search.end:
                 try:

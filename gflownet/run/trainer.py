@@ -53,7 +53,7 @@ from gflownet.run.view import Limits
 from gflownet.search.config import AUTO, GFLOWNET
 from gflownet.search.enumeration import check_space
 from gflownet.search.history import History
-from gflownet.search.loop import SearchLoop
+from gflownet.search.loop import SearchLoop, round_size
 from gflownet.search.method import SearchSetup
 from gflownet.search.surrogate import Surrogate
 from gflownet.training.precision import choose_device
@@ -230,6 +230,9 @@ class GFNTrainer:
             return None
         num_evaluations = self.plan.num_search
         history, limits = History(self.env), Budget(config.budget)
+        size = num_places = places(self.task, config.evaluation)
+        if self.extensions.method.uses_surrogate and not self.task.is_cheap:
+            size = round_size(num_evaluations, places=num_places)
         setup = SearchSetup(
             context=self.context,
             task=self.task,
@@ -244,8 +247,7 @@ class GFNTrainer:
         return SearchLoop(
             self.extensions.method(setup),
             history,
-            batch_size=options.batch_size or places(self.task, config.evaluation),
-            may_grow=not options.batch_size,
+            batch_size=options.batch_size or size,
             max_in_flight=config.asynchronous.max_in_flight,
             num_evaluations=num_evaluations,
             patience=options.patience,

@@ -6,7 +6,6 @@ Letters: B trajectories, C conditioning features.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any
@@ -38,7 +37,6 @@ _NUM_SAMPLED = 256  # trajectories of each half that are sampled together: more 
 _RANDOM_ACTION_PROB = 0.05
 # Log-rewards are at most 0 and at least this: acquisitions of hopeless candidates differ by thousands.
 _LOG_RANGE = -50.0
-_MIN_UPDATES = 2  # of a round, where the time of evaluations bounds them
 # Random streams of a sampling.
 _FORWARD, _BACKWARD, _CHOICE = range(3)
 
@@ -71,7 +69,6 @@ class AmortisedPolicy:
 
     def __init__(self, context: GraphBuildingEnvContext, build_learner: Callable[[], Learner], *, seed: int) -> None:
         self.context, self.num_updates = context, 0
-        self.update_seconds = 0.0  # CPU time of the last one
         with seeded(seed % 2**32):  # of numpy, too
             self.learner = build_learner()
 
@@ -137,12 +134,10 @@ class AmortisedPolicy:
         self.num_updates = state["num_updates"]
 
     def _update(self, batch: TrajectoryBatch) -> None:
-        start, num = time.process_time(), self.learner.options.num_updates * self.learner.objective.num_epochs
         if not self.num_updates:
             self.learner.objective.prepare(self.learner.trained, batch)
         self.learner.learn(Rollout(batch, len(batch), ()))
-        self.num_updates += num
-        self.update_seconds = (time.process_time() - start) / num
+        self.num_updates += self.learner.options.num_updates * self.learner.objective.num_epochs
 
     def _forward(self, num: int, generator: torch.Generator) -> TrajectoryBatch:
         return sample_forward(
@@ -179,8 +174,6 @@ class SurrogateGFlowNet(SurrogateSearch):
     def __init__(self, setup: SearchSetup) -> None:
         super().__init__(setup)
         self.policy: AmortisedPolicy | None = None
-        # Largest number of updates of a round; until `limit_work` the updates of a round are measured.
-        self._max_updates: int | None = None if setup.task.is_cheap else _MIN_UPDATES
         self._num_due = 0  # updates between this round and the next
         self._sampled: TrajectoryBatch | None = None  # by the policy for the last proposal
         self._sampled_call = 0  # that sampled them; 0: none since the last update
@@ -219,12 +212,6 @@ class SurrogateGFlowNet(SurrogateSearch):
             self._num_due = self._num_updates(self.policy)
         return {"policy_updates": float(self.policy.num_updates)}
 
-    def limit_work(self, seconds: float) -> None:
-        """Bound the updates of later rounds to the smallest number and `seconds` more."""
-        if self.policy is not None:
-            update_s = self.policy.update_seconds
-            self._max_updates = _MIN_UPDATES + (int(max(seconds, 0.0) / update_s) if update_s else 0)
-
     def work(self, round: int) -> Iterator[None]:
         """Train the policy on the acquisition, on its last samples and on trajectories into the best candidates."""
         yield from super().work(round)
@@ -259,17 +246,10 @@ class SurrogateGFlowNet(SurrogateSearch):
 
     def state_dict(self) -> dict[str, Any]:
         policy = self._before or (None if self.policy is None else self.policy.state_dict())
-        return {
-            **super().state_dict(),
-            "policy": policy,
-            "max_updates": self._max_updates,
-            "num_due": self._num_due,
-            "sampled_call": self._sampled_call,
-        }
+        return {**super().state_dict(), "policy": policy, "num_due": self._num_due, "sampled_call": self._sampled_call}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._max_updates = state["max_updates"]
         self._num_due, self._sampled_call = state["num_due"], state["sampled_call"]
         self._sampled, self._before = None, None
         if self.policy is not None:
@@ -280,9 +260,8 @@ class SurrogateGFlowNet(SurrogateSearch):
 
     def _num_updates(self, policy: AmortisedPolicy) -> int:
         """Return the updates that are due after a round."""
-        options, num = self.config.proposals, self.config.proposals.num_updates
-        if num is None:
-            rate = options.updates_per_evaluation
-            evaluations = min(len(self.history), policy.num_updates / max(rate, 1e-9) + _MAX_CAUGHT_UP)
-            num = max(round(rate * evaluations) - policy.num_updates, 0)
-        return num if self._max_updates is None else min(num, self._max_updates)
+        if self.config.proposals.num_updates is not None:
+            return self.config.proposals.num_updates
+        rate = self.config.proposals.updates_per_evaluation
+        evaluations = min(len(self.history), policy.num_updates / max(rate, 1e-9) + _MAX_CAUGHT_UP)
+        return max(round(rate * evaluations) - policy.num_updates, 0)

@@ -17,7 +17,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.options import AT_LEAST_ONE, option
 from gflownet.search.history import first_mask
 from gflownet.search.method import SearchMethod, SearchSetup
-from gflownet.search.proposals import mutated, neighbours
+from gflownet.search.proposals import SpreadDraws, mutated, neighbours
 
 # Rounds of samples per call: where all of them are refused or known, the space has hardly any other candidate.
 _MAX_ROUNDS = 50
@@ -55,8 +55,9 @@ def is_allowed(setup: SearchSetup, states: GraphStates) -> torch.Tensor:
     return ~torch.tensor(refused, dtype=torch.bool)
 
 
-# Random streams of a call.
-_ACTIONS = 0
+# Random streams of a call, and of the pools.
+_ACTIONS, _POOL = range(2)
+_CALLS_PER_POOL = 64
 
 
 @dataclass
@@ -67,18 +68,19 @@ class RandomSearchConfig:
 
 
 class RandomSearch(SearchMethod):
-    """Proposes architectures from uniformly random legal actions."""
+    """Proposes random architectures, a share of them spread evenly over their sizes (`search.random`)."""
 
     Config = RandomSearchConfig
+    _draws: tuple[int, SpreadDraws] | None = None  # of the last pool, with its number
 
     def propose(self, call: int, num: int) -> GraphStates:
         """Return `num` terminal states, fewer where no others are left."""
-        generator = self.setup.generator(call, _ACTIONS)
+        generator, number = self.setup.generator(call, _ACTIONS), call // _CALLS_PER_POOL
+        if self._draws is None or self._draws[0] != number:
+            self._draws = number, self.setup.random_draws(number, _POOL)
+        draws = self._draws[1]
         return allowed_states(
-            self.setup,
-            num,
-            lambda num: uniform_states(self.env, num, generator=generator),
-            only_new=self.setup.config.options.without_repeats,
+            self.setup, num, lambda num: draws(num, generator), only_new=self.setup.config.options.without_repeats
         )
 
 

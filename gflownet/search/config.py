@@ -110,6 +110,17 @@ class ProposalConfig:
 
 
 @dataclass
+class RandomConfig:
+    """Random architectures: search.method=random, the reference of a run, and the first design of a surrogate."""
+
+    even_share: float = option(
+        0.75,
+        "share drawn evenly over size and its logarithm, where the task knows parameters; the rest: uniform actions",
+        Interval(0, 1),
+    )
+
+
+@dataclass
 class SearchConfig:
     """The search method; all use the environment, the store, the budget and the executor of the run."""
 
@@ -117,7 +128,8 @@ class SearchConfig:
     options: Any = option({}, "options of the method, search.options.NAME=VALUE")
     batch_size: int = option(
         0,
-        "candidates proposed together; 0: one per place of the executor, and up to 8 in rounds of short trainings",
+        "candidates proposed together; 0: one per place of the executor; for a surrogate and trainings a 24th of the "
+        "search's evaluations, rounded up to a multiple of the places, at most 8 or one per place",
         NOT_NEGATIVE,
     )
     num_initial: int = option(10, "candidates before the first prediction, unlike each other", AT_LEAST_ONE)
@@ -126,8 +138,8 @@ class SearchConfig:
     )
     lookahead: int | None = option(
         None,
-        "rounds that are proposed before the results of the last ones, while these train; null: 1 where candidates "
-        "train in other processes, else 0",
+        "rounds that are proposed before the results of the last ones, while these train; null: 1, or 0 where scores "
+        "are looked up",
         NOT_NEGATIVE,
     )
     patience: int = option(
@@ -136,12 +148,7 @@ class SearchConfig:
         "surrogate; 0: no end",
         NOT_NEGATIVE,
     )
-    overhead: float = option(
-        0.1,
-        "CPU seconds of the method per second of evaluation: rounds grow and the updates of the policy are bounded "
-        "accordingly, once, after the first predictions",
-        Interval(0),
-    )
+    random: RandomConfig = field(default_factory=RandomConfig)
     surrogate: SurrogateConfig = field(default_factory=SurrogateConfig)
     acquisition: AcquisitionConfig = field(default_factory=AcquisitionConfig)
     proposals: ProposalConfig = field(default_factory=ProposalConfig)

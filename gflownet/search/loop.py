@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import count
@@ -30,10 +30,8 @@ _WORK_S = 0.1
 _MAX_REPEATS = 2_000
 # Best proposals whose origins are counted.
 _NUM_BEST = 10
-# Largest size of the rounds of short evaluations, unless there are more places: larger ones find less.
-_LARGEST_ROUND = 8
-# Share of the method's own time that proposals and fits may take before rounds grow.
-_SHARE_OF_PROPOSALS = 0.5
+# Rounds of a search by default, and the largest size of a round unless there are more places: larger ones find less.
+_NUM_ROUNDS, _LARGEST_ROUND = 24, 8
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,6 @@ class SearchLoop:
     Without `max_in_flight` a round is proposed from the results of all rounds but the last `lookahead` ones, which are
     evaluated meanwhile: timing decides no contents. With it, a round ends with every finished evaluation, and the
     timing of evaluations decides its contents.
-
-    The size of rounds and the method's work in each are chosen once, from the time of the first predicted round and of
-    the evaluations before it: short evaluations leave little time between them.
     """
 
     def __init__(
@@ -73,7 +68,6 @@ class SearchLoop:
         history: History,
         *,
         batch_size: int,
-        may_grow: bool = False,
         max_in_flight: int = 0,
         num_evaluations: int,
         patience: int = 0,
@@ -84,20 +78,16 @@ class SearchLoop:
             method: proposes.
             history: gets the results; that of the method.
             batch_size: candidates proposed together.
-            may_grow: whether this number grows where evaluations are short and in other processes.
             max_in_flight: bound on the candidates without a result; 0: rounds.
             num_evaluations: new evaluations after which the search ends.
             patience: evaluations without a better score after which it ends; 0: no end.
         """
         self.method, self.history, self.batch_size = method, history, batch_size
         self.max_in_flight, self.num_evaluations, self.patience = max_in_flight, num_evaluations, patience
-        self.notify: Callable[[str], None] = lambda line: None  # called with lines for the user
         self.round = 0
-        self.lookahead = 0  # set by `steps`
-        # Whether the size of rounds and the bound of the method's work are open, and chosen by their time.
-        self._is_open = method.uses_surrogate and not method.setup.task.is_cheap
-        self._may_grow = may_grow and self._is_open
-        self._fit_s, self._proposal_s, self._work_s = 0.0, 0.0, 0.0  # of the last round; 0: not measured
+        lookahead = method.setup.config.lookahead
+        lookahead = int(not method.setup.task.is_cheap) if lookahead is None else lookahead
+        self.lookahead = 0 if max_in_flight else lookahead
         self.num_calls = 0  # of `propose`
         self._work: Iterator[None] = iter(())  # of the method, until the next round is learned
         self.end = ""  # reason of the end, empty before
@@ -112,9 +102,6 @@ class SearchLoop:
         Raises:
             EvaluationStoppedError: a stop request, or the budget is spent; the round is not counted.
         """
-        self.lookahead = 0 if self.max_in_flight else self._chosen_lookahead(evaluator)
-        self._is_open &= evaluator.executor.isolates  # in one process, equal seeds give equal runs
-        self._may_grow = self._may_grow and not self.max_in_flight and self._is_open
         self._resubmit(evaluator)
         for number in count(self.round + 1):
             if self._is_over():
@@ -138,8 +125,6 @@ class SearchLoop:
             "num_calls": self.num_calls,
             "num_repeats": self._num_repeats,
             "num_trained_on": self.num_trained_on,
-            "batch_size": None if self._may_grow else self.batch_size,
-            "is_open": self._is_open,
             "history": self.history.state_dict(),
             "method": self.method.state_dict(),
             **self._pending_state(),
@@ -161,9 +146,6 @@ class SearchLoop:
         self.round = state["round"]
         self._num_repeats, self.num_calls = state["num_repeats"], state["num_calls"]
         self.num_trained_on = state["num_trained_on"]
-        self._is_open = self._is_open and state["is_open"]
-        if self._may_grow and state["batch_size"]:  # otherwise search.batch_size names one
-            self.batch_size, self._may_grow = state["batch_size"], False
         self.history.load_state_dict(state["history"])
         self.method.load_state_dict(state["method"])
         self._stored = {name: state[name] for name in state if name.startswith("pending") and state["pending"]}
@@ -197,13 +179,6 @@ class SearchLoop:
             return 0
         start = self.method.setup.config.num_initial if self.method.uses_surrogate else 0
         return max(len(scores) - max(scores.index(max(scores)) + 1, start), 0)
-
-    def _chosen_lookahead(self, evaluator: AsynchronousEvaluator) -> int:
-        """Return `search.lookahead`, by default 1 where evaluations take time in other processes."""
-        setup = self.method.setup
-        if setup.config.lookahead is not None:
-            return setup.config.lookahead
-        return int(not setup.task.is_cheap and evaluator.executor.isolates)
 
     def _next_round(self, number: int, evaluator: AsynchronousEvaluator) -> SearchStep | None:
         if self.max_in_flight:
@@ -254,16 +229,14 @@ class SearchLoop:
 
     def _start_work(self, round: int) -> None:
         """Begin the method's work on the results up to a round; without further proposals none is needed."""
-        self._work, self._work_s = self.method.work(round) if self._num_left() > 0 else iter(()), 0.0
+        self._work = self.method.work(round) if self._num_left() > 0 else iter(())
 
     def _do_work(self, limit_s: float) -> bool:
         """Do pieces of the method's work for about `limit_s` seconds; return whether there were any."""
         start, is_working = time.process_time(), False
         while time.process_time() - start < limit_s and next(self._work, self) is not self:
             is_working = True
-        seconds = time.process_time() - start
-        self.history.method_seconds += seconds
-        self._work_s += seconds if self._proposal_s else 0.0
+        self.history.method_seconds += time.process_time() - start
         return is_working
 
     def _advance(self, evaluator: AsynchronousEvaluator) -> None:
@@ -305,12 +278,8 @@ class SearchLoop:
             UserError: proposals that are no terminal states.
         """
         start, self.method.origins = time.process_time(), None
-        is_predicted = len(self.history) >= self.method.setup.config.num_initial
         states = self.method.propose(self.num_calls + 1, num)
-        seconds = time.process_time() - start
-        self.history.method_seconds += seconds
-        if is_predicted:
-            self._proposal_s = seconds
+        self.history.method_seconds += time.process_time() - start
         self._check(states)
         if not len(states):
             if not self.history.in_flight:  # whose results may lead to others
@@ -322,36 +291,7 @@ class SearchLoop:
         return states
 
     def _next_size(self) -> int:
-        """Return the size of the next round, chosen once by the time of the first predicted proposal."""
-        if self._is_open and self._proposal_s:
-            own_s = self._fit_s + self._proposal_s
-            allowed_s = self.method.setup.config.overhead * self._evaluation_seconds()
-            if self._may_grow:
-                self._grow(own_s, allowed_s)
-            if self._work_s:
-                self.method.limit_work(allowed_s * self.batch_size - own_s - self._work_s)
-                self._is_open = False
         return min(self.batch_size, self._num_left())
-
-    def _grow(self, own_s: float, allowed_s: float) -> None:
-        """Choose the size of rounds.
-
-        Args:
-            own_s: seconds of a fit and a proposal.
-            allowed_s: the method's seconds per evaluation.
-        """
-        places, self._may_grow = self.batch_size, False
-        sizes = range(places, max(_LARGEST_ROUND, places) + 1, places)
-        fitting = (size for size in sizes if own_s <= _SHARE_OF_PROPOSALS * allowed_s * size)
-        self.batch_size = next(fitting, sizes[-1])
-        if self.batch_size > places:
-            self.notify(
-                f"search.batch_size=0: rounds of {counted(self.batch_size, 'candidate')} (an evaluation takes "
-                f"{self._evaluation_seconds():.2g} s, a fit and a proposal {own_s:.2g} s)"
-            )
-
-    def _evaluation_seconds(self) -> float:
-        return math.fsum(self.history.seconds) / len(self.history)
 
     def _check(self, states: GraphStates) -> None:
         """Raise UserError for proposals that are no terminal states."""
@@ -405,8 +345,7 @@ class SearchLoop:
         self._num_repeats = self._num_repeats + len(evaluations) if is_repeated else 0
         start = time.process_time()
         metrics = dict(self.method.observe(number))
-        self._fit_s = time.process_time() - start
-        self.history.method_seconds += self._fit_s
+        self.history.method_seconds += time.process_time() - start
         metrics |= origin_counts(self.history.proposals, num_proposals)
         return SearchStep(number, evaluations, metrics | self._metrics())
 
@@ -418,6 +357,15 @@ class SearchLoop:
             "method_share": self.history.method_seconds / evaluation_s if evaluation_s else 0.0,
             "evaluation_seconds": evaluation_s,
         }
+
+
+def round_size(num_evaluations: int, *, places: int) -> int:
+    """Return the size of the rounds of a search with a surrogate: a multiple of the places.
+
+    The search has about `_NUM_ROUNDS` rounds, more where these would be larger than `_LARGEST_ROUND`.
+    """
+    num = math.ceil(num_evaluations / (_NUM_ROUNDS * places))
+    return places * max(1, min(num, _LARGEST_ROUND // places))
 
 
 def origin_counts(proposals: Sequence[Proposal], first: int) -> dict[str, float]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,10 +15,12 @@ from torch import Tensor
 from gflownet.evaluation.task import GFNTask
 from gflownet.learning.learner import Learner
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.plugins import Configurable
 from gflownet.search.config import SearchConfig
 from gflownet.search.history import History
+from gflownet.search.proposals import SpreadDraws
 from gflownet.search.surrogate import Prediction, Surrogate
 from gflownet.workers.process import stream_seed
 
@@ -38,6 +42,34 @@ class SearchSetup:
     def generator(self, *stream: int) -> torch.Generator:
         """Return the random generator of a stream."""
         return torch.Generator().manual_seed(stream_seed(self.seed, *stream))
+
+    def random_draws(self, *stream: int) -> SpreadDraws:
+        """Return the source of random architectures within the hard caps, whose pool is of a stream."""
+        return random_draws(
+            self.context.env,
+            self.task,
+            even_share=self.config.random.even_share,
+            is_refused=self.is_refused,
+            generator=self.generator(*stream),
+        )
+
+
+def random_draws(
+    env: Environment, task: GFNTask, *, even_share: float, is_refused: Callable[[Any], bool], generator: torch.Generator
+) -> SpreadDraws:
+    """Return the source of random architectures of a task, spread over their parameters."""
+
+    def size(candidate: Any) -> float:
+        with suppress(ValueError):  # of a candidate whose evaluation fails, too
+            cost = None if is_refused(candidate) else task.cost(candidate)
+            return math.nan if cost is None else cost.num_parameters
+        return math.nan
+
+    def sizes(states: GraphStates) -> Tensor:
+        values = [size(env.terminal(states, index)) for index in range(len(states))]
+        return torch.tensor(values, dtype=torch.float64)
+
+    return SpreadDraws(env, sizes, even_share=even_share, generator=generator)
 
 
 class SearchMethod(Configurable, ABC):
@@ -78,13 +110,6 @@ class SearchMethod(Configurable, ABC):
         returns the state before it.
         """
         return iter(())
-
-    def limit_work(self, seconds: float) -> None:
-        """Bound the `work` of later rounds.
-
-        Args:
-            seconds: CPU time of a round that it may take in addition to the smallest work, which the rounds had so far.
-        """
 
     def completed_scores(self, states: GraphStates) -> Tensor:
         """Return scores of terminal states [B]: measured ones where they are known, predictions elsewhere."""

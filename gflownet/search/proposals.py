@@ -1,6 +1,6 @@
-"""Mutations and neighbourhoods of terminal states, pools of unknown candidates, and batches sampled from them.
+"""Random terminal states, mutations and neighbourhoods, pools of unknown candidates, and batches sampled from them.
 
-Letters: B candidates or terminal states.
+Letters: B candidates or terminal states, P states of a pool.
 """
 
 from __future__ import annotations
@@ -20,6 +20,51 @@ from gflownet.mdp.moves import Moves
 from gflownet.mdp.states import GraphStates
 from gflownet.search.history import History, ProposalOrigin, first_mask
 from gflownet.search.surrogate import ranked
+
+_NUM_SPREAD = 512  # uniform samples of which evenly spread ones are drawn
+_NUM_PROBED = 8  # of them that show whether sizes are known
+_NUM_BINS = 16
+Sizes = Callable[[GraphStates], Tensor]  # of terminal states [B] float64; NaN: unknown or refused
+
+
+class SpreadDraws:
+    """Random terminal states: uniform actions, and a share that is drawn evenly over their sizes.
+
+    Uniform actions lead to small architectures mostly. Of that share, half is even over bins of the size, half over
+    bins of its logarithm. Without sizes all have uniform actions.
+    """
+
+    def __init__(self, env: Environment, sizes: Sizes, *, even_share: float, generator: torch.Generator) -> None:
+        """Draw the pool of the share, and measure it."""
+        self._env, self.even_share = env, 0.0  # without sizes
+        for num in (_NUM_PROBED, _NUM_SPREAD) if even_share else ():
+            self._pool = uniform_states(env, num, generator=generator)
+            values = sizes(self._pool)
+            if bool(values.isnan().all()):
+                return
+            self._weights = even_weights(values)
+        self.even_share = even_share
+
+    def __call__(self, num: int, generator: torch.Generator) -> GraphStates:
+        """Return `num` terminal states."""
+        num_even = int((torch.rand(num, generator=generator) < self.even_share).sum()) if self.even_share else 0
+        parts = [uniform_states(self._env, num - num_even, generator=generator)] if num > num_even else []
+        if not num_even:
+            return parts[0]
+        even = torch.multinomial(self._weights, num_even, replacement=True, generator=generator)
+        return GraphStates.cat([*parts, self._pool[even]])[torch.randperm(num, generator=generator)]
+
+
+def even_weights(sizes: Tensor) -> Tensor:
+    """Return weights [P] of which half are even over bins of the sizes, half over bins of their logarithms."""
+    weights, known = torch.zeros(len(sizes), dtype=torch.float64), ~sizes.isnan()
+    for values in (sizes[known], sizes[known].log1p()):
+        place = (values - values.min()) / (values.max() - values.min()).clamp(min=1e-9)
+        bins = (place * _NUM_BINS).long().clamp(max=_NUM_BINS - 1)
+        counts = bins.bincount(minlength=_NUM_BINS)
+        weights[known] += 1 / (counts[bins] * (counts > 0).sum())
+    return weights
+
 
 # Edits of one kind that are tried for a mutation, and kinds: few edits are legal where shapes and budgets are tight.
 _MAX_EDITS, _MAX_KINDS = 4, 3

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gflownet.data.sampler import uniform_states
 from gflownet.errors import UserError
 from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.mdp.states import GraphStates
@@ -302,7 +301,7 @@ class SurrogateSearch(SearchMethod):
     @cached_property
     def _design(self) -> GraphStates:
         """Random architectures, those first whose descriptors are far from each other."""
-        states = uniform_states(self.env, _NUM_DESIGN, generator=self.setup.generator(0, _RANDOM))
+        states = self.setup.random_draws(0, _POOL)(_NUM_DESIGN, self.setup.generator(0, _RANDOM))
         states = states[unknown_mask(History(self.env), states)]
         return states[spread_order(Descriptors(self.env, seed=self.setup.seed)(states))]
 

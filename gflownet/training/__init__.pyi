@@ -1,10 +1,10 @@
 from .optimisers import OptimiserOptions as OptimiserOptions
+from .optimisers import Schedule as Schedule
 from .optimisers import build_optimiser as build_optimiser
 from .optimisers import build_optimisers as build_optimisers
 from .precision import autocast as autocast
 from .precision import choose_device as choose_device
 from .random_states import seeded as seeded
-from .optimisers import Schedule as Schedule
 from .steps import DivergedError as DivergedError
 from .steps import Steps as Steps
 from .steps import flat_steps as flat_steps

@@ -103,23 +103,6 @@ def test_rewards_are_predicted_once_per_architecture():
     assert float(rewards.of_values(torch.tensor([-1e9]))) == -50
 
 
-def test_updates_of_a_round_are_limited_by_seconds(monkeypatch):
-    trainer, num_updates = build("surrogate_gflownet", RIDGE, *SEARCH, "search.num_initial=4"), []
-    method, policy = gflownet_of(trainer), policy_of(trainer)
-    monkeypatch.setattr(method, "_max_updates", 2)  # as for a task that is not cheap
-    for call, _ in enumerate(proposals(trainer, 4, batch_size=4)):
-        num_updates.append(policy.num_updates)
-        if call == 1:
-            policy.update_seconds = 0.01
-            method.limit_work(0.035)
-    assert num_updates == [2, 4, 9, 14]
-    method.limit_work(-1.0)
-    restored = gflownet_of(build("surrogate_gflownet", RIDGE, *SEARCH))
-    restored.history.load_state_dict(method.history.state_dict())
-    restored.load_state_dict(method.state_dict())
-    assert restored._max_updates == 2
-
-
 @pytest.mark.parametrize(
     ("method", "option", "message"),
     [

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
+
+from gflownet.evaluation.task import Cost
+from gflownet.run.final_stage import random_candidates
 from tests.search.searches import FailsOrRefuses, assignment, build, method_of, proposals, score_of, values_of
 
 SMALL = ("search.options.population=6", "search.options.tournament=40")
@@ -83,3 +87,32 @@ def test_restored_state_continues_the_same_climb():
     states, other_states = method.propose(num_calls + 1, 4), other_method.propose(num_calls + 1, 4)
     assert bool(states.equals(other_states).all())
     assert other_method.state_dict() == method.state_dict()
+
+
+class Sized(FailsOrRefuses):
+    """The same settings with sizes, of which large ones are rare."""
+
+    def evaluate(self, graph, *, seed):
+        return super(FailsOrRefuses, self).evaluate(graph, seed=seed)
+
+    def cost(self, graph) -> Cost:
+        return Cost(10 ** sum(map(int, graph.values)), 1)
+
+
+def test_random_search_and_reference_are_even_over_sizes():
+    options = (f"task={__name__}:{Sized.__name__}", "budget.parameters=1000000")
+    shares = []
+    for share in (0.0, 1.0):
+        trainer = build("random", *options, f"search.random.even_share={share}")
+        states = method_of(trainer)[0].propose(1, 600)
+        candidates, even_share = random_candidates(trainer, 30)
+        assert (len(candidates), even_share) == (30, share)
+        graphs = [assignment(trainer, states, index) for index in range(len(states))]
+        for each in (graphs, candidates):
+            sums = [sum(map(int, graph.values)) for graph in each]
+            assert max(sums) <= 6, "larger ones are refused"
+            shares.append(sum(each in (0, 1, 6) for each in sums) / len(sums))
+    assert shares[0] == pytest.approx(15 / 76, abs=0.05)
+    of_sizes, of_logarithms = (1 + 5 / 50) / 3, 3 / 7  # sums of at most 4 are in one of three bins of sizes
+    assert shares[2] == pytest.approx((of_sizes + of_logarithms) / 2, abs=0.06)
+    assert shares[1] < shares[3]

@@ -1,7 +1,7 @@
 """The loop of a search: rounds, its end, evaluations in flight, and interrupted rounds."""
 
+from random import Random
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -9,6 +9,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.search import loop as loop_module
 from gflownet.search.config import ORIGINS
+from gflownet.search.loop import round_size
 from tests.search.searches import RIDGE, UnorderedEvaluator, build, dispatcher, run_search
 
 NINE_SETTINGS = "env.choices.places={c: [0], d: [0]}"
@@ -143,57 +144,23 @@ def test_overlapped_rounds_are_proposed_before_the_last_results(monkeypatch):
     assert [step.number for step in steps] == list(range(1, 7))
 
 
-@pytest.mark.parametrize(("is_cheap", "isolates", "lookahead"), [(True, True, 0), (False, False, 0), (False, True, 1)])
-def test_default_lookahead(is_cheap, isolates, lookahead, monkeypatch):
-    trainer = build("random", "budget.evaluations=4")
-    monkeypatch.setattr(type(trainer.task), "is_cheap", is_cheap)
-    evaluator: Any = UnorderedEvaluator(trainer.task)
-    evaluator.executor.isolates = isolates
-    steps = loop_of(trainer).steps(evaluator)
-    monkeypatch.setattr(loop_of(trainer), "_next_round", lambda number, evaluator: None)
-    assert list(steps) == []
-    assert loop_of(trainer).lookahead == lookahead
+@pytest.mark.parametrize(("options", "lookahead"), [((), 0), ((TRAINS,), 1), ((TRAINS, "search.lookahead=3"), 3)])
+def test_default_lookahead(options, lookahead):
+    assert loop_of(build("random", "budget.evaluations=4", *options)).lookahead == lookahead
 
 
-def paced(monkeypatch, *, proposal_s: float = 0.15):
-    """Return a search of trainings that take a second, with places for two; its clock counts proposals."""
-    clock = SimpleNamespace(now=0.0, process_time=lambda: clock.now)
-    monkeypatch.setattr(loop_module, "time", clock)
-    options = (TRAINS, "search.proposals.num_enumerated=0", "evaluation.capacity=2")
-    trainer = build(
-        "surrogate", RIDGE, *options, "search.num_initial=4", "search.batch_size=0", "budget.evaluations=24"
-    )
-    propose = loop_of(trainer).method.propose
-
-    def timed(call, num):
-        clock.now += proposal_s
-        return propose(call, num)
-
-    monkeypatch.setattr(loop_of(trainer).method, "propose", timed)
-    return trainer
+@pytest.mark.parametrize(
+    ("num", "places", "size"), [(75, 2, 4), (75, 1, 4), (20, 4, 4), (600, 3, 6), (600, 2, 8), (10, 16, 16), (0, 1, 1)]
+)
+def test_round_size_follows_counts(num, places, size):
+    assert round_size(num, places=places) == size
 
 
-def one_second(clock):
-    clock.now += 1.0
-    yield
-
-
-@pytest.mark.parametrize(("proposal_s", "size"), [(0.05, 2), (0.15, 4), (9.0, 8)])
-def test_rounds_grow_where_proposals_take_long(monkeypatch, proposal_s, size):
-    trainer, lines, limits = paced(monkeypatch, proposal_s=proposal_s), [], []
-    loop_of(trainer).notify = lines.append
-    monkeypatch.setattr(loop_of(trainer).method, "limit_work", limits.append)
-    monkeypatch.setattr(loop_of(trainer).method, "work", lambda round: one_second(loop_module.time))
-    _, steps = run_search(trainer, UnorderedEvaluator(trainer.task))
-    sizes = [len(step.evaluations) for step in steps]
-    assert sizes[:3] == [2, 2, 2]  # two of the first design, one that is measured
-    assert sum(sizes) == 24
-    assert set(sizes[3:-1]) == {size}
-    assert limits == [pytest.approx(0.1 * size - proposal_s - 1.0)]
-    assert len(lines) == (size > 2)
-    assert not lines or lines[0].startswith(
-        f"search.batch_size=0: rounds of {size} candidates (an evaluation takes 1 s"
-    )
+def test_size_of_rounds_is_that_of_the_options():
+    options = (RIDGE, "search.batch_size=0", "evaluation.capacity=2", "budget.evaluations=96")
+    sizes = [loop_of(build(*each, *options)).batch_size for each in (("surrogate", TRAINS), ("random", TRAINS))]
+    assert sizes == [4, 2]
+    assert loop_of(build("surrogate", *options)).batch_size == 1, "scores that are looked up: one at a time"
 
 
 def test_first_design_is_in_flight_at_once(monkeypatch):
@@ -210,27 +177,18 @@ def test_first_design_is_in_flight_at_once(monkeypatch):
     assert num_unfinished[0] == 7, "of the first design, and no prediction before its results"
 
 
-def test_time_decides_nothing_in_one_process(monkeypatch):
-    trainer, limits = paced(monkeypatch, proposal_s=9.0), []
-    monkeypatch.setattr(loop_of(trainer).method, "limit_work", limits.append)
-    monkeypatch.setattr(loop_of(trainer).method, "work", lambda round: one_second(loop_module.time))
-    _, steps = run_search(trainer)
-    assert {len(step.evaluations) for step in steps} == {2}
-    assert limits == []
-
-
-def test_size_of_rounds_is_restored(monkeypatch):
-    whole = paced(monkeypatch)
-    run_search(whole, UnorderedEvaluator(whole.task))
-    interrupted = paced(monkeypatch)
-    with pytest.raises(EvaluationStoppedError):
-        run_search(interrupted, UnorderedEvaluator(interrupted.task, num_until_stop=13))
-    resumed = paced(monkeypatch, proposal_s=9.0)
-    loop_of(resumed).load_state_dict(loop_of(interrupted).state_dict())
-    run_search(resumed, UnorderedEvaluator(resumed.task, seed=1))
-    names = [[proposal.hash for proposal in loop_of(each).history.proposals] for each in (resumed, whole)]
-    assert loop_of(resumed).batch_size == 4
-    assert names[0] == names[1]
+@pytest.mark.parametrize("method", ["surrogate", "surrogate_gflownet"])
+def test_times_of_evaluations_decide_no_candidates(method, monkeypatch):
+    options = (TRAINS, RIDGE, "search.batch_size=0", "search.num_initial=4", "search.proposals.num_enumerated=0")
+    names = []
+    for seed in range(3):  # of the order in which candidates finish, and of the times that the search measures
+        clock = Random(seed)
+        times = SimpleNamespace(process_time=lambda clock=clock: 10 * clock.random())
+        monkeypatch.setattr(loop_module, "time", times)
+        trainer = build(method, *options, "evaluation.capacity=2", "budget.evaluations=18")
+        run_search(trainer, UnorderedEvaluator(trainer.task, seed=seed))
+        names.append([proposal.hash for proposal in loop_of(trainer).history.proposals])
+    assert names[0] == names[1] == names[2]
 
 
 def test_metrics_count_the_origins_of_proposals():

@@ -14,10 +14,13 @@ from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import GraphStates
 from gflownet.search.history import History, ProposalOrigin
 from gflownet.search.proposals import (
+    SpreadDraws,
     accepted,
     distinct,
+    even_weights,
     evolved,
     mutated,
     neighbours,
@@ -146,3 +149,36 @@ def test_evolved_pool_climbs_the_acquisition():
     assert torch.equal(pool.log_values, num_edges(pool.states))
     assert float(pool.log_values.max()) == 6  # a complete directed acyclic graph of 4 nodes
     assert pool.origin.tolist() == [ProposalOrigin.POLICY] + [ProposalOrigin.MUTATION] * (len(pool) - 1)
+
+
+def num_nodes(states: GraphStates) -> torch.Tensor:
+    """Return the sizes of graphs, of which those with two nodes are refused."""
+    return states.num_nodes.double().masked_fill(states.num_nodes == 2, torch.nan)
+
+
+def test_share_of_random_draws_is_even_over_sizes():
+    env, num = ENVIRONMENTS["undirected"](), 4_000
+    of_uniform = uniform_states(env, num, generator=generator()).num_nodes.bincount(minlength=5) / num
+    for share in (0.0, 0.5, 1.0):
+        draws = SpreadDraws(env, num_nodes, even_share=share, generator=generator())
+        shares = draws(num, generator(1)).num_nodes.bincount(minlength=5) / num
+        even = (of_uniform > 0).double() * (torch.arange(len(of_uniform)) != 2)
+        expected = share * even / even.sum() + (1 - share) * of_uniform
+        assert torch.allclose(shares.double(), expected, atol=0.04), share
+
+
+def test_random_draws_without_sizes_are_uniform_actions():
+    env = ENVIRONMENTS["undirected"]()
+    draws = SpreadDraws(
+        env, lambda states: torch.full((len(states),), torch.nan), even_share=0.5, generator=generator()
+    )
+    assert draws.even_share == 0
+    assert bool(draws(9, generator(1)).equals(uniform_states(env, 9, generator=generator(1))).all())
+
+
+def test_even_weights_are_half_over_sizes_half_over_their_logarithms():
+    sizes = torch.cat([torch.full((90,), 1.0), torch.full((9,), 1e3), torch.tensor([1e6, torch.nan])]).double()
+    weights = even_weights(sizes)
+    assert weights[:90].sum() == pytest.approx(1 / 3 + 1 / 2 * 90 / 99)  # with 1,000 in one bin of sizes
+    assert weights[90:99].sum() == pytest.approx(1 / 3 + 1 / 2 * 9 / 99)
+    assert weights[99:].tolist() == [pytest.approx(1 / 3 + 1 / 2), 0]
