@@ -22,6 +22,7 @@ from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, num_finalists, shr
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.graphs.canonical import Candidate
 from gflownet.records.status import Phase
+from gflownet.run.final_set import with_set
 from gflownet.run.parts import RANDOM_STREAM, Parts
 from gflownet.run.run import Run
 from gflownet.run.stage import Stage
@@ -63,7 +64,7 @@ def final_stage(parts: Parts, evaluator: Dispatcher, run: Run) -> FinalStage | N
 
     def build_dispatcher(store: Store) -> Dispatcher:
         dispatcher = parts.build_evaluator(store, evaluator.executor, stopped=lambda: run.is_stopped)
-        dispatcher.on_result = evaluator.on_result
+        dispatcher.on_result, dispatcher.weights = evaluator.on_result, evaluator.weights
         return dispatcher
 
     trainings = FinalTrainings(
@@ -102,7 +103,8 @@ def final_stage(parts: Parts, evaluator: Dispatcher, run: Run) -> FinalStage | N
         random_finalists=random_finalists,
         num_planned=plan.num_compared,
     )
-    return replace(stage, num_trainings=parts.progress.num_distinct + sum(len(each.scores) for each in stage.top))
+    stage = replace(stage, num_trainings=parts.progress.num_distinct + sum(len(each.scores) for each in stage.top))
+    return with_set(parts, evaluator, run, stage)
 
 
 def final_metrics(rows: Sequence[EvaluationRecord]) -> dict[str, float]:
