@@ -207,6 +207,13 @@ class FinalConfig:
         "the run has, at most 100; 0: none",
         NOT_NEGATIVE,
     )
+    keep: int = option(
+        20,
+        "best candidates of the search, and of random ones, whose weights are kept for the set; 0: none",
+        NOT_NEGATIVE,
+    )
+    set: int = option(5, "networks, with repetitions, whose predictions are averaged as a set; 0: no set", NOT_NEGATIVE)
+    set_parameters: int = option(0, "parameters of all networks of the set together; 0: no limit", NOT_NEGATIVE)
 
 
 @dataclass

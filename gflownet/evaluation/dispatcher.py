@@ -8,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NoReturn
 
 from gflownet.errors import UserError
@@ -17,6 +18,7 @@ from gflownet.evaluation.config import BudgetConfig, EvaluationConfig
 from gflownet.evaluation.evaluator import AsynchronousEvaluator
 from gflownet.evaluation.executors.base import EvaluationInterruptedError, Executor, Handle
 from gflownet.evaluation.job import EvaluationStatus, JobQueue, Outcome, Request, Ticket, record_of
+from gflownet.evaluation.sets import WeightFolder
 from gflownet.evaluation.store import EvaluationRecord, Identity
 from gflownet.evaluation.task import GFNTask
 
@@ -83,6 +85,7 @@ class Dispatcher(AsynchronousEvaluator):
         self.evaluation_seconds = 0.0  # of all finished attempts
         self.judge: Callable[[EvaluationRecord], EvaluationRecord] = lambda record: record  # a row before it is kept
         self.on_result: Callable[[EvaluationRecord], None] = lambda record: None  # called when a row is written
+        self.weights: WeightFolder | None = None  # of full trainings, written before their rows
         self.watch: Callable[[], None] = lambda: None  # called in the main thread while results are awaited
         self._stopped = stopped
         self._tickets: dict[Identity, Ticket] = {}
@@ -285,6 +288,8 @@ class Dispatcher(AsynchronousEvaluator):
                 if self._claims is not None:
                     self._claims.start(self._jobs.first.request.identity)
             job, deadline, tickets = self._jobs.pop_job(self.executor.capacity)
+            returns_weights = self.weights is not None and None in (job.fidelity, job.schedule)  # no part of one
+            job = replace(job, returns_weights=returns_weights)
             self._running[self.executor.submit(job, deadline=deadline)] = tickets
 
     def _finish(self, handle: Handle) -> int:
@@ -313,6 +318,9 @@ class Dispatcher(AsynchronousEvaluator):
         if outcome.status is not EvaluationStatus.REFUSED:
             self._jobs.measure(outcome.seconds)
         record = ticket.record = self.judge(record)
+        if self.weights is not None and outcome.weights is not None:
+            self.weights.add(record, outcome.weights)
+            ticket.outcome = replace(outcome, weights=None)
         self._unwritten.append(record)
         del self._tickets[ticket.request.identity]
         self.counts[f"num_{record.status.value}"] += 1

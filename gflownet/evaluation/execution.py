@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save
 
 from gflownet.errors import UserError
 from gflownet.evaluation.job import MAX_ERROR_LENGTH, EvaluationStatus, Job, Outcome
@@ -72,6 +75,7 @@ def run_job(task: GFNTask, job: Job, *, report: Report = lambda _: None) -> list
     for position, (result, seconds) in enumerate(_timed(lambda: _results(task, job), num=len(job.candidates))):
         outcome = outcome_of(task, result, seconds)
         if outcome.status is EvaluationStatus.OK:
+            outcome = outcome if job.trains else dataclasses.replace(outcome, curve=())  # of some epochs only
             outcome = _with_extras(task, job, position, result, outcome)
         outcomes.append(outcome)
         report(outcome)
@@ -141,18 +145,34 @@ def saved(training: CandidateTraining) -> bytes:
     return buffer.getvalue()
 
 
+def saved_weights(weights: Mapping[str, torch.Tensor]) -> bytes:
+    """Return the weights of a model as safetensors, copied, because these refuse tensors that share memory."""
+    return save({name: value.detach().cpu().clone().contiguous() for name, value in weights.items()})
+
+
 def restored(training: bytes | None) -> dict[str, Any] | None:
     """Return the state in the result of `saved`."""
     return None if training is None else torch.load(io.BytesIO(training), weights_only=True)
 
 
-def _results(task: GFNTask, job: Job) -> Iterable[Score | CandidateTraining | Exception]:
+def _results(task: GFNTask, job: Job) -> Iterable[Score | CandidateTraining | np.ndarray | Exception]:
+    if job.split:
+        return _outputs(task, job)
     if not job.trains:
-        return task.evaluate_many(job.candidates, seeds=job.seeds)
+        evaluate = task.full_trainings if job.returns_weights else task.evaluate_many
+        return evaluate(job.candidates, seeds=job.seeds)
     states = [restored(training) for training in job.trainings or (None,) * len(job.candidates)]
     fidelity = task.max_fidelity if job.fidelity is None else job.fidelity
     schedule = fidelity if job.schedule is None else job.schedule
     return task.train_many(job.candidates, seeds=job.seeds, fidelity=fidelity, schedule=schedule, states=states)
+
+
+def _outputs(task: GFNTask, job: Job) -> Iterator[np.ndarray | Exception]:
+    for candidate, weights in zip(job.candidates, job.weights, strict=True):
+        try:
+            yield task.outputs(candidate, load_tensors(weights or b""), split=job.split).numpy()
+        except Exception as error:
+            yield error
 
 
 def _timed(results: Callable[[], Iterable[T]], *, num: int) -> Iterator[tuple[T, float]]:
@@ -170,6 +190,8 @@ def outcome_of(task: GFNTask, result: Any, seconds: float) -> Outcome:
     """Return the outcome of a result of the task, with a checked score."""
     if isinstance(result, Exception):
         return failure(result, seconds)
+    if isinstance(result, np.ndarray):
+        return Outcome(EvaluationStatus.OK, seconds, outputs=result)
     curve: tuple[float, ...] = ()
     try:
         if isinstance(result, CandidateTraining):
@@ -196,6 +218,8 @@ class _InvalidScoreError(Exception):
 def _with_extras(task: GFNTask, job: Job, position: int, result: Any, outcome: Outcome) -> Outcome:
     if job.saves_training and isinstance(result, CandidateTraining):
         outcome = dataclasses.replace(outcome, training=saved(result))
+    if job.returns_weights and isinstance(result, CandidateTraining):
+        outcome = dataclasses.replace(outcome, weights=saved_weights(result.model.state_dict()))
     if not job.tests:
         return outcome
     try:

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from gflownet.evaluation.store import EvaluationRecord, Identity
 from gflownet.evaluation.store_rows import EvaluationStatus as EvaluationStatus
 from gflownet.evaluation.task import GFNTask, Score
@@ -29,6 +31,9 @@ class Job:
     trainings: tuple[bytes | None, ...] = ()  # saved trainings to continue, one per candidate; empty: none
     saves_training: bool = False  # return the training after it, weights included
     tests: bool = False  # measure the test score too
+    returns_weights: bool = False  # of full trainings
+    split: str = ""  # no training: the outputs of models with `weights` on a split; empty: evaluations
+    weights: tuple[bytes | None, ...] = ()  # safetensors, one per candidate
 
     def __post_init__(self) -> None:
         assert len(self.seeds) == len(self.candidates) > 0
@@ -41,10 +46,11 @@ class Job:
 
     def parts(self) -> list[Job]:
         """Return one job per candidate."""
-        trainings = self.trainings or (None,) * len(self.candidates)
+        none = (None,) * len(self.candidates)
+        rows = zip(self.candidates, self.seeds, self.trainings or none, self.weights or none, strict=True)
         return [
-            replace(self, candidates=(candidate,), seeds=(seed,), trainings=(training,))
-            for candidate, seed, training in zip(self.candidates, self.seeds, trainings, strict=True)
+            replace(self, candidates=(candidate,), seeds=(seed,), trainings=(training,), weights=(weights,))
+            for candidate, seed, training, weights in rows
         ]
 
 
@@ -61,6 +67,8 @@ class Outcome:
     training: bytes | None = None  # the saved training, if the job saves it
     test: float | None = None  # test score, if the job tests
     test_error: str | None = None
+    weights: bytes | None = field(default=None, repr=False)  # safetensors, if the job returns them
+    outputs: np.ndarray | None = field(default=None, repr=False, compare=False)  # on the split of the job
 
 
 # Entry of a row's metrics with the test score, where the request measures it.
@@ -79,6 +87,8 @@ class Request:
     parent: int | None = None  # fidelity of `training`
     saves_training: bool = False
     tests: bool = False
+    split: str = ""  # outputs with `weights` in place of an evaluation, see `Job`
+    weights: bytes | None = field(default=None, repr=False)
 
     @property
     def identity(self) -> Identity:
@@ -208,6 +218,8 @@ class JobQueue:
             trainings=tuple(request.training for request in requests),
             saves_training=any(request.saves_training for request in requests),
             tests=first.tests,
+            split=first.split,
+            weights=tuple(request.weights for request in requests),
         )
         deadline = self._deadline
         if deadline is not None and (self._trains_together or self._trains_seeds):
@@ -233,12 +245,16 @@ class JobQueue:
     def _may_share(self, first: Ticket, second: Ticket) -> bool:
         one, other = first.request, second.request
         # Further seeds of one graph save no training, and may be trained with the first.
-        own = {name: getattr(other, name) for name in ("candidate", "repeat", "saves_training", "training")}
+        own = {name: getattr(other, name) for name in _OWN}
         return not second.is_alone and replace(one, **own) == other
 
     def _are_seeds(self, first: Ticket, second: Ticket) -> bool:
         is_saved = first.request.saves_training, second.request.saves_training  # repeated alone for its weights
         return _key(first) == _key(second) and is_saved == (False, False) and self._may_share(first, second)
+
+
+# Fields in which requests of one job may differ.
+_OWN = ("candidate", "repeat", "saves_training", "training", "weights")
 
 
 def _key(ticket: Ticket) -> str:

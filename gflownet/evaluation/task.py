@@ -207,6 +207,19 @@ class GFNTask(Configurable, ABC):
         """
         raise NotImplementedError(f"{type(self).__name__}: expected train_many with max_fidelity={self.max_fidelity}")
 
+    @property
+    def gives_outputs(self) -> bool:
+        """Whether `full_trainings` and `outputs` are defined, which a set of networks needs (final.set)."""
+        return False
+
+    def full_trainings(self, graphs: Sequence[Any], *, seeds: Sequence[int]) -> Iterable[CandidateTraining | Exception]:
+        """Yield for each graph, in order, the training that `evaluate_many` scores, or the exception that ended it."""
+        raise NotImplementedError
+
+    def outputs(self, graph: Any, weights: Mapping[str, Tensor], *, split: str) -> Tensor:
+        """Return the outputs [N, ...] of a trained model on the validation or test examples, in order."""
+        raise NotImplementedError
+
     def test(self, graph: Any, *, seed: int) -> float | None:
         """Return the test score of a graph for the final report, None for a task without test data."""
         return None

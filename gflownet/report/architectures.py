@@ -10,9 +10,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-
 from gflownet.errors import counted
+from gflownet.evaluation.execution import saved_weights
 from gflownet.evaluation.final import Sizes, TopArchitecture
 from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
@@ -23,6 +22,7 @@ from gflownet.metrics.statistics import Interval, simultaneous_intervals
 
 TOP_NAME = "top_architectures.json"
 PICTURES_NAME = "architectures"
+SET_NAME = "set.json"
 
 
 def write_top_architectures(
@@ -150,8 +150,7 @@ def _write_weights(
     """Write the weights as safetensors and return the entry with their file; empty without weights on disk."""
     if architecture.weights is None:
         return {}
-    # Copied, because safetensors refuses tensors that share memory, such as tied weights.
-    content = save({key: value.detach().clone().contiguous() for key, value in architecture.weights.items()})
+    content = saved_weights(architecture.weights)
     write(folder / name, content)
     return {"weights": {"file": name, "sha256": sha256(content).hexdigest()}} if (folder / name).exists() else {}
 

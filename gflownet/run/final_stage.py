@@ -31,6 +31,7 @@ from gflownet.evaluation.store import EvaluationRecord
 from gflownet.graphs.canonical import Candidate
 from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.records.status import Phase
+from gflownet.run.final_set import with_set
 from gflownet.run.parts import RANDOM_STREAM, Parts
 from gflownet.run.run import Run
 from gflownet.run.stage import Stage
@@ -75,7 +76,7 @@ def final_stage(parts: Parts, evaluator: Dispatcher, run: Run) -> FinalStage | N
 
     def build_dispatcher(store: Store) -> Dispatcher:
         dispatcher = parts.build_evaluator(store, evaluator.executor, stopped=lambda: run.is_stopped)
-        dispatcher.on_result = evaluator.on_result
+        dispatcher.on_result, dispatcher.weights = evaluator.on_result, evaluator.weights
         return dispatcher
 
     trainings = FinalTrainings(
@@ -114,7 +115,8 @@ def final_stage(parts: Parts, evaluator: Dispatcher, run: Run) -> FinalStage | N
         num_planned=plan.num_compared,
     )
     num = parts.progress.num_distinct + sum(len(each.scores) for each in stage.top)
-    return replace(stage, num_trainings=num, sizes=sizes, even_share=even_share)
+    stage = replace(stage, num_trainings=num, sizes=sizes, even_share=even_share)
+    return with_set(parts, evaluator, run, stage)
 
 
 def final_metrics(rows: Sequence[EvaluationRecord]) -> dict[str, float]:

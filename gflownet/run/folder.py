@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 from gflownet.config import CONFIG_NAME, Config, config_of, to_mapping, to_yaml
 from gflownet.errors import LostFolderError, UserError
+from gflownet.evaluation.sets import WEIGHTS_NAME
 from gflownet.evaluation.store_database import STORE_NAME, damage_of
 from gflownet.files import temporary_of, write_whole
 from gflownet.options import leaves
@@ -25,7 +26,7 @@ from gflownet.records.marker import (
     write_marker,
 )
 from gflownet.records.status import STATUS_NAME
-from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
+from gflownet.report.architectures import PICTURES_NAME, SET_NAME, TOP_NAME
 from gflownet.report.closing import FRONT_NAME
 from gflownet.report.references import RANDOM_NAME, REFERENCES_NAME
 from gflownet.run.checkpoint import Checkpoint, CheckpointFolder, RunLock
@@ -45,9 +46,9 @@ MODEL_NAME = "model"
 _SQLITE_ENDS = ("", "-wal", "-shm", "-journal")
 _NAMES = (
     *(CONFIG_NAME, METRICS_NAME, STATUS_NAME, QUARANTINE_NAME),
-    *(TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, CERTIFICATE_NAME, PAGE_NAME),
+    *(TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, SET_NAME, CERTIFICATE_NAME, PAGE_NAME),
     *(f"{name}{end}" for name in (STORE_NAME, CERTIFICATE_STORE_NAME) for end in _SQLITE_ENDS),
-    *(CHECKPOINTS_NAME, PICTURES_NAME, WANDB_NAME, TENSORBOARD_NAME, SKIPPED_NAME),
+    *(CHECKPOINTS_NAME, PICTURES_NAME, WEIGHTS_NAME, WANDB_NAME, TENSORBOARD_NAME, SKIPPED_NAME),
     *(SAMPLES_NAME, MODEL_NAME),  # of gflownet language
 )
 _log = logging.getLogger(__name__)

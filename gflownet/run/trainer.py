@@ -41,6 +41,7 @@ from gflownet.records.status import Phase, read_status
 from gflownet.run.closing_stages import CertificateStage, ReportStage
 from gflownet.run.extensions import automatic_method, load_extensions, validate
 from gflownet.run.failures import Quarantine, evaluation_line
+from gflownet.run.final_set import kept_weights
 from gflownet.run.final_stage import FinalTrainingsStage
 from gflownet.run.folder import RunFolder, policy_weights
 from gflownet.run.parts import AUXILIARY_STREAM, MEMORY_STREAM, POLICY_STREAM, SEARCH_STREAM, TRAJECTORY_STREAM
@@ -448,6 +449,7 @@ class GFNTrainer:
         evaluator = self.build_evaluator(
             run.store, executor, stopped=lambda: run.is_stopped, num_evaluated=num_evaluated
         )
+        evaluator.weights = kept_weights(self, run)
         return run.open(closing(evaluator))
 
     def _open_store(self, run: Run) -> EvaluationStore:

@@ -16,6 +16,7 @@ from .loading import load as load
 from .loading import load_graph as load_graph
 from .model import TranslatedModel as TranslatedModel
 from .model import to_pytorch_model as to_pytorch_model
+from .model_set import ModelSet as ModelSet
 from .source import to_source as to_source
 from .stacked import StackedModel as StackedModel
 from .stacked import can_stack as can_stack

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from gflownet.translation.model import StepModule, TranslatedModel
+from gflownet.translation.model_set import ModelSet
 
 ONNX_PACKAGES = ("onnx", "onnxscript")
 
@@ -31,8 +32,10 @@ def export_program(model: TranslatedModel, *, batch_size: int = 2) -> ExportedPr
         return torch.export.export(module, example, dynamic_shapes=_free_batch(module, example))
 
 
-def to_onnx(model: TranslatedModel, path: str | Path, *, batch_size: int = 2) -> None:
+def to_onnx(model: TranslatedModel | ModelSet, path: str | Path, *, batch_size: int = 2) -> None:
     """Write the model in eval mode as an ONNX file with a free batch dimension; inputs and outputs as export_program.
+
+    A set of networks is one file, without state.
 
     The inputs are called x, then output3, hidden5, ... for the state; the outputs y, then next_output3, ... The inputs
     of an operation graph with several are called x0, x1, ... by node id, and its outputs that are not vectors y5, ...
@@ -77,7 +80,7 @@ def _onnx_stable_sort() -> Callable[..., Any]:
 
 
 @contextmanager
-def _evaluating(model: TranslatedModel) -> Iterator[None]:
+def _evaluating(model: nn.Module) -> Iterator[None]:
     """Switch the model to eval mode in the block."""
     was_training = model.training
     model.eval()
@@ -87,7 +90,7 @@ def _evaluating(model: TranslatedModel) -> Iterator[None]:
         model.train(was_training)
 
 
-def _traceable(model: TranslatedModel, batch_size: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def _traceable(model: TranslatedModel | ModelSet, batch_size: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     if batch_size < 2:
         raise ValueError(f"batch_size: expected >= 2 (tracing treats 1 as a constant), got {batch_size}")
     return model.pure_module().eval(), model.pure_arguments(batch_size)

@@ -21,9 +21,10 @@ from gflownet.operations.values import shown
 from gflownet.plugins import load_function
 from gflownet.records.trust import checked_names, trusting
 from gflownet.translation.model import to_pytorch_model
+from gflownet.translation.model_set import ModelSet
 from gflownet.translation.table_columns import TableColumns
 
-_TOP_NAME = "top_architectures.json"
+_TOP_NAME, _SET_NAME = "top_architectures.json", "set.json"
 _UNTRAINED = "weights=False returns the architecture with new weights"
 
 
@@ -35,6 +36,7 @@ def load(
     config: Mapping[str, Any] | None = None,
     build: Callable[[dict[str, Any]], nn.Module] | None = None,
     trust: bool = False,
+    set: bool = False,
 ) -> Any:
     """Return the model of a rank in a run's top_architectures.json, trained and in evaluation mode.
 
@@ -49,12 +51,19 @@ def load(
         config: translation settings, of a graph only.
         build: returns the module of choices, a dict; None: the function `module.build` of the entry is imported.
         trust: import the classes and the function that an entry of another user's run names.
+        set: return a `ModelSet`, the set of networks in the run's set.json, in place of one of a rank.
 
     Raises:
         ValueError: an invalid file, a missing rank, names of another user's run, missing, damaged or other weights, a
             function that cannot be imported, or `config` or `build` of an entry that has none.
     """
-    path = _file(path)
+    path = _file(path, _SET_NAME if set else _TOP_NAME)
+    if set:
+        content = _content(path)
+        members = [load(path, k, weights=weights, build=build, trust=trust) for k in range(len(content["members"]))]
+        return ModelSet(
+            members, [each["weight"] for each in content["members"]], has_classes=content["has_classes"]
+        ).eval()
     entry = _entry(path, rank)
     named = {key: entry[key] for key in entry if key != "module" or build is None}
     with trusting(trust), checked_names(path, named, folder=path.parent):
@@ -128,9 +137,9 @@ def _builder(
     raise ValueError(f'{path}: module: expected {{"build": "module:function"}}, got {shown(module)}')
 
 
-def _file(path: str | Path) -> Path:
-    """Return the path of top_architectures.json for itself or its run folder."""
-    return Path(path) / _TOP_NAME if Path(path).is_dir() else Path(path)
+def _file(path: str | Path, name: str = _TOP_NAME) -> Path:
+    """Return the path of top_architectures.json, or of another file, for itself or its run folder."""
+    return Path(path) / name if Path(path).is_dir() else Path(path)
 
 
 def load_graph(path: str | Path, rank: int = 0, *, trust: bool = False) -> ComputationGraph:
@@ -145,13 +154,21 @@ def load_graph(path: str | Path, rank: int = 0, *, trust: bool = False) -> Compu
         return _graph(entry)
 
 
-def _entry(path: Path, rank: int) -> dict[str, Any]:
+def _content(path: Path) -> Any:
     try:
-        entries = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"{path}: expected a run's {_TOP_NAME}, got none ({error.strerror})") from None
+        raise ValueError(f"{path}: expected the file of a run, got none ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected JSON, got {type(error).__name__}: {error}") from None
+    if path.name == _SET_NAME and not (isinstance(content, dict) and "members" in content and is_intact(content)):
+        raise ValueError(f"{path}: expected the set of networks of a run, got something else")
+    return content
+
+
+def _entry(path: Path, rank: int) -> dict[str, Any]:
+    content = _content(path)
+    entries = content["members"] if isinstance(content, dict) and "members" in content else content
     if not isinstance(entries, list) or not all(isinstance(entry, dict) and "graph" in entry for entry in entries):
         raise ValueError(f"{path}: expected a JSON list of objects with a graph, as written by a run")
     ranks = [entry.get("rank", position) for position, entry in enumerate(entries)]

@@ -1,0 +1,136 @@
+"""Sets of trained networks: kept weights, greedy selection on validation data, figures of averaged predictions.
+
+M: trainings, N: examples, C: classes, O: numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from torch import Tensor
+
+from gflownet.evaluation.job import EvaluationStatus
+from gflownet.evaluation.racing import RANDOM_REPEAT
+from gflownet.evaluation.store_rows import EvaluationRecord
+
+WEIGHTS_NAME = "weights"  # folder of a run
+NUM_BINS = 15  # of the calibration error (Guo et al. 2017)
+_SMALLEST = 1e-12  # probability in a log loss
+
+
+class WeightFolder:
+    """Weights of full trainings as safetensors: of the best candidates, of the best random ones, of all on new seeds.
+
+    The rows of the run say which files are its own: others are never removed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        num_best: int,
+        *,
+        write: Callable[[Path, bytes], None],
+        accepts: Callable[[EvaluationRecord], bool] = lambda record: True,
+        records: Iterable[EvaluationRecord] = (),
+    ) -> None:
+        """Take up the files of earlier processes.
+
+        Args:
+            folder: of the files.
+            num_best: candidates of the search, and random ones, that are kept.
+            write: writes a file, whole or not at all.
+            accepts: whether a candidate is within the limits.
+            records: rows of the run.
+        """
+        self._folder, self._num_best, self._write, self._accepts = folder, num_best, write, accepts
+        self._best: dict[int, dict[Path, float]] = {0: {}, RANDOM_REPEAT: {}}  # scores by seed
+        for record in records:
+            if self.path(record).exists():
+                self._enter(record)
+
+    def path(self, record: EvaluationRecord) -> Path:
+        """Return the file of a training."""
+        name = f"{sha256(record.key.encode()).hexdigest()[:16]}-{record.seed}-{record.fidelity}"
+        return self._folder / f"{name}.safetensors"
+
+    def add(self, record: EvaluationRecord, weights: bytes) -> None:
+        """Write the weights of a training if they are to be kept, and remove those of the worst of too many."""
+        is_candidate = record.seed in self._best
+        if record.status is not EvaluationStatus.OK or (is_candidate and not self._is_kept(record)):
+            return
+        self._write(self.path(record), weights)
+        self._enter(record)
+
+    def _is_kept(self, record: EvaluationRecord) -> bool:
+        best = self._best[record.seed]
+        is_among = len(best) < self._num_best or (record.score, self.path(record)) > _worst(best)
+        return self._accepts(record) and self._num_best > 0 and is_among
+
+    def _enter(self, record: EvaluationRecord) -> None:
+        best = self._best.get(record.seed, {})
+        best[self.path(record)] = record.score
+        if len(best) > self._num_best and record.seed in self._best:
+            _, path = _worst(best)
+            del best[path]
+            path.unlink(missing_ok=True)
+
+
+def _worst(scores: Mapping[Path, float]) -> tuple[float, Path]:
+    return min((score, path) for path, score in scores.items())
+
+
+def predicted(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return what a set averages: probabilities [N, C] of logits, or the numbers [N, O] themselves, in float64."""
+    return outputs.double() if targets.is_floating_point() else outputs.double().softmax(-1)
+
+
+def loss_of(predictions: Tensor, targets: Tensor) -> float:
+    """Return the log loss of probabilities [N, C], or the mean squared error of numbers [N, O]."""
+    if targets.is_floating_point():
+        return float((predictions - targets).square().mean())
+    chosen = predictions.gather(1, targets.unsqueeze(1))
+    return -float(chosen.clamp(min=_SMALLEST).log().mean())
+
+
+def greedy(
+    predictions: Sequence[Tensor], targets: Tensor, sizes: Sequence[int], *, size: int, max_parameters: float
+) -> list[int]:
+    """Return the places of a set, with repetitions, in the order of their choice; fewer if none is small enough.
+
+    Each is the training with which the mean of the predictions has the smallest loss (Caruana et al. 2004); of equal
+    ones the first. Different trainings have at most `max_parameters` together.
+    """
+    chosen: list[int] = []
+    total: Tensor | float = 0.0
+    for number in range(1, size + 1):
+        room = max_parameters - sum(sizes[place] for place in {*chosen})
+        allowed = [place for place, each in enumerate(sizes) if place in chosen or each <= room]
+        if not allowed:
+            break
+        losses = {place: loss_of((total + predictions[place]) / number, targets) for place in allowed}
+        chosen.append(min(allowed, key=lambda place: (losses[place], place)))
+        total = total + predictions[chosen[-1]]
+    return chosen
+
+
+def calibration(probabilities: Tensor, targets: Tensor) -> list[tuple[float, float, float]]:
+    """Return mean confidence, accuracy and share of the examples of each bin of the confidence that has examples.
+
+    The confidence is the largest probability; `NUM_BINS` bins of equal width, (k / 15, (k + 1) / 15].
+    """
+    confidence, label = probabilities.max(-1)
+    is_correct, places = (label == targets).double(), (confidence * NUM_BINS).ceil().clamp(1, NUM_BINS)
+    bins = [places == place for place in places.unique()]
+    return [(float(confidence[b].mean()), float(is_correct[b].mean()), float(b.double().mean())) for b in bins]
+
+
+def figures_of(predictions: Tensor, targets: Tensor) -> dict[str, float]:
+    """Return accuracy, log loss and expected calibration error, or R^2 and mean squared error."""
+    loss = loss_of(predictions, targets)
+    if targets.is_floating_point():
+        return {"r2": 1 - loss / float((targets - targets.mean(0)).square().mean()), "mse": loss}
+    error = sum(share * abs(right - sure) for sure, right, share in calibration(predictions, targets))
+    accuracy = float((predictions.argmax(-1) == targets).double().mean())
+    return {"accuracy": accuracy, "log_loss": loss, "calibration_error": error}

@@ -1,0 +1,74 @@
+"""A set of networks as one module: the mean of their predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gflownet.errors import UserError
+from gflownet.translation.model import TranslatedModel
+from gflownet.translation.table_columns import TableColumns
+
+
+class ModelSet(nn.Module):
+    """Weighted mean of the predictions of networks: log of the mean probabilities [B, C], or mean numbers [B, O]."""
+
+    weights: Tensor  # [M], their sum is 1
+
+    def __init__(self, members: Sequence[nn.Module], weights: Sequence[float], *, has_classes: bool) -> None:
+        """Take the networks; `has_classes`: their outputs are logits."""
+        super().__init__()
+        self.members, self.has_classes = nn.ModuleList(members), has_classes
+        self.register_buffer("weights", torch.tensor(weights))
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the outputs of independent examples."""
+        outputs = torch.stack([_first(each)(*inputs) for each in self.members])  # [M, B, ...]
+        weights = self.weights.to(outputs)[:, None, None]
+        if self.has_classes:
+            return (outputs.log_softmax(-1) + weights.log()).logsumexp(0)
+        return (weights * outputs).sum(0)
+
+    @property
+    def columns(self) -> TableColumns | None:
+        """The columns of a table, None for other data."""
+        return getattr(self.members[0], "columns", None)
+
+    def predict(self, rows: Any) -> np.ndarray:
+        """Return the classes or numbers [B] of raw rows of a table, see `TranslatedModel.predict`."""
+        return TranslatedModel.predict(self, rows)
+
+    first_step = forward
+
+    def pure_module(self) -> nn.Module:
+        """Return this module. Raises UserError for networks with state, or of a function of the user."""
+        for each in self.members:
+            if not isinstance(each, TranslatedModel) or each.plan.slots:
+                raise UserError(
+                    f"to_onnx: expected a set of translated networks without state, got {type(each).__name__}"
+                )
+        return self
+
+    def pure_arguments(self, batch_size: int) -> tuple[Tensor, ...]:
+        """Return the arguments of forward as zeros, for a batch."""
+        return self._translated.pure_arguments(batch_size)
+
+    def pure_names(self) -> tuple[list[str], list[str]]:
+        """Return the names of the inputs and of the output."""
+        return self._translated.pure_names()
+
+    @property
+    def _translated(self) -> TranslatedModel:
+        self.pure_module()
+        (first, *_) = self.members
+        assert isinstance(first, TranslatedModel)
+        return first
+
+
+def _first(member: nn.Module) -> Any:
+    """Return the function of a network for independent examples."""
+    return member.first_step if isinstance(member, TranslatedModel) and member.plan.slots else member
