@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gflownet.errors import UserError
 from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.run.folder import CERTIFICATE_STORE_NAME
-from gflownet.run.sampling import sample
+from gflownet.run.sampling import restore, sample
 from gflownet.train import main
 from tests.search.searches import PLACES
 from tests.small_run import break_losses
@@ -23,7 +22,6 @@ SURROGATE = (
     "search.batch_size=4",
     "search.num_initial=8",
     "budget.evaluations=20",
-    "num_training_steps=3",
 )
 
 
@@ -39,9 +37,9 @@ def finished(tmp_path_factory) -> Path:
     return folder
 
 
-def test_certificate_of_completed_reward_costs_no_evaluation(finished):
+def test_certificate_of_predicted_reward_costs_no_evaluation(finished):
     certificate = json.loads((finished / "certificate.json").read_text())
-    assert (certificate["num_rewards"], certificate["num_predicted"], certificate["num_evaluated"]) == (81, 61, 0)
+    assert (certificate["num_rewards"], certificate["num_predicted"], certificate["num_evaluated"]) == (81, 81, 0)
     for name, num in ((STORE_NAME, 20), (CERTIFICATE_STORE_NAME, 0)):
         with closing(sqlite3.connect(finished / name)) as database:
             assert database.execute("SELECT count(*) FROM evaluations").fetchone() == (num,)
@@ -74,14 +72,16 @@ def test_policy_steps_without_finite_loss_are_skipped_until_too_many_rounds(tmp_
 
 def test_rounds_and_training_steps_are_numbered_together(finished):
     rows = metric_rows(finished)
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [row["step"] for row in rows] == [*range(1, 12)]
     assert "surrogate_coverage" in rows[4]
-    assert "log_Z" in rows[5]
+    assert ["likelihood_loss" in row for row in rows[5:10]] == [True, True, False, False, False]
+    assert {"loss", "log_Z", "predicted_score_mean", "sampler_rank_correlation"} <= rows[7].keys()
+    assert (rows[4]["num_distinct"], rows[10]["num_distinct"]) == (18, 20)
 
 
 def test_validation_spends_no_budget_of_a_search(tmp_path):
     options = ("search.method=random", "search.options.without_repeats=true", "budget.evaluations=8")
-    assert run(tmp_path / "run", *options, "validate_every=1") == 0
+    assert run(tmp_path / "run", *options, "validate_every=1", "search.train_sampler=false") == 0
     assert metric_rows(tmp_path / "run")[-1]["num_distinct"] == 8
 
 
@@ -89,21 +89,39 @@ def test_policy_of_a_search_is_sampled(finished):
     assert {graph.names for graph in sample(finished, 3)} == {("a", "b", "c", "d")}
 
 
+def test_samples_are_new_and_the_best_by_prediction(finished):
+    with closing(sqlite3.connect(finished / STORE_NAME)) as database:
+        known = {graph_hash for (graph_hash,) in database.execute("SELECT hash FROM evaluations")}
+    restored = restore(finished)
+    (best,), (raw,) = (list(restored.batches(num, seed=1, varied=num > 8)) for num in (8, 256))
+    hashes, varied = ([graph.canonical_hash() for graph in restored.graphs(batch)] for batch in (best, raw))
+    assert set(varied) & known, "else nothing would be left out"
+    predicted = dict(zip(varied, restored.predict(raw.terminal).tolist(), strict=True))
+    new = sorted((score for graph_hash, score in predicted.items() if graph_hash not in known), reverse=True)
+    assert [predicted[graph_hash] for graph_hash in hashes] == new[:8]
+
+
 def test_closing_line_of_a_search(tmp_path, capsys):
-    options = ("task=tests.search.searches:ScoresAlike", "search.patience=5", "num_training_steps=1")
+    options = ("task=tests.search.searches:ScoresAlike", "search.patience=5")
     assert run(tmp_path / "run", "search.method=surrogate", *options) == 0
     text = capsys.readouterr().out
     line = next(line for line in text.splitlines() if line.startswith("search.method=surrogate: "))
     assert "no better score in 5 evaluations" in line
-    assert line.endswith("whether the policy has converged is not measured (certify=true)")
+    sampler = next(line for line in text.splitlines() if line.startswith("sampler: "))
+    assert re.fullmatch(
+        r"sampler: 2 new samples: 0\.500 \(random predicted 0\.500\), \d+ of 64 distinct, \S+ evaluated before; "
+        r"log p against log R \S+; flow consistency \S+: (not )?converged",
+        sampler,
+    )
+    assert json.loads((tmp_path / "run" / "sampler.json").read_text()) == {"words": sampler}
 
 
 def test_sampler_of_continued_search_is_trained_again(tmp_path, capsys):
-    options = ("search.method=surrogate", "num_training_steps=1", "search.num_initial=4", "search.batch_size=2")
-    for budget, resume, num_steps in ((6, "false", 1), (6, "true", 1), (8, "true", 2)):
+    options = ("search.method=surrogate", "search.num_initial=4", "search.batch_size=2")
+    for budget, resume, num_steps in ((6, "false", 3), (6, "true", 3), (8, "true", 6)):
         assert run(tmp_path / "run", *options, f"budget.evaluations={budget}", f"resume={resume}") == 0
         assert sum("log_Z" in row for row in metric_rows(tmp_path / "run")) == num_steps
-    assert capsys.readouterr().out.count("the policy is trained on measured and predicted scores") == 2
+    assert capsys.readouterr().out.count("the sampler is trained on predictions") == 2
 
 
 def test_closing_line_without_policy(tmp_path, capsys, monkeypatch):
@@ -114,12 +132,24 @@ def test_closing_line_without_policy(tmp_path, capsys, monkeypatch):
     assert shown.err.startswith("error: no evaluation was finished")
 
 
-def test_method_without_policy_is_not_certified_and_not_sampled(tmp_path, capsys):
-    assert run(tmp_path / "run", "search.method=random", "certify=true", "budget.evaluations=4") == 0
+def test_every_method_ends_with_a_sampler(tmp_path, capsys):
+    for method in ("random", "evolution", "local_search", "tpe"):
+        folder = tmp_path / method
+        assert run(folder, f"search.method={method}", "budget.evaluations=6") == 0
+        assert "sampler: no sample was evaluated" in capsys.readouterr().out
+        assert len(sample(folder, 3)) == 3
+
+
+def test_run_without_sampler_is_not_certified_and_trains_it_on_first_use(tmp_path, capsys):
+    folder = tmp_path / "run"
+    options = ("search.train_sampler=false", "certify=true", "budget.evaluations=4")
+    assert run(folder, "search.method=random", *options) == 0
     assert "certificate: none, search.method=random has trained no policy" in capsys.readouterr().out
-    assert not (tmp_path / "run" / "certificate.json").exists()
-    with pytest.raises(UserError, match=r"search\.method=random has trained none"):
-        sample(tmp_path / "run", 3)
+    assert not (folder / "certificate.json").exists()
+    first = sample(folder, 3)
+    assert capsys.readouterr().err == f"{folder}: the sampler is trained on predictions from 4 evaluations\n"
+    assert sample(folder, 3) == first
+    assert capsys.readouterr().err == "", "it is kept"
 
 
 def test_fallback_prints_one_line(tmp_path, capsys):

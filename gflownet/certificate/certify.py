@@ -15,6 +15,7 @@ from gflownet.certificate.estimates import (
     certify_by_estimates,
     certify_exactly,
     log_ratio,
+    rolled_back,
     terminating_log_prob,
     with_learned_backward,
 )
@@ -31,7 +32,7 @@ from gflownet.certificate.optimum import SymmetryTermError, exact_optimum, wrong
 from gflownet.certificate.result import Certified, RunCertificate
 from gflownet.certificate.rules import check_rules
 from gflownet.certificate.subject import BACKWARD, FORWARD, INTERVALS, RULES, WALKS, Subject, repeated
-from gflownet.data.sampler import sample_backward, sample_forward, uniform_states
+from gflownet.data.sampler import sample_forward, uniform_states
 from gflownet.errors import counted
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.store import EvaluationStatus, Identity
@@ -161,15 +162,8 @@ class Sampling:
 
     def _rollouts(self, conditioning: Conditioning, generator: torch.Generator) -> TrajectoryBatch:
         """Return NUM_ROLLOUTS trajectories into each terminal state, sampled through the policy's P_B or uniformly."""
-        subject, num = self._subject, len(self.terminal)
-        rollouts = sample_backward(
-            subject.context,
-            self.terminal[torch.arange(num).repeat_interleave(NUM_ROLLOUTS)],
-            conditioning=repeated(conditioning, num * NUM_ROLLOUTS),
-            generator=generator,
-            policy=subject.policy if subject.context.backward_types else None,
-        )
-        return self._with_own_backward(rollouts)
+        subject, each = self._subject, repeated(conditioning, len(self.terminal))
+        return rolled_back(subject.context, subject.policy, self.terminal, each, num=NUM_ROLLOUTS, generator=generator)
 
     def _with_own_backward(self, trajectories: TrajectoryBatch) -> TrajectoryBatch:
         """Return the trajectories with log P_B of the policy, if it has a learned backward policy."""
@@ -217,7 +211,7 @@ def certify(
     else:
         report_stage(f"certificate: exact, from all {len(graph)} states, {len(graph.terminal)} of them terminal")
         method = Enumeration(subject, graph)
-    measured = _completed(subject, method, report_stage) or _measured(
+    measured = _predicted(subject, method, report_stage) or _measured(
         subject, method, report_stage, stopped, report_progress
     )
     if measured is None:
@@ -246,20 +240,15 @@ Progress = Callable[[str, int, int], None]
 _Rewards = tuple[Tensor, dict[str, int]]
 
 
-def _completed(
+def _predicted(
     subject: Subject, method: Enumeration | Sampling, report_stage: Callable[[str], None]
 ) -> _Rewards | None:
-    """Return measured and predicted scores, without new evaluations; None where the target is the measured reward."""
-    if subject.complete is None:
+    """Return predicted scores, without new evaluations; None where the target is the measured reward."""
+    if subject.predict is None:
         return None
-    scores, is_measured = subject.complete(method.terminal)
-    num_measured = int(is_measured.sum())
-    num_predicted = len(scores) - num_measured
-    report_stage(
-        f"certificate: the target is the completed reward, {num_measured} measured and "
-        f"{counted(num_predicted, 'predicted score')}"
-    )
-    return scores.float(), {"num_predicted": num_predicted}
+    scores = subject.predict(method.terminal)
+    report_stage(f"certificate: the target is the reward of {counted(len(scores), 'predicted score')}")
+    return scores.float(), {"num_predicted": len(scores)}
 
 
 def _measured(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -24,9 +25,12 @@ from gflownet.certificate.exact import (
     total_variation,
 )
 from gflownet.certificate.result import EstimatedCertificate, ExactCertificate, SymmetryClass
+from gflownet.data.sampler import sample_backward
+from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.answer import AnswersBothWays, ask, ask_both
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import PolicyFunction
+from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.metrics.statistics import Interval, bootstrap, pearson, spearman
 
@@ -64,6 +68,24 @@ def with_learned_backward(
         log_backward[step] = output.backward_log_prob(part.backward[step], states=successor).to(log_backward)
         parts.append(replace(part, log_backward=log_backward))
     return TrajectoryBatch.cat(parts)
+
+
+def rolled_back(
+    context: GraphBuildingEnvContext,
+    policy: PolicyFunction,
+    states: GraphStates,
+    conditioning: Conditioning,
+    *,
+    num: int,
+    generator: torch.Generator,
+) -> TrajectoryBatch:
+    """Return `num` trajectories into each terminal state [X] under its conditioning, with log P_B of the policy."""
+    index = torch.arange(len(states)).repeat_interleave(num)
+    learned = cast(AnswersBothWays, policy) if context.backward_types else None
+    batch = sample_backward(
+        context, states[index], conditioning=conditioning[index], generator=generator, policy=learned
+    )
+    return batch if learned is None else with_learned_backward(context, learned, batch)
 
 
 def terminating_log_prob(log_ratios: Tensor, log_symmetry: Tensor) -> Tensor:

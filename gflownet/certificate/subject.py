@@ -62,8 +62,9 @@ class Subject:
     store: CertificateStore  # of the evaluator
     step: int
     seed: int
-    # Completed scores of terminal states [B] and which are measured; None: all are, by the evaluator
-    complete: Callable[[GraphStates], tuple[Tensor, Tensor]] | None = None
+    # Predicted scores of terminal states [B] or [B, K]; None: measured ones, by the evaluator.
+    predict: Callable[[GraphStates], Tensor] | None = None
+    scale: Callable[[Tensor, Conditioning], Tensor] | None = None  # scores to log-rewards; None: that of the task
 
     def generator(self, *stream: int) -> torch.Generator:
         """Return the random generator of a stream."""
@@ -94,7 +95,7 @@ class Subject:
 
     def log_reward(self, scores: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the log-rewards of scores [X], or of utilities [X, K], under a single conditioning, float64."""
-        return self.task.log_reward(scores, repeated(conditioning, len(scores))).double()
+        return (self.scale or self.task.log_reward)(scores, repeated(conditioning, len(scores))).double()
 
     def evaluated(
         self, candidates: Sequence[Candidate], stopped: Callable[[], bool], report_done: Callable[[int], None]

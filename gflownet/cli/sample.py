@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from gflownet.cli.sample_records import SampleRecord, TerminatingProbability
     from gflownet.run.sampling import RestoredPolicy
 
-_COLUMNS = ("hash", "score", "log R(x)", "log p(x)", "log P_F", "log P_B", "beta")
-_KEYS = ("score", "log_reward", "log_prob", "log_forward", "log_backward", "beta")
+_COLUMNS = ("hash", "score", "predicted", "log R(x)", "log p(x)", "log P_F", "log P_B", "beta")
+_KEYS = ("score", "predicted", "log_reward", "log_prob", "log_forward", "log_backward", "beta")
 _HASH_LENGTH, _WIDTH = 11, 10  # as gflownet store shows a hash
 
 
@@ -35,13 +35,17 @@ def command_line() -> CommandLine:
     """Return the parser."""
     parser = CommandLine(
         prog=program("sample"),
-        description="Sample graphs from the policy in the last checkpoint of a run, without exploration. Printed are "
-        "score and log-reward of graphs that the run has evaluated, the log-probability log p(x) of the graph, and "
-        "log P_F and log P_B of the sampled trajectory.",
+        description="Sample graphs from the policy in the last checkpoint of a run, without exploration; after a "
+        "search method the best new ones of 256 by prediction. Printed are scores of graphs that the run has "
+        "evaluated, predicted scores, log-rewards, the log-probability log p(x) of the graph, and log P_F and log "
+        "P_B of the sampled trajectory.",
     )
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="run folder")
     add("--num", type=positive_integer, default=10, metavar="N", help="number of graphs (default: 10)")
+    add("--max-parameters", type=positive_integer, metavar="N", help="cap (default: that of the environment)")
+    add("--max-multiply-adds", type=positive_integer, metavar="N", help="the same for multiply-adds per example")
+    add("--varied", action="store_true", help="samples as they come, known ones included")
     add("--json", action="store_true", help="print one JSON object per line, with the graph")
     add("--output", type=Path, metavar="FILE", help="write one JSON object per line to a new file")
     add("--seed", type=int, default=0, metavar="N", help="seed of the samples (default: 0)")
@@ -83,7 +87,7 @@ def sample(options: argparse.Namespace) -> None:
     """Sample, and write the records batch by batch."""
     check_checkpoint(options.run)
     check_device(options.device)
-    hashes, num_scored = set[str](), 0
+    hashes, num_scored, num_sampled = set[str](), 0, 0
     with _writer(options) as write, trusting(options.trust), limited(options.run):
         # Imported here: --help and errors of the command line do not wait for torch.
         from gflownet.cli.sample_records import KnownScores, sample_records
@@ -92,20 +96,27 @@ def sample(options: argparse.Namespace) -> None:
         restored = restore(options.run, greediness=options.greediness, variant=options.variant, device=options.device)
         probability = _probability(restored, options)
         batches = restored.batches(
-            options.num, seed=options.seed, beta=options.beta, preferences=options.preferences, focus=options.focus
+            options.num,
+            seed=options.seed,
+            varied=options.varied,
+            caps={"parameters": options.max_parameters, "multiply_adds": options.max_multiply_adds},
+            beta=options.beta,
+            preferences=options.preferences,
+            focus=options.focus,
         )
         with KnownScores(restored, options.run) as scores:
             for batch in batches:
                 for record in sample_records(restored, batch, scores=scores, probability=probability):
                     write(record)
                     hashes.add(record.hash)
-                    num_scored += record.log_reward is not None
+                    num_scored += record.evaluation is not None
+                    num_sampled += 1
                 sys.stdout.flush()
     if not options.json:
         where = f", written to {options.output}" if options.output else ""
         print(
             printable(
-                f"{counted(options.num, 'graph')}, {len(hashes)} distinct, {num_scored} evaluated by the run{where}"
+                f"{counted(num_sampled, 'graph')}, {len(hashes)} distinct, {num_scored} evaluated by the run{where}"
             )
         )
 
@@ -113,6 +124,8 @@ def sample(options: argparse.Namespace) -> None:
 def _probability(restored: RestoredPolicy, options: argparse.Namespace) -> TerminatingProbability | None:
     from gflownet.cli.sample_records import EstimatedProbability, ExactProbability
 
+    if options.exact and (options.max_parameters or options.max_multiply_adds):
+        raise UserError("--exact: expected no --max-parameters and no --max-multiply-adds, got one")
     if options.exact:
         return ExactProbability(restored, max_states=options.max_states)
     if not options.trajectories:

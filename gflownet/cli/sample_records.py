@@ -8,18 +8,22 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gflownet.certificate.estimates import effective_sample_size, log_ratio, terminating_log_prob, with_learned_backward
+from gflownet.certificate.estimates import (
+    effective_sample_size,
+    log_ratio,
+    rolled_back,
+    terminating_log_prob,
+    with_learned_backward,
+)
 from gflownet.certificate.exact import enumerate_states, forward_scores, policy_log_prob, terminating_distribution
-from gflownet.data.sampler import sample_backward
 from gflownet.errors import UserError
-from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
 from gflownet.evaluation.fingerprint import context_of
 from gflownet.evaluation.store import EvaluationStore, Identity
@@ -27,6 +31,7 @@ from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.run.sampling import RestoredPolicy
+from gflownet.search.sampler import conditions_of
 
 _BACKWARD_STREAM = 1  # seed of the backward trajectories: seed + 2 ** 32, so that samples do not depend on them
 
@@ -53,7 +58,8 @@ class SampleRecord:
     log_backward: float  # log P_B of this trajectory, given its last state
     log_prob: LogProb | None
     evaluation: Evaluation | None  # None: the run has not evaluated the graph
-    log_reward: float | None  # log R(x) = beta log(max(score, floor)); None without an evaluation
+    predicted: float | None  # score, or first objective, by the surrogate of a search; None without a search
+    log_reward: float | None  # log R(x) of the score, after a search of the prediction; None without either
     objectives: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -64,6 +70,7 @@ class SampleRecord:
             "hash": self.hash,
             "score": _finite(evaluation.score) if evaluation is not None and is_scored else None,
             "status": None if evaluation is None else str(evaluation.status),
+            "predicted": _finite(self.predicted),
             "log_reward": _finite(self.log_reward),
             "log_prob": None if log_prob is None else _finite(log_prob.value),
             "log_prob_method": None if log_prob is None else log_prob.method,
@@ -130,15 +137,14 @@ class EstimatedProbability(TerminatingProbability):
         keys = list(zip(codes, map(tuple, batch.conditioning.tolist()), strict=True))
         position = {key: i for i, key in enumerate(dict.fromkeys(keys))}  # U
         first = torch.tensor([keys.index(key) for key in position])
-        repeated = first.repeat_interleave(num)
-        rollouts = sample_backward(
+        rollouts = rolled_back(
             trainer.context,
-            batch.terminal[repeated],
-            conditioning=Conditioning(batch.conditioning[repeated], batch.beta[repeated]),
+            trainer.learner.sampling,
+            batch.terminal[first],
+            conditions_of(batch)[first],
+            num=num,
             generator=self._generator,
-            policy=trainer.learner.sampling if trainer.context.backward_types else None,
         )
-        rollouts = with_own_backward(self._restored, rollouts)
         ratios = log_ratio(trainer.context, self._restored.policy, rollouts).reshape(-1, num)
         log_probs = terminating_log_prob(ratios, batch.log_symmetry[first]).tolist()
         sizes = effective_sample_size(ratios).tolist()
@@ -182,28 +188,35 @@ def sample_records(
     restored: RestoredPolicy, batch: TrajectoryBatch, *, scores: KnownScores, probability: TerminatingProbability | None
 ) -> Iterator[SampleRecord]:
     """Yield the records of a batch of trajectories."""
-    graphs, task = restored.graphs(batch), restored.trainer.task
+    graphs, task, search = restored.graphs(batch), restored.trainer.task, restored.trainer.search
     ratio = log_ratio(restored.trainer.context, restored.policy, owned := with_own_backward(restored, batch))
     log_backward = torch.zeros(len(batch), dtype=torch.float64)
     log_backward.index_add_(0, batch.trajectory, owned.log_backward.double())
     log_forward = (ratio + log_backward).tolist()
     log_probs = [None] * len(batch) if probability is None else probability.log_probs(batch)
+    conditioning, predictions, log_rewards = conditions_of(batch), None, list[float | None]([None] * len(batch))
+    if restored.predict is not None and search is not None and search.scale is not None and len(batch):
+        predictions = restored.predict(batch.terminal)
+        log_rewards, betas = (
+            search.scale.log_reward(predictions, conditioning).tolist(),
+            search.scale.levels(conditioning)[1],
+        )
+        conditioning = replace(conditioning, beta=betas)
     for i, (graph, evaluation) in enumerate(zip(graphs, scores.evaluations(graphs), strict=True)):
-        conditioning = Conditioning(batch.conditioning[i : i + 1], batch.beta[i : i + 1])
-        log_reward = None
-        if evaluation is not None:
+        if evaluation is not None and predictions is None:
             measured = torch.tensor([evaluation.utilities or evaluation.score], dtype=torch.float32)
-            log_reward = float(task.log_reward(measured, conditioning))
+            log_rewards[i] = float(task.log_reward(measured, conditioning[i : i + 1]))
         yield SampleRecord(
             graph=graph.to_dict(),
             hash=graph.canonical_hash(),
-            beta=float(batch.beta[i]),
+            beta=float(conditioning.beta[i]),
             conditioning=tuple(batch.conditioning[i].tolist()),
             log_forward=log_forward[i],
             log_backward=float(log_backward[i]),
             log_prob=log_probs[i],
             evaluation=evaluation,
-            log_reward=log_reward,
+            predicted=None if predictions is None else float(predictions[i].reshape(-1)[0]),
+            log_reward=log_rewards[i],
             objectives=tuple(task.chosen_objectives),
         )
 

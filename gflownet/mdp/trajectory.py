@@ -105,11 +105,16 @@ class TrajectoryBatch:
 
     def part(self, start: int, stop: int) -> TrajectoryBatch:
         """Return trajectories `start` to `stop` - 1."""
-        steps = ((self.trajectory >= start) & (self.trajectory < stop)).nonzero().squeeze(1)
-        index = {f.name: steps if f.name in _PER_STEP else slice(start, stop) for f in fields(TrajectoryBatch)}
-        present = {name: value for name in index if (value := getattr(self, name)) is not None}
-        part = TrajectoryBatch(**{name: value[index[name]] for name, value in present.items()})
-        return replace(part, trajectory=part.trajectory - start)
+        return self.rows(torch.arange(start, min(stop, len(self))))
+
+    def rows(self, index: Tensor) -> TrajectoryBatch:
+        """Return the trajectories with these different indices, in this order."""
+        position = torch.full((len(self),), -1).index_copy(0, index, torch.arange(len(index)))
+        steps = (position[self.trajectory] >= 0).nonzero().squeeze(1)
+        selected = {f.name: steps if f.name in _PER_STEP else index for f in fields(TrajectoryBatch)}
+        present = {name: value for name in selected if (value := getattr(self, name)) is not None}
+        part = TrajectoryBatch(**{name: value[selected[name]] for name, value in present.items()})
+        return replace(part, trajectory=position[part.trajectory])
 
     def with_rewards(self, log_reward: Tensor) -> TrajectoryBatch:
         """Return the same trajectories with their log-rewards, [B]."""

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from gflownet.cli.interrupts import AbandonedError
-from gflownet.errors import UserError
+from gflownet.errors import UserError, counted
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import best_within
 from gflownet.evaluation.final import TopArchitecture
 from gflownet.evaluation.job import EvaluationStatus
+from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.records.status import Phase
 from gflownet.report.architectures import Leader, final_leaders
 from gflownet.report.closing import report_run
 from gflownet.run.failures import Quarantine, refuse_failures
 from gflownet.run.final_stage import FinalTrainingsStage, best_tested
-from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME
+from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, SAMPLER_NAME
 from gflownet.run.parts import CERTIFICATE_STREAM, Parts
+from gflownet.run.progress import mean
 from gflownet.run.run import Run
-from gflownet.run.search_stage import NUM_REPORTED, closing_line, completed_scores, leaders_of
+from gflownet.run.search_stage import NUM_REPORTED, check_samples, closing_line, leaders_of
 from gflownet.run.stage import Stage
+from gflownet.search.loop import SearchLoop
+from gflownet.search.proposals import distinct
+from gflownet.search.sampler import ScoreModel, conditions_of
+from gflownet.search.surrogate import rank_correlation
 from gflownet.workers.process import stream_seed
 
 if TYPE_CHECKING:
@@ -31,6 +40,49 @@ if TYPE_CHECKING:
 
 
 NUM_LOGGED = 100  # candidates in the tables of wandb and TensorBoard at the end
+
+
+def sampler_words(parts: Parts, search: SearchLoop, random_scores: Sequence[float]) -> str:
+    """Return scores of evaluated samples of the sampler of a search, and how p compares with R on all checked ones.
+
+    p and R are those under the condition of the first sample. Without scores of random architectures their mean is
+    predicted.
+    """
+    if search.scale is None:
+        return "no sampler was trained"
+    # Imported here: it takes a second, which runs without a sampler save.
+    from gflownet.certificate.certify import NUM_ROLLOUTS
+    from gflownet.certificate.estimates import (
+        SUBSET_SIZE,
+        disjoint_subsets,
+        flow_consistency,
+        log_ratio,
+        rolled_back,
+        terminating_log_prob,
+    )
+    from gflownet.certificate.words import CONVERGED
+
+    batch, seed = check_samples(parts), stream_seed(parts.config.seed, CERTIFICATE_STREAM)
+    states, generator = distinct(parts.env, batch.terminal), torch.Generator().manual_seed(seed)
+    num, policy = len(states), parts.learner.sampling
+    one = conditions_of(batch)[torch.zeros(num, dtype=torch.int64)]
+    rollouts = rolled_back(parts.context, policy, states, one, num=NUM_ROLLOUTS, generator=generator)
+    ratios = log_ratio(parts.context, policy, rollouts).reshape(num, NUM_ROLLOUTS)
+    log_prob = terminating_log_prob(ratios, rollouts.log_symmetry[::NUM_ROLLOUTS])
+    log_reward = search.scale.log_reward(ScoreModel(search.method.setup)(states), one)
+    subsets = disjoint_subsets(num, size=min(num, SUBSET_SIZE), generator=generator)
+    consistency = flow_consistency(log_prob, log_reward, subsets, seed=seed)
+    places = [search.history.position(code) for code in parts.env.identify(states).tolist()]
+    num_known = sum(place is not None and place < search.num_trained_on for place in places)
+    scores, random = [each.score for each in search.verified], f"predicted {search.scale.random_score:.3f}"
+    if random_scores:
+        random = f"{mean(random_scores):.3f}"
+    verified = f"{counted(len(scores), 'new sample')}: {mean(scores):.3f}" if scores else "no sample was evaluated"
+    return (
+        f"sampler: {verified} (random {random}), {num} of {len(batch)} distinct, {num_known or 'none'} evaluated "
+        f"before; log p against log R {rank_correlation(log_prob, log_reward):.2f}; flow consistency "
+        f"{consistency.value:.2f}: {'converged' if consistency.high <= CONVERGED else 'not converged'}"
+    )
 
 
 class CertificateStage(Stage):
@@ -55,7 +107,8 @@ class CertificateStage(Stage):
         parts, config = self._parts, self._parts.config
         if not config.certify or run.is_stopped:
             return None
-        if parts.search is not None and not (parts.trains_sampler and len(parts.search.history)):
+        search = parts.search
+        if search is not None and search.scale is None:
             run.logger.print(f"certificate: none, search.method={config.search.method} has trained no policy")
             return None
         # Imported here: it takes a second, which runs without a certificate save.
@@ -65,8 +118,8 @@ class CertificateStage(Stage):
         seed = stream_seed(config.seed, CERTIFICATE_STREAM)
         states = parts.replay.sample(config.certify_samples, seed=seed)
         extra_states = None if states is None else states.terminal
-        if parts.search is not None:
-            extra_states = parts.search.history.states[: config.certify_samples]
+        if search is not None:
+            extra_states = search.history.states[: config.certify_samples]
         folder = run.folder.path
         extra_store = EvaluationStore(folder / CERTIFICATE_STORE_NAME, context=parts.scoring_context)
         store = CertificateStore(self._evaluator.store, extra_store)
@@ -82,7 +135,8 @@ class CertificateStage(Stage):
                 store=store,
                 step=parts.step,
                 seed=seed,
-                complete=None if parts.search is None else completed_scores(parts.search),
+                predict=None if search is None else ScoreModel(search.method.setup),
+                scale=None if search is None or search.scale is None else search.scale.log_reward,
             )
             try:
                 with run.stop.abandonable():
@@ -129,16 +183,21 @@ class ReportStage(Stage):
             write_errors = self.write(run)
         if self._quarantine.num:
             run.logger.print(self._quarantine.line())
-        converged = None
         if certificate is not None:
-            from gflownet.certificate.words import has_converged, print_certificate
+            from gflownet.certificate.words import print_certificate
 
             print_certificate(certificate, path=run.folder.path / CERTIFICATE_NAME, console=run.logger.console)
-            converged = all(map(has_converged, certificate.parts))
-        if self._parts.search is not None:
-            run.logger.print(closing_line(self._parts, self._parts.search, has_converged=converged))
+        if (search := self._parts.search) is not None:
+            words = sampler_words(self._parts, search, self._random_scores(run))
+            run.folder.write(run.folder.path / SAMPLER_NAME, json.dumps({"words": words}))
+            run.logger.print(closing_line(self._parts, search))
+            run.logger.print(words)
         if write_errors:
             raise write_errors[0]
+
+    def _random_scores(self, run: Run) -> list[float]:
+        rows = (row for row in run.store if row.run == self._parts.run_id and row.seed == RANDOM_REPEAT)
+        return [row.score for row in rows if row.status is EvaluationStatus.OK]
 
     def write(self, run: Run) -> list[UserError]:
         """Write and print the best architectures; return the errors of files that could not be written."""

@@ -40,7 +40,7 @@ class Extensions:
     policy: Any  # a subclass of Policy; its __init__ takes (context, config.model)
     objective: type[Objective]
     method: type[SearchMethod] | None = None  # None: the training of the policy on scores
-    surrogate: type[Surrogate] | None = None  # None: the method uses none
+    surrogate: type[Surrogate] | None = None  # None without a method
 
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -199,7 +199,7 @@ def load_extensions(config: Config) -> tuple[Config, Extensions]:
     """
     classes = {point.key: point.load(name) for point, name in choices(config)}
     method = classes.get(SEARCH_METHODS.key)
-    if method is not None and method.uses_surrogate:
+    if method is not None:  # every search ends with a sampler, which learns from predictions
         classes[SURROGATES.key] = SURROGATES.load(config.search.surrogate.name)
         classes[ACQUISITIONS.key] = ACQUISITIONS.load(config.search.acquisition.name)
     unresolved = _OF_METHOD if config.search.method == AUTO else ()

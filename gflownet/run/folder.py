@@ -36,6 +36,7 @@ from gflownet.run.wandb_log import WANDB_NAME
 
 CHECKPOINTS_NAME = "checkpoints"
 CERTIFICATE_NAME = "certificate.json"
+SAMPLER_NAME = "sampler.json"  # the sampler of a search in words
 CERTIFICATE_STORE_NAME = "certificate.sqlite"
 QUARANTINE_NAME = "quarantine.jsonl"
 SKIPPED_NAME = "skipped"  # folder with the batches of skipped steps
@@ -46,7 +47,7 @@ MODEL_NAME = "model"
 _SQLITE_ENDS = ("", "-wal", "-shm", "-journal")
 _NAMES = (
     *(CONFIG_NAME, METRICS_NAME, STATUS_NAME, QUARANTINE_NAME),
-    *(TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, SET_NAME, CERTIFICATE_NAME, PAGE_NAME),
+    *(TOP_NAME, REFERENCES_NAME, RANDOM_NAME, FRONT_NAME, SET_NAME, CERTIFICATE_NAME, SAMPLER_NAME, PAGE_NAME),
     *(f"{name}{end}" for name in (STORE_NAME, CERTIFICATE_STORE_NAME) for end in _SQLITE_ENDS),
     *(CHECKPOINTS_NAME, PICTURES_NAME, WEIGHTS_NAME, WANDB_NAME, TENSORBOARD_NAME, SKIPPED_NAME),
     *(SAMPLES_NAME, MODEL_NAME),  # of gflownet language

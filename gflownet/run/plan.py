@@ -17,6 +17,8 @@ from gflownet.evaluation.task import GFNTask
 
 # Largest number of trainings of the random reference, unless final.num_random names one.
 _MAX_RANDOM = 100
+# Trainings of a run for each sample of its sampler that is trained.
+_MIN_PER_VERIFIED = 10
 # A policy that is trained for fewer steps on the scores themselves is hardly better than random.
 _MIN_STEPS = 20
 # Options of methods that begin with so many random architectures.
@@ -29,9 +31,6 @@ class MethodClass(Protocol):
     @property
     def uses_surrogate(self) -> bool: ...
 
-    @property
-    def trains_sampler(self) -> bool: ...
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -43,6 +42,7 @@ class Plan:
     num_final: int = 0  # trainings of the final stage
     num_random: int = 0  # evaluations of random architectures, for comparison
     num_random_final: int = 0  # trainings of the best of these
+    num_verified: int = 0  # evaluations of samples of the sampler, after the search
     num_steps: int = 0  # training steps of the policy
     seconds: float = 0.0  # of search and final stage, budget.seconds; 0: no limit
     final_seconds: float = 0.0  # of these for the final stage
@@ -83,6 +83,7 @@ class Plan:
     def words(self) -> str:
         """Return the numbers of the plan."""
         parts = [f"{counted(self.num_search, 'evaluation')} of the search"]
+        parts += [counted(self.num_verified, "sample") + " of the sampler"] if self.num_verified else []
         parts += [counted(self.num_final, "final training")] if self.num_final else []
         parts += [f"{counted(self.num_compared, 'training')} of random architectures"] if self.num_compared else []
         parts += [counted(self.num_steps, "policy step")] if self.num_steps else []
@@ -96,7 +97,8 @@ class Plan:
             mean_seconds: of one evaluation.
             num_evaluated: evaluations so far.
         """
-        num, each = max(self.num_search - num_evaluated, 0) + self.num_after, mean_seconds / self.num_places
+        num = max(self.num_search + self.num_verified - num_evaluated, 0) + self.num_after
+        each = mean_seconds / self.num_places
         at_most = "at most " if self.seconds else ""
         seconds = min(num * each, self.seconds + self.num_compared * each) if self.seconds else num * each
         return (
@@ -130,17 +132,22 @@ def plan_of(config: Config, task: GFNTask, method: MethodClass | None, *, reason
         num_search = config.num_training_steps * config.algo.num_from_policy
         num_final = min(max(round(num_search * final.share / (1 - final.share)), 1), most) if final.share else 0
     num_random = _num_random(final, num_search + num_final) if num_final else 0
-    num_places, steps = places(task, config.evaluation), config.num_training_steps
+    num_places, steps, num_verified = places(task, config.evaluation), config.num_training_steps, 0
     if method is None:
         steps = min(steps, math.ceil(num_search / config.algo.num_from_policy))
-    elif not (method.trains_sampler and config.search.train_sampler):
+    elif config.search.train_sampler:
+        sampler = config.search.sampler
+        steps = sampler.num_likelihood_updates + sampler.num_updates
+        num_verified = min(sampler.num_verified, (num_search + num_final) // _MIN_PER_VERIFIED)
+    else:
         steps = 0
     return Plan(
         config.search.method,
         reason,
-        num_search,
+        num_search - num_verified,
         num_final,
         *divided(num_random, final.share, most=most),
+        num_verified=num_verified,
         num_steps=steps,
         seconds=config.budget.seconds,
         final_seconds=final.share * config.budget.seconds if num_final else 0.0,

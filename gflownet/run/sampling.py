@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from gflownet.config import stored_config
 from gflownet.data.sampler import sample_forward
-from gflownet.errors import UserError
+from gflownet.errors import UserError, counted
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.records.trust import limited, trusting
-from gflownet.run.checkpoint import RunLock
+from gflownet.run.checkpoint import Checkpoint, CheckpointFolder, RunLock
 from gflownet.run.folder import last_checkpoint
+from gflownet.run.search_stage import sampler_training
 from gflownet.run.trainer import GFNTrainer
+from gflownet.search.amortised_search import PredictedOnce
+from gflownet.search.baselines import is_allowed
+from gflownet.search.loop import SearchLoop
+from gflownet.search.proposals import unknown_mask
+from gflownet.search.sampler import ScoreModel, capped_conditioning, conditions_of, log_score
 from gflownet.training.random_states import get_random_state, set_random_state
 
-_BATCH_SIZE = 256  # trajectories sampled together, to bound memory
+_BATCH_SIZE = 256  # trajectories sampled together, to bound memory; the best new ones are chosen from as many
+_MAX_BATCHES = 8  # until there are enough new ones
 
 
 def sample(
     run_folder: str | Path,
     num: int,
     *,
+    max_parameters: int | None = None,
+    max_multiply_adds: int | None = None,
+    varied: bool = False,
     beta: float | None = None,
     preferences: Sequence[float] | None = None,
     focus: Sequence[float] | None = None,
@@ -39,11 +52,15 @@ def sample(
 ) -> list[Any]:
     """Sample `num` terminal graphs from the policy in the last checkpoint of a run, without exploration.
 
-    Computation graphs carry the translation settings of the run's task.
+    After a search method these are new ones: the best by prediction of 256 samples. A run without a sampler trains it
+    first. Computation graphs carry the translation settings of the run's task.
 
     Args:
         run_folder: the run's log_dir.
-        num: number of graphs.
+        num: number of graphs; a small space may have fewer new ones.
+        max_parameters: cap of the parameters, below that of the environment; None: the environment's own.
+        max_multiply_adds: the same of the multiply-adds.
+        varied: return samples as they come, known ones included; always so where the policy was trained on scores.
         beta: inverse temperature, a value that training draws; None: drawn for each graph.
         preferences: weights of the objectives, scaled to sum to 1; None: drawn for each graph.
         focus: direction in the space of objectives, scaled to sum to 1; None: drawn for each graph.
@@ -54,13 +71,15 @@ def sample(
         trust: import and connect to what a run of another user names.
 
     Raises:
-        ValueError: there is no run or checkpoint, the run is active, or another user's and not trusted, its search
-            method has trained no policy, it has no action values, or a value is out of bounds or unused in training.
+        ValueError: there is no run or checkpoint, the run is active, or another user's and not trusted, it has
+            evaluated nothing, it has no action values, or a value is out of bounds or unused in training.
     """
     graphs: list[Any] = []
     with trusting(trust), limited(Path(run_folder)):
         restored = restore(run_folder, greediness=greediness, variant=variant, device=device)
-        for batch in restored.batches(num, seed=seed, beta=beta, preferences=preferences, focus=focus):
+        caps = {"parameters": max_parameters, "multiply_adds": max_multiply_adds}
+        conditions: dict[str, Any] = {"beta": beta, "preferences": preferences, "focus": focus}
+        for batch in restored.batches(num, seed=seed, varied=varied, caps=caps, **conditions):
             graphs += restored.graphs(batch)
     return graphs
 
@@ -72,21 +91,53 @@ class RestoredPolicy:
     trainer: GFNTrainer
     policy: PolicyFunction  # for sampling
 
-    def batches(
+    @cached_property
+    def predict(self) -> PredictedOnce | None:
+        """The predictions that the sampler of a search was trained on; None where the policy was trained on scores."""
+        search = self.trainer.search
+        return None if search is None else PredictedOnce(self.trainer.env, ScoreModel(search.method.setup))
+
+    def batches(self, num: int, *, seed: int, varied: bool = False, **conditions: Any) -> Iterator[TrajectoryBatch]:
+        """Yield batches of `num` trajectories in all; conditions as in `sample`, with `caps` by metric."""
+        generator = torch.Generator().manual_seed(seed)
+        if not varied and self.trainer.search is not None:
+            batch = self._best(self.trainer.search, num, generator, conditions)
+            yield from [batch] if len(batch) else []
+            return
+        for start in range(0, num, _BATCH_SIZE):
+            yield self._sampled(min(_BATCH_SIZE, num - start), generator, **conditions)
+
+    def _best(
+        self, search: SearchLoop, num: int, generator: torch.Generator, conditions: Mapping[str, Any]
+    ) -> TrajectoryBatch:
+        """Return up to `num` new samples with the best predicted scores, best first."""
+        assert self.predict is not None
+        batch = self._sampled(_BATCH_SIZE, generator, **conditions)
+        for _ in range(_MAX_BATCHES):
+            is_new = unknown_mask(search.history, batch.terminal) & is_allowed(search.method.setup, batch.terminal)
+            if int(is_new.sum()) >= num:
+                break
+            batch = TrajectoryBatch.cat([batch, self._sampled(_BATCH_SIZE, generator, **conditions)])
+        batch = batch.rows(is_new.nonzero().squeeze(1))
+        if not len(batch):
+            return batch
+        scores = log_score(self.trainer.task, self.predict(batch.terminal), conditions_of(batch))
+        return batch.rows(scores.argsort(descending=True, stable=True)[:num])
+
+    def _sampled(
         self,
         num: int,
+        generator: torch.Generator,
         *,
-        seed: int,
-        beta: float | None = None,
-        preferences: Sequence[float] | None = None,
-        focus: Sequence[float] | None = None,
-    ) -> Iterator[TrajectoryBatch]:
-        """Yield batches of `num` trajectories in all, see `sample`."""
-        task, generator = self.trainer.task, torch.Generator().manual_seed(seed)
-        for start in range(0, num, _BATCH_SIZE):
-            conditioning = task.sample_conditioning(min(_BATCH_SIZE, num - start), generator=generator)
-            conditioning = task.override_conditioning(conditioning, beta=beta, preferences=preferences, focus=focus)
-            yield sample_forward(self.trainer.context, self.policy, conditioning=conditioning, generator=generator)
+        caps: Mapping[str, int | None] = MappingProxyType({}),
+        **fixed: Any,
+    ) -> TrajectoryBatch:
+        trainer, task = self.trainer, self.trainer.task
+        if trainer.search is None and not any(caps.values()):  # trained on scores, with caps as drawn
+            conditioning = task.override_conditioning(task.sample_conditioning(num, generator=generator), **fixed)
+        else:
+            conditioning = capped_conditioning(task, trainer.env, num, generator, caps=caps, **fixed)
+        return sample_forward(trainer.context, self.policy, conditioning=conditioning, generator=generator)
 
     def graphs(self, batch: TrajectoryBatch) -> list[Any]:
         """Return the terminal graphs; computation graphs carry the translation settings of the task."""
@@ -121,12 +172,26 @@ def _restored(folder: Path, *, device: str) -> GFNTrainer:
     try:
         trainer = GFNTrainer(config)
         trainer.load_state_dict(checkpoint.state)
+        if trainer.search is not None and trainer.search.scale is None:
+            _train(trainer, folder, checkpoint)
     finally:
         set_random_state(random_state)
         torch.set_num_threads(num_threads)
-    if trainer.search is not None and not trainer.learner.num_steps_done:
-        raise UserError(
-            f"run_folder: expected a run with a trained policy, got {folder}, where search.method="
-            f"{trainer.config.search.method} has trained none"
-        )
     return trainer
+
+
+def _train(trainer: GFNTrainer, folder: Path, checkpoint: Checkpoint) -> None:
+    """Train the sampler of a run without one, and keep it in the checkpoint, with one line."""
+    assert trainer.search is not None
+    num = len(trainer.search.history)
+    if not num:
+        raise UserError(f"run_folder: expected a run with evaluations, got {folder}, which has none")
+    print(f"{folder}: the sampler is trained on predictions from {counted(num, 'evaluation')}", file=sys.stderr)
+    for _ in sampler_training(trainer, on_skip=lambda error, batch: None):
+        pass
+    state = trainer.state_dict() | {"random_state": checkpoint.state["random_state"]}
+    try:
+        with RunLock(folder):
+            CheckpointFolder(checkpoint.path.parent, run=trainer.run_id).save(checkpoint.step, state)
+    except (UserError, OSError) as error:
+        print(f"{folder}: the sampler is not kept: {error}", file=sys.stderr)

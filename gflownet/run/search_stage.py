@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gflownet.cli.interrupts import on_alarm
 from gflownet.data.rollouts import local_rollouts, worker_rollouts
+from gflownet.data.sampler import sample_forward
 from gflownet.data.source import Rollout
 from gflownet.errors import counted
+from gflownet.evaluation.config import TemperatureConfig
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import AsynchronousEvaluator, best_within
 from gflownet.evaluation.halving import HalvingEvaluator
 from gflownet.evaluation.store_rows import EvaluationRecord
-from gflownet.learning.learner import OnSkip, fit, sampled_rollouts
+from gflownet.learning.learner import OnSkip
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
+from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.records.status import Phase
 from gflownet.report.architectures import Leader, current_leaders
 from gflownet.run.executor_status import ExecutorStatus
@@ -30,14 +33,19 @@ from gflownet.run.failures import SkippedSteps, refuse_failures
 from gflownet.run.parts import SAMPLER_STREAM, Parts
 from gflownet.run.progress import mean
 from gflownet.run.run import Run
-from gflownet.run.run_log import StepSamples
 from gflownet.run.stage import StepStage
+from gflownet.search.amortised_search import AmortisedPolicy
+from gflownet.search.baselines import is_allowed
 from gflownet.search.config import ORIGINS
 from gflownet.search.loop import SearchLoop, SearchStep
+from gflownet.search.proposals import unknown_mask
+from gflownet.search.sampler import SamplerTarget, capped_conditioning, sample_metrics
 from gflownet.training.random_states import get_random_state, set_random_state
 from gflownet.workers.process import stream_seed
 from gflownet.workers.transport import make_transport
 
+# Samples on which the trained sampler is checked, and their random stream.
+_NUM_CHECKED, _CHECK = 64, (2,)
 NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json, without a final stage
 
 
@@ -53,6 +61,7 @@ class SearchStage(StepStage):
         self.skipped = SkippedSteps(parts.config.opt)
         self._before = parts.progress.num_distinct, parts.progress.seconds
         self._best_score, self._has_time_line = -math.inf, not parts.task.is_noisy
+        self._may_save = True
         self.checkpoint_every = parts.config.checkpoint_every
         # Evaluations after which a single cause of all failures ends the search: the first design of a surrogate.
         self._num_first = min(parts.config.search.num_initial, parts.plan.num_search)
@@ -102,7 +111,7 @@ class SearchStage(StepStage):
         """Write the metrics of a step, with its failures and the status of the executor."""
         parts, evaluator, logger, progress = self._parts, self._evaluator, run.logger, self._parts.progress
         config = parts.config
-        self.is_sound = self.step != self.skipped.last
+        self.is_sound = self._may_save and self.step != self.skipped.last
         for line in progress.new_failures:
             logger.warn(f"step {self.step}: {line}")
         if parts.search is None and config.validate_every and self.step % config.validate_every == 0:
@@ -224,30 +233,34 @@ class SearchStage(StepStage):
             run.logger.print(f"the search ends after step {parts.step}: {search.end}")
 
     def _sampler_steps(self, search: SearchLoop, run: Run) -> Iterator[dict[str, float]]:
-        """Train the policy on completed scores, and yield the metrics of each step.
+        """Train the sampler on predicted scores unless it has learned from all evaluations, then evaluate samples.
 
-        A policy that was trained on fewer evaluations is trained again.
+        An interrupted training is repeated by a resumed run.
         """
-        parts = self._parts
-        if search.num_trained_on not in (0, len(search.history)):  # the search has continued with a larger budget
-            parts.learner = parts.build_learner()  # the same weights, a new schedule
-            parts.learner.on_skip = self._on_skip(run)
-        search.num_trained_on = len(search.history)
-        first_step, num_steps = parts.learner.num_steps_done + 1, parts.config.num_training_steps
-        if first_step <= num_steps:
-            run.logger.print("the policy is trained on measured and predicted scores")
-        scores: list[Tensor] = []  # completed, of each step
-        rollouts = (_sampler_rollout(parts, search, number, scores) for number in itertools.count(first_step))
-        run.logger.view.stage(Phase.SAMPLER, first_step - 1, num_steps)
-        for step in fit(parts.learner, rollouts, num_steps=num_steps, first_step=first_step):
-            parts.step += 1
-            log_reward = step.rollout.trajectories.log_reward
-            parts.progress.samples = StepSamples.of(log_rewards=log_reward.tolist())
-            run.logger.view.stage(Phase.SAMPLER, step.number, num_steps)
-            predicted = {"predicted_score_mean": float(scores[-1].mean())} if scores[-1].dim() == 1 else {}
-            yield {**step.metrics, "log_reward_mean": float(log_reward.mean()), **predicted}
-            if run.is_stopped:
-                return
+        parts, view, first, num = self._parts, run.logger.view, self._parts.step, self._parts.plan.num_steps
+        if not search.is_sampler_trained:
+            run.logger.print(f"the sampler is trained on predictions from {counted(len(search.history), 'evaluation')}")
+            view.stage(Phase.SAMPLER, 0, num)
+            self._may_save = False
+            for metrics in sampler_training(parts, on_skip=self._on_skip(run)):
+                parts.step += 1
+                view.stage(Phase.SAMPLER, parts.step - first, num)
+                yield metrics
+                if run.is_stopped:
+                    parts.step = first
+                    return
+            self._may_save = True
+        states = samples_to_verify(parts)
+        if not len(states):
+            return
+        candidates = [parts.env.terminal(states, index) for index in range(len(states))]
+        try:
+            step = search.verify(states, self._search.evaluate(candidates, step=parts.step + 1))
+        except EvaluationStoppedError as error:
+            run.logger.print(f"{error} before the samples of the sampler were evaluated")
+            return
+        parts.step += 1
+        yield parts.progress.add(step.evaluations) | step.metrics
 
 
 def leaders_of(parts: Parts, records: Sequence[EvaluationRecord]) -> list[Leader]:
@@ -258,49 +271,55 @@ def leaders_of(parts: Parts, records: Sequence[EvaluationRecord]) -> list[Leader
     return current_leaders(records, task=parts.task, from_dict=from_dict, origins=words)
 
 
-def completed_scores(search: SearchLoop) -> Callable[[GraphStates], tuple[Tensor, Tensor]]:
-    """Return a function that maps terminal states [B] to their completed scores and to which are measured, [B] bool."""
+def sampler_training(parts: Parts, *, on_skip: OnSkip) -> Iterator[dict[str, float]]:
+    """Train the policy of a run on predicted scores, from its first weights, and yield the metrics of each update."""
+    search, config = parts.search, parts.config
+    assert search is not None
+    search.num_trained_on, search.scale = 0, None
 
-    def complete(states: GraphStates) -> tuple[Tensor, Tensor]:
-        codes = search.history.env.identify(states).tolist()
-        is_measured = torch.tensor([search.history.position(code) is not None for code in codes], dtype=torch.bool)
-        return search.method.completed_scores(states), is_measured
+    def generator(*stream: int) -> torch.Generator:
+        return torch.Generator().manual_seed(stream_seed(config.seed, SAMPLER_STREAM, *stream))
 
-    return complete
+    chooses_beta = {**config.cond.temperature} == asdict(TemperatureConfig())
+    target = SamplerTarget(search.method.setup, chooses_beta=chooses_beta, generator=generator())
+    for phase, (learner, num) in enumerate(parts.build_sampler_learners()):
+        learner.on_skip = on_skip
+        policy, sampled, of_samples = AmortisedPolicy(parts.context, learner), None, dict[str, float]()
+        for metrics in policy.train(num, target, partial(generator, phase)):
+            if policy.sampled is not sampled:
+                sampled = policy.sampled
+                of_samples = sample_metrics(policy, target)
+            if metrics and learner.objective.imitates:
+                yield {f"likelihood_{name}": value for name, value in metrics.items()}
+            elif metrics:
+                yield {**metrics, **of_samples}
+    parts.learner = parts.build_learner()
+    search.num_trained_on, search.scale = len(search.history), target.scale
 
 
-def closing_line(parts: Parts, search: SearchLoop, *, has_converged: bool | None) -> str:
-    """Return why the search has ended, and whether its sampler has converged; None: not measured."""
-    sampler = "no policy was trained"
-    if parts.learner.num_steps_done:
-        sampler = {
-            None: "whether the policy has converged is not measured (certify=true)",
-            True: "the policy has converged to the completed reward",
-            False: "the policy has not converged to the completed reward; more num_training_steps may help",
-        }[has_converged]
+def samples_to_verify(parts: Parts) -> GraphStates:
+    """Return new samples of the trained sampler, as many as the plan has and are not evaluated yet."""
+    search = parts.search
+    assert search is not None
+    num = parts.plan.num_verified - len(search.verified)
+    states = check_samples(parts).terminal
+    setup = search.method.setup
+    is_new = unknown_mask(search.history, states) & is_allowed(setup, states)
+    return states[is_new.nonzero().squeeze(1)[: max(num, 0)]]
+
+
+def check_samples(parts: Parts) -> TrajectoryBatch:
+    """Return the samples of the trained sampler that are checked, under one condition, without exploration."""
+    generator = torch.Generator().manual_seed(stream_seed(parts.config.seed, SAMPLER_STREAM, *_CHECK))
+    conditioning = capped_conditioning(parts.task, parts.env, _NUM_CHECKED, generator, caps={})
+    return sample_forward(parts.context, parts.learner.sampling, conditioning=conditioning, generator=generator)
+
+
+def closing_line(parts: Parts, search: SearchLoop) -> str:
+    """Return why the search has ended."""
     end, num = search.end or "stopped", search.history.num_new
     total = "" if end.startswith(counted(num, "evaluation")) else f", {counted(num, 'evaluation')} in all"
-    return f"search.method={parts.config.search.method}: {end}{total}; {sampler}"
-
-
-def _sampler_rollout(parts: Parts, search: SearchLoop, number: int, scores: list[Tensor]) -> Rollout:
-    """Return trajectories of the policy with rewards of measured and predicted scores, which replace `scores`."""
-    task, num = parts.task, parts.config.algo.num_from_policy
-
-    def log_reward(states: GraphStates, conditioning: Any) -> Tensor:
-        scores[:] = [search.method.completed_scores(states)]
-        return task.log_reward(scores[0].float(), conditioning)
-
-    return next(
-        sampled_rollouts(
-            parts.context,
-            parts.learner.sampling,
-            log_reward=log_reward,
-            conditioning=lambda generator: task.sample_conditioning(num, generator=generator),
-            generator=torch.Generator().manual_seed(stream_seed(parts.config.seed, SAMPLER_STREAM, number)),
-            exploration=parts.source.options.exploration,
-        )
-    )
+    return f"search.method={parts.config.search.method}: {end}{total}"
 
 
 def _report_fallback(step: SearchStep, before: bool, report_line: Callable[[str], None]) -> bool:

@@ -36,7 +36,8 @@ from gflownet.learning.learner import Learner, LearnerOptions, fit
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy, TwoWayPolicy
 from gflownet.objectives.base import Objective
-from gflownet.objectives.config import num_taught
+from gflownet.objectives.config import OptimizerConfig, num_taught
+from gflownet.objectives.max_likelihood import MaxLikelihood
 from gflownet.records.status import Phase, read_status
 from gflownet.run.closing_stages import CertificateStage, ReportStage
 from gflownet.run.extensions import automatic_method, load_extensions, validate
@@ -56,9 +57,10 @@ from gflownet.search.enumeration import check_space
 from gflownet.search.history import History
 from gflownet.search.loop import SearchLoop, round_size
 from gflownet.search.method import SearchSetup
+from gflownet.search.sampler import LIKELIHOOD_RATE, OBJECTIVE_RATE
 from gflownet.search.surrogate import Surrogate
 from gflownet.training.precision import choose_device
-from gflownet.training.random_states import get_random_state, set_random_state
+from gflownet.training.random_states import get_random_state, seeded, set_random_state
 from gflownet.workers.process import keep_freed_memory, seed_all, set_main_process_device, stream_seed
 
 
@@ -126,12 +128,12 @@ class GFNTrainer:
         """Return the expected number of steps: rounds of the search method and training steps of the policy."""
         if self.search is None:
             return self.config.num_training_steps
-        return self.search.num_rounds + self.trains_sampler * self.config.num_training_steps
+        return self.search.num_rounds + self.plan.num_steps
 
     @property
     def trains_sampler(self) -> bool:
-        """Return whether a policy is trained after the search, on the scores that its method completes."""
-        return self.search is not None and self.search.method.trains_sampler and self.config.search.train_sampler
+        """Return whether a sampler is trained after the search, on predicted scores."""
+        return self.search is not None and self.config.search.train_sampler
 
     def build_task(self) -> GFNTask:
         """Build the task that scores terminal graphs."""
@@ -187,6 +189,25 @@ class GFNTrainer:
         return Learner(
             self.policy, self.objective, self.context, config=config.opt, options=options, device=self.device
         )
+
+    def build_sampler_learners(self) -> list[tuple[Learner, int]]:
+        """Build the learners of the sampler after a search, in order, with their numbers of updates.
+
+        Both train the policy, which gets its first weights again.
+        """
+        config, options = self.config, self.config.search.sampler
+        with seeded(stream_seed(config.seed, POLICY_STREAM) % 2**32):  # of numpy, too
+            self.policy, self.objective = self.build_policy().to(self.device), self.build_objective().to(self.device)
+        learners = []
+        for objective, num, rate in (
+            (MaxLikelihood(self.context, config.algo), options.num_likelihood_updates, LIKELIHOOD_RATE),
+            (self.objective, options.num_updates, OBJECTIVE_RATE),
+        ):
+            opt = OptimizerConfig(**{**config.opt, "learning_rate": rate, "schedule": "linear", "warmup": 0})
+            updates = LearnerOptions(num_steps=num, merge_isomorphic=config.algo.merge_isomorphic)
+            learner = Learner(self.policy, objective, self.context, config=opt, options=updates, device=self.device)
+            learners.append((learner, num))
+        return learners
 
     def build_auxiliary(self) -> AuxiliaryNetworks:
         """Build the auxiliary networks trained with the policy."""
@@ -483,7 +504,7 @@ class GFNTrainer:
             plan.num_search if config.budget.evaluations or self.search is not None else 0,
             config.budget.seconds - plan.final_seconds,
             plan.num_after,
-            config.num_training_steps * self.trains_sampler,
+            plan.num_steps * self.trains_sampler,
             tuple(phases),
         )
         run.open_logs(

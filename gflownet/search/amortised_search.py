@@ -6,7 +6,9 @@ Letters: B trajectories, C conditioning features.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -25,104 +27,132 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.search.history import ProposalOrigin
 from gflownet.search.method import SearchSetup
-from gflownet.search.proposals import LogValues
 from gflownet.search.surrogate_search import SurrogateSearch
 from gflownet.training.random_states import seeded
 from gflownet.training.steps import map_tensors
 from gflownet.workers.process import stream_seed
 
 BATCH_SIZE = 16  # trajectories of an update: half of the policy, half into the best candidates
-_HALF = BATCH_SIZE // 2
-_NUM_SAMPLED = 256  # trajectories of each half that are sampled together: more cost little more
+_NUM_SAMPLED = 256  # trajectories of each kind that are sampled together: more cost little more
 _RANDOM_ACTION_PROB = 0.05
 # Log-rewards are at most 0 and at least this: acquisitions of hopeless candidates differ by thousands.
-_LOG_RANGE = -50.0
+LOG_RANGE = -50.0
 # Random streams of a sampling.
-_FORWARD, _BACKWARD, _CHOICE = range(3)
+_FORWARD, _BACKWARD, _CHOICE, _CONDITIONS, _CONDITIONS_BACKWARD = range(5)
 
 Generators = Callable[[int, int], torch.Generator]  # (sampling, stream) -> its random generator
+Predict = Callable[[GraphStates], Tensor]  # terminal states [B] -> predictions [B] or [B, K], float64
 
 
-class Rewards:
-    """Log-rewards beta * (log acquisition - maximum) of terminal states, each predicted once."""
+class PredictedOnce:
+    """Predictions for terminal states, each architecture predicted once."""
 
-    def __init__(self, env: Environment, log_values: LogValues, *, beta: float, maximum: float) -> None:
-        self._env, self._log_values, self._beta, self._maximum = env, log_values, beta, maximum
-        self._known: dict[int, float] = {}  # by code
+    def __init__(self, env: Environment, predict: Predict) -> None:
+        self._env, self._predict = env, predict
+        self._known: dict[int, Tensor] = {}  # by code
 
     def __call__(self, states: GraphStates) -> Tensor:
-        """Return the log-rewards of terminal states, [B] float32."""
+        """Return the predictions for terminal states, [B] or [B, K]."""
         codes = self._env.identify(states).tolist()
         new = {code: position for position, code in enumerate(codes) if code not in self._known}
         if new:
-            values = self._log_values(states[torch.tensor(list(new.values()))])
-            self._known.update(zip(new, self.of_values(values).tolist(), strict=True))
-        return torch.tensor([self._known[code] for code in codes])
+            values = self._predict(states[torch.tensor(list(new.values()))])
+            self._known.update(zip(new, values, strict=True))
+        return torch.stack([self._known[code] for code in codes])
 
-    def of_values(self, log_values: Tensor) -> Tensor:
-        """Return the log-rewards of log acquisitions."""
-        return (self._beta * (log_values - self._maximum)).clamp(min=_LOG_RANGE)
+
+class Target(ABC):
+    """The conditions under which a policy is trained, and its rewards under each."""
+
+    @abstractmethod
+    def conditioning(self, num: int, generator: torch.Generator) -> Conditioning:
+        """Return the conditions of `num` trajectories."""
+
+    @abstractmethod
+    def best(self, conditioning: Conditioning, generator: torch.Generator) -> GraphStates:
+        """Return a terminal state with a large reward for each condition, [B]; [0] where none are known."""
+
+    @abstractmethod
+    def log_reward(self, states: GraphStates, conditioning: Conditioning) -> Tensor:
+        """Return the log-rewards of terminal states under their conditions, [B] float32."""
+
+
+@dataclass(frozen=True)
+class AcquisitionTarget(Target):
+    """Log-rewards beta * (log acquisition - maximum), without conditions."""
+
+    num_cond_dim: int
+    candidates: GraphStates  # into which trajectories are sampled; may be none
+    log_values: Predict
+    beta: float
+    maximum: float
+
+    def conditioning(self, num: int, generator: torch.Generator) -> Conditioning:
+        return no_conditioning(num, self.num_cond_dim)
+
+    def best(self, conditioning: Conditioning, generator: torch.Generator) -> GraphStates:
+        if not len(self.candidates):
+            return self.candidates
+        return self.candidates[torch.randint(len(self.candidates), (len(conditioning.beta),), generator=generator)]
+
+    def log_reward(self, states: GraphStates, conditioning: Conditioning) -> Tensor:
+        return (self.beta * (self.log_values(states) - self.maximum)).clamp(min=LOG_RANGE).float()
+
+
+def no_conditioning(num: int, num_cond_dim: int) -> Conditioning:
+    """Return the constant conditioning: the target is the same for all trajectories."""
+    return Conditioning(torch.zeros(num, num_cond_dim), torch.ones(num))
 
 
 class AmortisedPolicy:
-    """A policy of the run's options, trained further in every round of a search."""
+    """A policy trained on predictions, in one or several rounds.
 
-    def __init__(self, context: GraphBuildingEnvContext, build_learner: Callable[[], Learner], *, seed: int) -> None:
-        self.context, self.num_updates = context, 0
-        with seeded(seed % 2**32):  # of numpy, too
-            self.learner = build_learner()
+    Attributes:
+        sampled: the last trajectories of the policy in training, with their rewards; None before the first ones.
+    """
+
+    def __init__(self, context: GraphBuildingEnvContext, learner: Learner) -> None:
+        self.context, self.learner, self.num_updates = context, learner, 0
+        self.sampled: TrajectoryBatch | None = None
 
     def train(
-        self,
-        num_updates: int,
-        rewards: Rewards,
-        best: GraphStates,
-        generators: Generators,
-        sampled: TrajectoryBatch | None = None,
-    ) -> Iterator[None]:
-        """Take at least `num_updates` optimiser steps, in pieces: each yield follows one step or the samples of many.
+        self, num_updates: int, target: Target, generators: Generators, first: TrajectoryBatch | None = None
+    ) -> Iterator[Mapping[str, float]]:
+        """Take at least `num_updates` optimiser steps, and yield the metrics of each; empty ones after a sampling.
 
-        Trajectories are sampled together, by the policy and into the best candidates, and learned from in small
-        batches.
+        Trajectories are sampled together, by the policy and into good candidates, and learned from in small batches.
+        An objective that imitates learns only from the latter, one that learns on-policy only from the former.
 
         Args:
             num_updates: optimiser steps.
-            rewards: of terminal states.
-            best: candidates into which backward trajectories are sampled; may be empty.
+            target: conditions and rewards.
             generators: of each sampling.
-            sampled: trajectories of the policy for the first sampling; None: sampled.
+            first: trajectories of the policy for the first sampling; None: sampled.
 
         Raises:
             FloatingPointError: a loss is not finite.
         """
-        options, last = self.learner.options, self.num_updates + num_updates
+        options, objective, last = self.learner.options, self.learner.objective, self.num_updates + num_updates
+        size = BATCH_SIZE if objective.imitates or objective.is_on_policy else BATCH_SIZE // 2
         for sampling in count():
-            left = math.ceil((last - self.num_updates) / (options.num_updates * self.learner.objective.num_epochs))
+            left = math.ceil((last - self.num_updates) / (options.num_updates * objective.num_epochs))
             if left <= 0:
                 return
-            num = min(_NUM_SAMPLED, left * _HALF)
+            num, batches = min(_NUM_SAMPLED, left * size), list[TrajectoryBatch]()
             streams = lambda stream, sampling=sampling: generators(sampling, stream)  # noqa: E731
-            forward = self._forward(num, streams(_FORWARD)) if sampled is None else sampled.part(0, num)
-            sampled = None
-            batches = [forward.with_rewards(rewards(forward.terminal))]
-            yield
-            if len(best):
-                backward = self._backward(best, len(forward), streams)
-                batches.append(backward.with_rewards(rewards(backward.terminal)))
-                yield
-            for start in range(0, min(left * _HALF, len(forward)), _HALF):
-                self._update(TrajectoryBatch.cat([each.part(start, start + _HALF) for each in batches]))
-                yield
+            if not objective.imitates:
+                self.sampled = self._forward(num, target, streams, first)
+                batches, first, num = [self.sampled], None, len(self.sampled)
+                yield {}
+            if not objective.is_on_policy and (backward := self._backward(num, target, streams)) is not None:
+                batches.append(backward)
+                yield {}
+            for start in range(0, min(left * size, len(batches[0])), size):
+                yield self._update(TrajectoryBatch.cat([each.part(start, start + size) for each in batches]))
 
-    def sample(self, num: int, generator: torch.Generator) -> TrajectoryBatch:
-        """Return `num` trajectories, without exploration and rewards."""
-        return sample_forward(
-            self.context, self.learner.sampling, conditioning=self.conditioning(num), generator=generator
-        )
-
-    def conditioning(self, num: int) -> Conditioning:
-        """Return the constant conditioning: the target is the same for all trajectories."""
-        return Conditioning(torch.zeros(num, self.context.num_cond_dim), torch.ones(num))
+    def sample(self, conditioning: Conditioning, generator: torch.Generator) -> TrajectoryBatch:
+        """Return a trajectory for each condition, without exploration and rewards."""
+        return sample_forward(self.context, self.learner.sampling, conditioning=conditioning, generator=generator)
 
     def state_dict(self) -> dict[str, Any]:
         """Return weights, optimiser and schedule."""
@@ -133,30 +163,47 @@ class AmortisedPolicy:
         self.learner.load_state_dict(state["learner"])
         self.num_updates = state["num_updates"]
 
-    def _update(self, batch: TrajectoryBatch) -> None:
+    def _update(self, batch: TrajectoryBatch) -> Mapping[str, float]:
         if not self.num_updates:
             self.learner.objective.prepare(self.learner.trained, batch)
-        self.learner.learn(Rollout(batch, len(batch), ()))
+        metrics = self.learner.learn(Rollout(batch, len(batch), ()))
         self.num_updates += self.learner.options.num_updates * self.learner.objective.num_epochs
+        return metrics
 
-    def _forward(self, num: int, generator: torch.Generator) -> TrajectoryBatch:
-        return sample_forward(
+    def _forward(
+        self, num: int, target: Target, generators: Callable[[int], torch.Generator], first: TrajectoryBatch | None
+    ) -> TrajectoryBatch:
+        conditioning = target.conditioning(num, generators(_CONDITIONS))
+        if first is not None:
+            return _rewarded(first.part(0, num), target, conditioning)
+        batch = sample_forward(
             self.context,
             self.learner.sampling,
-            conditioning=self.conditioning(num),
-            generator=generator,
+            conditioning=conditioning,
+            generator=generators(_FORWARD),
             random_action_prob=_RANDOM_ACTION_PROB,
         )
+        return _rewarded(batch, target, conditioning)
 
-    def _backward(self, best: GraphStates, num: int, generators: Callable[[int], torch.Generator]) -> TrajectoryBatch:
-        index = torch.randint(len(best), (num,), generator=generators(_CHOICE))
-        return sample_backward(
+    def _backward(
+        self, num: int, target: Target, generators: Callable[[int], torch.Generator]
+    ) -> TrajectoryBatch | None:
+        conditioning = target.conditioning(num, generators(_CONDITIONS_BACKWARD))
+        best, is_learned = target.best(conditioning, generators(_CHOICE)), self.context.backward_types
+        if not len(best):
+            return None
+        batch = sample_backward(
             self.context,
-            best[index],
-            conditioning=self.conditioning(num),
+            best,
+            conditioning=conditioning,
             generator=generators(_BACKWARD),
-            policy=self.learner.sampling if self.context.backward_types else None,
+            policy=self.learner.sampling if is_learned and not self.learner.objective.imitates else None,
         )
+        return _rewarded(batch, target, conditioning)
+
+
+def _rewarded(batch: TrajectoryBatch, target: Target, conditioning: Conditioning) -> TrajectoryBatch:
+    return batch.with_rewards(target.log_reward(batch.terminal, conditioning))
 
 
 # Random streams of a call or a round, and of the weights; after those of the base class.
@@ -179,8 +226,8 @@ class SurrogateGFlowNet(SurrogateSearch):
         self._sampled_call = 0  # that sampled them; 0: none since the last update
         self._before: dict[str, Any] | None = None  # state of the policy before work that is not done
         if self.space is None:
-            seed = stream_seed(setup.seed, _WEIGHTS)
-            self.policy = AmortisedPolicy(setup.context, setup.build_learner, seed=seed)
+            with seeded(stream_seed(setup.seed, _WEIGHTS) % 2**32):  # of numpy, too
+                self.policy = AmortisedPolicy(setup.context, setup.build_learner())
 
     @classmethod
     def check_config(cls, config: Any) -> None:
@@ -234,15 +281,16 @@ class SurrogateGFlowNet(SurrogateSearch):
         sampled = self._sampled
         if sampled is None and self._sampled_call:  # of a checkpoint
             sampled = self._sampled_at(self._sampled_call, policy)
-        rewards = Rewards(
-            self.env,
-            lambda states: self.log_values(states, generator),
+        target = AcquisitionTarget(
+            self.setup.context.num_cond_dim,
+            best,
+            PredictedOnce(self.env, lambda states: self.log_values(states, generator)),
             beta=self.config.acquisition.beta,
             maximum=float(values.max()),
         )
-        yield from policy.train(
-            self._num_due, rewards, best, lambda *stream: self.setup.generator(round, _UPDATE, *stream), sampled=sampled
-        )
+        generators = lambda *stream: self.setup.generator(round, _UPDATE, *stream)  # noqa: E731
+        for _ in policy.train(self._num_due, target, generators, sampled):
+            yield
 
     def state_dict(self) -> dict[str, Any]:
         policy = self._before or (None if self.policy is None else self.policy.state_dict())
@@ -256,7 +304,8 @@ class SurrogateGFlowNet(SurrogateSearch):
             self.policy.load_state_dict(state["policy"])
 
     def _sampled_at(self, call: int, policy: AmortisedPolicy) -> TrajectoryBatch:
-        return policy.sample(self.config.proposals.num_sampled, self.setup.generator(call, _SAMPLES))
+        conditioning = no_conditioning(self.config.proposals.num_sampled, self.setup.context.num_cond_dim)
+        return policy.sample(conditioning, self.setup.generator(call, _SAMPLES))
 
     def _num_updates(self, policy: AmortisedPolicy) -> int:
         """Return the updates that are due after a round."""

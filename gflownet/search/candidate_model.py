@@ -242,6 +242,12 @@ class CandidateModel:
         return values
 
 
+def observed(history: History) -> Tensor:
+    """Return the positions [n] of the observations of a history: all evaluations that were not refused."""
+    is_observation = [status is not EvaluationStatus.REFUSED for status in history.statuses]
+    return torch.tensor(is_observation, dtype=torch.bool).nonzero().squeeze(1)
+
+
 def in_scores(surrogate: Surrogate, prediction: Prediction) -> tuple[Tensor, Tensor]:
     """Return a central value and a deviation [B] in scores: half the distance between the ends of mean +- std."""
     low, high = (surrogate.unwarp(prediction.mean + sign * prediction.std) for sign in (-1, 1))

@@ -19,6 +19,7 @@ ORIGINS = {
     "mutation": "mutations",
     "policy": "policy",
     "random": "random",
+    "sampler": "sampler",
 }
 # Models of the surrogate `auto`, with their words.
 MIXED_MODELS = {"labels": "Gaussian process, labels", "numbers": "Gaussian process, numbers", "forest": "random forest"}
@@ -121,6 +122,19 @@ class RandomConfig:
 
 
 @dataclass
+class SamplerConfig:
+    """The training of the sampler after a search, and its verification."""
+
+    num_likelihood_updates: int = option(
+        90, "updates of maximum likelihood on trajectories into good candidates, with which it begins", NOT_NEGATIVE
+    )
+    num_updates: int = option(90, "updates of the objective (algo.method) that follow", NOT_NEGATIVE)
+    num_verified: int = option(
+        8, "new samples that are trained, within budget.evaluations and at most a tenth of it; 0: none", NOT_NEGATIVE
+    )
+
+
+@dataclass
 class SearchConfig:
     """The search method; all use the environment, the store, the budget and the executor of the run."""
 
@@ -133,9 +147,7 @@ class SearchConfig:
         NOT_NEGATIVE,
     )
     num_initial: int = option(10, "candidates before the first prediction, unlike each other", AT_LEAST_ONE)
-    train_sampler: bool = option(
-        True, "train a policy on measured and predicted scores after a search with a surrogate"
-    )
+    train_sampler: bool = option(True, "train the policy on predicted scores after the search")
     lookahead: int | None = option(
         None,
         "rounds that are proposed before the results of the last ones, while these train; null: 1, or 0 where scores "
@@ -152,3 +164,4 @@ class SearchConfig:
     surrogate: SurrogateConfig = field(default_factory=SurrogateConfig)
     acquisition: AcquisitionConfig = field(default_factory=AcquisitionConfig)
     proposals: ProposalConfig = field(default_factory=ProposalConfig)
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)

@@ -170,12 +170,11 @@ class ScoredSpace:
         self.codes = env.identify(states)
         self._features: Any = None
         self._prediction: Prediction | None = None
-        self._expected: Tensor | None = None
         self._sorted_codes, self._positions = self.codes.sort()
 
     def forget(self) -> None:
         """Drop the predictions: the surrogate is fitted again."""
-        self._prediction = self._expected = None
+        self._prediction = None
 
     def features(self, model: CandidateModel) -> Any:
         """Return the features of all states, computed once."""
@@ -193,12 +192,6 @@ class ScoredSpace:
         """Return the predictions for some of the states."""
         index, prediction = self._index(states), self.predict(model)
         return Prediction(prediction.mean[index], prediction.std[index], prediction.noise)
-
-    def expected_at(self, states: GraphStates, model: CandidateModel) -> Tensor:
-        """Return the expected scores or utilities of some of the states; of all, they are computed once per fit."""
-        if self._expected is None:
-            self._expected = model.expected_scores(self.features(model))
-        return self._expected[self._index(states)]
 
     def _index(self, states: GraphStates) -> Tensor:
         return self._positions[torch.searchsorted(self._sorted_codes, self.env.identify(states))]

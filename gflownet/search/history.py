@@ -24,6 +24,7 @@ class ProposalOrigin(IntEnum):
     MUTATION = 2
     POLICY = 3
     RANDOM = 4
+    SAMPLER = 5  # trained after the search
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.states import GraphStates
 from gflownet.search.history import History, Proposal, ProposalOrigin
 from gflownet.search.method import SearchMethod
+from gflownet.search.sampler import RewardScale
 
 # Longest wait for a finished evaluation between two checks for a stop request, seconds.
 _CHECK_EVERY_S = 0.2
@@ -94,7 +95,8 @@ class SearchLoop:
         self._pending: list[_Pending] = []
         self._stored: dict[str, Any] = {}  # pending states of a checkpoint
         self._num_repeats = 0
-        self.num_trained_on = 0  # architectures of the history when a policy was trained on it after the search
+        self.num_trained_on = 0  # architectures of the history when the sampler was trained on it; 0: it was not
+        self.scale: RewardScale | None = None  # of the rewards of that training
 
     def steps(self, evaluator: AsynchronousEvaluator) -> Generator[SearchStep]:
         """Yield every round from the next one on.
@@ -125,6 +127,7 @@ class SearchLoop:
             "num_calls": self.num_calls,
             "num_repeats": self._num_repeats,
             "num_trained_on": self.num_trained_on,
+            "scale": None if self.scale is None else self.scale.state_dict(),
             "history": self.history.state_dict(),
             "method": self.method.state_dict(),
             **self._pending_state(),
@@ -146,6 +149,7 @@ class SearchLoop:
         self.round = state["round"]
         self._num_repeats, self.num_calls = state["num_repeats"], state["num_calls"]
         self.num_trained_on = state["num_trained_on"]
+        self.scale = None if state["scale"] is None else RewardScale(self.method.setup.task, **state["scale"])
         self.history.load_state_dict(state["history"])
         self.method.load_state_dict(state["method"])
         self._stored = {name: state[name] for name in state if name.startswith("pending") and state["pending"]}
@@ -154,6 +158,17 @@ class SearchLoop:
     def num_rounds(self) -> int:
         """Return the expected number of rounds."""
         return self.round + math.ceil(max(self.num_evaluations - self.history.num_new, 0) / self.batch_size)
+
+    @property
+    def verified(self) -> list[Proposal]:
+        """Return the evaluated samples of the sampler."""
+        is_later = (each for each in self.history.proposals if each.position >= self.num_trained_on)
+        return [each for each in is_later if each.origin is ProposalOrigin.SAMPLER]
+
+    @property
+    def is_sampler_trained(self) -> bool:
+        """Return whether the sampler was trained on all evaluations but those of its own samples."""
+        return self.num_trained_on > 0 and self.num_trained_on + len(self.verified) == len(self.history)
 
     def _num_left(self) -> int:
         return self.num_evaluations - self.history.num_new - len(self._pending)
@@ -321,6 +336,11 @@ class SearchLoop:
         self.history.start(states, [None if each is None else ProposalOrigin(each) for each in origins])
         for round in rounds.unique().tolist():
             self._submit(states[rounds == round], evaluator, round=round)
+
+    def verify(self, states: GraphStates, evaluations: Sequence[Evaluation]) -> SearchStep:
+        """Add the results of samples of the sampler, and let the method learn from them."""
+        self.history.start(states, [ProposalOrigin.SAMPLER] * len(states))
+        return self._learn(self.round, [(states, evaluations)])
 
     def learn(self, number: int, results: Iterable[tuple[GraphStates, Sequence[Evaluation]]]) -> SearchStep:
         """Add results to the history, let the method learn from them, and return the round.

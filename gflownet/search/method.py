@@ -12,11 +12,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from gflownet.errors import UserError
 from gflownet.evaluation.task import GFNTask
 from gflownet.learning.learner import Learner
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
+from gflownet.objectives.config import OBJECTIVES
 from gflownet.plugins import Configurable
 from gflownet.search.config import SearchConfig
 from gflownet.search.history import History
@@ -35,7 +37,7 @@ class SearchSetup:
     history: History
     seed: int
     build_learner: Callable[[], Learner]  # a new policy with its objective and optimiser, of the run's options
-    build_surrogate: Callable[[], Surrogate]  # for methods with `uses_surrogate`
+    build_surrogate: Callable[[], Surrogate]
     num_evaluations: int  # expected evaluations of the search, for schedules
     is_refused: Callable[[Any], bool] = lambda candidate: False  # whether a hard cap of the budget refuses it
 
@@ -81,11 +83,20 @@ class SearchMethod(Configurable, ABC):
     """
 
     uses_surrogate: ClassVar[bool] = False
-    trains_sampler: ClassVar[bool] = False  # whether a policy is trained on `completed_scores` after the search
 
     def __init__(self, setup: SearchSetup) -> None:
         self.setup, self.history, self.env = setup, setup.history, setup.context.env
         self.origins: Tensor | None = None  # [B] int64 of the last proposals, each a ProposalOrigin; None: not known
+
+    @classmethod
+    def check_config(cls, config: Any) -> None:
+        """Raise UserError for objectives that need more than rewards of terminal states."""
+        objective = OBJECTIVES.load(config.algo.method)
+        if objective.needs_state_rewards or objective.imitates:
+            raise UserError(
+                "algo.method: expected an objective that learns from rewards of terminal states with "
+                f"search.method={config.search.method}, such as tb, got {config.algo.method}"
+            )
 
     @abstractmethod
     def propose(self, call: int, num: int) -> GraphStates:
@@ -110,10 +121,6 @@ class SearchMethod(Configurable, ABC):
         returns the state before it.
         """
         return iter(())
-
-    def completed_scores(self, states: GraphStates) -> Tensor:
-        """Return scores of terminal states [B]: measured ones where they are known, predictions elsewhere."""
-        raise NotImplementedError(f"{type(self).__name__} predicts no scores")
 
     def predicted(self, states: GraphStates) -> Prediction | None:
         """Return the distributions of the scores of terminal states [B] given all evaluations; None without a model.

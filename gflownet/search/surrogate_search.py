@@ -13,11 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gflownet.errors import UserError
-from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.mdp.states import GraphStates
-from gflownet.objectives.config import OBJECTIVES
-from gflownet.search.candidate_model import BelievedModel, CandidateModel, in_scores, spread_order
+from gflownet.search.candidate_model import BelievedModel, CandidateModel, in_scores, observed, spread_order
 from gflownet.search.descriptors import Descriptors
 from gflownet.search.enumeration import ScoredSpace, enumerated
 from gflownet.search.history import History, ProposalOrigin
@@ -41,7 +38,7 @@ _NUM_DESIGN = 256  # random architectures of which the first ones are chosen
 _NUM_BELIEVED = 256  # best candidates of a pool, out of which a batch is chosen one by one
 _NUM_GENERATIONS = 2  # of mutations of the pool's best candidates
 _NUM_KEPT = 256  # best candidates of a pool, with which the next one begins
-_CHUNK = 4_096  # architectures predicted at once for `completed_scores`, to bound memory
+_CHUNK = 4_096  # architectures predicted at once, to bound memory
 
 
 class SurrogateSearch(SearchMethod):
@@ -53,7 +50,6 @@ class SurrogateSearch(SearchMethod):
     """
 
     uses_surrogate = True
-    trains_sampler = True
 
     def __init__(self, setup: SearchSetup) -> None:
         super().__init__(setup)
@@ -100,16 +96,6 @@ class SurrogateSearch(SearchMethod):
             self.surrogate.prepare()
             yield
 
-    @classmethod
-    def check_config(cls, config: Any) -> None:
-        """Raise UserError for objectives that need more than rewards of terminal states."""
-        objective = OBJECTIVES.load(config.algo.method)
-        if objective.needs_state_rewards or objective.imitates:
-            raise UserError(
-                "algo.method: expected an objective that learns from rewards of terminal states with "
-                f"search.method={config.search.method}, such as tb, got {config.algo.method}"
-            )
-
     @abstractmethod
     def samples(self, call: int) -> GraphStates:
         """Return candidates that are no mutations, known ones included."""
@@ -122,22 +108,6 @@ class SurrogateSearch(SearchMethod):
     @abstractmethod
     def learn(self, round: int) -> Mapping[str, float]:
         """Learn from the fitted surrogate, and return metrics."""
-
-    def completed_scores(self, states: GraphStates) -> Tensor:
-        """Return measured scores [B], or utilities [B, K], where they are known, predictions elsewhere, float64."""
-        positions = [self.history.position(code) for code in self.env.identify(states).tolist()]
-        known = torch.tensor([-1 if position is None else position for position in positions])
-        measured = self.history.utilities if self.model.has_objectives else self.history.scores
-        scores = torch.tensor(measured, dtype=torch.float64)[known]
-        if not self._num_fitted:  # fewer evaluations than `num_initial`
-            self._fit()
-        for part in (known < 0).nonzero().squeeze(1).split(_CHUNK):
-            scores[part] = (
-                self.model.expected_scores(self.model.encode(states[part]))
-                if self.space is None
-                else self.space.expected_at(states[part], self.model)
-            )
-        return scores
 
     def predicted(self, states: GraphStates) -> Prediction | None:
         """Return the distributions of the scores of terminal states [B]; None before the first observation."""
@@ -167,8 +137,7 @@ class SurrogateSearch(SearchMethod):
 
     def observations(self) -> tuple[Tensor, Tensor]:
         """Return the positions [n] of the observations in the history, and their scores or first utilities."""
-        is_observation = [status is not EvaluationStatus.REFUSED for status in self.history.statuses]
-        positions = torch.tensor(is_observation, dtype=torch.bool).nonzero().squeeze(1)
+        positions = observed(self.history)
         return positions, self.model.targets(self.history)[positions, 0]
 
     def _fit(self) -> None:

@@ -1,7 +1,7 @@
 """Searches over 81 settings of four places, with scores computed from the values; no evaluator, no run folder."""
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -29,6 +29,7 @@ PLACES = (
     *("env.choices.places={a: [0, 1, 2], b: [0, 1, 2], c: [0, 1, 2], d: [0, 1, 2]}", "algo.num_from_policy=4"),
     *("num_training_steps=4", "model.name=mlp", "model.num_layers=1", "model.num_emb=8", "replay.use=false"),
     *("evaluation.floor_score=0.01", "final.top=0", "wandb.mode=disabled", "search.batch_size=1"),
+    *("search.sampler.num_likelihood_updates=2", "search.sampler.num_updates=3"),
 )
 
 
@@ -64,6 +65,11 @@ class FailsOrRefuses(ScoresPlaces):
 
     def refusal(self, graph: Assignment) -> str | None:
         return "d is 2" if graph.values[3] == 2 else None
+
+
+def cost(setting: Mapping[str, int]) -> tuple[int, int]:
+    """Return parameters and multiply-adds of a setting."""
+    return 1 + sum(setting.values()), 1
 
 
 def score_of(graph: Any) -> float:

@@ -12,7 +12,13 @@ from gflownet.certificate.exact import (
     total_variation,
 )
 from gflownet.errors import UserError
-from gflownet.search.amortised_search import AmortisedPolicy, Rewards, SurrogateGFlowNet
+from gflownet.search.amortised_search import (
+    AcquisitionTarget,
+    AmortisedPolicy,
+    PredictedOnce,
+    SurrogateGFlowNet,
+    no_conditioning,
+)
 from tests.search.searches import RIDGE, build, method_of, proposals
 
 UPDATES = "search.proposals.num_updates=100"
@@ -21,7 +27,7 @@ SEARCH = ("search.proposals.num_enumerated=0", "search.batch_size=4", "opt.learn
 
 def distance(method: SurrogateGFlowNet, graph: StateGraph, beta: float) -> float:
     assert method.policy is not None
-    encoding = method.policy.conditioning(1).encoding[0]
+    encoding = no_conditioning(1, method.setup.context.num_cond_dim).encoding[0]
     scores = forward_scores(method.setup.context, method.policy.learner.sampling, encoding)
     target = torch.zeros(len(graph), dtype=torch.float64)
     log_values = method.log_values(graph.states[graph.terminal], torch.Generator().manual_seed(0))
@@ -96,11 +102,13 @@ def test_rewards_are_predicted_once_per_architecture():
         calls.append(len(batch))
         return batch.node_attr.double().sum((1, 2))
 
-    rewards = Rewards(trainer.env, log_values, beta=2.0, maximum=4.0)
-    assert rewards(states).tolist() == [-16.0, 0.0, 0.0]
-    assert rewards(states[:2]).tolist() == [-16.0, 0.0]
+    target = AcquisitionTarget(0, states[:0], PredictedOnce(trainer.env, log_values), beta=2.0, maximum=4.0)
+    none = no_conditioning(3, 0)
+    assert target.log_reward(states, none).tolist() == [-16.0, 0.0, 0.0]
+    assert target.log_reward(states[:2], none).tolist() == [-16.0, 0.0]
     assert calls == [2]
-    assert float(rewards.of_values(torch.tensor([-1e9]))) == -50
+    far = AcquisitionTarget(0, states[:0], PredictedOnce(trainer.env, log_values), beta=2.0, maximum=1e9)
+    assert far.log_reward(states, none).tolist() == [-50.0] * 3
 
 
 @pytest.mark.parametrize(

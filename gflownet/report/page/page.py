@@ -326,9 +326,11 @@ def _without_comparison(run: RunData) -> str:
 
 
 def _sampler_words(run: RunData, certificate: CertificateSection | None) -> str:
-    """Return the verdict of the certificate; without one, that it is not measured, and the change of the loss."""
+    """Return the verdict of the certificate, or the check of the sampler of a search, or the change of the loss."""
     if certificate is not None and certificate.verdicts:
         return certificate.verdicts[0].words
+    if run.sampler:
+        return f"{run.sampler[:1].upper()}{run.sampler[1:]}."
     rows = sampler_rows(run) if has_search_method(run) else run.metrics
     losses = [value for row in rows if (value := number_of(row.get("loss"))) is not None]
     if not losses:

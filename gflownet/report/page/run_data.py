@@ -46,6 +46,7 @@ class RunData:
     references: Sequence[Mapping[str, Any]]
     front: Sequence[Mapping[str, Any]]  # pareto_front.json; empty with one objective, or before the end
     certificate: Mapping[str, Any] | None
+    sampler: str  # of a search, in words; empty: none
     problems: Sequence[str] = field(default=())  # missing and damaged files, a line each
 
     def option(self, key: str) -> Any:
@@ -199,7 +200,7 @@ def read_run(folder: Path) -> RunData:
         return []
 
     problems += _unknown_limits(tree)
-    certificate = _json(folder / "certificate.json", problems)
+    certificate, sampler = (_json(folder / name, problems) for name in ("certificate.json", "sampler.json"))
     return RunData(
         folder=folder,
         run_id=run_id,
@@ -212,6 +213,7 @@ def read_run(folder: Path) -> RunData:
         references=listed("references.json", is_needed=False),
         front=listed("pareto_front.json", is_needed=False),
         certificate=certificate if isinstance(certificate, dict) else None,
+        sampler=str(sampler.get("words") or "") if isinstance(sampler, dict) else "",
         problems=[masked(problem) for problem in problems],
     )
 

@@ -1,0 +1,225 @@
+"""The target of the sampler that is trained after a search: predicted scores, relative to good candidates.
+
+Letters: B trajectories or terminal states, P candidates of a pool, K objectives, L limits of the environment, n
+candidates of a ranking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gflownet.errors import UserError
+from gflownet.evaluation.conditioning import Conditioning
+from gflownet.evaluation.task import GFNTask
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import GraphStates
+from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.search.amortised_search import LOG_RANGE, AmortisedPolicy, PredictedOnce, Target
+from gflownet.search.candidate_model import CandidateModel, observed
+from gflownet.search.method import SearchSetup
+from gflownet.search.proposals import distinct, mutations
+from gflownet.search.surrogate import rank_correlation
+
+_RANDOM = 20  # random stream of the search
+_NUM_BEST = 64  # candidates under a condition into which backward trajectories are sampled
+_LOG_REWARD_OF_LAST = -10.0  # of these, where the temperature is chosen from the scores
+_MIN_SPREAD = 1e-3  # of their log-scores: equal scores give equal rewards
+# The pool: random networks, and mutations of the best ones under as many conditions, several times.
+_NUM_RANDOM, _NUM_GENERATIONS, _NUM_CONDITIONS, _NUM_PARENTS, _NUM_MUTATIONS = 512, 3, 12, 10, 288
+# Learning rates of maximum likelihood and of the objective, which fall to 0.
+LIKELIHOOD_RATE, OBJECTIVE_RATE = 0.003, 0.0007
+_CHUNK = 4_096  # architectures predicted at once, to bound memory
+
+
+class ScoreModel:
+    """The surrogate of a run, fitted to all of its evaluations."""
+
+    def __init__(self, setup: SearchSetup) -> None:
+        history, self._model = setup.history, CandidateModel(setup)
+        positions, self._column = observed(history), quality_column(setup.task)
+        self._model.fit(history, positions)
+        largest = float(self._model.targets(history)[positions].max())
+        self._largest = 1.0 if largest <= 1 else setup.task.max_score  # scores are best within [0, 1]
+
+    def __call__(self, states: GraphStates) -> Tensor:
+        """Return expected scores [B], or utilities [B, K], within the range of the measured ones, float64.
+
+        Where policies are conditioned on a limit of a size, the score is the first objective that is no such size.
+        """
+        parts = [states[first : first + _CHUNK] for first in range(0, len(states), _CHUNK)]
+        scores = [self._model.expected_scores(self._model.encode(part)) for part in parts]
+        together = torch.cat(scores).clamp(max=self._largest)
+        return together if self._column is None else together[:, self._column]
+
+
+def quality_column(task: GFNTask) -> int | None:
+    """Return the position of the objective that is the score under a limit, None without limit or objectives."""
+    metric = task.config.cond.limit.metric
+    sizes = {"parameters": {"parameters"}, "multiply_adds": {"flops"}}.get(metric, set())
+    positions = [place for place, name in enumerate(task.chosen_objectives) if name not in sizes]
+    return positions[0] if metric is not None and positions else None
+
+
+def sampler_conditioning(task: GFNTask, num: int, generator: torch.Generator, **fixed: Any) -> Conditioning:
+    """Return sampled conditions of `num` trajectories of a sampler, some of them fixed.
+
+    Preferences are equal under a limit, with which the score is one objective.
+    """
+    if quality_column(task) is not None and not task.config.cond.preferences.weights:
+        fixed = {"preferences": [1.0] * len(task.chosen_objectives)} | fixed
+    return task.override_conditioning(task.sample_conditioning(num, generator=generator), **fixed)
+
+
+def capped_conditioning(
+    task: GFNTask,
+    env: Environment,
+    num: int,
+    generator: torch.Generator,
+    *,
+    caps: Mapping[str, int | None],
+    **fixed: Any,
+) -> Conditioning:
+    """Return sampled conditions within caps of sizes, by default the environment's own.
+
+    Raises:
+        UserError: the environment has no such cap, or no network is within it.
+    """
+    own = dict(zip(env.vocabulary.limits, env.vocabulary.caps, strict=True))
+    smallest = dict(zip(own, env.smallest_sizes, strict=True))
+    for name, cap in caps.items():
+        if cap is None:
+            continue
+        if name not in own:
+            raise UserError(
+                f"max_{name}: expected an environment with a cap of its {name}, such as operation_graph with "
+                f"env.operation_graph.max_{name}, got {task.config.env.name} with {', '.join(own) or 'none'}"
+            )
+        if cap < smallest[name]:
+            raise UserError(f"max_{name}: expected at least {smallest[name]:,}, the smallest network's, got {cap:,}")
+    limits = {name: min(cap, caps.get(name) or cap) for name, cap in own.items()}
+    if (metric := task.config.cond.limit.metric) is not None:
+        fixed = fixed | {"limit": limits[metric]}
+    conditioning = sampler_conditioning(task, num, generator, **fixed)
+    return replace(conditioning, limit=torch.tensor([*limits.values()], dtype=torch.int64).expand(num, -1))
+
+
+@dataclass(frozen=True)
+class RewardScale:
+    """Log-rewards beta * (log-score - that of the best candidate of a pool under the same condition), at least -50.
+
+    A temperature that is chosen from the scores gives the 64th best candidate under each condition a log-reward of -10.
+    """
+
+    task: GFNTask
+    scores: Tensor  # [P], or utilities [P, K], predicted
+    sizes: Tensor  # [P, L] int64
+    chooses_beta: bool
+    random_score: float  # mean predicted score of random architectures, of the first objective
+
+    def log_reward(self, scores: Tensor, conditioning: Conditioning) -> Tensor:
+        """Return the log-rewards [B] of scores [B], or of utilities [B, K], under their conditions."""
+        best, beta = self.levels(conditioning)
+        return (beta * (log_score(self.task, scores, conditioning) - best)).clamp(min=LOG_RANGE)
+
+    def levels(self, conditioning: Conditioning) -> tuple[Tensor, Tensor]:
+        """Return the best log-score of the pool under each condition [B], and the inverse temperature [B]."""
+        values, _ = self.ranked(conditioning, _NUM_BEST)
+        if not self.chooses_beta:
+            return values[:, 0], conditioning.beta
+        spread = values[:, 0] - values.masked_fill(values.isinf(), torch.inf).amin(1)
+        return values[:, 0], -_LOG_REWARD_OF_LAST / spread.clamp(min=_MIN_SPREAD)
+
+    def ranked(self, conditioning: Conditioning, num: int) -> tuple[Tensor, Tensor]:
+        """Return log-scores and positions of the `num` best candidates under each condition, [B, n], best first.
+
+        Candidates above a limit have the log-score -inf.
+        """
+        shape = len(conditioning.beta), len(self.scores)
+        if self.scores.dim() == 1:
+            one = conditioning[torch.zeros(shape[1], dtype=torch.int64)]
+            values = log_score(self.task, self.scores, one).expand(shape)
+        else:
+            each = conditioning[torch.arange(shape[0]).repeat_interleave(shape[1])]
+            values = log_score(self.task, self.scores.repeat(shape[0], 1), each).reshape(shape)
+        if conditioning.limit is not None:
+            values = values.where((self.sizes <= conditioning.limit[:, None]).all(2), -torch.inf)
+        best, order = values.sort(dim=1, descending=True, stable=True)
+        return best[:, :num], order[:, :num]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scores, safe to load with `weights_only=True`."""
+        return {name: value for name, value in vars(self).items() if name != "task"}
+
+
+def log_score(task: GFNTask, scores: Tensor, conditioning: Conditioning) -> Tensor:
+    """Return log-rewards [B] at an inverse temperature of 1, of scores [B] or utilities [B, K]."""
+    return task.log_reward(scores.float(), replace(conditioning, beta=torch.ones_like(conditioning.beta)))
+
+
+class SamplerTarget(Target):
+    """Rewards of predicted scores, with a pool of known, random and mutated candidates.
+
+    Attributes:
+        pool: [P], distinct, each predicted once.
+    """
+
+    def __init__(self, setup: SearchSetup, *, chooses_beta: bool, generator: torch.Generator) -> None:
+        self._env, self._task = setup.context.env, setup.task
+        self.predict = PredictedOnce(self._env, ScoreModel(setup))
+        self.pool = setup.history.states
+        random = setup.random_draws(_RANDOM)(_NUM_RANDOM, generator)
+        random_score = float(self.predict(random).reshape(_NUM_RANDOM, -1)[:, 0].mean())
+        sizes = self._env.sizes(self.pool)
+        self.scale = RewardScale(self._task, self.predict(self.pool), sizes, chooses_beta, random_score)
+        self._add(random)
+        for _ in range(_NUM_GENERATIONS):
+            _, parents = self.scale.ranked(self.conditioning(_NUM_CONDITIONS, generator), _NUM_PARENTS)
+            self._add(mutations(self._env, self.pool[parents.T.flatten()], _NUM_MUTATIONS, generator))
+
+    def conditioning(self, num: int, generator: torch.Generator) -> Conditioning:
+        sampled = sampler_conditioning(self._task, num, generator)  # a cap is at least the size of some candidate
+        return self._task.reaching(sampled, self.scale.sizes.amin(0).expand(num, -1))
+
+    def best(self, conditioning: Conditioning, generator: torch.Generator) -> GraphStates:
+        values, positions = self.scale.ranked(conditioning, _NUM_BEST)
+        choice = torch.multinomial(values.isfinite().float(), 1, generator=generator)
+        return self.pool[positions.gather(1, choice).squeeze(1)]
+
+    def log_reward(self, states: GraphStates, conditioning: Conditioning) -> Tensor:
+        return self.scale.log_reward(self.predict(states), conditioning).float()
+
+    def _add(self, states: GraphStates) -> None:
+        self.pool = distinct(self._env, GraphStates.cat([self.pool, states]))
+        self.scale = replace(self.scale, scores=self.predict(self.pool), sizes=self._env.sizes(self.pool))
+
+
+def conditions_of(batch: TrajectoryBatch) -> Conditioning:
+    """Return the conditions of trajectories."""
+    return Conditioning(batch.conditioning, batch.beta, batch.terminal.limit)
+
+
+def sample_metrics(policy: AmortisedPolicy, target: SamplerTarget) -> dict[str, float]:
+    """Return the mean predicted score and log-reward of a policy's last samples, and their rank correlation.
+
+    The correlation is that of log Z + log P_F - log P_B of each trajectory and its log-reward, which are equal where
+    trajectories are balanced.
+    """
+    batch, objective = policy.sampled, policy.learner.objective
+    if batch is None:
+        return {}
+    conditioning = conditions_of(batch)
+    scores = log_score(target.scale.task, target.predict(batch.terminal), conditioning).exp()
+    metrics = {"predicted_score_mean": float(scores.mean()), "log_reward_mean": float(batch.log_reward.mean())}
+    reader = getattr(objective, "reader", None)  # an objective of the user may have none
+    if reader is None:
+        return metrics
+    with torch.no_grad():
+        steps = reader.read(policy.learner.trained, batch)
+        log_z = objective.log_partition(policy.learner.trained, conditioning.encoding, conditioning.limit)
+    log_prob = steps.log_ratio() + steps.log_reward + (0.0 if log_z is None else log_z)
+    return metrics | {"sampler_rank_correlation": rank_correlation(log_prob, steps.log_reward)}

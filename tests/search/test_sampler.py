@@ -1,0 +1,167 @@
+"""The sampler that is trained after a search: its pool, rewards, conditions and exact distribution on a small space."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from gflownet.certificate.exact import (
+    enumerate_states,
+    forward_scores,
+    policy_log_prob,
+    terminating_distribution,
+    total_variation,
+)
+from gflownet.data.sampler import sample_forward
+from gflownet.errors import UserError
+from gflownet.evaluation.conditioning import Conditioning
+from gflownet.evaluation.task import GFNTask
+from gflownet.run.search_stage import sampler_training
+from gflownet.run.trainer import GFNTrainer
+from gflownet.search.sampler import RewardScale, SamplerTarget, ScoreModel, capped_conditioning, sampler_conditioning
+from tests.search.searches import RIDGE, build, method_of, proposals
+
+CAPPED = ("env.choices.cost=tests.search.searches:cost", "env.choices.max_parameters=9", "cond.limit.metric=parameters")
+UPDATES = ("search.sampler.num_likelihood_updates=30", "search.sampler.num_updates=300", "model.num_emb=32")
+
+
+def searched(*overrides: str, num_rounds: int = 3) -> GFNTrainer:
+    trainer = build("random", RIDGE, *overrides)
+    list(proposals(trainer, num_rounds, batch_size=8))
+    return trainer
+
+
+def train(trainer: GFNTrainer) -> list[dict[str, float]]:
+    def on_skip(error: FloatingPointError, batch: Any) -> None:
+        raise error
+
+    return list(sampler_training(trainer, on_skip=on_skip))
+
+
+def target_of(trainer: GFNTrainer, *, chooses_beta: bool = True) -> SamplerTarget:
+    generator = torch.Generator().manual_seed(0)
+    return SamplerTarget(method_of(trainer)[0].setup, chooses_beta=chooses_beta, generator=generator)
+
+
+def scale_of(scores: Tensor, sizes: Tensor, *, chooses_beta: bool) -> RewardScale:
+    def log_reward(values: Tensor, conditioning: Conditioning) -> Tensor:
+        return conditioning.beta * values.clamp(min=1e-4).log()
+
+    return RewardScale(cast(GFNTask, SimpleNamespace(log_reward=log_reward)), scores, sizes, chooses_beta, 0.5)
+
+
+def test_temperature_gives_the_64th_best_within_the_cap_a_log_reward_of_minus_10():
+    scores, sizes = torch.linspace(0.1, 0.9, 200, dtype=torch.float64), torch.arange(200)[:, None]
+    scale = scale_of(scores, sizes, chooses_beta=True)
+    conditioning = Conditioning(torch.zeros(3, 1), torch.ones(3), torch.tensor([[199], [99], [9]]))
+    best, beta = scale.levels(conditioning)
+    assert best.exp().tolist() == pytest.approx([0.9, float(scores[99]), float(scores[9])])
+    of_best = scale.log_reward(scores[[199, 99, 9]], conditioning)
+    of_last = scale.log_reward(scores[[136, 36, 0]], conditioning)
+    assert of_best.tolist() == pytest.approx([0.0] * 3, abs=1e-4)
+    assert of_last.tolist() == pytest.approx([-10.0] * 3, rel=1e-3)
+    assert float(scale.log_reward(torch.tensor([1e-9]), conditioning[:1])) == -50
+    assert float(beta[0]) != pytest.approx(float(beta[2]))
+
+
+def test_given_temperature_is_kept_and_equal_scores_have_equal_rewards():
+    scores, sizes = torch.full((80,), 0.5, dtype=torch.float64), torch.zeros(80, 0, dtype=torch.int64)
+    conditioning = Conditioning(torch.zeros(2, 1), torch.tensor([3.0, 5.0]))
+    given = scale_of(scores, sizes, chooses_beta=False).log_reward(torch.tensor([0.25, 0.25]), conditioning)
+    assert given.tolist() == pytest.approx([3 * math.log(0.5), 5 * math.log(0.5)])
+    assert scale_of(scores, sizes, chooses_beta=True).log_reward(scores[:2], conditioning).tolist() == [0, 0]
+
+
+def test_pool_has_known_random_and_mutated_candidates_once():
+    trainer = searched()
+    pool, history = target_of(trainer).pool, method_of(trainer)[1]
+    codes = trainer.env.identify(pool).tolist()
+    assert len(set(codes)) == len(codes)
+    assert codes[: len(history)] == trainer.env.identify(history.states).tolist()
+    assert len(pool) > len(history) + 20
+
+
+def test_predictions_stay_within_the_range_of_scores():
+    trainer = searched()
+    method, history = method_of(trainer)
+    sums = [sum(trainer.env.terminal(history.states, place).values) for place in range(len(history))]
+    history.measured[:] = [min(1.0, 0.2 + 0.2 * total) for total in sums]
+    space = enumerate_states(trainer.env)
+    scores = ScoreModel(method.setup)(space.states[space.terminal])
+    assert float(scores.max()) == 1.0
+
+
+def test_backward_trajectories_end_in_good_candidates_within_their_caps():
+    trainer = searched(*CAPPED)
+    target, generator = target_of(trainer), torch.Generator().manual_seed(1)
+    conditioning = target.conditioning(200, generator)
+    states = target.best(conditioning, generator)
+    assert conditioning.limit is not None
+    assert bool((trainer.env.sizes(states) <= conditioning.limit).all())
+    assert len(conditioning.limit.unique()) > 4
+    uncapped = target.best(replace(conditioning, limit=torch.full_like(conditioning.limit, 9)), generator)
+    assert bool((trainer.env.sizes(uncapped) > conditioning.limit).any()), "else the caps would exclude nothing"
+
+
+def test_samples_are_within_every_cap_and_follow_it():
+    trainer = searched(*CAPPED, "search.sampler.num_likelihood_updates=40", "search.sampler.num_updates=60")
+    metrics = train(trainer)
+    assert metrics[-1]["sampler_rank_correlation"] > 0.3
+    generator, means = torch.Generator().manual_seed(0), []
+    for cap in (2, 5, 9):
+        conditioning = capped_conditioning(trainer.task, trainer.env, 256, generator, caps={"parameters": cap})
+        batch = sample_forward(
+            trainer.context, trainer.learner.sampling, conditioning=conditioning, generator=generator
+        )
+        sizes = trainer.env.sizes(batch.terminal)
+        assert int((sizes <= cap).sum()) == 256
+        means.append(float(sizes.double().mean()))
+    assert means == sorted(means)
+
+
+@pytest.mark.parametrize(
+    ("caps", "message"),
+    [
+        ({"parameters": 0}, "max_parameters: expected at least 1, the smallest network's, got 0"),
+        ({"multiply_adds": 5}, "max_multiply_adds: expected an environment with a cap of its multiply_adds, .* got "),
+    ],
+)
+def test_cap_that_cannot_be_kept_raises(caps, message):
+    trainer = build("random", RIDGE, *CAPPED)
+    with pytest.raises(UserError, match=message):
+        capped_conditioning(trainer.task, trainer.env, 2, torch.Generator(), caps=caps)
+
+
+def test_equal_seeds_train_equal_weights():
+    weights = []
+    for _ in range(2):
+        trainer = searched(num_rounds=1)
+        train(trainer)
+        first = {name: value.clone() for name, value in trainer.policy.state_dict().items()}
+        train(trainer)  # repeated, as by a resumed run
+        weights += [first, trainer.policy.state_dict()]
+    assert all(torch.equal(weights[0][name], other[name]) for other in weights[1:] for name in other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", [1, 2])
+def test_sampler_approaches_the_reward_of_predictions(factor, monkeypatch):
+    """With twice the inverse temperature in training the distance is seen."""
+    trainer, levels = searched(*UPDATES, num_rounds=5), RewardScale.levels
+    with monkeypatch.context() as patch:
+        patch.setattr(RewardScale, "levels", lambda *args: (levels(*args)[0], factor * levels(*args)[1]))
+        train(trainer)
+    graph, search = enumerate_states(trainer.env), trainer.search
+    assert search is not None and search.scale is not None
+    condition = sampler_conditioning(trainer.task, 1, torch.Generator().manual_seed(0))
+    each = condition[torch.zeros(len(graph.terminal), dtype=torch.int64)]
+    log_reward = search.scale.log_reward(ScoreModel(search.method.setup)(graph.states[graph.terminal]), each)
+    target = torch.zeros(len(graph), dtype=torch.float64)
+    target[graph.terminal] = log_reward.double().softmax(0)
+    scores = forward_scores(trainer.context, trainer.learner.sampling, condition.encoding[0])
+    distance = total_variation(terminating_distribution(graph, policy_log_prob(graph, scores)), target)
+    assert distance < 0.15 if factor == 1 else distance > 0.25
