@@ -18,15 +18,15 @@ from gflownet.errors import UserError, counted
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.records.marker import MARKER_NAME
 from gflownet.records.trust import limited, trusting
 from gflownet.run.checkpoint import Checkpoint, CheckpointFolder, RunLock
-from gflownet.run.folder import last_checkpoint
+from gflownet.run.folder import CHECKPOINTS_NAME, last_checkpoint
 from gflownet.run.search_stage import sampler_training
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search.amortised_search import PredictedOnce
-from gflownet.search.baselines import is_allowed
 from gflownet.search.loop import SearchLoop
-from gflownet.search.proposals import unknown_mask
+from gflownet.search.proposals import accepted, unknown_mask
 from gflownet.search.sampler import ScoreModel, capped_conditioning, conditions_of, log_score
 from gflownet.training.random_states import get_random_state, set_random_state
 
@@ -112,17 +112,17 @@ class RestoredPolicy:
     ) -> TrajectoryBatch:
         """Return up to `num` new samples with the best predicted scores, best first."""
         assert self.predict is not None
-        batch = self._sampled(_BATCH_SIZE, generator, **conditions)
+        batch, setup = self._sampled(_BATCH_SIZE, generator, **conditions), search.method.setup
         for _ in range(_MAX_BATCHES):
-            is_new = unknown_mask(search.history, batch.terminal) & is_allowed(search.method.setup, batch.terminal)
-            if int(is_new.sum()) >= num:
+            new = unknown_mask(search.history, batch.terminal).nonzero().squeeze(1)
+            if len(new):
+                scores = log_score(self.trainer.task, self.predict(batch.terminal[new]), conditions_of(batch)[new])
+                new = new[scores.argsort(descending=True, stable=True)]
+            best = accepted(batch.terminal, new, num, setup.is_refused_at)
+            if len(best) == num:
                 break
             batch = TrajectoryBatch.cat([batch, self._sampled(_BATCH_SIZE, generator, **conditions)])
-        batch = batch.rows(is_new.nonzero().squeeze(1))
-        if not len(batch):
-            return batch
-        scores = log_score(self.trainer.task, self.predict(batch.terminal), conditions_of(batch))
-        return batch.rows(scores.argsort(descending=True, stable=True)[:num])
+        return batch.rows(best)
 
     def _sampled(
         self,
@@ -151,8 +151,26 @@ class RestoredPolicy:
 def restore(
     run_folder: str | Path, *, greediness: float = 0.0, variant: str | None = None, device: str = "cpu"
 ) -> RestoredPolicy:
-    """Return the policy in the last checkpoint of a run. Arguments and errors as in `sample`."""
-    trainer = _restored(Path(run_folder), device=device)
+    """Return the policy in the last checkpoint of a run; the last one stays in memory. Arguments as in `sample`."""
+    folder, arguments = Path(run_folder), (str(Path(run_folder).resolve()), greediness, variant, device)
+    if _last.get(arguments, ((), None))[0] != _version(folder):
+        restored = _restore(folder, greediness=greediness, variant=variant, device=device)
+        _last.clear()
+        _last[arguments] = _version(folder), restored
+    return _last[arguments][1]
+
+
+_last: dict[tuple[Any, ...], tuple[Any, RestoredPolicy]] = {}  # at most one, by the arguments of `restore`
+
+
+def _version(folder: Path) -> list[tuple[str, int]]:
+    """Return the marker and the checkpoints of a run with the times of their last changes."""
+    files = [folder / MARKER_NAME, *CheckpointFolder(folder / CHECKPOINTS_NAME, run="").files()]
+    return [(file.name, file.stat().st_mtime_ns) for file in files if file.exists()]
+
+
+def _restore(folder: Path, *, greediness: float, variant: str | None, device: str) -> RestoredPolicy:
+    trainer = _restored(folder, device=device)
     policy: PolicyFunction = trainer.learner.sampling
     if trainer.auxiliary.action_values is not None:
         policy = trainer.auxiliary.action_values.greedier(policy, variant=variant, p=greediness)

@@ -35,10 +35,9 @@ from gflownet.run.progress import mean
 from gflownet.run.run import Run
 from gflownet.run.stage import StepStage
 from gflownet.search.amortised_search import AmortisedPolicy
-from gflownet.search.baselines import is_allowed
 from gflownet.search.config import ORIGINS
 from gflownet.search.loop import SearchLoop, SearchStep
-from gflownet.search.proposals import unknown_mask
+from gflownet.search.proposals import accepted, unknown_mask
 from gflownet.search.sampler import SamplerTarget, capped_conditioning, sample_metrics
 from gflownet.training.random_states import get_random_state, set_random_state
 from gflownet.workers.process import stream_seed
@@ -303,9 +302,8 @@ def samples_to_verify(parts: Parts) -> GraphStates:
     assert search is not None
     num = parts.plan.num_verified - len(search.verified)
     states = check_samples(parts).terminal
-    setup = search.method.setup
-    is_new = unknown_mask(search.history, states) & is_allowed(setup, states)
-    return states[is_new.nonzero().squeeze(1)[: max(num, 0)]]
+    new = unknown_mask(search.history, states).nonzero().squeeze(1)
+    return states[accepted(states, new, max(num, 0), search.method.setup.is_refused_at)]
 
 
 def check_samples(parts: Parts) -> TrajectoryBatch:

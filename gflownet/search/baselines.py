@@ -50,8 +50,7 @@ def allowed_states(setup: SearchSetup, num: int, sample: Sample, *, only_new: bo
 
 def is_allowed(setup: SearchSetup, states: GraphStates) -> torch.Tensor:
     """Return which terminal states [B] no hard cap refuses, [B] bool."""
-    env = setup.context.env
-    refused = [setup.is_refused(env.terminal(states, index)) for index in range(len(states))]
+    refused = [setup.is_refused_at(states, index) for index in range(len(states))]
     return ~torch.tensor(refused, dtype=torch.bool)
 
 

@@ -41,6 +41,10 @@ class SearchSetup:
     num_evaluations: int  # expected evaluations of the search, for schedules
     is_refused: Callable[[Any], bool] = lambda candidate: False  # whether a hard cap of the budget refuses it
 
+    def is_refused_at(self, states: GraphStates, index: int) -> bool:
+        """Return whether a hard cap of the budget refuses a terminal state of a batch."""
+        return self.is_refused(self.context.env.terminal(states, index))
+
     def generator(self, *stream: int) -> torch.Generator:
         """Return the random generator of a stream."""
         return torch.Generator().manual_seed(stream_seed(self.seed, *stream))

@@ -226,7 +226,7 @@ class SurrogateSearch(SearchMethod):
         is_joint = num > 1 or len(self.history.in_flight) > 0
         if is_joint and self._num_fitted and not self.calibration.is_worse_than_mean:
             order = self._ordered_in_turn(pool, order, num, self.setup.generator(call, _BATCH))
-        positions = accepted(pool.states, order, num, self._refused)
+        positions = accepted(pool.states, order, num, self.setup.is_refused_at)
         self.origins = pool.origin[positions]
         return pool.states[positions]
 
@@ -247,7 +247,7 @@ class SurrogateSearch(SearchMethod):
             if position in passed:
                 continue
             passed.add(position)
-            if not self._refused(pool.states, int(rows[position])):
+            if not self.setup.is_refused_at(pool.states, int(rows[position])):
                 chosen.append(position)
                 believed.add(position)
                 following = self._following(features, believed, len(rows), generator)
@@ -263,7 +263,7 @@ class SurrogateSearch(SearchMethod):
         """Return unknown architectures of the first design, then random ones."""
         states = GraphStates.cat([self._design, self.random_states(call)])
         states = states[unknown_mask(self.history, states)]
-        states = states[accepted(states, torch.arange(len(states)), num, self._refused)]
+        states = states[accepted(states, torch.arange(len(states)), num, self.setup.is_refused_at)]
         self.origins = origin_of((origin, len(states)))
         return states
 
@@ -273,9 +273,6 @@ class SurrogateSearch(SearchMethod):
         states = self.setup.random_draws(0, _POOL)(_NUM_DESIGN, self.setup.generator(0, _RANDOM))
         states = states[unknown_mask(History(self.env), states)]
         return states[spread_order(Descriptors(self.env, seed=self.setup.seed)(states))]
-
-    def _refused(self, states: GraphStates, index: int) -> bool:
-        return self.setup.is_refused(self.env.terminal(states, index))
 
 
 def _equal(states: GraphStates, origin: Tensor | ProposalOrigin) -> Pool:

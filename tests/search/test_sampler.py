@@ -156,7 +156,8 @@ def test_sampler_approaches_the_reward_of_predictions(factor, monkeypatch):
         patch.setattr(RewardScale, "levels", lambda *args: (levels(*args)[0], factor * levels(*args)[1]))
         train(trainer)
     graph, search = enumerate_states(trainer.env), trainer.search
-    assert search is not None and search.scale is not None
+    assert search is not None
+    assert search.scale is not None
     condition = sampler_conditioning(trainer.task, 1, torch.Generator().manual_seed(0))
     each = condition[torch.zeros(len(graph.terminal), dtype=torch.int64)]
     log_reward = search.scale.log_reward(ScoreModel(search.method.setup)(graph.states[graph.terminal]), each)
