@@ -34,14 +34,18 @@ SECTIONS = {
         line("rank correlation of the surrogate", "search/surrogate_rank_correlation"),
         line(
             "proposals by origin",
-            *(f"search/proposed_{origin}_total" for origin in ("design", "space", "mutation", "policy", "random")),
+            *(
+                f"search/proposed_{origin}_total"
+                for origin in ("design", "space", "mutation", "policy", "random", "sampler")
+            ),
         ),
         line("front", "score/hypervolume"),
     ],
     "Sampler": [
-        line("loss", "train/loss", log_y=True),
+        line("loss", "train/loss", "train/likelihood_loss", log_y=True),
         line("learned log Z and mean log-reward", "train/log_Z", "score/log_reward_mean"),
         line("mean predicted score", "score/predicted_score_mean"),
+        line("rank correlation of log p and log R", "train/sampler_rank_correlation"),
         *scalars("certificate/has_converged", "certificate/total_variation", "certificate/flow_consistency"),
     ],
     "Final stage and random reference": [

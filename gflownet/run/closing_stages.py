@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gflownet.certificate import RunCertificate
 
 
+_PREFERRED = 0.95  # weight of an objective that samples prefer
 NUM_LOGGED = 100  # candidates in the tables of wandb and TensorBoard at the end
 
 
@@ -83,6 +84,24 @@ def sampler_words(parts: Parts, search: SearchLoop, random_scores: Sequence[floa
         f"before; log p against log R {rank_correlation(log_prob, log_reward):.2f}; flow consistency "
         f"{consistency.value:.2f}: {'converged' if consistency.high <= CONVERGED else 'not converged'}"
     )
+
+
+def preferences_words(parts: Parts, search: SearchLoop) -> str:
+    """Return predicted utilities and sizes of samples that prefer each objective in turn; empty without preferences."""
+    names, task = parts.task.chosen_objectives, parts.task
+    if search.scale is None or search.scale.scores.dim() == 1 or parts.config.cond.preferences.weights:
+        return ""
+    model, words = ScoreModel(search.method.setup), list[str]()
+    for place, name in enumerate(names):
+        weights = [_PREFERRED if each == place else (1 - _PREFERRED) / (len(names) - 1) for each in range(len(names))]
+        terminal = check_samples(parts, preferences=weights).terminal
+        utilities = zip(names, model(terminal).mean(0).tolist(), strict=True)
+        costs = [task.cost(parts.env.terminal(terminal, index)) for index in range(len(terminal))]
+        sizes = [float(cost.num_parameters) for cost in costs if cost is not None]
+        figures = [f"{each} {utility:.3f}" for each, utility in utilities]
+        figures += [f"{mean(sizes):,.0f} parameters"] * bool(sizes)
+        words.append(f"{name}: {', '.join(figures)}")
+    return f"samples with a preference of {_PREFERRED} for one objective, predicted utilities: {'; '.join(words)}"
 
 
 class CertificateStage(Stage):
@@ -191,7 +210,8 @@ class ReportStage(Stage):
             words = sampler_words(self._parts, search, self._random_scores(run))
             run.folder.write(run.folder.path / SAMPLER_NAME, json.dumps({"words": words}))
             run.logger.print(closing_line(self._parts, search))
-            run.logger.print(words)
+            for line in filter(None, (words, preferences_words(self._parts, search))):
+                run.logger.print(line)
         if write_errors:
             raise write_errors[0]
 

@@ -126,6 +126,26 @@ def _check_main_process_only(config: Config) -> None:
         )
 
 
+# Options of the training of a policy on scores, which a search method does without.
+_OF_SCORES = ("num_training_steps", "algo.num_from_policy", "algo.train_random_action_prob")
+_OF_SCORES += ("algo.sampling_temperature", "algo.sampling_tau", "validate_every")
+_GROUPS_OF_SCORES = ("replay.", "offline.", "local_search.")
+
+
+def unused_line(config: Config) -> str:
+    """Return the chosen options that a search method does not use, in a line; empty for none."""
+    needed = () if config.budget.evaluations else _OF_SCORES[:2]  # they are the number of evaluations
+    keys = [
+        option.key
+        for option in OPTIONS.values()
+        if (option.key in _OF_SCORES and option.key not in needed) or option.key.startswith(_GROUPS_OF_SCORES)
+        if resolved(config, option) != option.default
+    ]
+    if config.search.method in (GFLOWNET, AUTO) or not keys:
+        return ""
+    return f"not used with search.method={config.search.method}: {', '.join(keys)}"
+
+
 def check_start(config: Config) -> None:
     """Check what a run needs.
 

@@ -33,6 +33,7 @@ from gflownet.run.failures import SkippedSteps, refuse_failures
 from gflownet.run.parts import SAMPLER_STREAM, Parts
 from gflownet.run.progress import mean
 from gflownet.run.run import Run
+from gflownet.run.run_log import StepSamples
 from gflownet.run.stage import StepStage
 from gflownet.search.amortised_search import AmortisedPolicy
 from gflownet.search.config import ORIGINS
@@ -280,6 +281,7 @@ def sampler_training(parts: Parts, *, on_skip: OnSkip) -> Iterator[dict[str, flo
         return torch.Generator().manual_seed(stream_seed(config.seed, SAMPLER_STREAM, *stream))
 
     chooses_beta = {**config.cond.temperature} == asdict(TemperatureConfig())
+    parts.progress.samples = StepSamples()
     target = SamplerTarget(search.method.setup, chooses_beta=chooses_beta, generator=generator())
     for phase, (learner, num) in enumerate(parts.build_sampler_learners()):
         learner.on_skip = on_skip
@@ -288,10 +290,13 @@ def sampler_training(parts: Parts, *, on_skip: OnSkip) -> Iterator[dict[str, flo
             if policy.sampled is not sampled:
                 sampled = policy.sampled
                 of_samples = sample_metrics(policy, target)
+                parts.progress.samples = StepSamples.of(log_rewards=policy.sampled.log_reward.tolist())
             if metrics and learner.objective.imitates:
                 yield {f"likelihood_{name}": value for name, value in metrics.items()}
             elif metrics:
                 yield {**metrics, **of_samples}
+            if metrics:
+                parts.progress.samples = StepSamples()
     parts.learner = parts.build_learner()
     search.num_trained_on, search.scale = len(search.history), target.scale
 
@@ -306,10 +311,10 @@ def samples_to_verify(parts: Parts) -> GraphStates:
     return states[accepted(states, new, max(num, 0), search.method.setup.is_refused_at)]
 
 
-def check_samples(parts: Parts) -> TrajectoryBatch:
-    """Return the samples of the trained sampler that are checked, under one condition, without exploration."""
+def check_samples(parts: Parts, **fixed: Any) -> TrajectoryBatch:
+    """Return the samples of the trained sampler that are checked, without exploration; some conditions are fixed."""
     generator = torch.Generator().manual_seed(stream_seed(parts.config.seed, SAMPLER_STREAM, *_CHECK))
-    conditioning = capped_conditioning(parts.task, parts.env, _NUM_CHECKED, generator, caps={})
+    conditioning = capped_conditioning(parts.task, parts.env, _NUM_CHECKED, generator, caps={}, **fixed)
     return sample_forward(parts.context, parts.learner.sampling, conditioning=conditioning, generator=generator)
 
 

@@ -40,7 +40,7 @@ from gflownet.objectives.config import OptimizerConfig, num_taught
 from gflownet.objectives.max_likelihood import MaxLikelihood
 from gflownet.records.status import Phase, read_status
 from gflownet.run.closing_stages import CertificateStage, ReportStage
-from gflownet.run.extensions import automatic_method, load_extensions, validate
+from gflownet.run.extensions import automatic_method, load_extensions, unused_line, validate
 from gflownet.run.failures import Quarantine, evaluation_line
 from gflownet.run.final_set import kept_weights
 from gflownet.run.final_stage import FinalTrainingsStage
@@ -351,8 +351,8 @@ class GFNTrainer:
             evaluator.on_result = on_result
             for line in start_details(self):
                 run.logger.detail(line)
-            remarks = (*self.task.remarks(), *self.env.remarks(), self.plan.objectives_line(), self.plan.line())
-            for line in filter(None, remarks):
+            plan_lines = self.plan.objectives_line(), self.plan.line(), unused_line(config)
+            for line in filter(None, (*self.task.remarks(), *self.env.remarks(), *plan_lines)):
                 run.logger.print(line)
             if self.plan.warning:
                 run.logger.warn(self.plan.warning)

@@ -47,9 +47,11 @@ class Figure:
 
 FIGURES = (
     Figure("loss", "loss", "loss", "{:.4g}".format),
+    Figure("likelihood_loss", "loss of maximum likelihood", "likelihood loss", "{:.4g}".format),
     Figure("log_Z", "log Z", "log Z", "{:.2f}".format),
     Figure("log_reward_mean", "mean log-reward", "log R", "{:.2f}".format),
     Figure("predicted_score_mean", "mean predicted score", "predicted", "{:.3f}".format),
+    Figure("sampler_rank_correlation", "log p against log R", "log p, log R", "{:.2f}".format),
     Figure("score_mean", "mean score", "mean", "{:.3f}".format),
     Figure("score_best", "best score", "best", "{:.3f}".format),
     Figure("num_distinct", "distinct architectures", "distinct", "{:,.0f}".format),

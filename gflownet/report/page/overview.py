@@ -75,7 +75,7 @@ def progress_of(run: RunData) -> Progress:
     if not has_search_method(run):
         return Progress(last, num_steps, "step")
     if num_sampler := len(sampler_rows(run)):
-        return Progress(num_sampler, num_steps, _SAMPLER_UNIT)
+        return Progress(num_sampler, int(run.plan.get("num_steps", 0)), _SAMPLER_UNIT)
     return Progress(run.num_evaluated, run.num_planned, "evaluation")
 
 
@@ -127,9 +127,12 @@ def _estimates(run: RunData, progress: Progress) -> Iterator[float]:
 
 
 def sampler_rows(run: RunData) -> Sequence[Mapping[str, Any]]:
-    """Return the steps of the sampler that a search method trains at its end: those after its last search."""
-    num_searched = max((place for place, row in enumerate(run.metrics, start=1) if "score_mean" in row), default=0)
-    return [row for row in run.metrics[num_searched:] if "loss" in row]
+    """Return the updates of the sampler that a search method trains at its end: those of its last training."""
+    rows = list(run.metrics)
+    if rows and "score_mean" in rows[-1]:  # its samples were evaluated
+        rows.pop()
+    num_before = max((place for place, row in enumerate(rows, start=1) if "score_mean" in row), default=0)
+    return [row for row in rows[num_before:] if {"loss", "likelihood_loss"} & row.keys()]
 
 
 def summary_of(point: ExtensionPoint, name: str) -> str:
