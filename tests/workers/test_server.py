@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from gflownet.workers import ProxyServer, Served
 from gflownet.workers.proxy import CALL, Call
 from tests.workers.messages import released_resources
-from tests.workers.served_model import SOON_S, Model, Rows
+from tests.workers.served_model import SOON_S, Model
 
 
 def waiting_together(server: ProxyServer, model: Model, calls: list[Call], pool: ThreadPoolExecutor) -> list[Any]:
@@ -65,27 +61,6 @@ def test_server_merged_failure_raises_in_one_caller(server, model, pool, value, 
         raise bad.error()
 
 
-class Forgetful(Rows):
-    def split(self, result: Tensor, calls: Sequence[tuple]) -> Sequence[Tensor]:
-        return super().split(result, calls)[1:]
-
-
-def test_server_merger_with_missing_result(model, transport, pool):
-    served = {"policy": Served(model, {CALL: Forgetful()}), "numbers": Served([3])}
-    with ProxyServer(served, transport=transport) as server:
-        with pytest.warns(UserWarning, match="split: expected 2 results, got 1"):
-            answers = waiting_together(server, model, [policy_call(1), policy_call(2)], pool)
-        assert [answer.tolist() for answer in answers] == [[2.0], [4.0]]
-
-
-def test_server_warnings_as_errors_reach_callers(server, model, pool):
-    answers = waiting_together(server, model, [policy_call(1), policy_call(-3)], pool)
-    for answer in answers:
-        with pytest.raises(UserWarning, match="one by one"):
-            raise answer.error()
-    assert server.connect().proxy("policy")(torch.ones(1)).tolist() == [2.0]
-
-
 def test_server_slow_object_does_not_block(server, model, pool):
     slow, quick = server.connect().proxy("slow"), server.connect().proxy("numbers")
     model.gate.clear()
@@ -115,29 +90,11 @@ def test_server_close_raises_in_caller(server, endpoint):
         endpoint.proxy("policy")(torch.ones(1))
 
 
-def test_server_close_timeout(server, model, endpoint, pool):
-    model.gate.clear()
-    call = pool.submit(endpoint.proxy("policy"), torch.ones(1))
-    assert model.entered.wait(SOON_S)
-    server.close()
-    assert not call.done()
-    model.gate.set()
-    call.exception(SOON_S)
-
-
 def test_server_between_calls(server, endpoint, model, pool):
     with server.between_calls():
         call = pool.submit(endpoint.proxy("policy"), torch.ones(1))
         assert not model.entered.wait(0.1)
     assert call.result(SOON_S).tolist() == [2.0]
-
-
-def test_server_idle_cpu_time(server, endpoint):
-    endpoint.proxy("policy")(torch.ones(1))
-    clock = time.pthread_getcpuclockid(server.thread.ident)
-    start = time.clock_gettime(clock)
-    threading.Event().wait(0.3)
-    assert time.clock_gettime(clock) - start < 0.01
 
 
 def test_server_close_releases_resources(model, transport):
