@@ -62,14 +62,6 @@ def test_pool_replaces_killed_worker(name, how):
     assert not torch.equal(after[0].answer, before[0].answer)
 
 
-def test_pool_replaces_worker_killed_while_sending(transport):
-    with workers(transport, producers.dies_sending, max_restarts=1) as pool:
-        first = pool.next()
-        with pytest.warns(UserWarning, match="; restart "):
-            second = pool.next()
-    assert (first.generation, second.generation, second.turn) == (0, 1, 0)
-
-
 def test_pool_keeps_finished_message_of_killed_worker(desk):
     """Its message lies in the pipe already; only the one after that comes from its successor."""
     with workers(PickleTransport(), producers.reports_each, desk, max_restarts=1) as pool:
@@ -147,20 +139,6 @@ def test_pool_replaces_worker_killed_during_start(tmp_path, monkeypatch, start_m
     ):
         note = pool.next()
     assert (note.worker, note.generation, note.turn) == (0, 1, 0)
-
-
-def test_pool_replaces_successor_killed_during_start(tmp_path, monkeypatch):
-    sign = tmp_path / "sign"
-    with workers(PickleTransport(), producers.Dies(die_now), max_restarts=2) as pool:
-        next_of(pool, 2)
-        monkeypatch.setattr(worker_processes, "stream_seed", lambda *_: DeadlySeed(sign, MORE_THAN_A_PIPE_HOLDS))
-        sign.touch()
-        with (
-            pytest.warns(UserWarning, match=r"was killed by SIGKILL .*; restart 1 of 2"),
-            pytest.warns(UserWarning, match=r"worker 0 died during its start: .*; restart 2 of 2"),
-        ):
-            note = pool.next()
-    assert (note.generation, note.turn) == (2, 0)
 
 
 def test_pool_start_failure_raises(tmp_path, monkeypatch):
