@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gflownet import __version__, train
+from gflownet import train
 from gflownet.cli.arguments import MAX_WIDTH
 from gflownet.cli.parser import Command, help_text, parse
 from gflownet.config import DEFAULT_CONFIG, OPTIONS, config_names, load_config, to_yaml
@@ -24,12 +22,6 @@ from gflownet.evaluation.tasks import TASKS
 from tests.benchmark_tables import table_options
 from tests.tiny_run import TINY_RUN, TINY_TASKS
 
-# Runs each command line and prints its status; at the end, whether torch was imported.
-PROBE = """
-import json, sys
-from gflownet.train import main
-print([main(arguments) for arguments in json.loads(sys.argv[1])], "torch" in sys.modules, file=sys.stderr)
-"""
 INVALID = [
     (["model.num_layer=3"], "did you mean model.num_layers?"),
     (["seed=abc"], "seed: expected an integer, got 'abc'"),
@@ -139,16 +131,6 @@ def test_policy_and_candidates_without_a_gpu_name_one_cause(
         causes.add(capsys.readouterr().err.rstrip().rpartition(": ")[2])
     without_cuda = f"torch {version('torch')} is built without CUDA"
     assert causes == {"CUDA_VISIBLE_DEVICES hides all" if has_cuda else without_cuda}
-
-
-def test_command_without_a_run_imports_no_torch(checkout: Path) -> None:
-    printing = [[flag, "seed=3"] for flag in ("--help", "--version", "--print-config")]
-    invalid = [arguments for arguments, words in INVALID if "error: task" not in words]
-    command = [sys.executable, "-c", PROBE, json.dumps([*printing, *invalid])]
-    process = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False, timeout=60)
-    assert process.stderr.splitlines()[-1] == f"{[0] * len(printing) + [2] * len(invalid)} False"
-    for words in ("usage: ", f"gflownet {__version__}\n", "seed: 3\n"):
-        assert words in process.stdout
 
 
 # One of each environment that no other test of the fast suite runs (tests/finished_runs.py, tests/test_final_stage.py).

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from gflownet.records.status import Phase
-from gflownet.run.view import FIGURES, STATUS_FIGURES, Limits, LivePanel, PlainLines, View, make_view
+from gflownet.run.view import FIGURES, Limits, LivePanel, PlainLines, View, make_view
 
 VALUES = {
     "loss": 0.51234,
@@ -54,35 +54,6 @@ def test_plain_lines_contain_all_metrics() -> None:
     assert line.startswith("step 5/20 | ")
 
 
-STATUS = {
-    "in_flight": 12,
-    "busy_share": 0.968,
-    "num_retried": 1_003,
-    "num_timeout": 2,
-    "num_crashed": 4,
-    "num_out_of_memory": 5,
-    "num_refused": 31,
-}
-SHOWN_STATUS = ("12", "97%", "1,003", "2", "4", "5", "31")
-
-
-def test_live_panel_shows_status_and_values_of_running_step() -> None:
-    view, output, now = panel(80)
-    view.write(1, VALUES | STATUS | {"surrogate_weight_forest": 0.75, "surrogate_weight_labels": 0.0})
-    text = output.getvalue()
-    assert re.search(r"surrogate: random forest +75%", text)
-    assert "labels" not in text
-    for figure, shown in zip(STATUS_FIGURES, SHOWN_STATUS, strict=True):
-        assert re.search(rf"{re.escape(figure.label)} +{re.escape(shown)}", text), figure.label
-    now.moment += 1
-    view.show({"in_flight": 77, "num_crashed": 0})
-    last = output.getvalue()[len(text) :]
-    assert re.search(r"in flight +77", last)
-    assert "crashed" not in last
-    assert "step 1/20" in last
-    view.close()
-
-
 def test_plain_lines_print_every() -> None:
     output = io.StringIO()
     view = PlainLines(Console(file=output, width=40), Limits(num_steps=12), print_every=5)
@@ -109,18 +80,6 @@ def test_time_left_counts_steps_and_evaluations_of_this_process() -> None:
     evaluated = {101: {"num_distinct": 100.0}, 102: {"num_distinct": 120.0}}
     assert time_left(Limits(num_evaluations=220), now, evaluated, is_resumed=True) == "0:00:50"
     assert time_left(Limits(num_steps=105), now, {106: {}}) == "step 106/106", "more steps than expected"
-
-
-def test_quiet_view_shows_nothing() -> None:
-    for is_terminal in (False, True):
-        output = io.StringIO()
-        console = Console(file=output, force_terminal=is_terminal)
-        view = make_view(console, limits=Limits(num_steps=20), print_every=1, is_quiet=True)
-        view.write(1, VALUES)
-        view.show(VALUES)
-        view.stage("final stage", 1, 2)
-        view.close()
-        assert output.getvalue() == ""
 
 
 def panel(width: int) -> tuple[LivePanel, io.StringIO, FakeTime]:
@@ -240,19 +199,6 @@ def test_live_panel_shows_each_phase_with_its_figures(width: int) -> None:
     assert "loss" not in final
     assert "left" not in certificate, "all trainings are done, but not the phase"
     assert "final stage done in 0:00:12 report" in report
-
-
-def test_plain_lines_of_each_phase() -> None:
-    output, now = io.StringIO(), FakeTime()
-    view = PlainLines(Console(file=output), RUN_LIMITS, now=now, print_every=1)
-    assert list(go_through_phases(view, now))[-1] is Phase.REPORT
-    assert output.getvalue().splitlines()[2:] == [
-        "step 5 | search 5/10 | mean 0.500 | distinct 5 | rank correlation 0.25 | 0:00:10 left",
-        "step 9 | search 10/10 | mean 0.600 | distinct 10",
-        "step 11 | training of the sampler 2/8 | loss 2.5 | log Z 1.50 | predicted 0.625 | 0:00:12 left",
-        "final stage, trainings: 4 of 20 (20%) | candidates 3 | new seeds 2 | best mean 0.750 | time 0:00:12 | "
-        "0:00:48 left",
-    ]
 
 
 def last_panel(output: io.StringIO) -> str:

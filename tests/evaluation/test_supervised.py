@@ -332,3 +332,11 @@ def test_a_candidate_without_an_objective_is_a_failure_of_no_utility(tmp_path):
             assert evaluation.status is EvaluationStatus.FAILED
             assert evaluation.error == "metrics: expected the objective flops, got accuracy"
             assert evaluation.utilities == (0.0, 0.0)
+
+
+def test_diverging_training_is_failed_in_its_place():
+    task = build("num_epochs=2")
+    outcomes = trained(task, [ZOO[0], explosive(), ZOO[1]], 2)
+    ok, failed = EvaluationStatus.OK, EvaluationStatus.FAILED
+    assert [outcome.status for outcome in outcomes] == [ok, failed, ok]
+    assert str(outcomes[1].error).startswith("CandidateDivergedError: epoch 1: expected a training loss <= 1000")

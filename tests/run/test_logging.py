@@ -94,3 +94,14 @@ def test_error_of_a_drawing_is_one_line_and_the_log_goes_on(tmp_path: Path) -> N
         logger.write(2, {"loss": 0.5})
     assert "the best architectures are not shown in the logs: no network\n" in output.getvalue()
     assert [row["loss"] for row in rows_of(tmp_path / METRICS_NAME)] == [1.0, 0.5]
+
+
+def test_metrics_file_warns_about_damaged_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / METRICS_NAME
+    write_steps(path, range(1, 3))
+    path.write_bytes(b"{damaged\n" + path.read_bytes())
+    write_steps(path, range(3, 4), resume_step=2)
+    assert [row["step"] for row in rows_of(path)] == [1, 2, 3]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}: expected one row for each of 2 steps, got 2, line 1 is damaged; continuing without"
+    ]

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch_geometric.data import Batch
 
 from gflownet.workers.packing import ALIGNMENT, MessageTooLarge, Packed, SharedPinnedBuffer, pack, unpack
-from tests.workers.messages import built_batch, graph
+from tests.workers.messages import built_batch
 
 
 def delivered(packed: Packed):
@@ -29,16 +28,6 @@ def test_pack_shared_tensor_once():
     assert len(packed.tensors) == 1
     first, (second,) = delivered(packed)
     assert first is second
-
-
-def test_pack_keeps_torch_geometric_batch():
-    """Graphs can be extracted from a collated batch, and its storage refers to it."""
-    batch = delivered(pack(Batch.from_data_list([graph(2), graph(3)])))
-    assert [one.num_nodes for one in batch.to_data_list()] == [2, 3]
-    assert batch.num_graphs == 2
-    assert batch._store._parent() is batch
-    built = delivered(pack(built_batch()))
-    assert (built.num_graphs, built.num_nodes) == (3, 6)
 
 
 CUDA = torch.device("cuda")

@@ -20,7 +20,7 @@ from gflownet.workers import pool as worker_processes
 from gflownet.workers.pool import WorkerError, WorkerPool
 from gflownet.workers.transport import PickleTransport
 from tests.workers import producers
-from tests.workers.messages import TRANSPORTS, named_memory, released_resources
+from tests.workers.messages import TRANSPORTS
 from tests.workers.pools import SOON_S, next_of, workers
 from tests.workers.producers import Desk, double
 
@@ -174,21 +174,6 @@ def test_pool_close_kills_waiting_worker():
         process.is_alive()
 
 
-def test_pool_close_releases_resources(transport):
-    """Of pools whose workers die, too."""
-
-    def use() -> None:
-        with workers(transport, producers.Dies(producers.die_sharing_memory), num_workers=2, max_restarts=1) as pool:
-            pids = {note.pid for note in next_of(pool, 4)}
-            with pytest.warns(UserWarning, match="; restart "):
-                pids |= {note.pid for note in next_of(pool, 3)}
-        assert named_memory(*pids) == []
-
-    use()
-    with released_resources():
-        use()
-
-
 def refusal(served: Served) -> str:
     with (
         ProxyServer({"double": served}, transport=PickleTransport()) as server,
@@ -223,3 +208,11 @@ def test_start_context_forkserver_preload(monkeypatch):
     worker_processes.start_context(server, producers.sample, num_workers=1, start_method="auto")
     assert {"__main__", "tests.workers.producers", "gflownet.workers.transport", "torch_geometric"} <= set(preloaded)
     assert not [name for name in preloaded if name.startswith("torch.")]
+
+
+def test_pool_replaces_worker_killed_while_sending(transport):
+    with workers(transport, producers.dies_sending, max_restarts=1) as pool:
+        first = pool.next()
+        with pytest.warns(UserWarning, match="; restart "):
+            second = pool.next()
+    assert (first.generation, second.generation, second.turn) == (0, 1, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import threading
 from functools import partial
 
@@ -11,7 +12,7 @@ import torch
 
 from gflownet.workers import ProxyServer, Served, get_worker_device, set_main_process_device
 from gflownet.workers.packing import MessageError
-from gflownet.workers.proxy import RemoteTraceback
+from gflownet.workers.proxy import Failure, RemoteTraceback
 from tests.workers.messages import TwoArgumentError, Unreadable, assert_same, built_batch
 from tests.workers.served_model import Rows
 
@@ -111,3 +112,31 @@ def test_get_worker_device_in_main_process():
     set_main_process_device(torch.device("meta"))
     assert get_worker_device() == torch.device("meta")
     set_main_process_device(torch.device("cpu"))
+
+
+class UnpicklableError(Exception):
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+
+
+class ChangingError(Exception):
+    def __reduce__(self):
+        return list, ("ab",)
+
+
+def travelled(error: BaseException) -> Exception:
+    try:
+        raise error
+    except BaseException as caught:
+        failure = Failure.of(caught)
+    return pickle.loads(pickle.dumps(failure)).error()
+
+
+@pytest.mark.parametrize("error", [TwoArgumentError(3, "bad"), UnpicklableError(), ChangingError("odd"), SystemExit(2)])
+def test_failure_of_unpicklable_exception_is_runtime_error(error):
+    arrived = travelled(error)
+    assert type(arrived) is RuntimeError
+    assert str(arrived).partition(":")[0].endswith(type(error).__name__)
+    assert "in travelled" in str(arrived.__cause__)
+    if isinstance(error, TwoArgumentError):
+        assert "node 3: bad" in str(arrived)

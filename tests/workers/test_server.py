@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
-from gflownet.workers import ProxyServer, Served
+from gflownet.workers import ProxyServer
 from gflownet.workers.proxy import CALL, Call
-from tests.workers.messages import released_resources
 from tests.workers.served_model import SOON_S, Model
 
 
@@ -72,39 +70,8 @@ def test_server_slow_object_does_not_block(server, model, pool):
     assert first.result(SOON_S).tolist() == [2.0, 2.0]
 
 
-def test_server_survives_closed_caller(server):
-    """Also in the middle of writing a message."""
-    callers = [server.connect() for _ in range(4)]
-    callers[0].detach()
-    os.write(callers[1].channel.connection.fileno(), b"\x00\x00\x10\x00half")
-    callers[1].detach()
-    callers[2].channel.send(policy_call(1))
-    callers[2].detach()
-    assert callers[3].proxy("policy")(torch.ones(1)).tolist() == [2.0]
-
-
 def test_server_close_raises_in_caller(server, endpoint):
     server.close()
     server.close()
     with pytest.raises(ConnectionError, match="the main process closed the connection"):
         endpoint.proxy("policy")(torch.ones(1))
-
-
-def test_server_between_calls(server, endpoint, model, pool):
-    with server.between_calls():
-        call = pool.submit(endpoint.proxy("policy"), torch.ones(1))
-        assert not model.entered.wait(0.1)
-    assert call.result(SOON_S).tolist() == [2.0]
-
-
-def test_server_close_releases_resources(model, transport):
-    def use() -> None:
-        with ProxyServer({"policy": Served(model)}, transport=transport) as server:
-            endpoint = server.connect()
-            endpoint.proxy("policy")(torch.ones(1))
-            endpoint.channel.close()
-
-    use()
-    with released_resources():
-        for _ in range(3):
-            use()

@@ -22,7 +22,7 @@ from gflownet.workers.transport import (
     Transport,
     make_transport,
 )
-from tests.workers.messages import Inner, Unreadable, assert_same, built_batch, cases, released_resources
+from tests.workers.messages import Inner, Unreadable, assert_same, cases
 
 Pair = tuple[Channel, Channel]
 
@@ -91,23 +91,6 @@ def test_channel_unreadable_message_raises(pair):
     with pytest.raises(MessageError, match="expected a readable message, got ValueError"):
         right.receive()
     assert right.receive() == "next"
-
-
-def test_channel_close_releases_resources(transport):
-    def use() -> None:
-        left, right = transport.pair()
-        left.send((torch.ones(3), built_batch()))
-        right.receive()
-        left.close()
-        right.close()
-
-    use()
-    transport.close()
-    assert [thread.name for thread in threading.enumerate() if thread.name.endswith("(_serve)")] == []
-    with released_resources():
-        for _ in range(3):
-            use()
-        transport.close()
 
 
 def test_make_transport():
