@@ -199,14 +199,6 @@ def test_score_is_the_mean_of_the_last_epochs():
     assert outcome.score == task.evaluate(network(), seed=7)
 
 
-def test_smooth_metric_is_tested_by_accuracy(task):
-    smooth = build("evaluation.num_epochs=3", "evaluation.training.metric=accuracy_and_confidence")
-    plain, score = task.evaluate(network(), seed=0), smooth.evaluate(network(), seed=0)
-    assert score.metrics["train_loss"] == plain.metrics["train_loss"]
-    assert score.value != plain.value
-    assert smooth.test(network(), seed=0) == task.test(network(), seed=0)
-
-
 @pytest.mark.parametrize(("num", "size"), [(20, 16), (1_000, 16), (12_000, 128), (60_000, 256)])
 def test_automatic_batch_size(num, size):
     assert automatic_batch_size(num) == size

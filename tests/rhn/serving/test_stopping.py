@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
 from gflownet.rhn.serving.stopping import Answer, ByteStops, EosTokenCriteria, TextStops, new_answer
-from gflownet.rhn.text_codec import BYTES, ByteCodec, StreamDecoder, TextStream, TokenizerCodec
+from gflownet.rhn.text_codec import ByteCodec, StreamDecoder, TextStream, TokenizerCodec
 
 
 def answer_of(
@@ -138,13 +138,6 @@ def test_shown_text_ends_before_the_first_stop_string_of_any_codec(
             assert shown == 0 or len(texts[shown]) > len(texts[shown - 1])
             held = text[len(texts[shown]) :]
             assert not any(held == "" and text.endswith(stop[:n]) for stop in stops for n in range(1, len(stop)))
-
-
-def test_bytes_are_compared_as_tokens() -> None:
-    params = SamplingParams(stop=("é",), stop_token_ids=(3,), max_tokens=5, min_tokens=2)
-    answer = new_answer(params, BYTES)
-    assert answer.stop_strings == ByteStops((tuple("é".encode()),))
-    assert (answer.eos, answer.max_tokens, answer.min_tokens) == (EosTokenCriteria(frozenset({3})), 5, 2)
 
 
 def test_stop_string_of_a_tokenizer(tmp_path: Path) -> None:
