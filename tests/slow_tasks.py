@@ -35,21 +35,8 @@ class SlowOnce(RewardsHiddenNodes):
             if (folder / "signal").exists():
                 number, process = map(int, (folder / "signal").read_text().split())
                 threading.Timer(0.1, os.kill, (process, number)).start()
-            self.wait()
+            time.sleep(TEN_MINUTES)
         return super().evaluate(graph, seed=seed)
-
-    def wait(self):
-        """Take ten minutes in one call of a library."""
-        time.sleep(TEN_MINUTES)
-
-
-class SlowOnceInSteps(SlowOnce):
-    """Waits in many short calls, as a training does."""
-
-    def wait(self):
-        end = time.monotonic() + TEN_MINUTES
-        while time.monotonic() < end:
-            time.sleep(0.001)
 
 
 class Unstoppable(RewardsHiddenNodes):
@@ -67,16 +54,3 @@ class HasCost(RewardsHiddenNodes):
 
     def cost(self, graph):
         return Cost(num_parameters=num_hidden(graph), flops=0)
-
-
-class EndsItsProcess(RewardsHiddenNodes):
-    """A third of the graphs exit, a third exceed the memory, the others have a score."""
-
-    is_cheap = False
-
-    def evaluate(self, graph, *, seed):
-        if seed % 3 == 0:
-            os._exit(7)
-        if seed % 3 == 1:
-            raise MemoryError("\x1b[31mtoo large")
-        return super().evaluate(graph, seed=seed)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gflownet import __version__, train
+from gflownet import train
 from gflownet.cli.arguments import MAX_WIDTH
 from gflownet.cli.parser import Command, help_text, parse
 from gflownet.config import DEFAULT_CONFIG, OPTIONS, config_names, load_config, to_yaml
@@ -24,12 +22,6 @@ from gflownet.evaluation.tasks import TASKS
 from tests.benchmark_tables import table_options
 from tests.tiny_run import TINY_RUN, TINY_TASKS
 
-# Runs each command line and prints its status; at the end, whether torch was imported.
-PROBE = """
-import json, sys
-from gflownet.train import main
-print([main(arguments) for arguments in json.loads(sys.argv[1])], "torch" in sys.modules, file=sys.stderr)
-"""
 INVALID = [
     (["model.num_layer=3"], "did you mean model.num_layers?"),
     (["seed=abc"], "seed: expected an integer, got 'abc'"),
@@ -126,17 +118,6 @@ def test_hint_of_a_common_mistake_works_when_pasted(
         assert TASKS.load(hint[1]).__name__ == "CountTask"
 
 
-def test_missing_table_names_it_and_the_page_that_has_it(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--config", "cells"], ["task=cells"]):
-        assert train.main([*arguments, "wandb.mode=disabled"]) == 2
-        found = re.fullmatch(
-            r"error: task_options.table: expected the file of the table (\S+), got none; (\S+) says where to get it\n",
-            capsys.readouterr().err,
-        )
-        assert found is not None
-        assert found[1] in (checkout / found[2]).read_text().partition("## Get the tables")[2]
-
-
 @pytest.mark.parametrize("has_cuda", [False, True])
 def test_policy_and_candidates_without_a_gpu_name_one_cause(
     has_cuda: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -150,16 +131,6 @@ def test_policy_and_candidates_without_a_gpu_name_one_cause(
         causes.add(capsys.readouterr().err.rstrip().rpartition(": ")[2])
     without_cuda = f"torch {version('torch')} is built without CUDA"
     assert causes == {"CUDA_VISIBLE_DEVICES hides all" if has_cuda else without_cuda}
-
-
-def test_command_without_a_run_imports_no_torch(checkout: Path) -> None:
-    printing = [[flag, "seed=3"] for flag in ("--help", "--version", "--print-config")]
-    invalid = [arguments for arguments, words in INVALID if "error: task" not in words]
-    command = [sys.executable, "-c", PROBE, json.dumps([*printing, *invalid])]
-    process = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False, timeout=60)
-    assert process.stderr.splitlines()[-1] == f"{[0] * len(printing) + [2] * len(invalid)} False"
-    for words in ("usage: ", f"gflownet {__version__}\n", "seed: 3\n"):
-        assert words in process.stdout
 
 
 # One of each environment that no other test of the fast suite runs (tests/finished_runs.py, tests/test_final_stage.py).
@@ -205,13 +176,6 @@ def test_help_lists_every_option_with_type_and_default(monkeypatch: pytest.Monke
     assert max(map(len, text.splitlines())) <= MAX_WIDTH
 
 
-@pytest.mark.parametrize("width", ["60", "80"])
-def test_help_fits_narrow_terminal(width: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", width)
-    descriptions = [line for line in help_text().splitlines() if line.startswith("      ")]
-    assert max(map(len, descriptions)) <= int(width)
-
-
 def test_parse_mixes_flags_and_overrides() -> None:
     assert parse(["a=1", "--config", "x", "b=-2", "--print-config"]) == Command("x", ("a=1", "b=-2"), print_config=True)
     assert parse(["--config=y=z.yaml"]) == Command("y=z.yaml")
@@ -235,14 +199,6 @@ def test_parse_mixes_flags_and_overrides() -> None:
 def test_parse_accepts_overrides_of_sweeps(arguments: list[str], overrides: tuple[str, ...]) -> None:
     assert parse(arguments).overrides == overrides
     load_config(None, parse(arguments).overrides)
-
-
-def test_overrides_of_sweeps_set_typed_values() -> None:
-    sweep = ["--replay.use=True", "--final.epochs=None", "--opt.learning_rate=1e-05", "--algo={'method': 'subtb'}"]
-    config = load_config(None, parse(sweep).overrides)
-    assert config.replay.use is True
-    assert config.final.epochs is None
-    assert (config.opt.learning_rate, config.algo.method) == (1e-05, "subtb")
 
 
 def test_parse_space_is_refused_where_the_value_is_missing() -> None:
@@ -337,8 +293,3 @@ def test_help_with_wrong_argument_is_printed(argument: str, capsys: pytest.Captu
     printed = capsys.readouterr()
     assert printed.out.startswith("usage: ")
     assert printed.err.startswith("error: ")
-
-
-def test_print_config_refuses_options_that_the_objective_cannot_use(capsys: pytest.CaptureFixture[str]) -> None:
-    assert train.main(["--print-config", "algo.method=ppo", "algo.num_updates=2"]) == 2
-    assert capsys.readouterr().err.startswith("error: algo.num_updates: expected 1 with algo.method=ppo")

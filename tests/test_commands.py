@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 import gflownet
 from gflownet.__main__ import main
-from gflownet.cli.arguments import COMMANDS, CommandLine, program, run_command
+from gflownet.cli.arguments import COMMANDS, CommandLine, run_command
 from gflownet.errors import UserError
 
 # Packages that no --help needs; each takes a tenth of a second or more.
@@ -98,10 +97,6 @@ def test_entry_points_run_and_show_themselves(module: str, checkout: Path) -> No
     assert done.stdout.startswith(f"usage: python -m {module} ")
 
 
-def test_program_is_the_script_elsewhere() -> None:
-    assert program("train") == "gflownet train"
-
-
 @pytest.mark.parametrize(
     ("outcome", "status"),
     [(None, 0), (0, 0), (130, 130), (KeyboardInterrupt(), 130), (SystemExit(0), 0), (UserError("a\nb"), 2)],
@@ -125,14 +120,6 @@ def test_refused_path_is_one_line(number: int, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == f"error: run/.lock: cannot be opened or changed ({os.strerror(number)})\n"
 
 
-def test_refused_system_call_without_a_path_keeps_its_traceback() -> None:
-    def command() -> None:
-        raise PermissionError(errno.EPERM, "kill")
-
-    with pytest.raises(PermissionError):
-        run_command(command)
-
-
 def test_folder_that_cannot_be_read_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,27 +138,8 @@ def test_folder_that_cannot_be_read_is_one_line(
         assert error.count("\n") == 1
 
 
-def test_closed_output_of_rich_is_the_signal_of_a_closed_pipe() -> None:
-    def command() -> None:
-        try:
-            raise BrokenPipeError
-        except BrokenPipeError:
-            raise SystemExit(1)  # noqa: B904 - as rich does
-
-    assert run_command(command) == 128 + signal.SIGPIPE
-
-
 def test_abbreviations_are_no_options() -> None:
     parser = CommandLine(prog="x")
     parser.add_argument("--number")
     with pytest.raises(UserError, match=r"--num: unknown option; did you mean --number\?"):
         parser.parse_args(["--num", "3"])
-
-
-def test_closed_pipe_ends_a_command_without_words(checkout: Path) -> None:
-    command = f"{sys.executable} -m gflownet --help | head -c 5; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=checkout, capture_output=True, text=True, check=False, env=dict(os.environ)
-    )
-    assert done.stdout.startswith("usage")
-    assert done.stderr == ""

@@ -8,7 +8,6 @@ import pty
 import select
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -98,27 +97,6 @@ def folder(tmp_path: Path, checkout: Path) -> Path:
     for shell in ("bash", "zsh", "fish"):
         (tmp_path / shell).write_text(shellcode(["gflownet"], shell="fish" if shell == "fish" else "bash"))
     return tmp_path
-
-
-def run_shell(shell: str, folder: Path, code: str) -> str:
-    """Run code in a shell without start-up files; the path has only the folder and the system."""
-    path = shutil.which(shell)
-    if path is None:
-        pytest.skip(f"{shell} is not installed: apt-get install {shell}")
-    flags = {"bash": ["--norc", "--noprofile"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
-    environment = {"PATH": f"{folder}:/usr/bin:/bin", "HOME": str(folder), "TERM": "dumb"}
-    done = subprocess.run(
-        [path, *flags, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.stderr == ""
-    return done.stdout
-
-
-def test_fish_completes(folder: Path) -> None:
-    code = f"source {folder}/fish; complete -C 'gflownet train env.name=ce'; complete -C 'gflownet sto'"
-    rows = run_shell("fish", folder, code).splitlines()
-    assert "env.name=cells" in rows
-    assert any(row.startswith("store\t") for row in rows)
 
 
 # Commands that make an interactive shell complete, without start-up files.

@@ -19,7 +19,7 @@ from gflownet import options as options_module
 from gflownet.config import OPTIONS, Config, config_names, load_config, to_mapping, to_yaml, with_task_options
 from gflownet.errors import UserError
 from gflownet.evaluation.tasks import TASKS
-from gflownet.options import Interval, find_options, nearest_key
+from gflownet.options import find_options, nearest_key
 from gflownet.run.extensions import load_extensions, validate
 
 
@@ -256,13 +256,6 @@ def test_search_method_refuses_options_of_training_on_scores(option: str) -> Non
     validate(load_config(None, [option]))
 
 
-def test_unknown_search_method_lists_all_methods() -> None:
-    with pytest.raises(
-        UserError, match=r"search\.method: expected one of auto, gflownet, random, .*did you mean gflownet\?"
-    ):
-        validate(load_config(None, ["search.method=gflownets"]))
-
-
 def test_resume_option_accepts_true_false_and_auto() -> None:
     values = [load_config(None, [f"resume={text}"]).resume for text in ("true", "false", "auto")]
     assert values == [True, False, "auto"]
@@ -281,12 +274,6 @@ def test_every_numeric_option_has_bounds() -> None:
     numeric = {key for key, option in OPTIONS.items() if re.search(r"\b(int|float)\b", option.type_name)}
     checked_elsewhere = {"cond.focus.directions", "cond.temperature.dist_params"}  # bounds depend on other options
     assert numeric - checked_elsewhere == {key for key, option in OPTIONS.items() if option.bounds}
-
-
-def test_interval_open_and_closed_bounds() -> None:
-    assert [value in Interval(0, 1, low_open=True) for value in (0, 0.5, 1, 1.5)] == [False, True, True, False]
-    assert [value in Interval(0, 1, high_open=True) for value in (-1, 0, 0.5, 1)] == [False, True, True, False]
-    assert str(Interval(0, 1, low_open=True)) == "a number in (0, 1]"
 
 
 def test_every_option_has_one_line_of_help() -> None:

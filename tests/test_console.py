@@ -10,15 +10,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from gflownet.language.run import LOOK
 from gflownet.records.status import Phase
-from gflownet.run.view import FIGURES, STATUS_FIGURES, Limits, LivePanel, PlainLines, View, curve, make_view
+from gflownet.run.view import FIGURES, Limits, LivePanel, PlainLines, View, make_view
 
 VALUES = {
     "loss": 0.51234,
@@ -56,48 +54,6 @@ def test_plain_lines_contain_all_metrics() -> None:
     assert line.startswith("step 5/20 | ")
 
 
-STATUS = {
-    "in_flight": 12,
-    "busy_share": 0.968,
-    "num_retried": 1_003,
-    "num_timeout": 2,
-    "num_crashed": 4,
-    "num_out_of_memory": 5,
-    "num_refused": 31,
-}
-SHOWN_STATUS = ("12", "97%", "1,003", "2", "4", "5", "31")
-
-
-def test_plain_lines_show_status_that_is_not_0() -> None:
-    output = io.StringIO()
-    view = PlainLines(Console(file=output), Limits(num_steps=20), print_every=1)
-    view.write(1, VALUES | STATUS)
-    assert all(
-        f"| {figure.short} {shown} |" in output.getvalue().replace("\n", " |")
-        for figure, shown in zip(STATUS_FIGURES, SHOWN_STATUS, strict=True)
-    )
-    view.write(2, VALUES | dict.fromkeys(STATUS, 0) | {"num_timeout": 7})
-    last = output.getvalue().splitlines()[-1]
-    assert [figure.short for figure in STATUS_FIGURES if f"| {figure.short} " in last] == ["timeouts"]
-
-
-def test_live_panel_shows_status_and_values_of_running_step() -> None:
-    view, output, now = panel(80)
-    view.write(1, VALUES | STATUS | {"surrogate_weight_forest": 0.75, "surrogate_weight_labels": 0.0})
-    text = output.getvalue()
-    assert re.search(r"surrogate: random forest +75%", text)
-    assert "labels" not in text
-    for figure, shown in zip(STATUS_FIGURES, SHOWN_STATUS, strict=True):
-        assert re.search(rf"{re.escape(figure.label)} +{re.escape(shown)}", text), figure.label
-    now.moment += 1
-    view.show({"in_flight": 77, "num_crashed": 0})
-    last = output.getvalue()[len(text) :]
-    assert re.search(r"in flight +77", last)
-    assert "crashed" not in last
-    assert "step 1/20" in last
-    view.close()
-
-
 def test_plain_lines_print_every() -> None:
     output = io.StringIO()
     view = PlainLines(Console(file=output, width=40), Limits(num_steps=12), print_every=5)
@@ -117,21 +73,6 @@ def time_left(limits: Limits, now: FakeTime, steps: dict[int, dict[str, float]],
     return output.getvalue().splitlines()[-1].rpartition(" | ")[2].removesuffix(" left")
 
 
-@pytest.mark.parametrize(
-    ("limits", "values", "left"),
-    [
-        (Limits(), {"num_distinct": 30, "seconds": 50.0}, "0:00:40"),  # 4 steps of 10 s
-        (Limits(num_evaluations=130), {"num_distinct": 30, "seconds": 5.0}, "0:00:33"),  # 100 more of .333 s
-        (Limits(seconds=350), {"num_distinct": 30, "seconds": 300.0}, "0:00:02"),
-        (Limits(num_evaluations=10, seconds=350), {"num_distinct": 30, "seconds": 50.0}, ""),
-        (Limits(seconds=350), {}, "0:00:40"),
-    ],
-)
-def test_time_left_by_budget(limits: Limits, values: dict[str, float], left: str) -> None:
-    line = time_left(replace(limits, num_steps=5), FakeTime(), {1: values})
-    assert line == left if left else line.startswith("distinct")
-
-
 def test_time_left_counts_steps_and_evaluations_of_this_process() -> None:
     now = FakeTime()
     steps = {101: dict[str, float](), 102: {}, 103: {}}
@@ -139,55 +80,6 @@ def test_time_left_counts_steps_and_evaluations_of_this_process() -> None:
     evaluated = {101: {"num_distinct": 100.0}, 102: {"num_distinct": 120.0}}
     assert time_left(Limits(num_evaluations=220), now, evaluated, is_resumed=True) == "0:00:50"
     assert time_left(Limits(num_steps=105), now, {106: {}}) == "step 106/106", "more steps than expected"
-
-
-def test_plain_lines_of_a_stage_have_a_minimum_interval() -> None:
-    output, now = io.StringIO(), FakeTime()
-    view = PlainLines(Console(file=output), Limits(num_steps=20), now=now, print_every=5)
-    view.stage("final stage", 2, 12)  # 2 of an earlier process
-    for done in range(3, 13):
-        now.moment += 4
-        view.stage("final stage", done, 12)
-    assert output.getvalue().splitlines() == [
-        "final stage: 5 of 12 (42%) | time 0:00:12 | 0:00:28 left",
-        "final stage: 8 of 12 (67%) | time 0:00:24 | 0:00:16 left",
-        "final stage: 11 of 12 (92%) | time 0:00:36 | 0:00:04 left",
-    ]
-    view.stage("certificate", 0, 3)
-    assert "certificate" not in output.getvalue()
-    now.moment += 12
-    view.stage("certificate", 3, 3, {"num_finalists": 3, "final_score_best": 0.75})
-    assert output.getvalue().splitlines()[-1] == (
-        "certificate: 3 of 3 (100%) | candidates 3 | best mean 0.750 | time 0:00:12"
-    ), "its facts, and no time left where other work may follow"
-
-
-@pytest.mark.parametrize("width", [40, 80, 120])
-def test_live_panel_shows_a_stage(width: int) -> None:
-    view, output, now = panel(width)
-    view.write(1, VALUES)
-    view.enter(Phase.TRAINING)
-    view.stage("final stage", 0, 12)
-    now.moment += 10
-    view.stage("final stage", 5, 12)
-    view.close()
-    last = output.getvalue().rpartition("gflownet")[2]
-    assert "final stage 5/12" in last
-    assert "0:00:14 left" in last
-    assert ("0:00:10, 0:00:14" in last) == (width >= 64)
-    assert max(len(line) for line in last.splitlines()) <= width
-
-
-def test_quiet_view_shows_nothing() -> None:
-    for is_terminal in (False, True):
-        output = io.StringIO()
-        console = Console(file=output, force_terminal=is_terminal)
-        view = make_view(console, limits=Limits(num_steps=20), print_every=1, is_quiet=True)
-        view.write(1, VALUES)
-        view.show(VALUES)
-        view.stage("final stage", 1, 2)
-        view.close()
-        assert output.getvalue() == ""
 
 
 def panel(width: int) -> tuple[LivePanel, io.StringIO, FakeTime]:
@@ -309,99 +201,9 @@ def test_live_panel_shows_each_phase_with_its_figures(width: int) -> None:
     assert "final stage done in 0:00:12 report" in report
 
 
-def test_plain_lines_of_each_phase() -> None:
-    output, now = io.StringIO(), FakeTime()
-    view = PlainLines(Console(file=output), RUN_LIMITS, now=now, print_every=1)
-    assert list(go_through_phases(view, now))[-1] is Phase.REPORT
-    assert output.getvalue().splitlines()[2:] == [
-        "step 5 | search 5/10 | mean 0.500 | distinct 5 | rank correlation 0.25 | 0:00:10 left",
-        "step 9 | search 10/10 | mean 0.600 | distinct 10",
-        "step 11 | training of the sampler 2/8 | loss 2.5 | log Z 1.50 | predicted 0.625 | 0:00:12 left",
-        "final stage, trainings: 4 of 20 (20%) | candidates 3 | new seeds 2 | best mean 0.750 | time 0:00:12 | "
-        "0:00:48 left",
-    ]
-
-
-TRAINED = {
-    "bits_per_byte": 2.5,
-    "learning_rate": 0.002,
-    "tokens_per_second": 1234.5,
-    "validation": 2.25,
-    "best": 2.125,
-    "seconds": 4.0,
-}
-
-
-def test_plain_lines_of_a_training() -> None:
-    output, now = io.StringIO(), FakeTime()
-    view = PlainLines(Console(file=output), Limits(seconds=10), LOOK, now=now, print_every=10)
-    now.moment += 4
-    view.write(3, {**TRAINED, "validation_bits_per_byte": 2.25})
-    view.write(4, TRAINED)
-    view.write(10, TRAINED)
-    view.show_text("sample after step 10", "one\n\x1b[2Jtwo")
-    assert output.getvalue().splitlines() == [
-        "step 3 | bits per byte 2.500 | validation 2.250 | rate 0.002 | 1,234 tokens/s | 0:00:06 left",
-        "step 10 | bits per byte 2.500 | rate 0.002 | 1,234 tokens/s | 0:00:06 left",
-        "sample after step 10:",
-        "    one",
-        r"    \x1b[2Jtwo",
-    ]
-
-
-@pytest.mark.parametrize("width", [40, 80, 120])
-def test_live_panel_of_a_training(width: int) -> None:
-    output, now = io.StringIO(), FakeTime()
-    console = Console(file=output, force_terminal=True, width=width, height=40, color_system=None)
-    limits = Limits(seconds=10, phases=(Phase.TRAINING, Phase.FINAL))
-    view = LivePanel(console, limits, LOOK, now=now)
-    now.moment += 4
-    for step, bits in enumerate((4.0, 2.5), 1):
-        view.write(step, {**TRAINED, "bits_per_byte": bits})
-    view.show_text("sample after step 2", "\x1b[2J" + "long " * 40 + "\nsecond" * 20)
-    view.close()
-    last = output.getvalue().rpartition("language model")[2]
-    for words in ("step 2", "0:00:06 left", "best validation", "2.125", "▁█", "sample after step 2:", r"\x1b[2Jlong"):
-        assert words in last, words
-    assert last.count("second") == 7
-    assert max(map(len, last.splitlines())) <= width
-
-
 def last_panel(output: io.StringIO) -> str:
     """Return the text of the last panel in one line, without its frame."""
     return " ".join(output.getvalue().rpartition("gflownet")[2].replace("│", " ").split())
-
-
-@pytest.mark.parametrize(
-    ("scores", "marks"),
-    [
-        ([], ""),
-        ([0.5], "▁"),
-        ([0.5, 0.5], "▁▁"),
-        ([0.0, 0.5, 1.0], "▁▅█"),
-        ([0.0, float("nan"), 1.0], "▁█"),
-        ([float("nan")], ""),
-    ],
-)
-def test_curve_range(scores: list[float], marks: str) -> None:
-    assert curve(scores) == marks
-
-
-def test_curve_of_many_scores() -> None:
-    marks = curve([float(i) for i in range(3205)])
-    assert len(marks) == 32
-    assert list(marks) == sorted(marks)
-    assert set(marks) == set("▁▂▃▄▅▆▇█")
-
-
-def test_live_panel_in_ascii() -> None:
-    written = io.BytesIO()
-    file = io.TextIOWrapper(written, encoding="ascii")
-    view = LivePanel(Console(file=file, force_terminal=True, width=80, color_system=None), Limits(num_steps=2))
-    view.write(1, VALUES)
-    view.write(2, VALUES)
-    view.close()
-    assert "step 2/2" in written.getvalue().decode("ascii")
 
 
 SHOWING = """

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gflownet import plugins, train
+from gflownet import train
 from gflownet.cli.parser import help_text
 from gflownet.config import config_names, find_config, load_config
 from gflownet.envs.config import ENVIRONMENTS
@@ -75,11 +75,6 @@ def test_unknown_name_suggests_an_entry_point(installed):
         TASKS.check_name("outside_edge")
 
 
-def test_package_that_is_not_installed_is_unknown():
-    with pytest.raises(UserError, match=r"^task: expected one of digits, .*, got 'outside_edges'"):
-        validate(load_config(None, ["task=outside_edges"]))
-
-
 def test_entry_point_of_another_class_is_refused(tmp_path, monkeypatch, installed):
     dist_info(tmp_path, "wrong", "[gflownet.tasks]", "wrong = outside_classes:SmallNetwork", "odd = outside_classes")
     monkeypatch.syspath_prepend(tmp_path)
@@ -123,11 +118,6 @@ def test_help_lists_entry_points_without_import(installed):
     for point, name in NAMES.items():
         assert f"{point.key}{' ' if point is OPERATIONS else '='}{name} (package outside-classes)" in text
     assert "outside_classes" not in sys.modules
-
-
-def test_help_without_packages_has_no_block(monkeypatch):
-    monkeypatch.setattr(plugins, "installed_classes", lambda group: {})
-    assert "installed packages" not in help_text()
 
 
 def test_options_of_entry_point_are_listed_and_checked(installed, capsys):

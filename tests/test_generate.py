@@ -5,13 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
-import pty
-import select
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +24,6 @@ from tests.rhn.random_networks import random_network
 
 CONFIG = RHNConfig(hidden_size=8, intermediate_size=12, depth=2, rank=2)
 NEVER_ENDS = 10**8  # tokens
-PATIENCE = 60.0  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -189,46 +184,6 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(
     assert said.count("> ") >= 4
     assert said.endswith("\n> ")
     assert capsys.readouterr().err == "Ctrl-C stops an answer, Ctrl-D ends.\n"
-
-
-@pytest.mark.slow
-def test_ctrl_c_and_ctrl_d_on_a_pseudo_terminal(folder: Path, checkout: Path) -> None:
-    mine, theirs = pty.openpty()
-    everything, unread = b"", b""
-
-    def read_until(text: bytes) -> None:
-        nonlocal everything, unread
-        while text not in unread:
-            assert select.select([mine], [], [], PATIENCE)[0]
-            more = os.read(mine, 1000)
-            everything, unread = everything + more, unread + more
-        unread = unread.partition(text)[2]
-
-    command = [sys.executable, "-m", "gflownet.generate", str(folder), "--max-tokens", str(NEVER_ENDS)]
-    ends = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
-    environment = {**os.environ, "TERM": "dumb"}
-    with (
-        subprocess.Popen(command, cwd=checkout, env=environment, start_new_session=True, **ends) as process,
-        ExitStack() as stack,
-    ):
-        stack.callback(process.kill)  # leaving Popen waits for the end of the process
-        os.close(theirs)
-        read_until(b"> ")
-        os.write(mine, b"def f(\n")
-        read_until(b"def f(\r\n")
-        read_until(rb"\x1b")  # it has begun, and what a terminal would obey is spelled out
-        process.send_signal(signal.SIGINT)
-        read_until(b"\r\n> ")
-        # At the prompt: a new one. A signal between the prompt and readline's wait for a key is seen with the next key.
-        for _ in range(int(PATIENCE)):
-            process.send_signal(signal.SIGINT)
-            if select.select([mine], [], [], 1.0)[0]:
-                break
-        read_until(b"\r\n> ")
-        os.write(mine, b"\x04")
-        assert process.wait(PATIENCE) == 0
-    os.close(mine)
-    assert b"\x1b" not in everything
 
 
 REFUSED = (

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from gflownet.run.run import Run
 from gflownet.run.search_stage import SearchStage
-from gflownet.run.startup import LONG_STEP_S, StartUp
+from gflownet.run.startup import StartUp
 from gflownet.train import main
 from tests.tiny_run import TINY_RUN
 
@@ -75,29 +75,6 @@ def test_interrupted_run_ends_with_the_line_that_resumes_it(
     assert lines[-1] == f"resume: gflownet train log_dir='{folder}' resume=true"
     monkeypatch.undo()
     assert main([f"log_dir={folder}", "resume=true", "console=quiet"]) == 0, "the verbosity may change"
-
-
-class FakeTime:
-    """A clock that each reading moves."""
-
-    def __init__(self, step: float) -> None:
-        self.moment, self.step = 0.0, step
-
-    def __call__(self) -> float:
-        self.moment += self.step
-        return self.moment
-
-
-@pytest.mark.parametrize(
-    ("verbosity", "seconds", "is_printed"),
-    [("normal", 0.1, False), ("normal", LONG_STEP_S, True), ("verbose", 0.1, True), ("quiet", 99.0, False)],
-)
-def test_start_up_steps_in_a_pipe(
-    verbosity: str, seconds: float, is_printed: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with StartUp(verbosity, now=FakeTime(seconds)).step("data"):
-        pass
-    assert capsys.readouterr().out == (f"start-up: data, {seconds:.1f} s\n" if is_printed else "")
 
 
 def test_start_up_step_on_a_terminal_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:

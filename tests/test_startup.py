@@ -1,17 +1,13 @@
 """Imports of a run before its final stage and its report, which need scipy, as the generator of MNIST-1D does."""
 
-import copy
 import gc
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import torch
-
 from gflownet import train
 from gflownet.cli.parser import Command
-from gflownet.training import optimisers
 from tests.tiny_run import TINY_RUN
 
 # Packages with an import time of a CPU second or more.
@@ -51,21 +47,3 @@ def test_objects_of_the_start_are_not_collected_during_the_run(tmp_path: Path, m
     assert train.train(Command()) == 0
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
-
-
-def test_optimisers_match_torch() -> None:
-    settings = {"Adam": {"fused": True}, "AdamW": {"weight_decay": 0.1}, "SGD": {"momentum": 0.9}}
-    for name, options in settings.items():
-        parameters = [torch.nn.Parameter(torch.linspace(-1, 1, 6).view(2, 3)) for _ in range(2)]
-        kinds = getattr(torch.optim, name), getattr(optimisers, name)
-        theirs, ours = (kind([p], lr=0.1, **options) for kind, p in zip(kinds, parameters, strict=True))
-        for step in range(1, 5):
-            if step == 3:  # as a resumed run does
-                ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
-            for optimiser, parameter in zip((theirs, ours), parameters, strict=True):
-                optimiser.zero_grad()
-                (parameter.square() / step).sum().backward()
-                optimiser.step()
-                assert parameter.requires_grad
-        assert torch.equal(*parameters), name
-        assert str(ours.state_dict()) == str(theirs.state_dict())

@@ -1,7 +1,6 @@
 """Runs that end early: signals while a candidate takes ten minutes, and spent budgets."""
 
 import os
-import re
 import signal
 import sqlite3
 import subprocess
@@ -84,18 +83,6 @@ def test_signal_ends_evaluation_and_run_resumes_exactly(finished, tmp_path, caps
     assert num_again == 1 or (executor == "pool" and num_again <= 4), "short candidates share a job of a pool"
 
 
-@pytest.mark.slow
-def test_signal_ends_evaluation_of_worker(tmp_path, capsys):
-    folder, options = tmp_path / "run", ("task=tests.slow_tasks:SlowOnceInSteps", "num_workers=1")
-    assert stopped_run(folder, signal.SIGTERM, *options) == 143
-    shown = capsys.readouterr()
-    assert shown.err.count("\n") == 2, shown.err
-    assert "fail" not in shown.out
-    assert set(statuses(folder)) == {"ok"}
-    assert run(folder, *options, "resume=true") == 0
-    assert [row["step"] for row in metric_rows(folder)] == list(range(1, 9))
-
-
 def test_second_signal_ends_the_process_at_once(tmp_path):
     command = [sys.executable, "-m", "gflownet.train", *SMALL, f"log_dir={tmp_path}"]
     command += ["task=tests.slow_tasks:Unstoppable"]
@@ -126,27 +113,6 @@ def test_budget_evaluations_end_the_run(finished, tmp_path, capsys, workers):
     assert len(metric_rows(folder)) == 8
     if workers == "num_workers=0":
         assert metric_rows(folder) == metric_rows(finished)
-
-
-def test_budget_below_one_step_ends_the_run(tmp_path, capsys):
-    assert run(tmp_path / "run", "budget.evaluations=1") == 0
-    assert "budget.evaluations=1 is spent after step 0\n" in capsys.readouterr().out
-    assert (metric_rows(tmp_path / "run"), statuses(tmp_path / "run")) == ([], ["ok"])
-
-
-@pytest.mark.slow
-def test_budget_seconds_end_slow_evaluation(finished, tmp_path, capsys):
-    folder, task = tmp_path / "run", "task=tests.slow_tasks:SlowOnce"
-    start = time.monotonic()
-    assert run(folder, task, "budget.seconds=2") == 0
-    assert 2 < time.monotonic() - start < 2 + STOP_S
-    assert re.search(r"^budget\.seconds=2 is spent after step \d\n", capsys.readouterr().out, re.MULTILINE)
-    assert set(statuses(folder)) == {"ok"}
-    assert run(folder, task, "budget.seconds=2", "resume=true") == 0
-    assert len(metric_rows(folder)) < 8, "the seconds of all sessions count"
-    assert run(folder, task, "budget.seconds=1000", "resume=true") == 0
-    assert metric_rows(folder) == metric_rows(finished)
-    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
 
 def test_budget_parameters_refuse_candidates(finished, tmp_path):

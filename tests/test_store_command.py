@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,12 +83,6 @@ def test_ls_lists_tasks_and_runs(folder: Path, shell: Shell) -> None:
     assert lines["third"][10] == "0.25"
     assert "langu\\x1b[31mage" in text
     assert "\x1b[31m" not in text
-
-
-def test_best_lists_the_search_of_each_task(folder: Path, shell: Shell) -> None:
-    rows = [line.split() for line in shell("best", folder, "--num", "2").splitlines() if "hash" in line][1:]
-    scores = [float(word) for row in rows for word in row if re.fullmatch(r"0\.\d+", word) and word != "0.1"]
-    assert sorted(scores) == [0.25, 0.3, 0.4]
 
 
 def test_best_and_show_print_choices_as_yaml(tmp_path: Path, shell: Shell) -> None:
@@ -219,18 +212,6 @@ def test_location_is_a_url(postgres: str, tmp_path: Path, shell: Shell, monkeypa
 def test_command_line_errors(folder: Path, shell: Shell) -> None:
     for words in ([], ["ls"], ["none", "x"], ["best", folder, "--num", "0"], ["requeue", folder, "--status", "ok"]):
         assert "--help" in shell(*words, code=2)
-
-
-def test_docs_of_the_store_run(tmp_path: Path, checkout: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    section = (checkout / "docs" / "evaluation.md").read_text().partition("## The store")[2].partition("\n## ")[0]
-    (block,) = re.findall(r"^```bash\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    Path("logs/digits").mkdir(parents=True)
-    fill("logs/digits/evaluations.sqlite")
-    for line in block.splitlines():
-        words = shlex.split(line, comments=True)
-        assert words[:3] == ["python", "-m", "gflownet.store"]
-        assert shell(*("hash of ok 1" if word == "HASH" else word for word in words[3:]))
 
 
 def test_rows_show_the_words_of_the_task(tmp_path: Path, shell: Shell) -> None:

@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from gflownet.cli.parser import parse
-from gflownet.config import OPTIONS, command_config, config_names, load_config
-from gflownet.errors import UserError
+from gflownet.config import OPTIONS, command_config
 from tests.run.wandb_records import read_session
 
 
@@ -63,22 +62,6 @@ def test_sweep_values_are_valid_options(sweep: dict[str, Any], monkeypatch: pyte
             for part in key.split("."):
                 chosen = chosen[part]
             assert chosen == value
-
-
-def test_nested_parameters_are_groups_of_options(sweep: dict[str, Any]) -> None:
-    command = parse(command_of(sweep, {"opt": {"learning_rate": 0.25}})[4:])
-    assert command_config(command.config, command.overrides).opt.learning_rate == 0.25
-
-
-def test_sweep_metric_is_logged(sweep: dict[str, Any]) -> None:
-    group, _, key = sweep["metric"]["name"].partition("/")
-    assert (group, key) == ("score", "score_mean")
-
-
-def test_sweep_is_no_config() -> None:
-    assert "sweep" not in config_names()
-    with pytest.raises(UserError, match=r"wandb sweep configs/sweep\.yaml"):
-        load_config("sweep")
 
 
 @pytest.mark.slow

@@ -115,15 +115,6 @@ def test_browser_sees_errors_requests_and_scrolling(browser: Browser, tmp_path: 
 
 
 @pytest.mark.slow
-def test_comparison_in_browser(browser: Browser, comparison: Path) -> None:
-    check_page(browser, comparison)
-    text = browser.run("return document.body.innerText")
-    assert "Comparison of 3 runs" in text
-    assert "algo.method=db" in text
-    assert browser.run("return document.querySelectorAll('figure.chart .band').length") >= 2, "two seeds"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["report", "comparison"])
 def test_keyboard_reaches_every_link(browser: Browser, name: str, request: pytest.FixtureRequest) -> None:
     """Tab visits the skip link first, then the sections, and every link and region of the page in order."""

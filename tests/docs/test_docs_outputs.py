@@ -54,14 +54,6 @@ def test_abridged(like: str, expected: str) -> None:
     assert docs_outputs.abridged("1\n2\n3\n4\n5\n", like=like) == expected
 
 
-def test_without_numbers_compares_words_only() -> None:
-    old = "step 1/20 | loss 12.5 | time 0:00:01\n ──── \n"
-    assert docs_outputs.without_numbers(old) == docs_outputs.without_numbers(
-        "step 2/20 | loss -1,200 | time 0:10:01\n ─\n"
-    )
-    assert docs_outputs.without_numbers(old) != docs_outputs.without_numbers(old.replace("loss", "lost"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["--notebooks", "--pages"])
 def test_notebooks_and_tutorial_keep_their_outputs(checkout: Path, kind: str) -> None:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.browser.chromium import missing_browser, running_browser
-
-MAX_SECONDS = 60  # until the search has loaded its index
-PAGES = ("index.html", "tutorial/second.html")  # of a tiny site
-FOUND = "concepts/symmetry.html"
 NOT_COPIED = shutil.ignore_patterns("_build", "__pycache__")
 
 
@@ -42,31 +35,6 @@ def test_built_site_holds(site: Path, checkout: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gflownet", "main", "a b"])
-def test_site_of_a_checkout_of_any_name(
-    name: str, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tiny checkout, whose pages link to each other and to files outside docs/."""
-    root = tmp_path / name
-    shutil.copytree(checkout / "docs" / "sphinx_site", root / "docs" / "sphinx_site", ignore=NOT_COPIED)
-    shutil.copytree(checkout / "docs" / "static", root / "docs" / "static")
-    shutil.copy(checkout / "docs" / "conf.py", root / "docs")
-    (root / "gflownet").symlink_to(checkout / "gflownet")
-    (root / "docs" / "tutorial").mkdir()
-    (root / "docs" / "index.md").write_text("# First\n\n[source](../gflownet/plugins.py) [page](tutorial/second.md)\n")
-    (root / "docs" / "tutorial" / "second.md").write_text(
-        "# Second\n\n[first](../../README.md) [source](../../gflownet/errors.py)\n"
-    )
-    monkeypatch.chdir(root)
-    done = build(Path("docs"), Path("docs/_build/html"))
-    assert done.returncode == 0, done.stderr
-    links = {name: re.findall(r'href="([^"]+)"', (root / "docs/_build/html" / name).read_text()) for name in PAGES}
-    assert "tutorial/second.html" in links["index.html"]
-    assert any(link.endswith("plugins.py") for link in links["index.html"])
-    assert "../index.html" in links["tutorial/second.html"]
-
-
-@pytest.mark.slow
 def test_build_refuses_a_dead_link(checkout: Path, tmp_path: Path) -> None:
     """Negative control: a copy of docs/ with one wrong link."""
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "configs", "gflownet", "tasks"):
@@ -78,21 +46,3 @@ def test_build_refuses_a_dead_link(checkout: Path, tmp_path: Path) -> None:
     done = build(docs, tmp_path / "site", builder="dummy")
     assert done.returncode == 1
     assert "nowhere.md" in done.stderr
-
-
-@pytest.mark.slow
-def test_search_finds_a_page(site: Path) -> None:
-    reason = missing_browser()
-    if reason is not None:
-        pytest.skip(reason)
-    with running_browser() as browser:
-        browser.open(site / "index.html")
-        browser.run(
-            "const field = document.querySelector('input[name=q]'); field.value = arguments[0]; field.form.submit()",
-            "automorphism",
-        )
-        deadline = time.monotonic() + MAX_SECONDS
-        links: list[str] = []
-        while not any(link.endswith(FOUND) for link in links) and time.monotonic() < deadline:
-            links = browser.run("return [...document.querySelectorAll('ul.search li a')].map(a => a.pathname)")
-        assert any(link.endswith(FOUND) for link in links), links

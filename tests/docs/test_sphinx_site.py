@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from sphinx_site import check, docstrings, navigation, notebooks, options, outside_links, reference, sections
+from sphinx_site import check, navigation, options, sections
 
 from gflownet import train
 from gflownet.config import OPTIONS
@@ -58,45 +58,12 @@ def test_index_pages_link_every_class(checkout: Path) -> None:
         assert [name for name in names if f"]({prefix}{name}.md)" not in text] == []
 
 
-def test_facts_of_objectives_come_from_the_classes() -> None:
-    facts = dict(sections.objective_facts("a2c"))
-    assert facts["samples in proportion to the reward where the loss is zero"] == "no"
-    assert facts["`algo.backward_policy`"] == "[`uniform`](../backward-policies/uniform.md)"
-    assert dict(sections.objective_facts("tb"))["`algo.regression`"] == "any"
-    assert "maxent.md" in dict(sections.objective_facts("tb"))["`algo.backward_policy`"]
-    assert "[`a2c`]" in dict(sections.backward_policy_facts("learned"))["refused by"]
-
-
 def test_every_option_has_an_existing_page(checkout: Path) -> None:
     rows = options.documented_options()
     assert {row.option.key for row in rows if not row.owner} == set(OPTIONS)
     assert len({(row.page, row.anchor) for row in rows}) == len(rows)
     existing = pages_of(checkout / "docs")
     assert {row.page for row in rows} - existing == set()
-
-
-def test_option_without_page_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    options.documented_options.cache_clear()
-    monkeypatch.setattr(options, "PAGES", {key: page for key, page in options.PAGES.items() if key != "replay."})
-    with pytest.raises(LookupError, match=r"replay\.use"):
-        options.documented_options()
-    options.documented_options.cache_clear()
-
-
-def test_options_of_a_page_have_anchors_and_rows() -> None:
-    text = options.with_options("greedy-sampling", "# Title\n\n| `algo.qgfn.p` | 0.9 | how |\n")
-    assert "| [`algo.qgfn.p`]{#option-algo-qgfn-p} | 0.9 | how |" in text
-    assert "| [`algo.qgfn.use`]{#option-algo-qgfn-use} | `false` |" in text
-    assert text.count("algo.qgfn.p`") == 1
-    assert options.with_options("glossary", "# Glossary\n") == "# Glossary\n"
-
-
-def test_all_options_link_every_option() -> None:
-    text = options.all_options()
-    for row in options.documented_options():
-        assert f"#{row.anchor})" in text
-    assert "[`log_dir`](../run-folder.md#option-log-dir)" in text
-    assert r"auto\|inline\|pool\|ray" in text
 
 
 def test_navigation_holds_every_page_once(checkout: Path) -> None:
@@ -124,70 +91,6 @@ def test_pages_reachable_from_first_page(checkout: Path) -> None:
                 waiting.append(target)
     files = {f"{page}.md" if (docs / f"{page}.md").exists() else f"{page}.ipynb" for page in pages_of(docs)}
     assert files - reached == set()
-
-
-def test_navigation_takes_new_pages() -> None:
-    assert navigation.sections_of({"index", "howto", "new-idea", "report"}) == {
-        "Start": ["report"],
-        "How to": ["howto", "new-idea"],
-    }
-    assert ":caption: Start" in navigation.navigation_of("index", {"index", "report"})
-    assert navigation.navigation_of("report", {"index", "report"}) == ""
-
-
-@pytest.mark.parametrize("name", ["gflownet", "main", "a b"])
-def test_links_out_of_docs_lead_to_pages(
-    name: str, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The name of the folder of a checkout, in which Sphinx runs, has no effect."""
-    (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / name)
-
-    def replaced(docname: str, text: str) -> str:
-        return outside_links.with_outside_links(docname, text, checkout / "docs")
-
-    assert (
-        replaced("quickstart", "[a](../README.md#install-and-run) [b](../configs)")
-        == "[a](installation.md) [b](configs.md)"
-    )
-    assert replaced("tutorial/README", "[a](../../README.md)") == "[a](../index.md)"
-    assert replaced("tasks/digits", "[a](../evaluation.md#the-store) [b](#here)") == (
-        "[a](../evaluation.md#the-store) [b](#here)"
-    )
-    assert replaced("quickstart", "[a](../gflownet/plugins.py)") == "[a](../gflownet/plugins.py)"
-    assert replaced("tasks/digits", "see [the log](../../dev/experiments.md#a), [b](#c)") == "see the log, [b](#c)"
-    assert "](docs/" not in replaced("contributing", "")
-    assert replaced("changelog", "").startswith("# Change")
-
-
-def test_docstrings_are_plain_text() -> None:
-    assert docstrings.escaped("log |Aut(x)| of `a*b` * 2") == r"log \|Aut(x)\| of ``a*b`` \* 2"
-    assert docstrings.escaped("field_ of x_i") == r"field\_ of x_i"
-
-
-def test_reference_describes_public_names_once() -> None:
-    texts = {module: reference.reference_section(module) for module in reference.MODULES}
-    assert ".. autofunction:: gflownet.sample\n" in texts["gflownet"]
-    assert ".. autoclass:: gflownet.mdp.Environment\n" in texts["gflownet.mdp"]
-    assert "gflownet.evaluation.GFNTask" not in texts["gflownet.evaluation"]  # described with gflownet
-    assert reference.reference_section("options") == ""
-
-
-def test_notebook_as_markdown() -> None:
-    cells = [
-        {"cell_type": "markdown", "source": ["# Title"]},
-        {
-            "cell_type": "code",
-            "source": ["print(1)"],
-            "outputs": [
-                {"output_type": "stream", "name": "stdout", "text": ["1\n"]},
-                {"output_type": "display_data", "data": {"image/svg+xml": ["<svg/>"], "text/plain": ["x"]}},
-            ],
-        },
-    ]
-    text = notebooks.markdown_of({"cells": cells})
-    assert text.startswith("# Title\n\n~~~~ipython3\nprint(1)\n~~~~\n\n~~~~text\n1\n~~~~\n\n~~~~{raw} html\n")
-    assert "<svg/>" in text
 
 
 def test_notebooks_have_small_outputs(checkout: Path) -> None:
@@ -243,10 +146,3 @@ def test_check_of_a_sound_site(tmp_path: Path) -> None:
 def test_check_finds_planted_problems(page: str, body: str, problem: str, tmp_path: Path) -> None:
     site = small_site(tmp_path, {**SITE, page: body})
     assert problem in list(check.problems_of(site, anchors=ANCHORS))
-
-
-def test_check_finds_missing_search_terms(tmp_path: Path) -> None:
-    site = small_site(tmp_path, SITE)
-    index = site / "searchindex.js"
-    index.write_text(index.read_text().replace("vargrad", "vargard"))
-    assert list(check.problems_of(site, anchors=ANCHORS)) == ["search: vargrad does not lead to objectives/vargrad"]

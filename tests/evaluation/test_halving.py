@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -146,13 +145,6 @@ def test_extrapolated_scores_rise_with_finished_trainings(store):
     assert evaluator.halving.num_stopped == 2
 
 
-def test_first_candidates_are_trained_to_the_end(store):
-    task = LineTask()
-    evaluator_of(task, store, num_unjudged=None).evaluate(candidates(*SLOPES), step=1)
-    assert [part[0] for part in task.parts if part[2] == 9] == ["0.09", "0.08", "0.07"]
-    assert [part[0] for part in task.parts if part[2] == 3] == ["0.09", "0.08", "0.07", "0.085"]
-
-
 @pytest.mark.parametrize("end", [1, 3, 9])
 def test_failure_at_any_rung_is_failed_for_good(store, end):
     task = LineTask()
@@ -194,17 +186,6 @@ def test_part_is_retried_after_a_transient_failure(store):
     (evaluation,) = evaluator_of(task, store).evaluate(candidates(0.05), step=1)
     assert (evaluation.status, evaluation.score) == (OK, pytest.approx(0.45))
     assert task.parts == [("0.05", 0, 1), ("0.05", 0, 1), ("0.05", 1, 3), ("0.05", 1, 3), ("0.05", 3, 9)]
-
-
-def test_other_runs_repeat_a_rung_after_a_transient_failure(store):
-    task = OfflineTask()
-    task.num_failures = 2
-    (evaluation,) = evaluator_of(task, store, run="a").evaluate(candidates(0.05), step=1)
-    assert (evaluation.status, len(task.parts)) == (FAILED, 2)
-    task = LineTask()
-    (evaluation,) = evaluator_of(task, store, run="b").evaluate(candidates(0.05), step=1)
-    assert (evaluation.status, evaluation.score) == (OK, pytest.approx(0.45))
-    assert task.parts == [("0.05", 0, 1), ("0.05", 1, 3), ("0.05", 3, 9)]
 
 
 def test_further_seeds_and_given_fidelities_are_not_halved(store):
@@ -316,23 +297,6 @@ def test_power_law_is_exact_on_power_laws(exponent):
     assert power_law(curve, 4, 27) == pytest.approx(0.9 - 0.5 * 27**-exponent, abs=1e-9)
 
 
-def test_power_law_spaces_points_evenly_up_to_the_fidelity():
-    curve = [0.9 - 0.5 / place for place in (10, 20, 30)]
-    assert power_law(curve, 30, 90) == pytest.approx(0.9 - 0.5 / 90, abs=1e-9)
-
-
-@pytest.mark.parametrize("curve", [[0.4], [0.4, 0.4], [0.6, 0.5, 0.4]])
-def test_power_law_of_a_curve_without_gain_is_its_last_value(curve):
-    assert power_law(curve, len(curve), 27) == pytest.approx(0.4, abs=1e-12)
-
-
-def test_first_candidate_is_extrapolated_by_its_own_curve():
-    extrapolate = CurveExtrapolation(3, 27)
-    curve = [0.9 - 0.5 / place for place in (1, 2, 3)]
-    assert extrapolate(curve[-1], curve, best=1.0) == pytest.approx(power_law(curve, 3, 27))
-    assert extrapolate(curve[-1], curve, best=0.8) == 0.8
-
-
 def test_finished_trainings_reduce_the_gap_to_the_best():
     extrapolate = CurveExtrapolation(3, 27)
     extrapolate.add(0.5, 0.9)  # the best score seen
@@ -369,8 +333,3 @@ def test_rank_correlation_equals_scipy():
     expected, _ = spearmanr(values[:, 0], values[:, 1])
     assert rank_correlation(pairs) == pytest.approx(expected)
     assert rank_correlation(pairs[::-1]) == rank_correlation(pairs)
-
-
-@pytest.mark.parametrize("pairs", [[], [(1.0, 2.0)], [(1.0, 2.0), (1.0, 3.0)]])
-def test_rank_correlation_is_nan_where_it_is_not_defined(pairs):
-    assert math.isnan(rank_correlation(pairs))

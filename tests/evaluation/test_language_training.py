@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from gflownet.evaluation.language_training import (
     ContiguousBatches,
-    LanguageDivergedError,
     LanguageSteps,
     LanguageTraining,
     RandomBatches,
@@ -20,21 +19,11 @@ from gflownet.evaluation.language_training import (
     bits_per_byte_of,
     streamed_loss,
     train_language_model,
-    training_steps,
 )
 from gflownet.rhn.config import StackConfig, StackLayer
 from gflownet.rhn.network import RecurrentStack
 
 CYCLE = torch.tensor([65, 66, 65, 67], dtype=torch.uint8).repeat(200)
-
-
-class Constant(nn.Module):
-    def __init__(self, logits: Tensor) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(logits)
-
-    def forward(self, tokens: Tensor) -> tuple[Tensor, None]:
-        return self.bias.expand(*tokens.shape, -1), None
 
 
 def small_stack() -> RecurrentStack:
@@ -64,31 +53,6 @@ def test_equal_seeds_give_equal_models() -> None:
     assert losses[0] == losses[1]
     for one, other in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(one, other)
-
-
-def test_bits_per_byte_equals_cross_entropy() -> None:
-    shares = torch.full((256,), 1e-9)
-    shares[65], shares[66], shares[67] = 0.5, 0.25, 0.25
-    model = Constant(shares.log())
-    assert bits_per_byte(model, CYCLE, sequence_length=8, num_bytes=400) == pytest.approx(1.5, abs=1e-4)
-    assert bits_per_byte(model, CYCLE[:100], sequence_length=99, num_bytes=10**6) == pytest.approx(1.5, abs=0.02)
-
-
-def test_training_ends_after_seconds() -> None:
-    options = LanguageTraining(num_steps=1, seconds=0.2, rows=2, sequence_length=8)
-    steps = list(training_steps(small_stack(), CYCLE, options=options, generator=generator()))
-    assert len(steps) > 1
-    assert steps[-1].seconds >= 0.2 > steps[-2].seconds
-    assert [step.step for step in steps] == list(range(1, len(steps) + 1))
-
-
-def test_diverged_loss_raises() -> None:
-    options = LanguageTraining(num_steps=5, rows=2, sequence_length=8)
-    for value in (float("nan"), 1e9):
-        logits = torch.zeros(256)
-        logits[0] = value
-        with pytest.raises(LanguageDivergedError, match=r"step 1: expected a loss <= 1000, got"):
-            train_language_model(Constant(logits), CYCLE, options=options, generator=generator())
 
 
 class Tables(nn.Module):
@@ -135,17 +99,6 @@ def test_steps_equal_torch_optimisers(optimiser: Literal["adam", "adamw", "muon"
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_learning_rate_rises_then_falls() -> None:
-    options = LanguageTraining(num_steps=100, learning_rate=1.0)
-    rates = [options.rate(step / 100) for step in range(101)]
-    top = rates.index(max(rates))
-    assert top == 10
-    assert rates[:11] == sorted(rates[:11])
-    assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert rates[10] == pytest.approx(1.0)
-    assert rates[100] == pytest.approx(0.1)
-
-
 def text_places() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
@@ -178,23 +131,6 @@ def test_contiguous_pass_ends_with_a_reset_of_the_state() -> None:
         batches.pass_state(torch.zeros(1, 2, 1))
     assert firsts[0]
     assert sum(firsts) >= 4  # a section of 10 tokens has two sequences at most
-
-
-@pytest.mark.parametrize("kind", [RandomBatches, ContiguousBatches])
-def test_saved_place_continues_exactly(kind: type[RandomBatches] | type[ContiguousBatches]) -> None:
-    text = torch.randint(256, (300,), generator=text_places(), dtype=torch.uint8)
-    batches, random = kind(text, rows=4, length=9), text_places()
-    for _ in range(5):
-        batches.next_rows(random)
-        batches.pass_state(torch.rand(2, 4, 3))
-    again, again_random = kind(text, rows=4, length=9), torch.Generator()
-    again.load_state_dict(batches.state_dict(), torch.device("cpu"))
-    again_random.set_state(random.get_state())
-    for _ in range(10):
-        if batches.state is not None:
-            assert again.state is not None
-            assert torch.equal(again.state, batches.state)
-        assert torch.equal(again.next_rows(again_random), batches.next_rows(random))
 
 
 def test_text_too_short_for_contiguous_rows_raises() -> None:

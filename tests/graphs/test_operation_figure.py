@@ -3,15 +3,12 @@
 import copy
 import re
 from random import Random
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.drawing import to_dot, to_svg
-from gflownet.graphs.operation import read_operation
-from gflownet.graphs.operation_labels import operation_label
 from tests.graphs.test_drawing import SVG, points
 from tests.graphs.test_operation_graph_format import EXAMPLE
 from tests.oracles import operation_graphs as oracle
@@ -28,10 +25,6 @@ def boxes_of(svg: str) -> list[tuple[tuple[float, float, float, float], str]]:
             x, y, width, height = (float(rect.attrib[name]) for name in ("x", "y", "width", "height"))
             boxes.append(((x, y, x + width, y + height), text.text or ""))
     return boxes
-
-
-def texts_of(graph: ComputationGraph) -> list[str]:
-    return [text.text or "" for text in ElementTree.fromstring(to_svg(graph)).iter(f"{SVG}text")]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -58,56 +51,6 @@ def test_figure_boxes_and_links_do_not_overlap(seed):
 
 
 CONV = {"operation": {"name": "conv2d", "features": 4}}
-
-
-def test_figure_texts():
-    data = copy.deepcopy(EXAMPLE)
-    data["nodes"].insert(2, {"id": 7, "operation": {"name": "batch_norm"}})
-    data["edges"][1:2] = [{"source": 1, "target": 7}, {"source": 7, "target": 2}, {"source": 0, "target": 3}]
-    next(node for node in data["nodes"] if node["id"] == 3)["align"] = "auto"
-    texts = texts_of(ComputationGraph.from_dict(data))
-    image = f"4{TIMES}8{TIMES}8"
-    expected = [
-        f"image 3{TIMES}8{TIMES}8",
-        f"conv 3{TIMES}3, 4 · relu",
-        "batch norm",
-        f"cell {TIMES} 2",
-        f"1{TIMES}1 conv, 4",
-        "+",
-        "head, 10",
-        "output 10",
-        image,
-        "convolution",
-        "normalisation",
-    ]
-    assert set(expected) <= set(texts)
-    assert texts.count(f"conv 3{TIMES}3, 4") == 2  # the cell is drawn once
-    assert any(re.fullmatch(r"[\d,]+ parameters, [\d,]+ multiply-adds", text) for text in texts)
-
-
-@pytest.mark.parametrize(
-    ("operation", "label"),
-    [
-        ({"name": "conv2d", "features": 16}, f"conv 3{TIMES}3, 16"),
-        ({"name": "conv2d", "features": 16, "kernel_size": 5, "stride": 2}, f"conv 5{TIMES}5, 16 /2"),
-        ({"name": "conv1d", "features": 16}, "conv 3, 16"),
-        ({"name": "max_pool2d"}, f"max pool 2{TIMES}2"),
-        ({"name": "self_attention", "heads": 4}, "self-attention, 4 heads"),
-        ({"name": "linear", "features": 10}, "linear, 10"),
-        ({"name": "batch_norm"}, "batch norm"),
-    ],
-)
-def test_operation_labels(operation, label):
-    assert operation_label(read_operation(operation)) == label
-
-
-def test_long_chain_grows_downwards():
-    nodes: list[dict[str, Any]] = [{"id": 0, "shape": [4, 8, 8]}, *({"id": n, **CONV} for n in range(1, 40))]
-    edges = [{"source": n, "target": n + 1} for n in range(39)]
-    root = ElementTree.fromstring(to_svg(ComputationGraph.from_dict({"nodes": nodes, "edges": edges})))
-    assert float(root.attrib["width"]) < 400
-    boxes = boxes_of(to_svg(ComputationGraph.from_dict({"nodes": nodes, "edges": edges})))
-    assert len({round((box[0] + box[2]) / 2) for box, _ in boxes}) == 1
 
 
 def test_dot_draws_subgraphs_as_clusters():

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
 import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 
 from gflownet.evaluation.language_training import LanguageSteps, Step, bits_per_byte_of, streamed_loss
 from gflownet.language.__main__ import main
 from gflownet.language.text import encode, read_text
 from gflownet.rhn.checkpoint import load_language_model
-from gflownet.rhn.config import StackConfig, StackLayer
-from gflownet.rhn.network import RecurrentNetwork, RecurrentStack
+from gflownet.rhn.network import RecurrentNetwork
 from gflownet.rhn.serving import Sampled, Stream
 from gflownet.rhn.text_codec import BYTES
 from tests.finished_runs import CopiedRun, FinishedRuns
 from tests.language.tiny import assert_equal_runs, differences, last_state, metric_rows, train
-
-PATIENCE = 120.0  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -88,19 +80,6 @@ def test_signal_ends_the_test_and_resume_repeats_it(
     assert_equal_runs(tmp_path / "run", uninterrupted)
 
 
-def test_stopped_loss_ends_at_the_next_pass() -> None:
-    asked: list[bool] = []
-    model = RecurrentStack(StackConfig((StackLayer("gru"),), width=4))
-
-    def is_stopped() -> bool:
-        asked.append(True)
-        return len(asked) == 2
-
-    loss = streamed_loss(model, torch.zeros(1001, dtype=torch.uint8), num_tokens=1000, is_stopped=is_stopped)
-    assert math.isnan(loss)
-    assert len(asked) == 2
-
-
 def fail() -> None:
     raise RuntimeError("power cut")
 
@@ -128,27 +107,9 @@ def test_resume_with_other_options_keeps_the_weights_of_its_figures(
     assert bits == pytest.approx(state["best"], abs=1e-4)
 
 
-def test_difference_of_one_bit_is_seen(uninterrupted: Path) -> None:
-    """Negative control of the comparison."""
-    one, other = last_state(uninterrupted), last_state(uninterrupted)
-    state: dict[int, Any] = other["steps"]["optimisers"][0]["state"]
-    state[0]["exp_avg"].view(-1)[0] += 1e-7
-    assert differences(one, other) == [".steps.optimisers[0].state.0.exp_avg"]
-
-
 def test_resume_trains_longer_without_naming_the_files(copied_run: CopiedRun) -> None:
     run = copied_run("language")
     assert last_state(run)["steps"]["step"] == 20
     assert main([f"log_dir={run}", "resume=true", "steps=26"]) == 0
     assert len(metric_rows(run)) == 26
     assert last_state(run)["steps"]["step"] == 26
-
-
-def test_seconds_end_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock on which every step takes at least 0.1 seconds."""
-    ticks = itertools.count()
-    monkeypatch.setattr("gflownet.language.run.time", SimpleNamespace(monotonic=lambda: next(ticks) / 10))
-    assert train(tmp_path, "seconds=2", "steps=1", model="gru.yaml") == 0
-    rows = metric_rows(tmp_path / "run")
-    assert 1 < len(rows) <= 20
-    assert "validation_bits_per_byte" in rows[-1]

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import threading
 from pathlib import Path
 
 import pytest
 
 from gflownet.cli.generate import main as generate
 from gflownet.language.__main__ import main
-from gflownet.language.text import Text, encode, read_text
+from gflownet.language.text import Text, read_text
 from gflownet.rhn.checkpoint import load_text_model
 from gflownet.rhn.serving import SamplingParams
 from gflownet.rhn.serving import generate as answer_of
-from gflownet.rhn.text_codec import BYTES, TokenizerCodec
+from gflownet.rhn.text_codec import TokenizerCodec
 from tests.language.test_training import oracle_bits
 from tests.language.tiny import OPTIONS, TEXT, train, write_files
 
@@ -109,22 +108,6 @@ def test_copies_of_a_file_are_left_out(tmp_path: Path) -> None:
     assert (few.num_files, few.num_copies) == (2, 1)
 
 
-def test_pipe_is_read(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    writer = threading.Thread(target=lambda: pipe.write_text(lines("piped", 500), encoding="utf-8"))
-    writer.start()
-    assert read(pipe).num_files == 1
-    writer.join()
-
-
-def test_bytes_of_pieces() -> None:
-    tokens = encode(("a\u00e9", "b\n"), BYTES)
-    assert tokens.tokens.tolist() == [97, 0xC3, 0xA9, 98, 10]
-    assert tokens.num_bytes == 5
-    assert len(encode((), BYTES).tokens) == 0
-
-
 Captured = pytest.CaptureFixture[str]
 
 
@@ -162,16 +145,6 @@ def test_generate_uses_the_tokenizer_of_the_folder(trained: Path, tmp_path: Path
     expected = answer_of(model, codec.encode("line 7: abc"), params).tokens
     assert [sampled["token"] for sampled in answer["logprobs"]] == expected
     assert answer["text"] == codec.decode(expected)
-
-
-def test_terminal_streams_the_text_of_tokens(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    import io
-
-    monkeypatch.setattr("sys.stdin", io.StringIO("line 7: abc\n"))
-    assert generate([str(trained / "model"), "--max-tokens", "9", "--seed", "4"]) == 0
-    model, codec = load_text_model(trained / "model")
-    expected = answer_of(model, codec.encode("line 7: abc"), SamplingParams(max_tokens=9, seed=5)).tokens
-    assert capsys.readouterr().out == codec.decode(expected) + "\n"
 
 
 def test_given_tokenizer_is_copied(trained: Path, tmp_path: Path) -> None:

@@ -258,12 +258,6 @@ def test_outside_operation_mistake_is_one_line(name: str) -> None:
     assert "\n" not in str(info.value)
 
 
-def test_outside_operation_mistake_is_a_problem_of_the_graph() -> None:
-    (problem,) = chain({"name": f"{MODULE}:WrongShape", "features": 2}).validate()
-    assert problem.node_id == 1
-    assert problem.message.startswith(f"node 1: {MODULE}:WrongShape.examples[0]: expected")
-
-
 @pytest.mark.parametrize("name", [":x", "a b:c", "1:2", "a:b:c"])
 def test_opaque_refuses_malformed_names(name: str) -> None:
     with pytest.raises(ValueError, match=r"opaque: expected module:Class of an nn.Module for module, got"):

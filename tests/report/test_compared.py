@@ -75,14 +75,6 @@ def test_runs_with_other_seeds_are_one_group() -> None:
     assert (difference.key, difference.values) == ("model.num_emb", ("-", "8"))
 
 
-def test_names_are_the_options_that_tell_groups_apart() -> None:
-    """`width` splits three groups, `depth` only two: with both, all four are told apart."""
-    sizes = [(1, 1), (1, 2), (2, 3), (2, 1)]
-    runs = [a_run(depth=depth, width=width, other=depth) for depth, width in sizes]
-    names = [group.name for group in groups_of(runs)]
-    assert names == ["depth=1, width=1", "depth=1, width=2", "depth=2, width=3", "depth=2, width=1"]
-
-
 def test_runs_with_values_from_the_environment_are_separate_groups() -> None:
     rate = {"learning_rate": "${oc.env:LR}"}
     runs = [a_run(0, name="a", opt=rate), a_run(1, name="b", opt=rate)]
@@ -102,13 +94,6 @@ def test_seeds_from_the_environment_are_not_repeated() -> None:
     assert num_unknown_seeds(group) == 2
     (group,) = groups_of([a_run(3, name=name) for name in "ab"])
     assert repeated_seeds(group) == [3]
-
-
-def test_single_group_is_named_after_its_task() -> None:
-    (group,) = groups_of([a_run(0), a_run(1), a_run(1)])
-    assert group.name == "digits"
-    assert repeated_seeds(group) == [1]
-    assert differences([group]) == []
 
 
 def test_estimate_is_a_t_interval_of_the_known_values() -> None:
@@ -148,19 +133,6 @@ def test_best_curve_is_a_step_function_over_common_places() -> None:
     assert curve.mean[-1] == pytest.approx(0.4)
     low, high = stats.t.interval(0.95, 1, loc=0.4, scale=stats.sem([0.3, 0.5]))
     assert (curve.low[-1], curve.high[-1]) == pytest.approx((max(low, 0.0), min(high, 1.0)))
-
-
-def test_curve_of_one_run_is_its_own() -> None:
-    (group,) = groups_of([a_run(scores=[0.1, 0.3])])
-    curve = group_curve(group, BEST)
-    assert curve is not None
-    assert (curve.x[0], curve.x[-1], curve.mean[0], curve.mean[-1]) == (1, 2, 0.1, 0.3)
-    assert all(map(math.isnan, curve.low))
-    mean = group_curve(group, MEAN_TIME)
-    assert mean is not None
-    assert (mean.x[0], mean.x[-1]) == (2, 4)
-    assert (mean.mean[0], mean.mean[-1]) == pytest.approx((0.1, 0.2)), "moving mean by seconds of evaluations"
-    assert group_curve(groups_of([a_run()])[0], BEST) is None
 
 
 def comparison(*runs: RunData) -> Comparison:
@@ -212,11 +184,6 @@ def test_groups_that_share_seeds_are_compared_seed_by_seed(tmp_path: Path) -> No
     assert "Paired differences" not in comparison_page(comparison(*runs[:5]), folder=tmp_path)
 
 
-def test_no_verdict_about_one_group() -> None:
-    compared = comparison(a_run(0, scores=[1.0]), a_run(1, scores=[1.0]))
-    assert verdict_of(compared, *compared.problems) == ""
-
-
 @pytest.mark.parametrize(
     "other", [{"task": "images"}, {"task_options": {"table": "b.csv"}}, {"budget": {"evaluations": 9}}]
 )
@@ -245,13 +212,6 @@ def test_intervals_stay_within_the_range_of_the_figure() -> None:
     assert (figures["failed"].low, figures["evaluations"].low) == (0.0, 1.0)
     assert estimate_of([0.01, 0.9, 0.0], upper=1.0).low == 0.0
     assert estimate_of([1.5, 2.5, 9.0], upper=1.0).high > 9.0, "a task with larger scores"
-
-
-def test_json_has_null_for_unknown_values() -> None:
-    content = json.loads(comparison(a_run(scores=[0.5])).to_json())
-    figures = content["groups"][0]["figures"]
-    assert figures["best_score"] == {"values": [0.5], "mean": 0.5, "low": None, "high": None}
-    assert figures["test_score"]["mean"] is None
 
 
 @pytest.fixture
@@ -316,17 +276,3 @@ def test_command_rebuilds_the_page(folders: Path, capsys: pytest.CaptureFixture[
     assert main([str(folders), "--each"]) == 0
     assert (folders / "seed_10" / "report.html").exists()
     capsys.readouterr()
-
-
-def test_command_keeps_a_foreign_page(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = folders / "seed_2" / "report.html"
-    path.write_text("mine")
-    assert main([str(path.parent)]) == 2
-    assert f"{path}: expected no file or a page of gflownet" in capsys.readouterr().err
-    assert path.read_text() == "mine"
-
-
-def test_wrong_options_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["a", "--each", "--output", "b"]) == 2
-    assert main(["a", "--each", "--json", "b"]) == 2
-    assert capsys.readouterr().err.count("error: --each: expected no --") == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from gflownet.config import command_config, default_folder, load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStore
-from gflownet.files import sealed
 from gflownet.language import config as language
 from gflownet.records.marker import newest_run
 from gflownet.run.folder import RunFolder, last_checkpoint
@@ -216,17 +214,6 @@ def test_resume_with_edited_config_file_raises(path):
         pytest.raises(UserError, match=r"^seed: expected 7, as"),
     ):
         folder.check_unchanged(command_config(None, [f"log_dir={path}", "resume=true"]))
-
-
-def test_resume_older_run_uses_default_of_new_option(path):
-    start(path)
-    marker = json.loads((path / "run.json").read_text())
-    del marker["config"]["opt"]["momentum"]
-    (path / "run.json").write_text(json.dumps(sealed(marker)))
-    with RunFolder(path, resume=True, overwrite=False) as folder:
-        folder.check_unchanged(config_with())
-        with pytest.raises(UserError, match=r"^opt.momentum: expected 0\.\d+, as the run in .* was started, got 0\.5"):
-            folder.check_unchanged(config_with("opt.momentum=0.5"))
 
 
 def test_resume_with_missing_store_warns(path, caplog):

@@ -6,7 +6,6 @@ import io
 import json
 import math
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,8 +14,7 @@ from rich.console import Console
 
 from gflownet.config import TensorBoardConfig, WandbConfig
 from gflownet.files import CHECKSUM
-from gflownet.run.executor_status import COUNTS
-from gflownet.run.logging import METRICS_NAME, TIME_KEYS, MetricLogger, MetricsFile
+from gflownet.run.logging import METRICS_NAME, MetricLogger, MetricsFile
 from gflownet.run.view import Limits
 from tests.run.test_wandb_log import FakeWandb
 
@@ -43,13 +41,6 @@ def test_metrics_file_one_json_object_per_step(tmp_path: Path) -> None:
     file.close()
 
 
-def test_metrics_file_of_new_run_is_empty(tmp_path: Path) -> None:
-    path = tmp_path / METRICS_NAME
-    write_steps(path, range(1, 5))
-    write_steps(path, range(1, 3))
-    assert [row["step"] for row in rows_of(path)] == [1, 2]
-
-
 @pytest.mark.parametrize("torn", ["", '{"step": 10, "lo', '{"step": 9}'])
 def test_metrics_file_resume_equals_uninterrupted(torn: str, tmp_path: Path) -> None:
     """The last checkpoint was of step 4, the run was killed in step 9 or 10, perhaps within a line."""
@@ -61,52 +52,6 @@ def test_metrics_file_resume_equals_uninterrupted(torn: str, tmp_path: Path) -> 
     write_steps(resumed, range(5, 13), resume_step=4)
     assert resumed.read_bytes() == whole.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["resumed.jsonl", "whole.jsonl"]
-
-
-def test_metrics_file_warns_about_missing_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / METRICS_NAME
-    write_steps(path, range(5, 7), resume_step=4)
-    assert [row["step"] for row in rows_of(path)] == [5, 6]
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{path}: expected one row for each of 4 steps, got 0; continuing without"
-    ]
-    lines = path.read_bytes().splitlines(keepends=True)
-    for damaged in (b"\xff\n", b"[5]\n", b'{"step": "5"}\n', b'{"step": 5, "run": "other"}\n', b"[" * 10_000 + b"\n"):
-        caplog.clear()
-        path.write_bytes(damaged + lines[1])
-        write_steps(path, range(7, 8), resume_step=6)
-        assert [row["step"] for row in rows_of(path)] == [6, 7]
-        assert [record.getMessage() for record in caplog.records] == [
-            f"{path}: expected one row for each of 6 steps, got 1, line 1 is damaged; continuing without"
-        ]
-
-
-def test_metrics_file_warns_about_damaged_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / METRICS_NAME
-    write_steps(path, range(1, 3))
-    path.write_bytes(b"{damaged\n" + path.read_bytes())
-    write_steps(path, range(3, 4), resume_step=2)
-    assert [row["step"] for row in rows_of(path)] == [1, 2, 3]
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{path}: expected one row for each of 2 steps, got 2, line 1 is damaged; continuing without"
-    ]
-
-
-def test_metrics_file_last_step_of_earlier_session(tmp_path: Path) -> None:
-    path = tmp_path / METRICS_NAME
-    write_steps(path, range(1, 8))
-    for resume_step, last_step in ((4, 7), (None, 0)):
-        with closing(MetricsFile(path, resume_step=resume_step)) as file:
-            assert file.last_step_before == last_step
-
-
-def test_metrics_file_rows_contain_run_id(tmp_path: Path) -> None:
-    path = tmp_path / METRICS_NAME
-    with closing(MetricsFile(path, run="a" * 32)) as file:
-        file.write(1, {"loss": 0.5})
-    with closing(MetricsFile(path, run="a" * 32, resume_step=1)) as file:
-        file.write(2, {"loss": 0.5})
-    assert rows_of(path) == [{"step": step, "loss": 0.5, "run": "a" * 32} for step in (1, 2)]
 
 
 def test_metric_logger_writes_all_logs(tmp_path: Path) -> None:
@@ -136,11 +81,6 @@ def test_offline_run_ends_with_the_line_that_uploads_it(tmp_path: Path, monkeypa
         assert output.getvalue() == (line if is_printed else ""), mode
 
 
-def test_time_keys() -> None:
-    search = {"method_seconds_per_evaluation", "method_share", "evaluation_seconds", CHECKSUM}
-    assert {"evaluations_per_second", "seconds", "run", "in_flight", "busy_share", *search, *COUNTS} == TIME_KEYS
-
-
 def test_error_of_a_drawing_is_one_line_and_the_log_goes_on(tmp_path: Path) -> None:
     def rows_of_a_broken_task() -> list[Any]:
         raise ValueError("no network\nof this graph")
@@ -154,3 +94,14 @@ def test_error_of_a_drawing_is_one_line_and_the_log_goes_on(tmp_path: Path) -> N
         logger.write(2, {"loss": 0.5})
     assert "the best architectures are not shown in the logs: no network\n" in output.getvalue()
     assert [row["loss"] for row in rows_of(tmp_path / METRICS_NAME)] == [1.0, 0.5]
+
+
+def test_metrics_file_warns_about_damaged_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / METRICS_NAME
+    write_steps(path, range(1, 3))
+    path.write_bytes(b"{damaged\n" + path.read_bytes())
+    write_steps(path, range(3, 4), resume_step=2)
+    assert [row["step"] for row in rows_of(path)] == [1, 2, 3]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}: expected one row for each of 2 steps, got 2, line 1 is damaged; continuing without"
+    ]

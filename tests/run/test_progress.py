@@ -32,14 +32,6 @@ def test_progress_front_excludes_failures():
     assert trade_offs(progress, evaluation(0.5, 0.5), evaluation(0.0, 0.0, status=EvaluationStatus.FAILED)) == (0.25, 1)
 
 
-def test_progress_front_after_resume():
-    first, again = Progress(), Progress()
-    trade_offs(first, evaluation(0.5, 0.5), evaluation(0.8, 0.25))
-    again.load_state_dict(first.state_dict())
-    assert trade_offs(again, evaluation(0.1, 0.1)) == trade_offs(first, evaluation(0.1, 0.1))
-    assert again.front == first.front
-
-
 def test_progress_without_front_for_one_objective():
     assert not {"hypervolume", "front_size"} & Progress().add([evaluation()]).keys()
 
@@ -91,15 +83,3 @@ def test_progress_reports_first_failure_of_each_kind():
     assert progress.new_failures == ["evaluation of 6 was refused: too large"]
     assert progress.errors == {"failed: ValueError (a.py:1)": 3, "timeout": 2, "refused: too large": 1}
     assert progress.num_distinct == 5
-
-
-def named(name: str, *, cached: bool = False, status: EvaluationStatus = EvaluationStatus.OK) -> Evaluation:
-    return Evaluation(0.5, status, 1.0, None, None, {}, cached, hash=name)
-
-
-def test_progress_counts_new_evaluations() -> None:
-    progress = Progress()
-    progress.add([named("a"), named("a", cached=True)], other_evaluations=[named("b")])
-    refused = named("c", status=EvaluationStatus.REFUSED)
-    progress.add([refused, named("d", status=EvaluationStatus.FAILED)])
-    assert progress.num_distinct == 3

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from gflownet.metrics.statistics import hypervolume
-from gflownet.search import acquisition
 from gflownet.search.acquisition import (
     ExpectedImprovement,
     ThompsonSampling,
@@ -23,7 +22,7 @@ from gflownet.search.acquisition import (
     pareto_front,
 )
 from gflownet.search.surrogate import Prediction
-from tests.oracles.hypervolume import improvement, integrated_expectation, sampled_expectation
+from tests.oracles.hypervolume import integrated_expectation, sampled_expectation
 
 PREDICTION = Prediction(torch.tensor([0.0, 1.0, 1.0]).double(), torch.tensor([1.0, 1.0, 2.0]).double())
 
@@ -104,31 +103,12 @@ def test_log_expected_improvement_equals_the_mean_of_samples(num_objectives):
     assert float(value.exp()) == pytest.approx(expected, abs=4 * error)
 
 
-@pytest.mark.parametrize("num_objectives", [2, 3, 4])
-def test_log_expected_improvement_without_uncertainty_is_the_improvement(num_objectives):
-    generator = np.random.default_rng(0)
-    points, reference = generator.random((8, num_objectives)), np.zeros(num_objectives)
-    boxes = boxes_above(torch.from_numpy(points), torch.from_numpy(reference))
-    for point in 1.2 * generator.random((20, num_objectives)):
-        mean = torch.from_numpy(point)[None]
-        value = float(log_expected_improvement(mean, torch.full_like(mean, 1e-9), boxes).exp())
-        assert value == pytest.approx(improvement(point, points, reference), abs=1e-7)
-
-
 def test_log_expected_improvement_far_below_the_front_is_finite_and_ordered():
     points, reference = tensors([[1.0, 1.0]], [0.0, 0.0])
     mean = torch.tensor([[-10.0, -10.0], [-100.0, -100.0], [-1e4, -1e4]], dtype=torch.float64)
     value = log_expected_improvement(mean, torch.full_like(mean, 0.1), boxes_above(points, reference))
     assert bool(value.isfinite().all())
     assert value[0] > value[1] > value[2]
-
-
-def test_log_expected_improvement_in_parts_is_equal(monkeypatch):
-    points, mean = torch.rand(2, 30, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    boxes = boxes_above(points, torch.zeros(3))
-    expected = log_expected_improvement(mean, 0.1 + mean, boxes)
-    monkeypatch.setattr(acquisition, "_MAX_ENTRIES", 300)
-    torch.testing.assert_close(log_expected_improvement(mean, 0.1 + mean, boxes), expected)
 
 
 @pytest.mark.parametrize("num_objectives", [1, 2, 3, 4])

@@ -119,16 +119,6 @@ def test_covariances_in_parts_match_those_of_all(env, states, monkeypatch, max_d
     assert not parts._blocks
 
 
-def test_covariances_follow_new_hyperparameters(env, states):
-    features, values = process(env).encode(states), scores_of(states)
-    cross, other = CrossCovariance(features), Hyperparameters(HYPERPARAMETERS.weights + 1, HYPERPARAMETERS.noise)
-    for hyperparameters in (HYPERPARAMETERS, other):
-        regression = Regression(features, torch.arange(NUM), hyperparameters)
-        regression.observe(values)
-        covariance = cross.covariance(regression, 3 * NUM - 1)
-        assert torch.equal(covariance, CrossCovariance(features).covariance(regression, 3 * NUM - 1))
-
-
 def test_candidates_of_a_batch_leave_the_covariances_of_the_space(env, states):
     gp = process(env)
     features = gp.encode(states)
@@ -190,12 +180,6 @@ def test_invalid_scores_raise(env, states, scores, message):
         gp.fit(gp.encode(states[:2]), scores)
 
 
-def test_predict_without_observations_raises(env, states):
-    gp = process(env)
-    with pytest.raises(ValueError, match="expected a fitted surrogate"):
-        gp.predict(gp.encode(states))
-
-
 def test_number_of_rows_is_limited_to_best_and_random():
     values = torch.tensor([5.0, 1.0, 9.0, 2.0, 8.0, 0.0, 7.0])
     rows = best_and_random(values, 5, seed=3).tolist()
@@ -203,16 +187,6 @@ def test_number_of_rows_is_limited_to_best_and_random():
     assert len(rows) == 5
     assert rows == sorted(rows)
     assert best_and_random(values, 7, seed=3).tolist() == list(range(7))
-
-
-def test_model_of_limited_rows_predicts(monkeypatch, env, states):
-    monkeypatch.setattr("gflownet.search.gaussian_process._MAX_ROWS", 30)
-    gp = process(env)
-    features, scores = gp.encode(states), scores_of(states)
-    for num in (25, 60, 61, 120):
-        gp.fit(features[:num], scores[:num])
-    mean = gp.unwarp(gp.predict(features).mean)
-    assert float(torch.corrcoef(torch.stack([mean, scores]))[0, 1]) > 0.9
 
 
 def test_numeric_features_improve_prediction(env, states):

@@ -10,14 +10,11 @@ import pytest
 from gflownet.config import load_config, with_task_options
 from gflownet.envs.catalogue import CatalogueEnv
 from gflownet.errors import UserError
-from gflownet.evaluation.halving import HalvingEvaluator, build_halving
-from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import TRAINING_SECONDS
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.listed_graphs import Graph, read_listed_graphs
 from tasks.catalogue import CatalogueTask, CatalogueTaskConfig
 from tests.benchmark_tables import real_table, recipes, write_lines
-from tests.evaluation.candidates import dispatcher_of
 
 NUM_EPOCHS = 9
 
@@ -153,28 +150,6 @@ def test_results_that_do_not_fit_raise_one_line(lines, overrides, message, make)
     with pytest.raises(UserError, match=rf"^task_options\..*{message}") as error:
         make(lines, *SCORES, *(f"task_options.{each}" for each in overrides))
     assert "\n" not in str(error.value)
-
-
-def training_seconds(task: CatalogueTask, graphs: list[Graph], folder: Path, *overrides: str) -> tuple[float, Any]:
-    """Return the training seconds of all rows, and the evaluator."""
-    config = load_config("catalogue", overrides)
-    with EvaluationStore(folder / f"{len(overrides)}.sqlite") as store:
-        dispatcher, halving = dispatcher_of(task, store, config=config.evaluation), build_halving(task, config)
-        evaluator = dispatcher if halving is None else HalvingEvaluator(dispatcher, halving)
-        assert len(evaluator.evaluate(graphs, step=1)) == dispatcher.num_evaluated == len(graphs)
-        return sum(row.metrics[TRAINING_SECONDS] for row in store), evaluator
-
-
-def test_halving_evaluates_more_candidates_per_second_of_training(make, tmp_path):
-    """Rungs 1 and 3 of 9 epochs. Losses rise from graph to graph: only the first three, which are not judged, go on."""
-    task, graphs = make(recipes())
-    full, _ = training_seconds(task, graphs, tmp_path)
-    assert full == sum(9 * (10 + position) for position in range(24))
-    parts, evaluator = training_seconds(task, graphs, tmp_path, "evaluation.halving.min_fidelity=1")
-    # Graphs 0 to 2 are trained to the end, graph 3 and later ones are behind graph 0 after the first epoch: for one in
-    # three candidates the best 1, 2, ... of 3, 6, ... go on, all of which came first.
-    assert parts == sum(9 * (10 + position) for position in range(3)) + sum(10 + p for p in range(3, 24))
-    assert evaluator.halving.num_stopped == 21
 
 
 def test_real_cells_are_read():

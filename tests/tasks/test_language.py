@@ -186,29 +186,6 @@ def test_training_in_parts_equals_full_training_and_evaluate(
         assert full.curve[-1] == full.score.value
 
 
-def test_schedule_sets_the_learning_rate(task: LanguageTask) -> None:
-    candidate = [stack(task, cell1="gru")]
-    (short,), (long,) = (trained(task, candidate, 4, schedule=schedule) for schedule in (4, 60))
-    assert short.score != long.score
-
-
-def test_diverged_training_stays_diverged() -> None:
-    task = make_task("evaluation.learning_rate=1e30")
-    candidate = [stack(task, **RHN)]
-    (full,), (parts,) = trained(task, candidate, 6), trained(task, candidate, 3, 6)
-    score = task.evaluate(candidate[0], seed=1)
-    assert (score.value, score.metrics["bits_per_byte"]) == (pytest.approx(math.exp(4 - 8)), 8)
-    assert full.score == parts.score == score
-    assert full.test == parts.test == task.test(candidate[0], seed=1) == pytest.approx(math.exp(4 - 8))
-
-
-def test_training_past_its_fidelity_raises(task: LanguageTask) -> None:
-    candidate = [stack(task, cell1="gru")]
-    state = restored(trained(task, candidate, 2)[0].training)
-    (error,) = task.train_many(candidate, seeds=[1], fidelity=1, schedule=6, states=[state])
-    assert str(error) == "expected a training of at most 1 steps, got 2"
-
-
 def test_seconds_are_a_budget() -> None:
     task = make_task("task_options.budget=seconds", "task_options.seconds=0.1")
     assert task.max_fidelity == 0

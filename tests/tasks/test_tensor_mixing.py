@@ -40,12 +40,6 @@ def test_mixing_scores_above_adding():
     assert layer.num_parameters == SIDE * SIDE + SIDE * SIDE * NUM_CLASSES + NUM_CLASSES
 
 
-def test_attention_learns_with_more_steps():
-    few, many = (score(make_task(f"task_options.num_steps={num}"), ATTENTION) for num in (5, 40))
-    assert many.value > few.value + 0.1
-    assert many.metrics["train_loss"] < few.metrics["train_loss"]
-
-
 def test_training_equals_torch():
     """The same steps of Adam with the gradient of torch.autograd end in the same parameters."""
     task = make_task("task_options.num_steps=5")

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple, cast
 
@@ -149,21 +145,6 @@ def assert_same(ours: Any, theirs: Any, at: str = "message") -> None:
 def named_memory(*pids: int) -> list[str]:
     """Return torch's files in /dev/shm of these processes."""
     return [name for name in os.listdir("/dev/shm") if name.startswith(tuple(f"torch_{pid}_" for pid in pids))]
-
-
-@contextmanager
-def released_resources() -> Iterator[None]:
-    """Check that open files, threads and named memory of the block are released; leftovers of others may end, too."""
-    before = _num_resources()
-    yield
-    end = time.monotonic() + 60
-    while any(now > limit for now, limit in zip(_num_resources(), before, strict=True)):
-        assert time.monotonic() < end, (_num_resources(), before)
-        time.sleep(0.01)
-
-
-def _num_resources() -> tuple[int, int, int]:
-    return len(os.listdir("/proc/self/fd")), threading.active_count(), len(named_memory(os.getpid()))
 
 
 def bits(tensor: Tensor) -> list[int]:

@@ -9,7 +9,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -164,12 +163,6 @@ def die_writing_to_the_pipe(endpoint: Endpoint) -> None:
 def die_waiting_for_an_answer(endpoint: Endpoint) -> None:
     threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
     endpoint.proxy("stuck").wait()
-
-
-def die_sharing_memory(endpoint: Endpoint) -> None:
-    """As if killed between the moment torch makes a file and the moment it takes its name away."""
-    Path(f"/dev/shm/torch_{os.getpid()}_123_0").touch()
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def leave(_: Any) -> None:

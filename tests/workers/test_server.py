@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import time
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from gflownet.workers import ProxyServer, Served
+from gflownet.workers import ProxyServer
 from gflownet.workers.proxy import CALL, Call
-from tests.workers.messages import released_resources
-from tests.workers.served_model import SOON_S, Model, Rows
+from tests.workers.served_model import SOON_S, Model
 
 
 def waiting_together(server: ProxyServer, model: Model, calls: list[Call], pool: ThreadPoolExecutor) -> list[Any]:
@@ -65,27 +59,6 @@ def test_server_merged_failure_raises_in_one_caller(server, model, pool, value, 
         raise bad.error()
 
 
-class Forgetful(Rows):
-    def split(self, result: Tensor, calls: Sequence[tuple]) -> Sequence[Tensor]:
-        return super().split(result, calls)[1:]
-
-
-def test_server_merger_with_missing_result(model, transport, pool):
-    served = {"policy": Served(model, {CALL: Forgetful()}), "numbers": Served([3])}
-    with ProxyServer(served, transport=transport) as server:
-        with pytest.warns(UserWarning, match="split: expected 2 results, got 1"):
-            answers = waiting_together(server, model, [policy_call(1), policy_call(2)], pool)
-        assert [answer.tolist() for answer in answers] == [[2.0], [4.0]]
-
-
-def test_server_warnings_as_errors_reach_callers(server, model, pool):
-    answers = waiting_together(server, model, [policy_call(1), policy_call(-3)], pool)
-    for answer in answers:
-        with pytest.raises(UserWarning, match="one by one"):
-            raise answer.error()
-    assert server.connect().proxy("policy")(torch.ones(1)).tolist() == [2.0]
-
-
 def test_server_slow_object_does_not_block(server, model, pool):
     slow, quick = server.connect().proxy("slow"), server.connect().proxy("numbers")
     model.gate.clear()
@@ -97,57 +70,8 @@ def test_server_slow_object_does_not_block(server, model, pool):
     assert first.result(SOON_S).tolist() == [2.0, 2.0]
 
 
-def test_server_survives_closed_caller(server):
-    """Also in the middle of writing a message."""
-    callers = [server.connect() for _ in range(4)]
-    callers[0].detach()
-    os.write(callers[1].channel.connection.fileno(), b"\x00\x00\x10\x00half")
-    callers[1].detach()
-    callers[2].channel.send(policy_call(1))
-    callers[2].detach()
-    assert callers[3].proxy("policy")(torch.ones(1)).tolist() == [2.0]
-
-
 def test_server_close_raises_in_caller(server, endpoint):
     server.close()
     server.close()
     with pytest.raises(ConnectionError, match="the main process closed the connection"):
         endpoint.proxy("policy")(torch.ones(1))
-
-
-def test_server_close_timeout(server, model, endpoint, pool):
-    model.gate.clear()
-    call = pool.submit(endpoint.proxy("policy"), torch.ones(1))
-    assert model.entered.wait(SOON_S)
-    server.close()
-    assert not call.done()
-    model.gate.set()
-    call.exception(SOON_S)
-
-
-def test_server_between_calls(server, endpoint, model, pool):
-    with server.between_calls():
-        call = pool.submit(endpoint.proxy("policy"), torch.ones(1))
-        assert not model.entered.wait(0.1)
-    assert call.result(SOON_S).tolist() == [2.0]
-
-
-def test_server_idle_cpu_time(server, endpoint):
-    endpoint.proxy("policy")(torch.ones(1))
-    clock = time.pthread_getcpuclockid(server.thread.ident)
-    start = time.clock_gettime(clock)
-    threading.Event().wait(0.3)
-    assert time.clock_gettime(clock) - start < 0.01
-
-
-def test_server_close_releases_resources(model, transport):
-    def use() -> None:
-        with ProxyServer({"policy": Served(model)}, transport=transport) as server:
-            endpoint = server.connect()
-            endpoint.proxy("policy")(torch.ones(1))
-            endpoint.channel.close()
-
-    use()
-    with released_resources():
-        for _ in range(3):
-            use()

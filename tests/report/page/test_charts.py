@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
-from importlib.resources import files
-from itertools import product
 
 import numpy as np
 import pytest
 
-from gflownet.pictures.bar_charts import Bar, Estimate, Sample, bar_chart, histogram, interval_chart
-from gflownet.pictures.chart import Chart, Scale, duration_text, number_text, scale_of
+from gflownet.pictures.chart import Chart, Scale, scale_of
 from gflownet.pictures.line_charts import MAX_POINTS, Highlight, Line, line_chart, moving_mean, scatter_chart, thinned
 
 MINUS = "\N{MINUS SIGN}"
@@ -20,25 +16,6 @@ MINUS = "\N{MINUS SIGN}"
 def built(chart: Chart | None) -> Chart:
     assert chart is not None
     return chart
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        *((0.93471, "0.9347"), (12_345.6, "12,346"), (3.0, "3"), (0.0, "0"), (-1.25, f"{MINUS}1.25")),
-        *((math.nan, "\N{EN DASH}"), (None, "\N{EN DASH}"), (2.5e9, "2.5e9"), (3e-6, f"3e{MINUS}6")),
-    ],
-)
-def test_number_text(value, text):
-    assert number_text(value) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.0, "0 s"), (4.04, "4.0 s"), (61.0, "1 min 1 s"), (3600.0, "1 h"), (90_061.0, "1 d 1 h"), (59.6, "1 min")],
-)
-def test_duration_text(seconds, text):
-    assert duration_text(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -53,10 +30,6 @@ def test_ticks_are_inside_of_the_axis_and_increase(values):
     shares = [scale.share(value) for value in sorted(values)]
     assert shares == sorted(shares)
     assert all(0 <= share <= 1 for share in shares)
-
-
-def test_scale_of_no_finite_value_is_none():
-    assert scale_of([math.nan, math.inf]) is None
 
 
 def test_values_of_a_large_ratio_get_a_logarithmic_axis():
@@ -106,31 +79,6 @@ def test_band_is_drawn_between_its_ends():
     assert top < bottom  # pixels from the top
 
 
-def test_histogram_has_quantiles_and_shares():
-    values = np.random.default_rng(1).normal(size=500).tolist()
-    chart = built(histogram("h", "H", [Sample("all", values), Sample("few", [0.0, 1.0])], x_label="score"))
-    assert chart.table is not None
-    name, number, *quantiles = chart.table.rows[0]
-    assert (name, number) == ("all", "500")
-    assert quantiles == [number_text(value) for value in np.quantile(values, [0, 0.25, 0.5, 0.75, 1])]
-    y_ticks = [mark.text for mark in chart.marks if mark.attributes.get("text-anchor") == "end"]
-    assert y_ticks == ["0", "0.2", "0.4"], "half of the second sample is in each of two bins"
-    assert histogram("h", "H", [Sample("all", [])], x_label="score") is None
-
-
-def test_bar_and_interval_charts_name_every_row():
-    bars = built(bar_chart("b", "B", [Bar("a", 3.0, "3 s"), Bar("b", 1.0, "1 s")], x_label="s", header=("x", "y")))
-    widths = [float(mark.attributes["width"]) for mark in bars.marks if mark.tag == "rect"]
-    assert widths[0] / widths[1] == pytest.approx(3.0, rel=0.02)
-    estimates = [Estimate("one", 0.5, 0.4, 0.6, is_marked=True), Estimate("two", 0.1, 0.1, 0.1)]
-    chart = built(interval_chart("i", "I", estimates, x_label="x", header=("a", "b", "c")))
-    assert chart.table is not None
-    assert chart.table.rows[0] == ["one", "0.5", "0.4 to 0.6"]
-    assert chart.table.rows[1][2] == "no interval"
-    assert bar_chart("b", "B", [], x_label="s", header=("x", "y")) is None
-    assert interval_chart("i", "I", [], x_label="x", header=()) is None
-
-
 def test_scatter_chart_links_highlights_and_draws_points_on_a_pixel_once():
     points = [(1.0, 1.0)] * 1000 + [(2.0, 3.0), (math.nan, 1.0)]
     highlights = [Highlight(2.0, 3.0, "front 0", "#front-0")]
@@ -140,37 +88,4 @@ def test_scatter_chart_links_highlights_and_draws_points_on_a_pixel_once():
     assert [mark.href for mark in chart.marks if mark.href] == ["#front-0"]
 
 
-THEMES = {"light": 0, "dark": 1}
 TEXTS, SURFACES = ("ink", "soft", "accent", "good", "bad", "warn"), ("page", "card", "code")
-LINES = tuple(f"c{index}" for index in range(8))
-
-
-def colours(theme: str) -> dict[str, str]:
-    text = files("gflownet.report.page").joinpath("templates/style.css.j2").read_text(encoding="utf-8")
-    blocks = re.findall(r":root \{(.*?)\}", text, re.DOTALL)
-    return dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", blocks[THEMES[theme]]))
-
-
-def contrast(first: str, second: str) -> float:
-    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-def luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def test_contrast_of_known_colours():
-    assert contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
-
-
-@pytest.mark.parametrize("theme", THEMES)
-def test_texts_and_lines_have_enough_contrast(theme):
-    found = colours(theme)
-    low = {pair: contrast(found[pair[0]], found[pair[1]]) for pair in product(TEXTS, SURFACES)}
-    assert {pair: ratio for pair, ratio in low.items() if ratio < 4.5} == {}
-    lines = {name: contrast(found[name], found["card"]) for name in LINES}
-    assert {name: ratio for name, ratio in lines.items() if ratio < 3} == {}

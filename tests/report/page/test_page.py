@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import random
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from datetime import timedelta
 from itertools import chain, repeat
 from pathlib import Path
@@ -22,10 +20,8 @@ from gflownet.cli.console import duration
 from gflownet.cli.parser import parse
 from gflownet.config import command_config
 from gflownet.errors import UserError
-from gflownet.evaluation.racing import RANDOM_REPEAT
-from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.graphs.assignment import Assignment
-from gflownet.records.marker import RunMarker, read_marker, write_marker
+from gflownet.records.marker import RunMarker, write_marker
 from gflownet.report.compared.figures import best_score
 from gflownet.report.page import page_of, read_run
 from gflownet.report.page.best import score_words
@@ -119,37 +115,6 @@ def test_page_of_finished_run_is_the_golden_page(tmp_path):
     assert read.tags.count("main") == read.tags.count("h1") == 1
 
 
-def test_next_step_loads_the_best_unless_random_architectures_are_as_good(tmp_path):
-    name = "best of 4 random architectures"
-    equal = [{"name": name, "mean": 0.9, "interval": [0.85, 0.95]}]
-    files = {"top_architectures.json": top_of(2), "references.json": equal}
-    longer = f"python -m gflownet.train log_dir={tmp_path / 'c'} resume=true num_training_steps=200"
-    assert longer in page(finished_run(tmp_path / "c", files=files)).sections["header"]
-    worse = [{"name": name, "mean": 0.7, "interval": [0.65, 0.75], "load": "gflownet.load('random.json')"}]
-    files = {"top_architectures.json": top_of(2), "references.json": worse}
-    read = page(finished_run(tmp_path, files=files))
-    assert f"gflownet.load('{tmp_path}/top_architectures.json', rank=0" in read.sections["header"]
-    assert "random.json" not in read.sections["header"]
-    assert "gflownet.load('random.json')" in read.sections["references"]
-    running = page(finished_run(tmp_path / "b", files={}, status=status_of("running", is_alive=True)))
-    assert "Wait for the end of the run" in running.sections["header"]
-    assert "in the search (higher is better" in running.sections["header"]
-
-
-def test_own_task_has_the_words_of_its_docstring_and_the_name_of_its_score(tmp_path):
-    plan = {"about": "Motors by their noise.", "score": "hit rate", "method": "gflownet"}
-    folder = finished_run(tmp_path, status=status_of("completed") | {"plan": plan})
-    marker = read_marker(folder)
-    assert marker is not None
-    write_marker(folder, replace(marker, config={**marker.config, "task": "motors:MotorTask"}))
-    read = page(folder)
-    header = read.sections["header"]
-    assert "Search of MotorTask" in header
-    assert "Searched Motors by their noise. Space:" in header
-    assert "Rank 0: hit rate 0.9000" in header
-    assert "hit rate (higher is better)" in read.sections["references"]
-
-
 def test_evaluations_and_steps_after_a_resume_agree_everywhere(tmp_path):
     """A search with early stopping, its sampler, and both again with a larger budget."""
     rows = [{"step": i, "score_mean": 0.5} for i in (1, 2)] + [{"step": 3, "loss": 9.0}, {"step": 4, "loss": 8.0}]
@@ -172,55 +137,6 @@ def test_evaluations_and_steps_after_a_resume_agree_everywhere(tmp_path):
     assert "Its loss was 7 in the first of 3 steps and 5 in the last" in header
 
 
-def test_curves_without_values_are_left_out(tmp_path):
-    bare = page(write_run(tmp_path, rows=[{"step": 1, "score_mean": 0.5}, {"step": 2, "score_mean": None}]))
-    assert "Score of sampled" in bare.sections["curves"]
-    assert "Loss" not in bare.sections["curves"]
-
-
-def test_curves_show_origins_and_models_of_a_surrogate(tmp_path):
-    rows = [
-        {
-            **{"step": step, "score_mean": 0.5, "surrogate_weight_labels": 0.25, "surrogate_weight_forest": 0.75},
-            **{"surrogate_rank_labels": 0.1 * step, "surrogate_rank_correlation": -0.2},
-            **{"proposed_design_total": 4, "proposed_policy_total": 2 * step, "proposed_space_total": 0},
-            **{"proposed_design_best": 3, "proposed_policy_best": 7},
-        }
-        for step in range(3)
-    ]
-    curves = page(write_run(tmp_path, rows=rows)).sections["curves"]
-    assert "first design · 4, 3 of the 10 best" in curves
-    assert "policy · 4, 7 of the 10 best" in curves
-    assert "whole space" not in curves
-    assert "random forest: 0.75 at 1, 0.75 at 2" in curves, "step 0 is before the first fit"
-    assert f"mixture, last 50 proposals: {MINUS}0.2 at 1" in curves
-
-
-def test_plan_is_compared_with_trainings(tmp_path):
-    plan = {"num_search": 48, "num_final": 6, "num_random": 5, "num_random_final": 2, "method": "surrogate"}
-    trained = [record(50 + i, 0.5, assignment_of(x=i), seed=seed) for i, seed in enumerate((1, 2, RANDOM_REPEAT))]
-    folder = write_run(tmp_path, [*choices(40), *trained], status=status_of("completed") | {"plan": plan})
-    header = page(folder).sections["header"]
-    assert "evaluations of the search 40 " in header, "without a budget"
-    assert "final stage 2 of 6, random 1 of 7" in header
-
-
-def test_rank_correlation_is_that_of_finalists_with_other_epochs(tmp_path):
-    assert "rank correlation" not in page(finished_run(tmp_path / "equal")).sections["best"]
-    read = page(finished_run(tmp_path / "longer", config="digits_small", options=("final.epochs=9",)))
-    assert "the rank correlation of the finalists in the search and on new seeds is 1." in read.sections["best"]
-
-
-def test_load_line_has_the_weights_that_were_saved(tmp_path):
-    folder = finished_run(tmp_path)
-    weights = [{**top_of(1)[0], "weights": {"file": "architectures/rank_0.safetensors", "sha256": "0"}}]
-    (folder / "top_architectures.json").write_text(json.dumps(weights))
-    best = page(folder).sections["best"]
-    assert f"gflownet.load('{folder}/top_architectures.json', rank=0)" in best
-    assert "train loss" in best
-    assert "hit rate" not in best, "the score in the search"
-
-
 def test_load_line_of_choices_runs(tmp_path):
     entry = {"rank": 4, "validation_score": 0.5, "graph": assignment_of(kernel="rbf", c=1.5)}
     folder = write_run(tmp_path, files={"top_architectures.json": [entry]})
@@ -229,23 +145,6 @@ def test_load_line_of_choices_runs(tmp_path):
     space: dict[str, Any] = {}
     exec(code.replace("&#39;", "'"), space)
     assert space["graph"] == Assignment.of({"kernel": "rbf", "c": 1.5})
-
-
-def test_choices_of_the_best_are_yaml_with_differing_places_first(tmp_path):
-    entries = [
-        {
-            "rank": rank,
-            "validation_score": 0.5,
-            "graph": assignment_of(act="relu", width=width),
-            "module": {"build": "a:b"},
-        }
-        for rank, width in enumerate((4, 8))
-    ]
-    folder = write_run(tmp_path, files={"top_architectures.json": entries})
-    best = page(folder).sections["best"]
-    assert "{width: 4, act: relu}" in best
-    assert "{width: 8, act: relu}" in best
-    assert f"gflownet.load('{folder}/top_architectures.json', rank=1, weights=False)" in best
 
 
 def test_running_run_shows_best_evaluations_and_time_left(tmp_path):
@@ -274,17 +173,6 @@ def test_best_evaluations_respect_constraints(tmp_path):
     assert "Rank 0 so far: score 0.7000 in the search" in page(folder).sections["header"]
 
 
-def test_effects_and_histograms_leave_out_architectures_above_a_limit(tmp_path):
-    records = [
-        record(i, 0.9 if i % 2 else 0.5 + i / 1000, assignment_of(kernel="ab"[i // 2 % 2]), metrics={"size": i % 2})
-        for i in range(60)
-    ]
-    read = page(write_run(tmp_path, records, options=["evaluation.constraints={size: 0}"]))
-    assert "From 30 evaluated architectures within evaluation.constraints" in read.sections["effects"]
-    assert "Scores of evaluated architectures within evaluation.constraints" in read.sections["curves"]
-    assert "0.9 " not in read.sections["curves"].partition("Scores of evaluated")[2]
-
-
 def test_options_from_the_environment_leave_a_page(tmp_path):
     names = ["num_training_steps", "budget.evaluations", "budget.seconds", "seed", "evaluation.constraints"]
     status = status_of("running", is_alive=True)
@@ -299,14 +187,6 @@ def test_options_from_the_environment_leave_a_page(tmp_path):
         assert "time left not known yet" in read.sections["header"]
         assert "evaluation.constraints is ${oc.env:GFLOWNET_VALUE}, whose value is unknown" in read.sections["header"]
         assert "effects" in read.sections
-
-
-def test_error_in_the_overview_leaves_the_sections(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("gflownet.report.page.page.overview_of", lambda run, written: 1 / 0)
-    read = Page(page_of(read_run(finished_run(tmp_path)), written=WRITTEN))
-    assert "could not be written: ZeroDivisionError" in read.sections["header"]
-    assert "Rank 0" in read.sections["best"]
-    assert "section overview" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -346,11 +226,6 @@ def test_state_in_words(tmp_path, state, message, words):
     assert f"python -m gflownet.train log_dir={tmp_path} resume=true" in read.sections["configuration"]
 
 
-def test_run_without_a_status_has_a_page(tmp_path):
-    read = page(write_run(tmp_path, choices(3), rows=metric_rows(5)))
-    assert "State unknown, step 5 of 100" in read.sections["header"]
-
-
 def test_search_method_counts_evaluations(tmp_path):
     rows = [{"step": i, "score_mean": 0.5, "seconds": 1.0 * i} for i in range(1, 11)]
     options = ["search.method=random", "budget.evaluations=80"]
@@ -361,18 +236,6 @@ def test_search_method_counts_evaluations(tmp_path):
     rows += [{"step": i, "loss": 1.0} for i in range(11, 14)]
     read = page(write_run(tmp_path / "later", choices(40), rows=rows, status=status_of("failed"), options=options))
     assert "step of the sampler 3 of 100" in read.sections["header"]
-
-
-def test_failures_are_grouped_without_their_numbers(tmp_path):
-    timeout = record(90, None, assignment_of(x=1), status=EvaluationStatus.TIMEOUT, error="after 3.5 s")
-    crash = record(91, None, assignment_of(x=2), error="Traceback (most recent call last):\n  File x\nOSError: gone")
-    text = page(write_run(tmp_path, [*choices(10, num_failed=5), timeout, crash])).sections["failures"]
-    assert "7 of 17 evaluations failed" in text
-    assert "5 failed (71% of the failures): ValueError: node 0 has no input" in text
-    assert "1 exceeded its deadline" in text
-    assert "OSError: gone" in text
-    assert "None of 1 evaluation failed" in page(write_run(tmp_path / "one", choices(1))).sections["failures"]
-    assert "None of 10 evaluations failed" in page(write_run(tmp_path / "b", choices(10))).sections["failures"]
 
 
 def test_front_has_new_seeds_and_the_random_front(tmp_path):
@@ -390,16 +253,6 @@ def test_front_has_new_seeds_and_the_random_front(tmp_path):
     assert "from accuracy 0.9, parameters 900 to accuracy 0.5, parameters 500" in read.sections["header"]
     (folder / "pareto_front.json").unlink()
     assert "computed at the end of the run" in page(folder).sections["front"]
-
-
-def test_configuration_lists_changes_versions_and_commands(tmp_path):
-    folder = write_run(tmp_path, status=status_of("completed"), options=["seed=3", "replay.warmup=8"])
-    text = page(folder).sections["configuration"]
-    assert "replay.warmup 8" in text
-    assert "torch 2.13.0" in text
-    assert "python -m gflownet.train --config choices seed=3" in text
-    assert f"python -m gflownet.train --config {folder}/config.yaml log_dir={folder}_again" in text
-    assert "certify_samples" not in text.partition("The whole config")[0]
 
 
 @pytest.mark.parametrize("place", ["task", "error", "value", "place", "message", "metric", "reference", "problem"])
@@ -483,9 +336,6 @@ def test_resumed_run_is_reproduced_from_its_start(tmp_path):
     assert (config.resume, config.overwrite_existing_exp, config.log_dir) == (False, False, f"{folder}_again")
 
 
-Damage = Callable[[Path], object]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -537,11 +387,6 @@ def test_folder_without_a_run_raises(tmp_path):
         read_run(tmp_path)
 
 
-def test_evaluations_of_other_runs_are_left_out(tmp_path):
-    records = [*choices(3), record(50, 0.99, assignment_of(x=1), run="f" * 32)]
-    assert len(read_run(write_run(tmp_path, records)).evaluations) == 3
-
-
 def test_same_files_give_the_same_text(tmp_path):
     folder = finished_run(tmp_path)
     first, second = (page_of(read_run(folder), written=WRITTEN) for _ in range(2))
@@ -569,29 +414,3 @@ def test_error_in_a_section_leaves_the_others(tmp_path, monkeypatch, caplog):
     assert "could not be written: ZeroDivisionError" in read.sections["effects"]
     assert "Rank 0" in read.sections["best"]
     assert "section effects" in caplog.text
-
-
-def test_columns_of_a_table_are_named(tmp_path):
-    column = {"name": HOSTILE, "kind": "number", "words": "number, 4 % missing"}
-    columns = {"columns": [column], "target": {"name": "price", "has_classes": False}, "mean": [], "deviation": []}
-    with_table = [entry | {"columns": columns} for entry in top_of(2)]
-    text = page(write_run(tmp_path / "a", choices(8), files={"top_architectures.json": with_table})).text
-    assert "Columns of the table" in text
-    assert "number, 4 % missing" in text
-    assert HOSTILE not in text
-    other = page(write_run(tmp_path / "b", choices(8), files={"top_architectures.json": top_of(2)})).text
-    assert "Columns of the table" not in other
-
-
-@pytest.mark.parametrize(
-    ("value", "interval", "words"),
-    [
-        (0.9644, [0.9598, 0.969], "0.9644 ± 0.0046"),
-        (0.9347, [0.9045, 0.9649], "0.9347 ± 0.0302"),
-        (0.5, None, "0.5000"),
-        (1234.5, [1230.0, 1239.0], "1,234 ± 4.5"),
-        (0.5, [0.49999, 0.50001], "0.5000 ± 1e\N{MINUS SIGN}5"),
-    ],
-)
-def test_scores_and_their_intervals_have_the_same_decimals(value, interval, words):
-    assert score_words(value, interval) == words

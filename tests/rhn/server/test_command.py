@@ -71,14 +71,6 @@ def test_missing_extra_is_named_in_the_error(
     assert said == "error: missing package uvicorn: pip install 'gflownet[serve]'\n"
 
 
-def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    said = capsys.readouterr().out
-    names = ("host", "port", "max-slots", "timeout", "grace", "allow-host", "allow-origin", "api-key", "chat-template")
-    assert "--insecure" in said
-    assert all(f"--{name}" in said for name in names)
-
-
 @pytest.mark.parametrize(
     ("arguments", "variable"),
     [

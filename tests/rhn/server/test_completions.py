@@ -11,7 +11,7 @@ import pytest
 
 from gflownet.rhn.server.app import Access
 from gflownet.rhn.server.limits import Limits
-from gflownet.rhn.text_codec import BYTES, decode, encode
+from gflownet.rhn.text_codec import BYTES, decode
 from tests.rhn.server.clients import PATIENCE, client_of, offline, openai, save_tiny, save_tokenizer_model
 from tests.rhn.server.in_process import LocalServer, serving
 
@@ -106,20 +106,6 @@ def test_prompt_list_gets_one_choice_and_one_seed_each(client: openai.OpenAI, fo
     for part in client.completions.create(model="tiny", prompt=prompts, seed=7, max_tokens=12, stream=True):
         streamed[part.choices[0].index] += part.choices[0].text
     assert streamed == expected
-
-
-def test_prompt_tokens_and_echo(client: openai.OpenAI) -> None:
-    asked = {"model": "tiny", "seed": 1, "max_tokens": 8}
-    text = client.completions.create(prompt="é(", **asked).choices[0].text
-    assert client.completions.create(prompt=encode("é("), **asked).choices[0].text == text
-    assert client.completions.create(prompt="é(", echo=True, **asked).choices[0].text == "é(" + text
-    parts = client.completions.create(prompt="é(", echo=True, stream=True, **asked)
-    assert "".join(part.choices[0].text for part in parts) == "é(" + text
-
-
-def test_without_a_seed_answers_differ(client: openai.OpenAI) -> None:
-    said = client.completions.create(model="tiny", prompt=["a"] * 4, max_tokens=16)
-    assert len({choice.text for choice in said.choices}) == 4
 
 
 def test_models_route_lists_the_model(client: openai.OpenAI, server: LocalServer) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -114,30 +113,6 @@ def test_cancelled_request_frees_its_slot_within_one_step() -> None:
     assert not tokens_of(events)
     assert engine.metrics().num_running == engine.metrics().num_waiting == 0
     assert not engine.cancel(12345)
-
-
-class Interrupted(RHNDecoder):
-    """A decoder in whose steps something else happens."""
-
-    during: ClassVar[list[Callable[[], object]]] = []
-
-    def step(
-        self, tokens: torch.Tensor, state: torch.Tensor, starts: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        for happens in self.during:
-            happens()
-        return super().step(tokens, state, starts)
-
-
-def test_request_cancelled_during_a_step_has_no_more_tokens() -> None:
-    engine = Engine(Interrupted(random_network(CONFIG, 0)))
-    kept, gone = (engine.submit(Request([1], SamplingParams(max_tokens=1 + last))) for last in (3, 0))
-    Interrupted.during.append(lambda: engine.cancel(gone))
-    assert tokens_of(engine.step()).keys() == {kept}
-    Interrupted.during.clear()
-    events = engine.step()
-    assert ends_of(events)[gone].finish_reason is FinishReason.CANCELLED
-    assert tokens_of(events).keys() == {kept}
 
 
 def test_full_queue_and_order_of_arrival() -> None:

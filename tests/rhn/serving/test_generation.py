@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 
@@ -84,14 +83,3 @@ def test_generate_continues_from_a_state() -> None:
     assert tokens == whole[:4]
     rest = generate(decoder, first.unread, SamplingParams(temperature=0, max_tokens=5), state=first.state)
     assert rest.tokens == whole[4:]
-
-
-def test_infinite_logits_end_one_answer_only() -> None:
-    network = random_network(RHNConfig(vocabulary_size=7, hidden_size=4, intermediate_size=4, depth=1, tied=False), 0)
-    with torch.no_grad():
-        network.embedding.weight[3] = math.nan
-    decoder = RHNDecoder(network)
-    with pytest.raises(ValueError, match="not finite"):
-        generate(decoder, [3], GREEDY)
-    with pytest.raises(ValueError, match="prompt 1: the model's logits are not finite"):
-        generate_batch(decoder, [[1], [3]], [GREEDY] * 2)

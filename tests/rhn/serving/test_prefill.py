@@ -47,19 +47,6 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill, "MIN_CHUNK", 2)
 
 
-def test_short_prompts_are_rows_and_long_ones_chunks() -> None:
-    plan = Prefill(PrefillConfig(), interval=64).plan
-    short, long = active(prefill.SHORT_PROMPT), active(prefill.SHORT_PROMPT + 1)
-    rows, chunk = plan([answering(), short, long])
-    assert (len(rows), rows[1]) == (2, short)
-    assert chunk is not None
-    assert (chunk.requests, chunk.num_tokens) == ([long], prefill.SHORT_PROMPT)  # all but the last token
-    rows, chunk = plan([short, active(prefill.MIN_CHUNK)])  # nobody answers
-    assert chunk is not None
-    assert (len(rows), chunk.requests) == (1, [short])
-    assert plan([]) == ([], None)
-
-
 def test_chunks_end_at_every_interval_and_before_the_last_token() -> None:
     request, borders = active(300), []
     request.num_read = 10  # of a cached prefix
@@ -106,15 +93,6 @@ def test_chunks_take_their_share_of_the_time(share: float) -> None:
         longest = max(longest, chunk_seconds)
         assert seconds["chunk"] <= share * (seconds["chunk"] + seconds["step"]) + longest
     assert seconds["chunk"] / sum(seconds.values()) == pytest.approx(share, rel=0.15)
-
-
-def test_chunks_do_not_wait_without_other_requests() -> None:
-    scheduled, request = Prefill(PrefillConfig(), interval=64), active(LONG)
-    scheduled.ran(chunk_seconds=100, step_seconds=1, had_rows=True)
-    assert scheduled.plan([answering(), request])[1] is None
-    assert scheduled.plan([request])[1] is not None
-    scheduled.ran(chunk_seconds=100, step_seconds=0, had_rows=False)
-    assert scheduled.plan([answering(), request])[1] is not None  # nothing is owed for time that delayed nobody
 
 
 def test_invalid_prefill_configs_raise() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
 from gflownet.rhn.serving.stopping import Answer, ByteStops, EosTokenCriteria, TextStops, new_answer
-from gflownet.rhn.text_codec import BYTES, ByteCodec, StreamDecoder, TextStream, TokenizerCodec
+from gflownet.rhn.text_codec import ByteCodec, StreamDecoder, TextStream, TokenizerCodec
 
 
 def answer_of(
@@ -33,17 +33,6 @@ def run(answer: Answer, tokens: list[int]) -> tuple[list[int], FinishReason | No
 def test_stop_token_ends_the_answer_after_min_tokens() -> None:
     assert run(answer_of(ends=(9,), most=9), [5, 9, 6]) == ([5], FinishReason.STOP)
     assert run(answer_of(ends=(9,), most=9, least=2), [5, 9, 9]) == ([5, 9], FinishReason.STOP)
-
-
-def test_beginning_of_a_stop_string_is_held_back() -> None:
-    answer = answer_of(stops=((1, 2, 3),), most=9)
-    shown = []
-    for token, wanted in ((7, [7]), (1, [7]), (2, [7]), (1, [7, 1, 2]), (2, [7, 1, 2])):
-        assert answer.add(Sampled(token)) is None
-        shown += answer.tokens[len(shown) : answer.num_shown]
-        assert shown == wanted
-    assert answer.add(Sampled(3)) is FinishReason.STOP
-    assert answer.num_shown == 3
 
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
@@ -149,29 +138,6 @@ def test_shown_text_ends_before_the_first_stop_string_of_any_codec(
             assert shown == 0 or len(texts[shown]) > len(texts[shown - 1])
             held = text[len(texts[shown]) :]
             assert not any(held == "" and text.endswith(stop[:n]) for stop in stops for n in range(1, len(stop)))
-
-
-def test_stop_string_inside_a_token_cuts_its_text() -> None:
-    answer = text_answer(["b"], 9, 0)
-    for token, reason in ((9, None), (4, FinishReason.STOP)):  # c, aab
-        assert answer.add(Sampled(token)) is reason
-    assert (answer.num_shown, answer.cut) == (2, 1)
-
-
-def test_stop_string_over_tokens_is_held_back_from_its_token() -> None:
-    answer = text_answer(["abc"], 9, 0)
-    shown = []
-    for token in (1, 4, 9):  # b, aab, c: the stop string begins inside the second token
-        answer.add(Sampled(token))
-        shown.append(answer.num_shown)
-    assert (shown, answer.cut) == ([1, 1, 2], 2)
-
-
-def test_bytes_are_compared_as_tokens() -> None:
-    params = SamplingParams(stop=("é",), stop_token_ids=(3,), max_tokens=5, min_tokens=2)
-    answer = new_answer(params, BYTES)
-    assert answer.stop_strings == ByteStops((tuple("é".encode()),))
-    assert (answer.eos, answer.max_tokens, answer.min_tokens) == (EosTokenCriteria(frozenset({3})), 5, 2)
 
 
 def test_stop_string_of_a_tokenizer(tmp_path: Path) -> None:
