@@ -6,6 +6,7 @@ Exact by enumeration of a small space, else by estimates from samples. Letters: 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from gflownet.certificate.exact import (
 )
 from gflownet.certificate.optimum import SymmetryTermError, exact_optimum, wrong_symmetry_terms
 from gflownet.certificate.result import Certified, RunCertificate
-from gflownet.certificate.rules import check_rules, with_limits
+from gflownet.certificate.rules import check_rules, limit_violations
 from gflownet.certificate.subject import BACKWARD, FORWARD, INTERVALS, RULES, WALKS, Subject, repeated
 from gflownet.data.sampler import sample_forward, uniform_states
 from gflownet.errors import counted
@@ -52,7 +53,7 @@ class Enumeration:
         self._graphs = [graph if c.limit is None else enumerate_states(env, limit=c.limit[0]) for c in conditionings]
         rules = check_rules(env, graph.states, is_complete=True, seed=stream_seed(subject.seed, RULES))
         reached = [each.states[each.terminal] for each in self._graphs]
-        self.rules = with_limits(rules, env, reached, self.terminal)
+        self.rules = replace(rules, violations=(*rules.violations, *limit_violations(env, reached, self.terminal)))
 
     def certified(self, index: int, conditioning: Conditioning, scores: Tensor) -> Certified:
         """Return the certificate under a conditioning, given the scores of the terminal states."""
@@ -126,8 +127,8 @@ class Sampling:
         visited = GraphStates.cat([*(sample.states for sample in self._samples), self.terminal])
         seed = stream_seed(subject.seed, RULES)
         rules = check_rules(subject.context.env, visited, is_complete=False, seed=seed)
-        reached = [sample.terminal for sample in self._samples]
-        self.rules = with_limits(rules, subject.context.env, reached, self.terminal[:0])
+        found = limit_violations(subject.context.env, [each.terminal for each in self._samples], self.terminal[:0])
+        self.rules = replace(rules, violations=(*rules.violations, *found))
 
     def _random_states(self, num: int) -> GraphStates:
         return uniform_states(self._subject.context.env, num, generator=self._subject.generator(WALKS))

@@ -6,8 +6,8 @@ Letters: B states, E pairs of states (G, G') joined by actions.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -91,27 +91,22 @@ def check_rules(env: Environment, states: GraphStates, *, is_complete: bool, see
     )
 
 
-def with_limits(report: RuleReport, env: Environment, reached: Sequence[GraphStates], every: GraphStates) -> RuleReport:
-    """Return the report with terminal states that the masks reach above a cap, or miss within it.
+def limit_violations(env: Environment, reached: Sequence[GraphStates], every: GraphStates) -> Iterator[Violation]:
+    """Yield the terminal states that the masks reach above a cap, or miss within it.
 
     Args:
-        report: of the rules.
         env: the environment, whose `sizes` decide.
         reached: terminal states, each batch under one limit.
-        every: all terminal states of the space, so that none within a limit is missed; empty: unknown.
+        every: all terminal states of the space; empty if they are unknown, then none is missed.
     """
-    violations = list(report.violations)
-    for states in reached if env.vocabulary.limits else ():
+    names = env.vocabulary.limits
+    for states in reached if names else ():
         within = every[(env.sizes(every) <= states.limit[:1]).all(1)].with_limit(states.limit[0])
         missed = ~torch.isin(env.identify(within), env.identify(states))
         wrong = GraphStates.cat([states[(env.sizes(states) > states.limit).any(1)], within[missed]])
         if len(wrong):
-            sizes, caps = (
-                dict(zip(env.vocabulary.limits, x[0].tolist(), strict=True)) for x in (env.sizes(wrong), wrong.limit)
-            )
-            example = f"[{shown_state(env, wrong, 0)}] has {sizes}, caps {caps}"
-            violations.append(Violation(Check.LIMIT, len(wrong), example))
-    return replace(report, violations=tuple(violations))
+            sizes, caps = (dict(zip(names, x[0].tolist(), strict=True)) for x in (env.sizes(wrong), wrong.limit))
+            yield Violation(Check.LIMIT, len(wrong), f"[{shown_state(env, wrong, 0)}] has {sizes}, caps {caps}")
 
 
 def _sampled(env: Environment, states: GraphStates, num_actions: int, generator: torch.Generator) -> GraphStates:
