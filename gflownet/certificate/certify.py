@@ -126,6 +126,7 @@ class Sampling:
         self._sampled = owner[: num_samples * len(conditionings)].split(num_samples)
         visited = GraphStates.cat([*(sample.states for sample in self._samples), self.terminal])
         seed = stream_seed(subject.seed, RULES)
+        visited = visited.with_limit(subject.context.env.initial_states(1).limit)  # rules do not depend on limits
         rules = check_rules(subject.context.env, visited, is_complete=False, seed=seed)
         found = limit_violations(subject.context.env, [each.terminal for each in self._samples], self.terminal[:0])
         self.rules = replace(rules, violations=(*rules.violations, *found))
