@@ -6,6 +6,7 @@ Exact by enumeration of a small space, else by estimates from samples. Letters: 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from gflownet.certificate.exact import (
 )
 from gflownet.certificate.optimum import SymmetryTermError, exact_optimum, wrong_symmetry_terms
 from gflownet.certificate.result import Certified, RunCertificate
-from gflownet.certificate.rules import check_rules
+from gflownet.certificate.rules import check_rules, limit_violations
 from gflownet.certificate.subject import BACKWARD, FORWARD, INTERVALS, RULES, WALKS, Subject, repeated
 from gflownet.data.sampler import sample_forward, uniform_states
 from gflownet.errors import counted
@@ -45,22 +46,30 @@ from gflownet.workers.process import stream_seed
 class Enumeration:
     """Certifies a policy on an enumerated space."""
 
-    def __init__(self, subject: Subject, graph: StateGraph) -> None:
-        self._subject, self._graph = subject, graph
+    def __init__(self, subject: Subject, graph: StateGraph, conditionings: Sequence[Conditioning]) -> None:
+        self._subject, self._whole, env = subject, graph, subject.context.env
         self.terminal = graph.states[graph.terminal]  # X distinct terminal states, to be evaluated
-        seed = stream_seed(subject.seed, RULES)
-        self.rules = check_rules(subject.context.env, graph.states, is_complete=True, seed=seed)
+        # The states within the caps of each conditioning.
+        self._graphs = [graph if c.limit is None else enumerate_states(env, limit=c.limit[0]) for c in conditionings]
+        rules = check_rules(env, graph.states, is_complete=True, seed=stream_seed(subject.seed, RULES))
+        reached = [each.states[each.terminal] for each in self._graphs]
+        self.rules = replace(rules, violations=(*rules.violations, *limit_violations(env, reached, self.terminal)))
 
     def certified(self, index: int, conditioning: Conditioning, scores: Tensor) -> Certified:
         """Return the certificate under a conditioning, given the scores of the terminal states."""
-        subject, graph = self._subject, self._graph
+        subject, graph = self._subject, self._graphs[index]
         log_reward = torch.zeros(len(graph), dtype=torch.float64)
+        of_state = scores.new_zeros(len(self._whole), *scores.shape[1:])
+        of_state[self._whole.terminal] = scores
+        scores = of_state[self._whole.locate(graph.code[graph.terminal])]
         log_reward[graph.terminal] = subject.log_reward(scores, conditioning)
         target, prior = log_reward.clone(), subject.prior
         if prior is not None:
-            log_prior = terminating_distribution(graph, self._log_forward(prior, conditioning)).log()
+            log_prior = terminating_distribution(graph, self._log_forward(graph, prior, conditioning)).log()
             target[graph.terminal] += log_prior[graph.terminal]
-        log_forward = self._log_forward(subject.policy, conditioning)
+        is_above = (subject.context.env.sizes(graph.states) > graph.states.limit).any(1)
+        target[is_above] = -torch.inf  # reached by an error of the masks
+        log_forward = self._log_forward(graph, subject.policy, conditioning)
         try:
             optimum, symmetry_term = exact_optimum(subject, graph, conditioning, log_reward)
         except ValueError:
@@ -77,10 +86,11 @@ class Enumeration:
             optimum=optimum,
             tv_to_optimum=distance,
             symmetry_term=symmetry_term,
+            limits=subject.limits(conditioning),
         )
 
-    def _log_forward(self, policy: PolicyFunction, conditioning: Conditioning) -> Tensor:
-        return policy_log_prob(self._graph, forward_scores(self._subject.context, policy, conditioning.encoding[0]))
+    def _log_forward(self, graph: StateGraph, policy: PolicyFunction, conditioning: Conditioning) -> Tensor:
+        return policy_log_prob(graph, forward_scores(self._subject.context, policy, conditioning.encoding[0]))
 
 
 NUM_ROLLOUTS = 10  # backward trajectories from each state with an estimated p(x)
@@ -116,7 +126,10 @@ class Sampling:
         self._sampled = owner[: num_samples * len(conditionings)].split(num_samples)
         visited = GraphStates.cat([*(sample.states for sample in self._samples), self.terminal])
         seed = stream_seed(subject.seed, RULES)
-        self.rules = check_rules(subject.context.env, visited, is_complete=False, seed=seed)
+        visited = visited.with_limit(subject.context.env.initial_states(1).limit)  # rules do not depend on limits
+        rules = check_rules(subject.context.env, visited, is_complete=False, seed=seed)
+        found = limit_violations(subject.context.env, [each.terminal for each in self._samples], self.terminal[:0])
+        self.rules = replace(rules, violations=(*rules.violations, *found))
 
     def _random_states(self, num: int) -> GraphStates:
         return uniform_states(self._subject.context.env, num, generator=self._subject.generator(WALKS))
@@ -125,7 +138,9 @@ class Sampling:
         """Return the certificate under a conditioning, given the scores of the terminal states."""
         subject = self._subject
         samples = self._with_own_backward(self._samples[index])
-        rollouts = self._rollouts(conditioning, subject.generator(BACKWARD, index))
+        inside = self._inside(index, conditioning)
+        scores, sampled = scores[inside], torch.searchsorted(inside, self._sampled[index])
+        rollouts = self._rollouts(self.terminal[inside], conditioning, subject.generator(BACKWARD, index))
         log_symmetry = rollouts.log_symmetry[::NUM_ROLLOUTS]
         log_reward = subject.log_reward(scores, conditioning)
         if subject.prior is not None:
@@ -134,7 +149,7 @@ class Sampling:
             log_reward=log_reward,
             log_symmetry=log_symmetry,
             log_ratio=self._ratios(subject.policy, rollouts),
-            sampled=self._sampled[index],
+            sampled=sampled,
         )
         certificate = certify_by_estimates(
             samples,
@@ -149,21 +164,32 @@ class Sampling:
             certificate=certificate,
             optimum=None,
             tv_to_optimum=None,
-            symmetry_term=self._symmetry_term(index, log_reward),
+            symmetry_term=self._symmetry_term(index, log_reward[sampled]),
+            limits=subject.limits(conditioning),
         )
+
+    def _inside(self, index: int, conditioning: Conditioning) -> Tensor:
+        """Return the positions of the terminal states within the caps of a conditioning, ascending."""
+        if conditioning.limit is None:
+            return torch.arange(len(self.terminal))
+        within = (self._subject.context.env.sizes(self.terminal) <= conditioning.limit).all(1)
+        within[self._sampled[index]] = True  # also those that the masks should not have allowed
+        return within.nonzero().squeeze(1)
 
     def _symmetry_term(self, index: int, log_reward: Tensor) -> SymmetryTermError | None:
         """Return the sampled states whose log-reward the objective scales by a wrong factor."""
         reader = self._subject.reader
         if reader is None or not self._subject.objective.samples_reward or self._subject.prior is not None:
             return None
-        samples = self._samples[index].with_rewards(log_reward[self._sampled[index]])
+        samples = self._samples[index].with_rewards(log_reward)
         return wrong_symmetry_terms(self._subject, reader, samples)
 
-    def _rollouts(self, conditioning: Conditioning, generator: torch.Generator) -> TrajectoryBatch:
+    def _rollouts(
+        self, terminal: GraphStates, conditioning: Conditioning, generator: torch.Generator
+    ) -> TrajectoryBatch:
         """Return NUM_ROLLOUTS trajectories into each terminal state, sampled through the policy's P_B or uniformly."""
-        subject, each = self._subject, repeated(conditioning, len(self.terminal))
-        return rolled_back(subject.context, subject.policy, self.terminal, each, num=NUM_ROLLOUTS, generator=generator)
+        subject, each = self._subject, repeated(conditioning, len(terminal))
+        return rolled_back(subject.context, subject.policy, terminal, each, num=NUM_ROLLOUTS, generator=generator)
 
     def _with_own_backward(self, trajectories: TrajectoryBatch) -> TrajectoryBatch:
         """Return the trajectories with log P_B of the policy, if it has a learned backward policy."""
@@ -210,7 +236,7 @@ def certify(
         method = Sampling(subject, conditionings, num_samples, extra_states)
     else:
         report_stage(f"certificate: exact, from all {len(graph)} states, {len(graph.terminal)} of them terminal")
-        method = Enumeration(subject, graph)
+        method = Enumeration(subject, graph, conditionings)
     measured = _predicted(subject, method, report_stage) or _measured(
         subject, method, report_stage, stopped, report_progress
     )

@@ -130,13 +130,14 @@ def first_positions(values: Tensor) -> tuple[Tensor, Tensor]:
     return first.scatter_reduce(0, owner, torch.arange(len(values)), "amin"), owner
 
 
-def enumerate_states(env: Environment, *, max_states: int = 100_000) -> StateGraph:
-    """Return every state reachable from the initial one, up to isomorphism, by level.
+def enumerate_states(env: Environment, *, max_states: int = 100_000, limit: Tensor | None = None) -> StateGraph:
+    """Return every state reachable from the initial one, within caps [K] where given, up to isomorphism, by level.
 
     Raises:
         ValueError: there are more than `max_states`, or paths of different lengths lead to a state.
     """
     frontier = env.initial_states(1)
+    frontier = frontier if limit is None else frontier.with_limit(limit)
     index_of = {int(env.identify(frontier)): 0}
     levels, parents, actions, children = [], [], [], []
     start = 0

@@ -30,6 +30,7 @@ class Check(Enum):
     HIDDEN = "backward mask hides a legal removal"
     ALLOWED = "backward mask allows an illegal removal"
     DISAGREE = "forward and backward masks disagree"
+    LIMIT = "networks within a limit"
     AUTOMORPHISMS = "automorphism count"
     ORBITS = "n_f |Aut G'| = n_b |Aut G|"
 
@@ -221,6 +222,7 @@ class Certified:
     optimum: Optimum | None  # of the objective; None: not enumerable, or the objective aims at something else
     tv_to_optimum: float | None  # total variation between network and optimum
     symmetry_term: SymmetryTermError | None  # None: the objective scales every reward as it should
+    limits: Mapping[str, int]  # caps of the trajectories, of a run with cond.limit
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Letters: B states, E pairs of states (G, G') joined by actions.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from gflownet.certificate.automorphisms import LabelledGraph, are_isomorphic, count_automorphisms, labelled_graphs
 from gflownet.certificate.exact import first_positions, legal_steps
-from gflownet.certificate.result import Check, RuleReport
+from gflownet.certificate.result import Check, RuleReport, Violation
 from gflownet.certificate.transitions import (
     Edges,
     Violations,
@@ -88,6 +89,24 @@ def check_rules(env: Environment, states: GraphStates, *, is_complete: bool, see
         num_compared=num_compared,
         violations=violations.listed(),
     )
+
+
+def limit_violations(env: Environment, reached: Sequence[GraphStates], every: GraphStates) -> Iterator[Violation]:
+    """Yield the terminal states that the masks reach above a cap, or miss within it.
+
+    Args:
+        env: the environment, whose `sizes` decide.
+        reached: terminal states, each batch under one limit.
+        every: all terminal states of the space; empty if they are unknown, then none is missed.
+    """
+    names = env.vocabulary.limits
+    for states in reached if names else ():
+        within = every[(env.sizes(every) <= states.limit[:1]).all(1)].with_limit(states.limit[0])
+        missed = ~torch.isin(env.identify(within), env.identify(states))
+        wrong = GraphStates.cat([states[(env.sizes(states) > states.limit).any(1)], within[missed]])
+        if len(wrong):
+            sizes, caps = (dict(zip(names, x[0].tolist(), strict=True)) for x in (env.sizes(wrong), wrong.limit))
+            yield Violation(Check.LIMIT, len(wrong), f"[{shown_state(env, wrong, 0)}] has {sizes}, caps {caps}")
 
 
 def _sampled(env: Environment, states: GraphStates, num_actions: int, generator: torch.Generator) -> GraphStates:

@@ -75,6 +75,11 @@ class Subject:
         log_z = self.objective.log_partition(self.trained, conditioning.encoding, conditioning.limit)
         return None if log_z is None else float(log_z.detach())
 
+    def limits(self, conditioning: Conditioning) -> dict[str, int]:
+        """Return the caps of a single conditioning by metric."""
+        caps = () if conditioning.limit is None else conditioning.limit[0].tolist()
+        return dict(zip(self.context.env.vocabulary.limits, caps, strict=False))
+
     @property
     def prior(self) -> PolicyFunction | None:
         """Return the prior p0 of an objective with the target R(x) p0(x) instead of R(x)."""

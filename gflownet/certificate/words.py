@@ -344,6 +344,7 @@ def _content(certificate: RunCertificate, part: Certified) -> dict[str, Any]:
         "kind": part.certificate.kind,
         "beta": part.beta,
         "conditioning": list(part.conditioning),
+        "limits": dict(part.limits),
         "symmetries_hold": part.certificate.symmetries_hold,
         "verdict": [f"{finding.subject}: {finding.text}" for finding in findings(certificate, part)],
         **_figures(part),
@@ -369,7 +370,10 @@ def print_certificate(certificate: RunCertificate, *, path: Path, console: Conso
     for index, part in enumerate(certificate.parts):
         how = "exact" if part.certificate.kind == "exact" else "estimates with 95 % intervals"
         title = f"certificate of p(x) ~ R(x), {how}, beta {part.beta:.4g}"
-        if one_beta and len(certificate.parts) > 1:
+        if part.limits:
+            caps = (f"{cap:,} {name.replace('_', '-')}" for name, cap in part.limits.items())
+            title += f", networks with at most {' and '.join(caps)}"
+        elif one_beta and len(certificate.parts) > 1:
             title += f", conditioned on {' '.join(f'{feature:.2f}' for feature in part.conditioning)}"
         figures = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
         for header in ("", "if right", "found"):

@@ -105,20 +105,23 @@ class ExactProbability(TerminatingProbability):
             self._graph = enumerate_states(restored.trainer.env, max_states=max_states)
         except ValueError as error:
             raise UserError(f"--exact: {error}; without it, log p(x) is estimated") from None
-        self._log_probs: dict[tuple[float, ...], Tensor] = {}  # [S] by conditioning
+        self._log_probs: dict[tuple[float, ...], Tensor] = {}  # [S] by conditioning and limit
 
     def log_probs(self, batch: TrajectoryBatch) -> list[LogProb]:
         """Return log p(x | conditioning) of B terminal states."""
         states = self._graph.locate(self._restored.trainer.env.identify(batch.terminal)).tolist()
-        pairs = zip(states, batch.conditioning, strict=True)
-        return [LogProb(float(self._distribution(encoding)[state]), "exact") for state, encoding in pairs]
+        rows = zip(states, batch.conditioning, batch.terminal.limit, strict=True)
+        return [LogProb(float(self._distribution(each, limit)[state]), "exact") for state, each, limit in rows]
 
-    def _distribution(self, encoding: Tensor) -> Tensor:
-        """Return log p of all states under one conditioning, [S]."""
-        key = tuple(encoding.tolist())
+    def _distribution(self, encoding: Tensor, limit: Tensor) -> Tensor:
+        """Return log p of all states under one conditioning and one limit, [S]."""
+        key = (*encoding.tolist(), *limit.tolist())
         if key not in self._log_probs:
-            score = forward_scores(self._restored.trainer.context, self._restored.policy, encoding)
-            probability = terminating_distribution(self._graph, policy_log_prob(self._graph, score))
+            whole, context = self._graph, self._restored.trainer.context
+            graph = whole if torch.equal(limit, whole.states.limit[0]) else enumerate_states(context.env, limit=limit)
+            log_prob = policy_log_prob(graph, forward_scores(context, self._restored.policy, encoding))
+            probability = torch.zeros(len(whole), dtype=torch.float64)
+            probability[whole.locate(graph.code)] = terminating_distribution(graph, log_prob)
             self._log_probs[key] = probability.log()
         return self._log_probs[key]
 

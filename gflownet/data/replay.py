@@ -73,7 +73,7 @@ class ActionSequences:
             return ActionBatch(*(column.long() for column in actions.parts))
 
         with torch.inference_mode():
-            steps = roll_out(env, limited_states(env, conditioning), choose)
+            steps = roll_out(env, limited_states(env, len(self), conditioning.limit), choose)
         return assembled(env, steps, conditioning, origin)
 
 

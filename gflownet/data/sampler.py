@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import ActionBatch, ActionMasks, GraphActionType
 from gflownet.mdp.answer import AnswersBothWays, ask, ask_both
@@ -100,7 +101,7 @@ def sampled_steps(
     Waits for the device once per step (`Environment.read_ahead`). The tensors are those of inference mode, which is a
     tenth faster than no_grad.
     """
-    start, there = limited_states(context.env, conditioning), context.on(device)
+    start, there = limited_states(context.env, len(conditioning.beta), conditioning.limit), context.on(device)
     with torch.inference_mode(), torch.device(device) if device != _CPU else nullcontext():
         states = start if device == _CPU else start.mapped(partial(sent, device=device))
         vars(states)["largest"] = start.largest
@@ -108,10 +109,21 @@ def sampled_steps(
         return roll_out(there.env, states, choose)
 
 
-def limited_states(env: Environment, conditioning: Conditioning) -> GraphStates:
-    """Return the initial state of each trajectory, with its limit."""
-    states = env.initial_states(len(conditioning.beta))
-    return states if conditioning.limit is None else states.with_limit(conditioning.limit)
+def limited_states(env: Environment, num: int, limit: Tensor | None) -> GraphStates:
+    """Return `num` initial states with caps [num, K]; None: the environment's own.
+
+    Raises:
+        UserError: a cap below the smallest network, which has no legal trajectory.
+    """
+    states = env.initial_states(num)
+    if limit is None:
+        return states
+    for name, smallest, caps in zip(env.vocabulary.limits, env.smallest_sizes, limit.unbind(1), strict=True):
+        if num and int(caps.min()) < smallest:
+            raise UserError(
+                f"limit: expected at least {smallest:,} {name}, the smallest network, got {int(caps.min()):,}"
+            )
+    return states.with_limit(limit)
 
 
 def _tabulated(
@@ -292,8 +304,7 @@ def uniform_states(
     def choose(states: GraphStates, _: torch.Tensor) -> ActionBatch:
         return env.forward_masks(states).sample_uniform(generator)
 
-    states = env.initial_states(num)
-    return terminal_states(roll_out(env, states if limit is None else states.with_limit(limit), choose))
+    return terminal_states(roll_out(env, limited_states(env, num, limit), choose))
 
 
 def distinct_candidates(env: Environment, num: int, sample: Callable[[int], GraphStates]) -> list[Candidate]:

@@ -108,7 +108,7 @@ class RewardConditional:
         `limit` is the cap of `cond.limit.metric`.
 
         Raises:
-            UserError: a value that is never sampled in training, or a cap that no network keeps.
+            UserError: a value that is never sampled in training; `limit` may be outside [low, high].
         """
         num, betas, encodings = len(sampled.beta), sampled.beta, list(sampled.encoding.split(self._widths, 1))
         if beta is not None:
@@ -127,7 +127,7 @@ class RewardConditional:
             if self.limit is None:
                 raise UserError(f"limit: expected none without cond.limit.metric, got {limit}")
             encodings.pop()
-            return self._capped(encodings, betas, self.limit.checked(limit).expand(num))
+            return self._capped(encodings, betas, torch.full((num,), limit))
         return Conditioning(torch.cat(encodings, 1), betas, sampled.limit)
 
     def repeated(
@@ -156,7 +156,7 @@ class RewardConditional:
         encodings, betas = [encoding.expand(num, -1) for encoding in encodings], torch.full((num,), float(beta))
         if self.limit is None and limit is not None:
             raise ValueError(f"limit: expected none without cond.limit.metric, got {limit}")
-        caps = None if self.limit is None else self.limit.checked(limit or self.limit.high).expand(num)
+        caps = None if self.limit is None else torch.full((num,), limit or self.limit.high)
         return self._capped(encodings, betas, caps)
 
     def score(self, utilities: Tensor, encoding: Tensor) -> Tensor:
@@ -348,13 +348,12 @@ class LimitConditional:
                 "operation_graph, cells with a network and choices with a cost have one for each max_... option"
             )
         self.column, self._caps = list(names).index(self.metric), torch.tensor(caps)
-        self._smallest, own = smallest[self.column], caps[self.column]
-        config = self._config
-        self.low = self._smallest if config.low is None else config.low
+        least, own, config = smallest[self.column], caps[self.column], self._config
+        self.low = least if config.low is None else config.low
         self.high = own if config.high is None else config.high
-        if not self._smallest <= self.low < self.high <= own:
+        if not least <= self.low < self.high <= own:
             raise UserError(
-                f"cond.limit: expected low < high within [{self._smallest:,}, {own:,}], the {self.metric} of the "
+                f"cond.limit: expected low < high within [{least:,}, {own:,}], the {self.metric} of the "
                 f"smallest network and the environment's own cap, got [{self.low:,}, {self.high:,}]"
             )
 
@@ -381,15 +380,6 @@ class LimitConditional:
         limits = self._caps.repeat(len(caps), 1)
         limits[:, self.column] = caps
         return limits
-
-    def checked(self, cap: int) -> Tensor:
-        """Return a cap, [1]. Raises UserError for one that no network keeps."""
-        if cap < self._smallest:
-            raise UserError(
-                f"limit: expected at least {self._smallest:,} {self.metric.replace('_', '-')}, as the smallest network "
-                f"has, got {cap:,}"
-            )
-        return torch.tensor([cap])
 
 
 def simplex(rows: Sequence[Sequence[float]]) -> Tensor:

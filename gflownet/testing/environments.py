@@ -14,6 +14,7 @@ import torch
 from torch_geometric.data import Batch
 
 from gflownet.certificate.exact import StateGraph, enumerate_states
+from gflownet.certificate.rules import limit_violations
 from gflownet.mdp.action import ActionBatch, GraphAction, GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment, IllegalAction
@@ -243,6 +244,17 @@ class EnvironmentContract(Contract):
             actions = graph.level[graph.parent] == level
             leads_to_terminal[graph.parent[actions]] |= leads_to_terminal[graph.child[actions]]
         expect(bool(leads_to_terminal.all()), "expected a way from every state to a finished object, got a dead end")
+
+    def check_limits_reach_exactly_what_they_allow(self) -> None:
+        """Under a cap the masks reach each terminal state within it, by `sizes`, and no other."""
+        env, whole = self.env, self.state_graph
+        sizes = env.sizes(every := whole.states[whole.terminal])
+        expect(sizes.shape == every.limit.shape, "expected sizes to return a column for each of vocabulary.limits")
+        expect(tuple(sizes.amin(0)) == env.smallest_sizes, "expected smallest_sizes to be the smallest of `sizes`")
+        for cap in sizes[:: max(1, len(sizes) // 3)] if env.vocabulary.limits else ():
+            part = enumerate_states(env, max_states=self.max_states, limit=cap)
+            for violation in limit_violations(env, [part.states[part.terminal]], every):
+                expect(False, f"expected the masks to keep a cap, got {violation.example}")
 
     def check_terminal_objects_are_states_up_to_isomorphism(self) -> None:
         """One canonical key per state, unchanged by JSON, and the automorphism count of the state."""

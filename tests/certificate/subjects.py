@@ -55,6 +55,7 @@ class Case:
     objective: Any
     policy: Any
     context: Any
+    task: Any = RewardsScores()  # noqa: RUF009 (nothing changes it)
 
     @staticmethod
     def of(
@@ -77,10 +78,9 @@ class Case:
         keys = [env.terminal(graph.states, index).canonical_key() for index in terminal]
         scores = dict(zip(keys, rewards_of(self.space)[graph.terminal].tolist(), strict=True))
         policy: Any = PolicyOnDevice(self.policy, device=torch.device("cpu"), precision="float32")
-        task: Any = RewardsScores()
         subject = Subject(
             context=self.context,
-            task=task,
+            task=self.task,
             policy=policy,
             objective=self.objective,
             trained=policy,

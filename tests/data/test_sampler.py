@@ -10,17 +10,21 @@ import pytest
 import torch
 
 from gflownet.certificate.exact import enumerate_states, policy_log_prob, terminating_distribution
+from gflownet.data.replay import action_sequences
 from gflownet.data.sampler import distinct_candidates, sample_backward, sample_forward, uniform_states
 from gflownet.envs.graph_building import GraphBuildingEnv
+from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import GraphActionType
+from gflownet.mdp.answer import distinct
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy
 from gflownet.mdp.sparse_layout import SparseLayout
+from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
-from tests.contracts.environments import ENVIRONMENTS
+from tests.contracts.environments import ENVIRONMENTS, capped_cells, operation_graphs
 from tests.data.policies import keys, opinionated, unconditional
 from tests.oracles.backward_actions import backward_scores
 from tests.oracles.chi_square import p_value
@@ -311,3 +315,66 @@ def test_sample_backward_learned_policy_generator():
     assert bool(drawn[0].states.equals(drawn[1].states).all())
     assert not bool(drawn[0].states.equals(drawn[2].states).all())
     assert drawn[0][0].log_reward is None
+
+
+LIMITED = {"operation_graph": lambda: operation_graphs(max_parameters=420), "cells": capped_cells}
+
+
+def limited(env: Environment, num: int, *, encoding: float = 0.0) -> Conditioning:
+    """Return a random cap of the first metric for each trajectory, under equal encodings."""
+    generator, own = torch.Generator().manual_seed(5), torch.tensor(env.vocabulary.caps)
+    limit = own.repeat(num, 1)
+    limit[:, 0] = torch.randint(env.smallest_sizes[0], int(own[0]) + 1, (num,), generator=generator)
+    return Conditioning(torch.full((num, 1), encoding), torch.ones(num), limit)
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_trajectories_keep_their_limits(name):
+    env, generator = LIMITED[name](), torch.Generator().manual_seed(1)
+    context, policy = opinionated(env)
+    told = limited(env, 256)
+    # Equal encodings: masks of equal graphs with other caps differ, and are not shared.
+    fresh = sample_forward(context, policy, conditioning=told, generator=generator, random_action_prob=0.3)
+    assert torch.equal(fresh.terminal.limit, told.limit)
+    assert torch.equal(fresh.states.limit, told.limit[fresh.trajectory])
+    sizes = env.sizes(fresh.terminal)
+    assert bool((sizes <= told.limit).all())
+    assert len(sizes.unique(dim=0)) > 5
+
+    # Any cap from the size on: also the smallest, under which each step has to be legal.
+    for limit in (sizes, sizes + 1):
+        other = Conditioning(told.encoding, told.beta, limit)
+        back = sample_backward(context, fresh.terminal, conditioning=other, generator=generator)
+        assert torch.equal(back.terminal.limit, limit)
+        assert torch.equal(back.states.limit, limit[back.trajectory])
+        assert bool(env.forward_masks(back.states).contains(back.actions).all())
+        smaller = back.states.with_limit((sizes - 1)[back.trajectory])
+        assert not bool(env.forward_masks(smaller).contains(back.actions).all())
+        walked = action_sequences(env, back).walk(env, conditioning=other, origin=Origin.REMEMBERED)
+        assert torch.equal(walked.terminal.limit, limit)
+        assert torch.equal(env.identify(walked.terminal), env.identify(fresh.terminal))
+    kept = sample_backward(context, fresh.terminal, conditioning=unconditional(256), generator=generator)
+    assert torch.equal(kept.terminal.limit, told.limit)  # those of the states, without limits of the conditioning
+
+    restored = GraphStates(**fresh.states.state_dict())
+    for states in (restored, fresh.states.clone(), fresh.states.truncated(fresh.states.largest)):
+        assert torch.equal(states.limit, fresh.states.limit)
+    assert torch.equal(fresh.part(3, 9).terminal.limit, told.limit[3:9])
+    assert torch.equal(TrajectoryBatch.cat([fresh, back]).terminal.limit, torch.cat([told.limit, limit]))
+
+
+def test_equal_graphs_with_other_limits_are_distinct():
+    env = operation_graphs(max_parameters=420)
+    states = env.initial_states(4).with_limit(torch.tensor([[420], [30], [420], [31]]))
+    _, owner = distinct(states, torch.zeros(4, 1))
+    assert owner[0] == owner[2]
+    assert len(owner.unique()) == 3
+    assert len(env.identify(states).unique()) == 1
+
+
+def test_cap_below_the_smallest_network_raises():
+    env = operation_graphs(max_parameters=420)
+    context, policy = opinionated(env)
+    told = Conditioning(torch.zeros(2, 1), torch.ones(2), torch.tensor([[420], [19]]))
+    with pytest.raises(UserError, match=r"^limit: expected at least 20 parameters, the smallest network, got 19$"):
+        sample_forward(context, policy, conditioning=told, generator=torch.Generator())

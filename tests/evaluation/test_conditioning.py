@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import (
+    LIMIT_WIDTH,
     Conditioning,
     FocusConditional,
     PreferenceConditional,
@@ -399,3 +401,86 @@ def test_thermometer_of_an_unbounded_beta_stays_within_its_bins():
     sample = conditional("gamma", [2.0, 3.0]).sample(10_000, generator=torch.Generator().manual_seed(0))
     assert 0.0 <= float(sample.encoding.min()) <= float(sample.encoding.max()) == 1.0
     assert 0.9 < float((sample.encoding[:, -1] < 1.0).float().mean()) < 1.0
+
+
+LIMIT = ("cond.limit.metric=parameters",)
+
+
+def limited(*overrides: str, names=("parameters", "multiply_adds"), smallest=(20, 5), caps=(2_000, 900)) -> GFNTask:
+    task = Plain(config_with(*LIMIT, *overrides))
+    task.use_limits(names, smallest=smallest, caps=caps)
+    return task
+
+
+def test_limit_is_log_uniform_and_encoded_by_its_logarithm():
+    task = limited("cond.limit.low=50", "cond.limit.high=1000")
+    sample = task.sample_conditioning(4_000, generator=generator(1))
+    assert task.num_cond_dim == sample.encoding.shape[1] == 8 + LIMIT_WIDTH == 28
+    assert sample.limit is not None
+    caps, others = sample.limit.double().unbind(1)
+    assert set(others.tolist()) == {900}  # of the other metric: the environment's own
+    assert 50 <= int(caps.min()) <= 52
+    assert 980 <= int(caps.max()) <= 1_000
+    place = (caps / 50).log() / math.log(20)
+    assert torch.allclose(place.sort().values, torch.linspace(0, 1, 4_000).double(), atol=0.03)
+    bins, value = sample.encoding[:, 8:-1], sample.encoding[:, -1]
+    torch.testing.assert_close(value, place.float())
+    torch.testing.assert_close(bins.mean(1), value)
+    assert bool((bins.diff(dim=1) <= 0).all())
+
+
+def test_limit_ends_are_by_default_the_smallest_network_and_the_own_cap():
+    caps = limited().sample_conditioning(2_000, generator=generator()).limit
+    assert caps is not None
+    assert int(caps[:, 0].min()) in range(20, 24)
+    assert int(caps[:, 0].max()) in range(1_960, 2_001)
+
+
+def test_limit_reaches_the_sizes_of_known_networks():
+    task = limited("cond.limit.low=50", "cond.limit.high=1000")
+    sample, sizes = task.sample_conditioning(500, generator=generator()), torch.tensor([[600, 1], [20, 1], [1_500, 1]])
+    sizes = sizes.repeat(167, 1)[:500]
+    reaching = task.reaching(sample, sizes)
+    assert reaching.limit is not None
+    assert sample.limit is not None
+    assert bool((reaching.limit[:, 0] >= sizes[:, 0]).all())
+    assert 500 > int((reaching.limit[::3, 0]).unique().numel()) > 50  # between 600 and 1,000
+    assert torch.equal(reaching.limit[1::3], sample.limit[1::3])  # smaller than any cap
+    assert torch.equal(reaching.encoding[1::3], sample.encoding[1::3])
+    assert set(reaching.limit[2::3, 0].tolist()) == {1_500}
+    assert set(reaching.encoding[2::3, -1].tolist()) == {1.0}  # above the largest cap
+
+
+def test_limit_is_overridden_and_joins_preferences():
+    task = TwoObjectives(config_with(*LIMIT, CHOSEN))
+    task.use_limits(["parameters"], smallest=[20], caps=[2_000])
+    sample = task.sample_conditioning(3, generator=generator())
+    changed = task.override_conditioning(sample, limit=200, preferences=[1, 3])
+    assert changed.limit is not None
+    assert changed.limit.tolist() == [[200]] * 3
+    assert changed.encoding[:, -1].tolist() == pytest.approx([0.5] * 3)
+    assert changed.encoding[:, 8:10].tolist() == [[0.25, 0.75]] * 3
+    same = task.conditioning(3, beta=float(sample.beta[0]), preferences=[1, 3], limit=200)
+    torch.testing.assert_close(same.encoding, changed.encoding)
+    utilities = torch.tensor([[1.0, 0.0]] * 3)
+    assert task.log_reward(utilities, changed).exp().tolist() == pytest.approx([0.25 ** float(sample.beta[0])] * 3)
+    assert task.conditioning(1, beta=1, preferences=[1, 1]).limit.tolist() == [[2_000]]  # type: ignore[union-attr]
+    # Outside the range of the training, but not below the smallest network.
+    outside = limited("cond.limit.low=50")
+    sample = outside.sample_conditioning(2, generator=generator())
+    assert outside.override_conditioning(sample, limit=20).limit.tolist() == [[20, 900]] * 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda: limited(names=(), smallest=(), caps=()), r"cond.limit.metric: expected a size that the .* \(none\)"),
+        (lambda: limited("cond.limit.low=19"), r"within \[20, 2,000\], .*got \[19, 2,000\]"),
+        (lambda: limited("cond.limit.high=2001"), r"within \[20, 2,000\], .*got \[20, 2,001\]"),
+        (lambda: limited("cond.limit.low=70", "cond.limit.high=70"), r"expected low < high .*got \[70, 70\]"),
+        (lambda: asked(Plain(config_with()), limit=3), "limit: expected none without cond.limit.metric, got 3"),
+    ],
+)
+def test_invalid_limit_raises(use, message):
+    with pytest.raises(UserError, match=message):
+        use()

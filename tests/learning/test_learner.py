@@ -19,7 +19,9 @@ from gflownet.evaluation.conditioning import Conditioning
 from gflownet.learning.learner import (
     Learner,
     LearnerOptions,
+    TrajectoryMemory,
     fit,
+    formed,
     make_optimizer,
     make_schedule,
     merge_isomorphic,
@@ -33,7 +35,7 @@ from gflownet.objectives.base import Loss
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
 from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.training.optimisers import MuonWithAdam
-from tests.contracts.environments import ENVIRONMENTS
+from tests.contracts.environments import ENVIRONMENTS, operation_graphs
 from tests.data.policies import opinionated, unconditional
 from tests.search.terminal_states import ENVIRONMENT_NAMES
 from tests.toy_policies import UniformPolicy
@@ -406,6 +408,26 @@ def merged(env: Environment, batch: TrajectoryBatch) -> TrajectoryBatch:
 
 def num_distinct(batch: TrajectoryBatch) -> int:
     return len(distinct(batch.states, torch.zeros(len(batch.states), 1))[0])
+
+
+def test_merging_and_memory_keep_limits():
+    env = operation_graphs(max_parameters=420)
+    context, _ = opinionated(env, dense=False)
+    limit = torch.arange(60, 420, 6)[:, None]
+    told = Conditioning(torch.zeros(len(limit), 1), torch.ones(len(limit)), limit)
+    batch = sample_forward(
+        context, UniformPolicy(context), conditioning=told, generator=torch.Generator().manual_seed(0)
+    )
+    batch = batch.with_rewards(torch.zeros(len(limit)))
+    after = merged(env, batch)
+    assert torch.equal(after.states.limit, batch.states.limit)
+    assert bool(env.forward_masks(after.states).contains(after.actions).all())
+    stored, memory = (TrajectoryMemory(env, capacity=2, merges=True) for _ in range(2))
+    stored.add(formed(env, batch, merges=True))
+    memory.load_state_dict(stored.state_dict())
+    (restored,) = memory.sample(1, generator=torch.Generator())
+    assert torch.equal(restored.trajectories.terminal.limit, limit)
+    assert torch.equal(restored.trajectories.states.limit, limit[restored.trajectories.trajectory])
 
 
 @pytest.mark.parametrize("name", ENVIRONMENT_NAMES)
