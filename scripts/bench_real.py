@@ -1,15 +1,20 @@
 """Compare the default search with random search, evolution and Optuna's TPE on five real problems.
 
-    python scripts/bench_real.py [--only PROBLEM,...] [--seeds N] [--trainings N] [--jobs N] [--out FOLDER] [--quick]
-        [--json FILE]
+    python scripts/bench_real.py [--front] [--only PROBLEM,...] [--seeds N] [--trainings N] [--jobs N] [--out FOLDER]
+        [--quick] [--json FILE]
 
 Every side trains the same number of candidates, final trainings included, and returns one model; its figure is the mean
-test score of five more trainings on seeds that no side has used. Sides of the product are runs that differ in
-search.method; TPE is Optuna's own loop over the decisions of a construction, with its defaults, and returns its best
-trial. A repeated command continues in --out, where each side's scores stay in the order of its trainings.
+test score of five more trainings on seeds that no side has used. With --front, accuracy and parameters are two
+objectives: the figure is the hypervolume of the returned front, each network trained once more and measured on test
+data; one more side is random search with three times the trainings. Sides of the product are runs that differ in
+search.method, named on their command line, also `auto`; random search draws networks evenly over sizes
+(search.random). TPE is Optuna's own loop over the decisions of a construction, with its defaults: its best trial, or
+with --front its multi-objective sampler. A repeated command continues in --out, where each side's scores stay in the
+order of its trainings.
 
-On recorded spaces (--only recorded_mnist1d,recorded_digits --seeds 20, --trainings 60 and 150) the other sides get
-more trainings, `MULTIPLES`, and the figure is the recorded mean over seeds.
+Recorded spaces run where they are named (--only recorded_mnist1d,recorded_digits --seeds 20). No side enumerates them.
+Of the trainings of a row, one judges, another one for each seed; the search sees the others. Without --front the other
+sides get more trainings, `MULTIPLES`.
 """
 
 from __future__ import annotations
@@ -32,26 +37,31 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import numpy as np
 from scipy.stats import t as student
 
 from gflownet.config import load_config
+from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.final import NoStore
 from gflownet.evaluation.fingerprint import context_of
 from gflownet.evaluation.job import TEST_METRIC, Request
-from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.files import write_whole
+from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.report.architectures import TOP_NAME
 from gflownet.run.trainer import GFNTrainer
+from gflownet.search.loop import round_size
 from gflownet.search.tpe import construct
 from gflownet.train import main as train
-from scripts.bench import Row, figure, finish
-from scripts.real_problems import PLACES
+from scripts.bench import Row, at_least, figure, finish
+from scripts.real_problems import MODULE_PLACES, PLACES
 
 NUM_TRAININGS, NUM_SEEDS, NUM_FRESH = 60, 4, 5
 QUICK_TRAININGS, QUICK_SEEDS = 8, 1
-SEARCHED, TPE = "auto", "tpe"
+SEARCHED, TPE, LONGER = "auto", "tpe", "random, 3 times"
 SIDES = (SEARCHED, "random", "evolution", TPE)
+FRONT_TRAININGS, FRONT_SEEDS = 100, 6
 # The population of 50 would be the whole search.
 EVOLUTION = ("search.options.population=15", "search.options.tournament=5")
 COMMON = ("wandb.mode=disabled", "evaluation.executor=inline", "final.num_random=0", "print_every=1000")
@@ -75,103 +85,161 @@ PROBLEMS: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
 }
-_LOOKED_UP = ("search.train_sampler=false", "report.every=null")
-# Trainings are looked up: problems that run only when they are named.
-RECORDED: dict[str, tuple[str, tuple[str, ...]]] = {
-    name: (name, (f"task_options.table={_TABLES / name}.csv.gz", *_LOOKED_UP))
-    for name in ("recorded_mnist1d", "recorded_digits")
-}
+# The same for a front of quality and parameters, with the parameters of utility 1/2. `choices` builds a module there.
+_FRONT = (
+    *("final.top=0", "search.train_sampler=false", "evaluation.floor_score=0.05"),
+    "cond.temperature.dist_params=[32]",
+)
+QUALITY = {"regression": "r2", "recorded_mnist1d": "score", "recorded_digits": "score"}
+TARGETS = {"recorded_mnist1d": 400}
+BUILT = (
+    *(f"task_options.build={_HERE}:module", "task_options.data=mnist1d", "evaluation.num_epochs=3"),
+    *("evaluation.batch_size=100", f"env.choices.places={json.dumps(MODULE_PLACES)}"),
+)
+# Trainings are looked up: problems that run only when they are named, with the columns of their single trainings.
+RECORDED = {"recorded_mnist1d": 3, "recorded_digits": 2}
+_LOOKED_UP = (
+    *("search.train_sampler=false", "report.every=null", "search.proposals.num_enumerated=0"),
+    "search.lookahead=1",  # as for trainings
+)
 # Trainings of each side on a recorded space, in those of the searched side.
 MULTIPLES = {"random": 3.0, "evolution": 1.5, TPE: 1.5}
+
+
+def problem_of(name: str, seed: int, *, is_front: bool) -> tuple[str, list[str]]:
+    """Return the config of a problem and its options, the same for all sides of a seed."""
+    if name in RECORDED:
+        num, judge = RECORDED[name], f"score_seed{seed % RECORDED[name]}"
+        seen = [column for column in (f"score_seed{number}" for number in range(num)) if column != judge]
+        config, options = name, (f"task_options.table={_TABLES / name}.csv.gz", *_LOOKED_UP)
+        options = (*options, f"task_options.seed_columns={json.dumps(seen)}", f"task_options.test_column={judge}")
+    else:
+        config, options = PROBLEMS[name]
+    if is_front:
+        objectives = f"evaluation.objectives=[{QUALITY.get(name, 'accuracy')},parameters]"
+        target = f"evaluation.target_parameters={TARGETS.get(name, 1_000)}"
+        options = (*(BUILT if name == "choices" else options), *_FRONT, objectives, target)
+    return config, [*options, *COMMON, f"seed={seed}"]
 
 
 @dataclass(frozen=True)
 class Result:
     """What one side found with one seed."""
 
-    fresh: list[float]  # test scores of the returned model
+    fresh: list[float]  # test scores of the returned model, or the hypervolume of the returned front
     scores: list[float]  # of the trainings of the search, in order
     num_trainings: int
     cpu_seconds: float
 
 
-def result_of(problem: str, side: str, seed: int, num_trainings: int) -> Result:
+def result_of(problem: str, side: str, seed: int, num_trainings: int, *, is_front: bool) -> Result:
     """Let one side search."""
-    config, options = (PROBLEMS | RECORDED)[problem]
+    config, overrides = problem_of(problem, seed, is_front=is_front)
     start = process_time()
     with tempfile.TemporaryDirectory() as folder:
-        overrides = [*options, *COMMON, f"seed={seed}", f"log_dir={folder}/run"]
+        overrides.append(f"log_dir={folder}/run")
         components = GFNTrainer(load_config(config, overrides))
         if side == TPE:
-            graph, scores = _optuna(components, num_trainings, seed)
-            num_done = len(scores)
+            graphs, rows = _optuna(components, num_trainings, seed)
         else:
-            method = [f"search.method={side}", f"budget.evaluations={num_trainings}"]
+            method = [f"search.method={side.partition(',')[0]}", f"budget.evaluations={num_trainings}"]
             method += EVOLUTION if side == "evolution" else ()
+            if side == SEARCHED and problem in RECORDED:  # as for trainings
+                method.append(f"search.batch_size={round_size(num_trainings, places=1)}")
             if status := train(["--config", config, *overrides, *method]):
                 raise SystemExit(status)
-            best, *_ = json.loads(Path(folder, "run", TOP_NAME).read_text())
-            graph = components.env.terminal_type.from_dict(best["graph"])
             with EvaluationStore(Path(folder, "run", STORE_NAME), context=context_of(components.task)) as store:
                 rows = list(store)
-            scores, num_done = [row.score for row in rows if not row.seed], len(rows)
+            best, *_ = json.loads(Path(folder, "run", TOP_NAME).read_text())
+            found = [json.loads(row.graph) for row in rows] if is_front else [best["graph"]]
+            graphs = [components.env.terminal_type.from_dict(graph) for graph in found]
         seconds = process_time() - start
-        fresh = _scores(components, graph, range(FRESH_REPEAT, FRESH_REPEAT + NUM_FRESH), tests=True)
-    return Result(fresh, scores, num_done, seconds)
+        if is_front:
+            fresh = [_volume(components, graphs, rows)]
+        else:
+            fresh = [_tested(row) for row in _trained(components, graphs[:1], NUM_FRESH)]
+    return Result(fresh, [row.score for row in rows if not row.seed], len(rows), seconds)
 
 
-def _optuna(components: GFNTrainer, num_trainings: int, seed: int) -> tuple[Any, list[float]]:
-    """Return the best candidate of Optuna's loop, and the scores of all trials."""
+def _optuna(components: GFNTrainer, num_trainings: int, seed: int) -> tuple[list[Any], list[EvaluationRecord]]:
+    """Return the candidates of Optuna's loop and their rows, those of its best trial first."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    candidates = []
+    candidates, rows, task = [], [], components.task
 
-    def objective(trial: Any) -> float:
+    def objective(trial: Any) -> Any:
         state = construct(components.env, lambda name, size: trial.suggest_categorical(name, range(size)))
         candidates.append(components.env.terminal(state, 0))
-        return _scores(components, candidates[-1], [0])[0]
+        rows.extend(_trained(components, candidates[-1:], first=0))
+        return utilities_of(rows[-1], task=task) or rows[-1].score
 
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+    directions = ["maximize"] * max(len(task.chosen_objectives), 1)
+    study = optuna.create_study(directions=directions, sampler=optuna.samplers.TPESampler(seed=seed))
     study.optimize(objective, n_trials=num_trainings)
-    return candidates[study.best_trial.number], [float(trial.value or 0.0) for trial in study.trials]
+    order = sorted(range(num_trainings), key=lambda number: number != study.best_trials[0].number)
+    return [candidates[number] for number in order], [rows[number] for number in order]
 
 
-def _scores(components: GFNTrainer, candidate: Any, repeats: Sequence[int], *, tests: bool = False) -> list[float]:
-    """Return the scores of new trainings, or their test scores."""
-    requests = [Request(candidate, repeat=repeat, tests=tests) for repeat in repeats]
+def _volume(components: GFNTrainer, graphs: Sequence[Any], rows: Sequence[EvaluationRecord]) -> float:
+    """Return the hypervolume of the front of some trainings, each of its networks trained again and tested."""
+    task = components.task
+    is_on_front = non_dominated(np.array([utilities_of(row, task=task) for row in rows]))
+    front = [graph for graph, is_best in zip(graphs, is_on_front, strict=True) if is_best]
+    again = _trained(components, front)
+    return hypervolume(np.array([[_tested(row), *utilities_of(row, task=task)[1:]] for row in again]))
+
+
+def _trained(components: GFNTrainer, graphs: Sequence[Any], num: int = 1, *, first: int = FRESH_REPEAT) -> list[Any]:
+    """Return the rows of new trainings of each candidate, with test scores."""
+    requests = [Request(graph, repeat=first + number, tests=True) for graph in graphs for number in range(num)]
     with components.build_executor() as executor, closing(components.build_evaluator(NoStore(), executor)) as each:
-        records = [ticket.record for ticket in each.complete(requests, step=0)]
-    return [record.metrics.get(TEST_METRIC, 0.0) if tests else record.score for record in records if record]
+        return [ticket.record for ticket in each.complete(requests, step=0)]
 
 
-def rows_of(problem: str, results: Mapping[str, Sequence[Result]], *, has_goals: bool) -> Iterator[Row]:
-    """Yield the means of the returned models and of the gains of the searched side, with intervals of 95 %."""
+def _tested(row: EvaluationRecord) -> float:
+    return max(row.metrics.get(TEST_METRIC, 0.0), 0.0)
+
+
+def rows_of(
+    problem: str, results: Mapping[str, Sequence[Result]], *, has_goals: bool, is_front: bool = False
+) -> Iterator[Row]:
+    """Yield the means of what is returned and of the gains of the searched side, with intervals of 95 %."""
     means = {side: [mean(result.fresh) for result in each] for side, each in results.items()}
     for side, values in means.items():
         low, high = _interval(values)
-        yield figure(f"{problem}: {side} [{low:.4f}, {high:.4f}]", mean(values), "test")
+        yield figure(f"{problem}: {side} [{low:.4f}, {high:.4f}]", mean(values), "hypervolume" if is_front else "test")
         yield figure(f"{problem}: {side}, CPU seconds", mean(each.cpu_seconds for each in results[side]), "s")
         num_most = max(each.num_trainings for each in results[side])
         yield figure(f"{problem}: {side}, trainings", num_most)
     for other in (side for side in means if side != SEARCHED and SEARCHED in means):
-        gain = mean(means[SEARCHED]) - mean(means[other])
         low, high = _interval([a - b for a, b in zip(means[SEARCHED], means[other], strict=True)])
-        goal = ">= 0" if has_goals and (other in ("random", TPE) or problem in RECORDED) else ""
-        yield Row(f"{problem}: above {other} [{low:+.4f}, {high:+.4f}]", gain, "", goal, not goal or gain >= 0)
+        bound, gain = low if is_front else (low + high) / 2, (low + high) / 2
+        goal = "" if other == LONGER or not has_goals else "interval > 0" if is_front else ">= 0"
+        holds = not goal or (bound > 0 if is_front else bound >= 0)
+        yield Row(f"{problem}: above {other} [{low:+.4f}, {high:+.4f}]", gain, "", goal, holds)
 
 
 def reference_rows(problem: str) -> Iterator[Row]:
     """Yield the mean test score of each standard method that a run of the problem compares with, on the same splits."""
-    config, options = (PROBLEMS | RECORDED)[problem]
+    config, overrides = problem_of(problem, 0, is_front=False)
     with tempfile.TemporaryDirectory() as folder:
-        task = GFNTrainer(load_config(config, [*options, *COMMON, f"log_dir={folder}/run"])).task
+        task = GFNTrainer(load_config(config, [*overrides, f"log_dir={folder}/run"])).task
     for reference in task.references(seeds=range(FRESH_REPEAT, FRESH_REPEAT + NUM_FRESH)):
         yield figure(f"{problem}: {reference.name}", mean(reference.test or [0.0]), "test")
 
 
-def trainings_of(problem: str, side: str, num: int) -> int:
+def front_rows(rows: Sequence[Row], num_problems: int) -> Iterator[Row]:
+    """Yield how many problems have all intervals above 0, if there are enough problems for the goal."""
+    failed = {row.name.partition(":")[0] for row in rows if row.goal and not row.holds}
+    if num_problems >= len(PROBLEMS):
+        yield at_least("problems with all intervals above 0", num_problems - len(failed), "", len(PROBLEMS) - 1)
+
+
+def trainings_of(problem: str, side: str, num: int, *, is_front: bool = False) -> int:
     """Return the trainings of a side where the searched one has `num`."""
+    if is_front:
+        return 3 * num if side == LONGER else num
     return round(num * MULTIPLES.get(side, 1.0)) if problem in RECORDED else num
 
 
@@ -181,11 +249,11 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
     return mean(values) - half, mean(values) + half
 
 
-def _job(path: Path, problem: str, side: str, seed: int, num_trainings: int) -> None:
+def _job(path: Path, problem: str, side: str, seed: int, num_trainings: int, is_front: bool) -> None:
     """Write the result of one side, unless it is there."""
     if not path.exists():
         with redirect_stdout(io.StringIO()):
-            result = result_of(problem, side, seed, num_trainings)
+            result = result_of(problem, side, seed, num_trainings, is_front=is_front)
         write_whole(path, json.dumps(asdict(result), indent=1))
         print(f"{problem}, {side}, seed {seed}: {mean(result.fresh):.4f}, {result.cpu_seconds:.0f} CPU s", flush=True)
 
@@ -200,25 +268,31 @@ def main() -> int:
     """Run the comparison and return the exit status."""
     arguments = _parser().parse_args()
     chosen = arguments.only.split(",") if arguments.only else PROBLEMS
-    names = [name for name in PROBLEMS | RECORDED if name in chosen]
+    names = [name for name in (*PROBLEMS, *RECORDED) if name in chosen]
     names = names[-1:] if arguments.quick and not arguments.only else names
-    num_trainings = QUICK_TRAININGS if arguments.quick else arguments.trainings
-    seeds = range(QUICK_SEEDS if arguments.quick else arguments.seeds)
+    is_front, sides = arguments.front, (*SIDES, LONGER) if arguments.front else SIDES
+    defaults = (FRONT_TRAININGS, FRONT_SEEDS) if is_front else (NUM_TRAININGS, NUM_SEEDS)
+    num_trainings = QUICK_TRAININGS if arguments.quick else arguments.trainings or defaults[0]
+    seeds = range(QUICK_SEEDS if arguments.quick else arguments.seeds or defaults[1])
     with tempfile.TemporaryDirectory() as temporary:
         out = arguments.out or Path(temporary)
         out.mkdir(parents=True, exist_ok=True)
-        nums = {key: trainings_of(*key[:2], num_trainings) for key in product(names, SIDES, seeds)}
-        jobs = {key: out / "_".join(map(str, (*key, num))) for key, num in nums.items()}
+        keys = list(product(names, sides, seeds))
+        nums = {key: trainings_of(*key[:2], num_trainings, is_front=is_front) for key in keys}
+        jobs = {key: out / "_".join(map(str, (*key, num, *["front"] * is_front))) for key, num in nums.items()}
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(arguments.jobs, context, _start) as pool:
-            futures = [pool.submit(_job, path, *key, nums[key]) for key, path in jobs.items()]
+            futures = [pool.submit(_job, path, *key, nums[key], is_front) for key, path in jobs.items()]
             for future in futures:
                 future.result()
         found = {key: Result(**json.loads(path.read_text())) for key, path in jobs.items()}
     rows: list[Row] = []
     for name in names:
-        results = {side: [found[name, side, seed] for seed in seeds] for side in SIDES}
-        rows += [*rows_of(name, results, has_goals=not arguments.quick), *reference_rows(name)]
+        results = {side: [found[name, side, seed] for seed in seeds] for side in sides}
+        rows += rows_of(name, results, has_goals=not arguments.quick, is_front=is_front)
+        rows += () if is_front else reference_rows(name)
+    if is_front:
+        rows += front_rows(rows, len(names))
     return finish(rows, json_path=arguments.json)
 
 
@@ -230,8 +304,9 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         help=f"of {', '.join(PROBLEMS)} (default: all), {', '.join(RECORDED)}",
     )
-    parser.add_argument("--seeds", type=int, metavar="N", default=NUM_SEEDS, help=f"default: {NUM_SEEDS}")
-    parser.add_argument("--trainings", type=int, metavar="N", default=NUM_TRAININGS, help=f"default: {NUM_TRAININGS}")
+    parser.add_argument("--front", action="store_true", help="two objectives: accuracy and parameters")
+    for name, default, front in (("seeds", NUM_SEEDS, FRONT_SEEDS), ("trainings", NUM_TRAININGS, FRONT_TRAININGS)):
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=f"default: {default}, with --front {front}")
     parser.add_argument("--jobs", type=int, metavar="N", default=2, help="sides at the same time; default: 2")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="results that stay")
     parser.add_argument("--quick", action="store_true", help="a smaller run of less than 60 CPU seconds")

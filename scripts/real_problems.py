@@ -27,6 +27,8 @@ PLACES = {
     "batch": [25, 50, 100, 200],
     "dropout": [0.0, 0.1, 0.3],
 }
+# Settings of the module alone.
+MODULE_PLACES = {name: PLACES[name] for name in ("depth", "features", "kernel", "norm", "activation", "dropout")}
 _NUM_EPOCHS = 3
 _SPLIT_SEED = 0
 _ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
@@ -53,7 +55,7 @@ def test(choices: Mapping[str, Any], seed: int) -> float:
 
 def _trained(choices: Mapping[str, Any], seed: int) -> nn.Module:
     torch.manual_seed(seed % 2**63)
-    model, (inputs, targets) = _model(choices), _signals()[0]
+    model, (inputs, targets) = module(choices), _signals()[0]
     optimizer: Any = torch.optim.Adam if choices["optimizer"] == "adam" else torch.optim.SGD
     momentum = {} if choices["optimizer"] == "adam" else {"momentum": 0.9}
     steps = optimizer(model.parameters(), lr=choices["lr"], **momentum)
@@ -65,7 +67,8 @@ def _trained(choices: Mapping[str, Any], seed: int) -> nn.Module:
     return model.eval()
 
 
-def _model(choices: Mapping[str, Any]) -> nn.Module:
+def module(choices: Mapping[str, Any]) -> nn.Module:
+    """Return the untrained network of some settings."""
     kernel, layers = choices["kernel"], []
     for sources, targets in pairwise([1, *[choices["features"]] * choices["depth"]]):
         layers.append(nn.Conv1d(sources, targets, kernel, stride=2, padding=kernel // 2))

@@ -3,7 +3,13 @@
     python scripts/record_space.py TABLE [--config NAME] [--task NAME] [--repeats N] [--quick] [KEY=VALUE ...]
 
 TABLE is a new file: CSV, gzipped if its name ends in .gz. All evaluations are in the store of the run folder (log_dir)
-or evaluation.store_url, so that a stopped recording continues where it was. The table in tests/data comes from
+or evaluation.store_url, so that a stopped recording continues where it was.
+
+Record at least two trainings of each candidate, three where finalists train again: the trainings that choose a network
+do not judge it. `scripts/bench_real.py` takes one column of them as the judge, another one for each seed, and hides it
+from the search (task_options.seed_columns, task_options.test_column). The mean `score` contains those that choose.
+
+The table in tests/data comes from
 
     python scripts/record_space.py recorded_digits.csv.gz --config recorded_digits --task digits --repeats 2
 """

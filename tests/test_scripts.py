@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scripts.bench import FALLS_SHORT, HOLDS, SKIPPED, at_least, at_most, figure, finish, parse_arguments
-from scripts.bench_real import Result, rows_of, trainings_of
+from scripts.bench_real import LONGER, Result, front_rows, problem_of, rows_of, trainings_of
 
 FOLDER = Path(__file__).resolve().parent.parent / "scripts"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if "parse_arguments(__doc__" in path.read_text())
@@ -90,6 +90,27 @@ def test_gains_of_a_search_are_paired_by_seed() -> None:
     assert (evolution.value, evolution.goal, evolution.holds) == (pytest.approx(0.05), ">= 0", True)
     assert [trainings_of(name, "random", 60) for name in ("recorded_digits", "mnist1d")] == [180, 60]
     assert [trainings_of("recorded_digits", side, 60) for side in ("auto", "evolution", "tpe")] == [60, 90, 90]
+    assert [trainings_of("mnist1d", side, 60, is_front=True) for side in ("auto", "random", LONGER)] == [60, 60, 180]
+
+
+@pytest.mark.parametrize(("random", "holds"), [((0.8, 0.41), True), ((0.8, 0.6), False)])
+def test_front_is_above_others_by_intervals(random, holds) -> None:
+    sides = {"auto": (0.9, 0.5), "random": random, LONGER: (0.95, 0.6)}
+    results = {side: [Result([value], [], 8, 1.0) for value in values] for side, values in sides.items()}
+    rows = [*rows_of("images", results, has_goals=True, is_front=True)]
+    assert [(row.goal, row.holds) for row in rows if "above" in row.name] == [("interval > 0", holds), ("", True)]
+    assert [(row.value, row.holds) for row in front_rows(rows, 5)] == [(4 + holds, True)]
+    assert not [*front_rows(rows, 4)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_recorded_training_that_judges_is_not_seen(seed: int) -> None:
+    options = problem_of("recorded_mnist1d", seed, is_front=False)[1]
+    seen, judge = (next(each for each in options if name in each) for name in ("seed_columns", "test_column"))
+    assert judge.endswith(f"score_seed{seed}")
+    assert f"score_seed{seed}" not in seen
+    assert seen.count("score_seed") == 2
+    assert "search.proposals.num_enumerated=0" in options
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ PAGES: Mapping[str, str] = {
     "search.": "search-methods",
     "search.options": "search-baselines",
     "search.train_sampler": "search-proposals",
-    "search.overhead": "search-proposals",
+    "search.random.": "search-baselines",
     "search.lookahead": "search-proposals",
     "search.surrogate.": "search-surrogate",
     "search.surrogate.proxies": "search-signals",

@@ -87,7 +87,7 @@ class _Entry:
 
 
 # Where neither the call nor the config names one.
-DEFAULT_METHOD = "surrogate_gflownet"
+DEFAULT_METHOD = "surrogate"
 
 
 class Search:
@@ -114,7 +114,7 @@ class Search:
         Args:
             config: name or path of a config, whose task gives the sizes of the data; it is not asked for scores.
             env: environment (`env.name`) of a search without a task.
-            method: a search method, see docs/search-methods.md; default: that of the config, else surrogate_gflownet.
+            method: a search method, see docs/search-methods.md; default: that of the config, else surrogate.
             seed: of all random numbers of the search; default: that of the config, else 0.
             objectives: names of several values of a graph, for a search of their Pareto front.
             input_sizes: without a task: width or shape of each input of the networks, for environments of networks.

@@ -48,8 +48,8 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 _FILES = ("offline.path", "env.catalogue.graphs")
 _TASK_FILES = ("task_options.table", "task_options.text", "task_options.data", "task_options.data_test")
 _log = logging.getLogger(__name__)
-# The method of search.method=auto for scores that depend on a training.
-TRAINED_METHOD = "surrogate_gflownet"
+# The methods of search.method=auto for scores that depend on a training, and with the checks of its sampler.
+_TRAINED_METHOD, _SAMPLING_METHOD = "surrogate", "surrogate_gflownet"
 _OF_METHOD = (SEARCH_METHODS, SURROGATES, ACQUISITIONS)  # whose options wait for the method
 EXTENSION_POINTS = (TASKS, ENVIRONMENTS, POLICIES, OBJECTIVES, REGRESSIONS, *_OF_METHOD)
 
@@ -185,7 +185,7 @@ def automatic_method(config: Config, task: GFNTask) -> tuple[str, str]:
     if reason is not None:
         return GFLOWNET, reason
     unused = f"; num_workers is not used, workers sample for search.method={GFLOWNET}" if config.num_workers else ""
-    return TRAINED_METHOD, f"scores depend on a training{unused}"
+    return _TRAINED_METHOD, f"scores depend on a training{unused}"
 
 
 def _reason_for_scores(config: Config, task: GFNTask) -> str | None:
@@ -205,7 +205,7 @@ def _reason_for_scores(config: Config, task: GFNTask) -> str | None:
         if holds:
             return reason
     try:
-        SEARCH_METHODS.load(TRAINED_METHOD).check_config(config)
+        SEARCH_METHODS.load(_SAMPLING_METHOD).check_config(config)
     except ValueError:
         return f"a surrogate does not work with algo.method={algo.method}"
     return None

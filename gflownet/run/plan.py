@@ -168,7 +168,7 @@ def _warning(config: Config, method: MethodClass | None, num: int, num_steps: in
     evaluations = counted(num, "evaluation")
     if method is None and num_steps < _MIN_STEPS:
         steps = f"{counted(num_steps, 'policy step')} in {evaluations}, fewer than {_MIN_STEPS}"
-        return f"{start}: {steps}; search.method=surrogate_gflownet learns from {options.num_initial} evaluations on"
+        return f"{start}: {steps}; search.method=surrogate learns from {options.num_initial} evaluations on"
     if method is not None and method.uses_surrogate and num <= options.num_initial:
         return f"{start}: search.num_initial={options.num_initial} random candidates are all {evaluations}"
     name = _RANDOM_STARTS.get(options.method)

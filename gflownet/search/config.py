@@ -65,7 +65,7 @@ ACQUISITIONS = ExtensionPoint(
 )
 _METHOD_HELP = SEARCH_METHODS.help("search method").replace(
     ": ",
-    f": {AUTO} (surrogate_gflownet for scores that depend on a training, {GFLOWNET} for others), "
+    f": {AUTO} (surrogate for scores that depend on a training, {GFLOWNET} for others), "
     f"{GFLOWNET} (the policy, trained on scores), ",
     1,
 )

@@ -16,7 +16,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.task import GFNTask
 from gflownet.learning.learner import Learner
 from gflownet.mdp.context import GraphBuildingEnvContext
-from gflownet.mdp.environment import Environment
+from gflownet.mdp.environment import SIZES, Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.plugins import Configurable
@@ -67,13 +67,18 @@ def random_draws(
 
     def size(candidate: Any) -> float:
         with suppress(ValueError):  # of a candidate whose evaluation fails, too
-            cost = None if is_refused(candidate) else task.cost(candidate)
+            cost = task.cost(candidate)
             return math.nan if cost is None else cost.num_parameters
         return math.nan
 
     def sizes(states: GraphStates) -> Tensor:
-        values = [size(env.terminal(states, index)) for index in range(len(states))]
-        return torch.tensor(values, dtype=torch.float64)
+        candidates, limits = [env.terminal(states, index) for index in range(len(states))], env.vocabulary.limits
+        refused = torch.tensor([is_refused(each) for each in candidates], dtype=torch.bool)
+        if SIZES[0] in limits:  # counted for all states together
+            values = env.sizes(states)[:, limits.index(SIZES[0])].double()
+        else:
+            values = torch.tensor([size(each) for each in candidates], dtype=torch.float64)
+        return values.masked_fill(refused, math.nan)
 
     return SpreadDraws(env, sizes, even_share=even_share, generator=generator)
 

@@ -27,15 +27,15 @@ def plan(*options: str):
 @pytest.mark.parametrize(
     ("options", "method", "reason"),
     [
-        ((), "surrogate_gflownet", "scores depend on a training"),
+        ((), "surrogate", "scores depend on a training"),
         (
             ("num_workers=1",),
-            "surrogate_gflownet",
+            "surrogate",
             "scores depend on a training; num_workers is not used, workers sample for search.method=gflownet",
         ),
         (("local_search.num=1",), "gflownet", "only it uses local_search.num"),
         (("algo.method=a2c",), "gflownet", "a surrogate does not work with algo.method=a2c"),
-        (("evaluation.objectives=[accuracy,parameters]",), "surrogate_gflownet", "scores depend on a training"),
+        (("evaluation.objectives=[accuracy,parameters]",), "surrogate", "scores depend on a training"),
         (
             ("task=hypergrid", "env.name=hypergrid", "evaluation.floor_score=1e-6"),
             "gflownet",
@@ -82,7 +82,7 @@ def test_plan_without_final_stage_leaves_all_to_the_search(options):
     [
         (
             ("search.method=gflownet", "budget.evaluations=40"),
-            "2 policy steps in 30 evaluations, fewer than 20; search.method=surrogate_gflownet learns from 10",
+            "2 policy steps in 30 evaluations, fewer than 20; search.method=surrogate learns from 10",
         ),
         (("search.method=evolution", "search.options.population=50", "budget.evaluations=40"), "its population of 50"),
         (("search.method=tpe", "budget.evaluations=12"), "its num_startup of 10 is not filled by 9 evaluations"),
@@ -117,13 +117,13 @@ def test_budget_holds_over_resumes(tmp_path: Path, capsys: pytest.CaptureFixture
         parts = [shown.partition(f"{name} ")[2].split()[0] for name in ("processes: search", ", final stage")]
         assert int(parts[0]) == 0.6 * budget
         assert 0 < int(parts[1]) <= 0.4 * budget
-    assert "search.method=surrogate_gflownet (auto: scores depend on a training); plan: 9 evaluations" in shown
+    assert "search.method=surrogate (auto: scores depend on a training); plan: 9 evaluations" in shown
     status = read_status(folder)
     assert status is not None
-    assert status.plan["method"] == "surrogate_gflownet"
+    assert status.plan["method"] == "surrogate"
     assert json.loads((folder / "run.json").read_text())["config"]["search"]["method"] == "auto"
     assert run(folder, *options, "resume=true", "num_workers=1") == 0
     capsys.readouterr()
     monkeypatch.setattr(NoisyNodes, "is_cheap", True)
     assert run(folder, *options, "resume=true") == 2
-    assert "expected options with which auto is surrogate_gflownet" in capsys.readouterr().err
+    assert "expected options with which auto is surrogate" in capsys.readouterr().err

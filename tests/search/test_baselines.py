@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -107,9 +108,9 @@ def test_random_search_and_reference_are_even_over_sizes():
         states = method_of(trainer)[0].propose(1, 600)
         candidates, even_share = random_candidates(trainer, 30)
         assert (len(candidates), even_share) == (30, share)
-        graphs = [assignment(trainer, states, index) for index in range(len(states))]
-        for each in (graphs, candidates):
-            sums = [sum(map(int, graph.values)) for graph in each]
+        drawn: tuple[list[Any], list[Any]] = [assignment(trainer, states, i) for i in range(len(states))], candidates
+        for graphs in drawn:
+            sums = [sum(map(int, graph.values)) for graph in graphs]
             assert max(sums) <= 6, "larger ones are refused"
             shares.append(sum(each in (0, 1, 6) for each in sums) / len(sums))
     assert shares[0] == pytest.approx(15 / 76, abs=0.05)
