@@ -69,7 +69,13 @@ FRESH_REPEAT = 2_000_000  # the seeds after it are those of no run
 _HERE = "scripts.real_problems"
 _TABLES = Path(__file__).resolve().parent.parent / "tests" / "data"
 PROBLEMS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "mnist1d": ("mnist1d", ("env.operation_graph.max_parameters=2500", "final.epochs=null")),
+    "mnist1d": (
+        "mnist1d",
+        (
+            *("evaluation.objectives=[]", "evaluation.floor_score=0.5", "cond.limit.metric=null"),
+            *("cond.temperature.dist_params=[256]", "env.operation_graph.max_parameters=2500", "final.caps=[]"),
+        ),
+    ),
     "images": ("images", ("env.operation_graph.max_parameters=1000", "evaluation.num_epochs=3", "final.epochs=null")),
     "regression": (
         "table",
@@ -157,7 +163,7 @@ def result_of(problem: str, side: str, seed: int, num_trainings: int, *, is_fron
         if is_front:
             fresh = [_volume(components, graphs, rows)]
         else:
-            fresh = [_tested(row) for row in _trained(components, graphs[:1], NUM_FRESH)]
+            fresh = [_tested(row) for row in trained(components, graphs[:1], NUM_FRESH)]
     return Result(fresh, [row.score for row in rows if not row.seed], len(rows), seconds)
 
 
@@ -171,7 +177,7 @@ def _optuna(components: GFNTrainer, num_trainings: int, seed: int) -> tuple[list
     def objective(trial: Any) -> Any:
         state = construct(components.env, lambda name, size: trial.suggest_categorical(name, range(size)))
         candidates.append(components.env.terminal(state, 0))
-        rows.extend(_trained(components, candidates[-1:], first=0))
+        rows.extend(trained(components, candidates[-1:], first=0))
         return utilities_of(rows[-1], task=task) or rows[-1].score
 
     directions = ["maximize"] * max(len(task.chosen_objectives), 1)
@@ -186,11 +192,11 @@ def _volume(components: GFNTrainer, graphs: Sequence[Any], rows: Sequence[Evalua
     task = components.task
     is_on_front = non_dominated(np.array([utilities_of(row, task=task) for row in rows]))
     front = [graph for graph, is_best in zip(graphs, is_on_front, strict=True) if is_best]
-    again = _trained(components, front)
+    again = trained(components, front)
     return hypervolume(np.array([[_tested(row), *utilities_of(row, task=task)[1:]] for row in again]))
 
 
-def _trained(components: GFNTrainer, graphs: Sequence[Any], num: int = 1, *, first: int = FRESH_REPEAT) -> list[Any]:
+def trained(components: GFNTrainer, graphs: Sequence[Any], num: int = 1, *, first: int = FRESH_REPEAT) -> list[Any]:
     """Return the rows of new trainings of each candidate, with test scores."""
     requests = [Request(graph, repeat=first + number, tests=True) for graph in graphs for number in range(num)]
     with components.build_executor() as executor, closing(components.build_evaluator(NoStore(), executor)) as each:
@@ -207,13 +213,13 @@ def rows_of(
     """Yield the means of what is returned and of the gains of the searched side, with intervals of 95 %."""
     means = {side: [mean(result.fresh) for result in each] for side, each in results.items()}
     for side, values in means.items():
-        low, high = _interval(values)
+        low, high = interval_of(values)
         yield figure(f"{problem}: {side} [{low:.4f}, {high:.4f}]", mean(values), "hypervolume" if is_front else "test")
         yield figure(f"{problem}: {side}, CPU seconds", mean(each.cpu_seconds for each in results[side]), "s")
         num_most = max(each.num_trainings for each in results[side])
         yield figure(f"{problem}: {side}, trainings", num_most)
     for other in (side for side in means if side != SEARCHED and SEARCHED in means):
-        low, high = _interval([a - b for a, b in zip(means[SEARCHED], means[other], strict=True)])
+        low, high = interval_of([a - b for a, b in zip(means[SEARCHED], means[other], strict=True)])
         bound, gain = low if is_front else (low + high) / 2, (low + high) / 2
         goal = "" if other == LONGER or not has_goals else "interval > 0" if is_front else ">= 0"
         holds = not goal or (bound > 0 if is_front else bound >= 0)
@@ -243,7 +249,7 @@ def trainings_of(problem: str, side: str, num: int, *, is_front: bool = False) -
     return round(num * MULTIPLES.get(side, 1.0)) if problem in RECORDED else num
 
 
-def _interval(values: Sequence[float]) -> tuple[float, float]:
+def interval_of(values: Sequence[float]) -> tuple[float, float]:
     """Return the interval of 95 % of a mean."""
     half = student.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
     return mean(values) - half, mean(values) + half
