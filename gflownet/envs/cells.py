@@ -79,18 +79,18 @@ class CostCaps:
         return parameters + base[0], multiply_adds + base[1]
 
     def sizes(self, positions: Tensor) -> Tensor:
-        """Return parameters and multiply-adds of networks with operations [B, N] that are all set, [B, 2]."""
-        return torch.tensor(_point(self.costs.skeleton)) + self._used(positions)
+        """Return parameters and multiply-adds of the skeleton and the operations that are set, [B, 2]."""
+        index = positions.long().clamp(min=0)[:, :, None, None].expand(-1, -1, 1, 2)
+        cost = self._cost.expand(len(positions), -1, -1, -1).gather(2, index).squeeze(2)
+        return self._skeleton + (cost * (positions >= 0)[:, :, None]).sum(1)
 
     def allowed(self, positions: Tensor, caps: Tensor) -> Tensor:
-        """Return which operation may be set at which empty place, [B, N, V].
+        """Return which operation may be set at which empty place within caps [B, 2], [B, N, V].
 
-        Args:
-            positions: operations [B, N], -1 where empty.
-            caps: [B, 2] of the networks' parameters and multiply-adds.
+        `positions` are the operations, [B, N], -1 where empty.
         """
         is_empty = positions < 0
-        remaining = self._remaining(positions, caps)[:, None, None, :] - self._cost[None]  # [B, N, V, 2]
+        remaining = (caps - self.sizes(positions))[:, None, None, :] - self._cost[None]  # [B, N, V, 2]
         key = (is_empty * self._weights).sum(1, keepdim=True) - self._weights  # [B, N], empty places after the action
         points = self._fronts[key.clamp(min=0)]  # [B, N, F, 2]
         return (points[:, :, None] <= remaining[:, :, :, None]).all(-1).any(-1)
@@ -98,17 +98,7 @@ class CostCaps:
     def is_within(self, positions: Tensor, caps: Tensor) -> Tensor:
         """Return whether the operations that are set can be completed within the caps [B, 2], [B] bool."""
         key = ((positions < 0) * self._weights).sum(1)
-        return (self._fronts[key] <= self._remaining(positions, caps)[:, None]).all(-1).any(-1)
-
-    def _remaining(self, positions: Tensor, caps: Tensor) -> Tensor:
-        """Return what the caps leave after the skeleton and the operations that are set, [B, 2]."""
-        return caps - self.sizes(positions)
-
-    def _used(self, positions: Tensor) -> Tensor:
-        """Return the costs of the operations that are set, [B, 2]."""
-        index = positions.long().clamp(min=0)[:, :, None, None].expand(-1, -1, 1, 2)
-        cost = self._cost.expand(len(positions), -1, -1, -1).gather(2, index).squeeze(2)
-        return (cost * (positions >= 0)[:, :, None]).sum(1)
+        return (self._fronts[key] <= (caps - self.sizes(positions))[:, None]).all(-1).any(-1)
 
     @cached_property
     def _budget(self) -> Tensor:
@@ -117,6 +107,10 @@ class CostCaps:
         return torch.tensor(
             [NO_LIMIT if cap is None else cap - base for cap, base in zip(self.caps, used, strict=True)]
         )
+
+    @cached_property
+    def _skeleton(self) -> Tensor:
+        return torch.tensor(_point(self.costs.skeleton))
 
     @cached_property
     def _cost(self) -> Tensor:

@@ -72,7 +72,8 @@ class RewardConditional:
         """Return `num` sampled conditionings, reproducible from `generator`."""
         temperature = self._temperature.sample(num, generator=generator)
         directions = [part.sample(num, generator=generator) for part in self._directions]
-        return self._capped([temperature.encoding, *directions], temperature.beta, self._sampled_caps(num, generator))
+        caps = None if self.limit is None else self.limit.sample(num, generator=generator)
+        return self._capped([temperature.encoding, *directions], temperature.beta, caps)
 
     def reaching(self, sampled: Conditioning, sizes: Tensor) -> Conditioning:
         """Return sampled conditionings with caps for trajectories into terminal states of known sizes [B, L].
@@ -84,9 +85,6 @@ class RewardConditional:
         *encodings, of_limit = sampled.encoding.split(self._widths, 1)
         caps = self.limit.at(of_limit[:, -1].double(), sizes[:, self.limit.column])
         return self._capped(encodings, sampled.beta, caps)
-
-    def _sampled_caps(self, num: int, generator: torch.Generator) -> Tensor | None:
-        return None if self.limit is None else self.limit.sample(num, generator=generator)
 
     def _capped(self, encodings: Sequence[Tensor], beta: Tensor, caps: Tensor | None) -> Conditioning:
         """Return conditionings with caps [B] of the limited metric."""
@@ -131,17 +129,9 @@ class RewardConditional:
         return Conditioning(torch.cat(encodings, 1), betas, sampled.limit)
 
     def repeated(
-        self,
-        num: int,
-        *,
-        beta: float,
-        preferences: Sequence[float] = (),
-        focus: Sequence[float] = (),
-        limit: int | None = None,
+        self, num: int, *, beta: float, preferences: Sequence[float] = (), focus: Sequence[float] = ()
     ) -> Conditioning:
-        """Return one conditioning `num` times; preferences and focus are scaled to sum to 1.
-
-        `limit` is the cap of `cond.limit.metric`, by default the largest.
+        """Return one conditioning `num` times, with the largest cap; preferences and focus are scaled to sum to 1.
 
         Raises:
             ValueError: preferences or focus are missing, not in use, or not numbers >= 0 with one > 0.
@@ -154,9 +144,7 @@ class RewardConditional:
             if part is not None:
                 encodings.append(simplex([numbers]))
         encodings, betas = [encoding.expand(num, -1) for encoding in encodings], torch.full((num,), float(beta))
-        if self.limit is None and limit is not None:
-            raise ValueError(f"limit: expected none without cond.limit.metric, got {limit}")
-        caps = None if self.limit is None else torch.full((num,), limit or self.limit.high)
+        caps = None if self.limit is None else torch.full((num,), self.limit.high)
         return self._capped(encodings, betas, caps)
 
     def score(self, utilities: Tensor, encoding: Tensor) -> Tensor:

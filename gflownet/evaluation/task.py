@@ -316,11 +316,7 @@ class GFNTask(Configurable, ABC):
         return self._conditional.reaching(sampled, sizes)
 
     def use_limits(self, names: Sequence[str], *, smallest: Sequence[int], caps: Sequence[int]) -> None:
-        """Set the ends of cond.limit, where in use, from the limits of the environment.
-
-        Raises:
-            UserError: an environment without this limit, or ends that it does not have.
-        """
+        """Set the ends of cond.limit, where in use, from the limits of the environment, see `LimitConditional.use`."""
         if self._conditional.limit is not None:
             self._conditional.limit.use(names, smallest, caps)
 
@@ -341,20 +337,14 @@ class GFNTask(Configurable, ABC):
         return self._conditional.overridden(sampled, beta=beta, preferences=preferences, focus=focus, limit=limit)
 
     def conditioning(
-        self,
-        num: int,
-        *,
-        beta: float,
-        preferences: Sequence[float] = (),
-        focus: Sequence[float] = (),
-        limit: int | None = None,
+        self, num: int, *, beta: float, preferences: Sequence[float] = (), focus: Sequence[float] = ()
     ) -> Conditioning:
-        """Return one conditioning `num` times, to sample from a trained policy; `limit`: of cond.limit.metric.
+        """Return one conditioning `num` times, to sample from a trained policy, with the largest cap of a limit.
 
         Raises:
-            ValueError: preferences or focus do not fit the objectives in use, or no network is within the limit.
+            ValueError: preferences or focus do not fit the objectives in use.
         """
-        return self._conditional.repeated(num, beta=beta, preferences=preferences, focus=focus, limit=limit)
+        return self._conditional.repeated(num, beta=beta, preferences=preferences, focus=focus)
 
     def utility(self, objective: str, value: float) -> float:
         """Return the utility of an objective's metric: >= 0, best within [0, 1], larger is better.

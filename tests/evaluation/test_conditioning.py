@@ -460,8 +460,6 @@ def test_limit_is_overridden_and_joins_preferences():
     assert changed.limit.tolist() == [[200]] * 3
     assert changed.encoding[:, -1].tolist() == pytest.approx([0.5] * 3)
     assert changed.encoding[:, 8:10].tolist() == [[0.25, 0.75]] * 3
-    same = task.conditioning(3, beta=float(sample.beta[0]), preferences=[1, 3], limit=200)
-    torch.testing.assert_close(same.encoding, changed.encoding)
     utilities = torch.tensor([[1.0, 0.0]] * 3)
     assert task.log_reward(utilities, changed).exp().tolist() == pytest.approx([0.25 ** float(sample.beta[0])] * 3)
     assert task.conditioning(1, beta=1, preferences=[1, 1]).limit.tolist() == [[2_000]]  # type: ignore[union-attr]
