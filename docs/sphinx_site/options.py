@@ -93,6 +93,7 @@ PAGES: Mapping[str, str] = {
     "search.": "search-methods",
     "search.options": "search-baselines",
     "search.train_sampler": "search-proposals",
+    "search.sampler.": "search-proposals",
     "search.overhead": "search-proposals",
     "search.lookahead": "search-proposals",
     "search.surrogate.": "search-surrogate",
