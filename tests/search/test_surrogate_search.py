@@ -65,7 +65,7 @@ def test_search_beats_random_and_proposes_nothing_twice(macro, num_enumerated):
 
 def test_score_model_predicts_known_and_unknown_architectures(finished):
     method, history = method_of(finished), finished.history
-    model = ScoreModel(method.setup)
+    model = ScoreModel(method.setup, len(history))
     assert model(history.states).tolist() == pytest.approx(history.scores, abs=0.02)
     states = method.env.initial_states(1)
     states.node_attr[:] = 1
