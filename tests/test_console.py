@@ -20,9 +20,11 @@ from gflownet.run.view import FIGURES, Limits, LivePanel, PlainLines, View, make
 
 VALUES = {
     "loss": 0.51234,
+    "likelihood_loss": 21.5512,
     "log_Z": 3.14159,
     "log_reward_mean": -2.5,
     "predicted_score_mean": 0.625,
+    "sampler_rank_correlation": 0.4567,
     "score_mean": 0.75,
     "score_best": 0.9375,
     "num_distinct": 1234,
@@ -30,7 +32,7 @@ VALUES = {
     "failed_share": 0.01,
     "evaluations_per_second": 12.34,
 }
-SHOWN = ("0.5123", "3.14", "-2.50", "0.625", "0.750", "0.938", "1,234", "25%", "1%", "12.3")
+SHOWN = ("0.5123", "21.55", "3.14", "-2.50", "0.625", "0.46", "0.750", "0.938", "1,234", "25%", "1%", "12.3")
 
 
 class FakeTime:
@@ -50,7 +52,9 @@ def test_plain_lines_contain_all_metrics() -> None:
     view.write(5, VALUES)
     line = output.getvalue()
     assert line.count("\n") == 1, "as wide as it is, a line is not wrapped"
-    assert [f"{figure.short} {shown}" in line for figure, shown in zip(FIGURES, SHOWN, strict=True)] == [True] * 10
+    assert [f"{figure.short} {shown}" in line for figure, shown in zip(FIGURES, SHOWN, strict=True)] == [True] * len(
+        SHOWN
+    )
     assert line.startswith("step 5/20 | ")
 
 

@@ -1,16 +1,20 @@
 """Runs with a surrogate: rounds, then a policy trained on completed scores, with its certificate."""
 
 import json
+import os
 import re
+import signal
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 
 from gflownet.evaluation.store_database import STORE_NAME
-from gflownet.run.folder import CERTIFICATE_STORE_NAME
+from gflownet.run.folder import CERTIFICATE_STORE_NAME, last_checkpoint
 from gflownet.run.sampling import restore, sample
+from gflownet.search.amortised_search import AmortisedPolicy
 from gflownet.train import main
 from tests.search.searches import PLACES
 from tests.small_run import break_losses
@@ -122,6 +126,26 @@ def test_sampler_of_continued_search_is_trained_again(tmp_path, capsys):
         assert run(tmp_path / "run", *options, f"budget.evaluations={budget}", f"resume={resume}") == 0
         assert sum("log_Z" in row for row in metric_rows(tmp_path / "run")) == num_steps
     assert capsys.readouterr().out.count("the sampler is trained on predictions") == 2
+
+
+def test_interrupted_training_of_the_sampler_is_repeated(finished, tmp_path, monkeypatch):
+    folder, update, calls = tmp_path / "run", AmortisedPolicy._update, []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AmortisedPolicy, "_update", interrupted)
+        assert run(folder, "search.method=surrogate", "checkpoint_every=1") == 128 + signal.SIGTERM
+    assert len(calls) == 4, "of five"
+    assert run(folder, "search.method=surrogate", "checkpoint_every=1", "resume=true") == 0
+    assert metric_rows(folder) == metric_rows(finished)
+    ours, theirs = (last_checkpoint(each, option="run").state for each in (folder, finished))
+    assert all(torch.equal(ours["policy"][name], weights) for name, weights in theirs["policy"].items())
+    assert ours["search"]["history"]["scores"] == theirs["search"]["history"]["scores"]
 
 
 def test_closing_line_without_policy(tmp_path, capsys, monkeypatch):

@@ -94,6 +94,7 @@ PAGES: Mapping[str, str] = {
     "search.options": "search-baselines",
     "search.train_sampler": "search-proposals",
     "search.random.": "search-baselines",
+    "search.sampler.": "search-proposals",
     "search.lookahead": "search-proposals",
     "search.surrogate.": "search-surrogate",
     "search.surrogate.proxies": "search-signals",

@@ -31,7 +31,7 @@ from gflownet.run.search_stage import NUM_REPORTED, check_samples, closing_line,
 from gflownet.run.stage import Stage
 from gflownet.search.loop import SearchLoop
 from gflownet.search.proposals import distinct
-from gflownet.search.sampler import ScoreModel, conditions_of
+from gflownet.search.sampler import RewardScale, conditions_of
 from gflownet.search.surrogate import rank_correlation
 from gflownet.workers.process import stream_seed
 
@@ -43,14 +43,12 @@ _PREFERRED = 0.95  # weight of an objective that samples prefer
 NUM_LOGGED = 100  # candidates in the tables of wandb and TensorBoard at the end
 
 
-def sampler_words(parts: Parts, search: SearchLoop, random_scores: Sequence[float]) -> str:
+def sampler_words(parts: Parts, search: SearchLoop, scale: RewardScale, random_scores: Sequence[float]) -> str:
     """Return scores of evaluated samples of the sampler of a search, and how p compares with R on all checked ones.
 
     p and R are those under the condition of the first sample. Without scores of random architectures their mean is
     predicted.
     """
-    if search.scale is None:
-        return "no sampler was trained"
     # Imported here: it takes a second, which runs without a sampler save.
     from gflownet.certificate.certify import NUM_ROLLOUTS
     from gflownet.certificate.estimates import (
@@ -70,12 +68,12 @@ def sampler_words(parts: Parts, search: SearchLoop, random_scores: Sequence[floa
     rollouts = rolled_back(parts.context, policy, states, one, num=NUM_ROLLOUTS, generator=generator)
     ratios = log_ratio(parts.context, policy, rollouts).reshape(num, NUM_ROLLOUTS)
     log_prob = terminating_log_prob(ratios, rollouts.log_symmetry[::NUM_ROLLOUTS])
-    log_reward = search.scale.log_reward(ScoreModel(search.method.setup)(states), one)
+    log_reward = scale.log_reward(search.score_model()(states), one)
     subsets = disjoint_subsets(num, size=min(num, SUBSET_SIZE), generator=generator)
     consistency = flow_consistency(log_prob, log_reward, subsets, seed=seed)
     places = [search.history.position(code) for code in parts.env.identify(states).tolist()]
     num_known = sum(place is not None and place < search.num_trained_on for place in places)
-    scores, random = [each.score for each in search.verified], f"predicted {search.scale.random_score:.3f}"
+    scores, random = [each.score for each in search.verified], f"predicted {scale.random_score:.3f}"
     if random_scores:
         random = f"{mean(random_scores):.3f}"
     verified = f"{counted(len(scores), 'new sample')}: {mean(scores):.3f}" if scores else "no sample was evaluated"
@@ -86,12 +84,12 @@ def sampler_words(parts: Parts, search: SearchLoop, random_scores: Sequence[floa
     )
 
 
-def preferences_words(parts: Parts, search: SearchLoop) -> str:
+def preferences_words(parts: Parts, search: SearchLoop, scale: RewardScale) -> str:
     """Return predicted utilities and sizes of samples that prefer each objective in turn; empty without preferences."""
     names, task = parts.task.chosen_objectives, parts.task
-    if search.scale is None or search.scale.scores.dim() == 1 or parts.config.cond.preferences.weights:
+    if scale.scores.dim() == 1 or parts.config.cond.preferences.weights:
         return ""
-    model, words = ScoreModel(search.method.setup), list[str]()
+    model, words = search.score_model(), list[str]()
     for place, name in enumerate(names):
         weights = [_PREFERRED if each == place else (1 - _PREFERRED) / (len(names) - 1) for each in range(len(names))]
         terminal = check_samples(parts, preferences=weights).terminal
@@ -154,7 +152,7 @@ class CertificateStage(Stage):
                 store=store,
                 step=parts.step,
                 seed=seed,
-                predict=None if search is None else ScoreModel(search.method.setup),
+                predict=None if search is None else search.score_model(),
                 scale=None if search is None or search.scale is None else search.scale.log_reward,
             )
             try:
@@ -207,11 +205,14 @@ class ReportStage(Stage):
 
             print_certificate(certificate, path=run.folder.path / CERTIFICATE_NAME, console=run.logger.console)
         if (search := self._parts.search) is not None:
-            words = sampler_words(self._parts, search, self._random_scores(run))
-            run.folder.write(run.folder.path / SAMPLER_NAME, json.dumps({"words": words}))
             run.logger.print(closing_line(self._parts, search))
-            for line in filter(None, (words, preferences_words(self._parts, search))):
-                run.logger.print(line)
+            if search.scale is None:
+                run.logger.print("sampler: none was trained")
+            elif not run.is_stopped:
+                words = sampler_words(self._parts, search, search.scale, self._random_scores(run))
+                run.folder.write(run.folder.path / SAMPLER_NAME, json.dumps({"words": words}))
+                for line in filter(None, (words, preferences_words(self._parts, search, search.scale))):
+                    run.logger.print(line)
         if write_errors:
             raise write_errors[0]
 

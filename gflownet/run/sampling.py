@@ -27,7 +27,7 @@ from gflownet.run.trainer import GFNTrainer
 from gflownet.search.amortised_search import PredictedOnce
 from gflownet.search.loop import SearchLoop
 from gflownet.search.proposals import accepted, unknown_mask
-from gflownet.search.sampler import ScoreModel, capped_conditioning, conditions_of, log_score
+from gflownet.search.sampler import capped_conditioning, conditions_of, log_score
 from gflownet.training.random_states import get_random_state, set_random_state
 
 _BATCH_SIZE = 256  # trajectories sampled together, to bound memory; the best new ones are chosen from as many
@@ -95,7 +95,7 @@ class RestoredPolicy:
     def predict(self) -> PredictedOnce | None:
         """The predictions that the sampler of a search was trained on; None where the policy was trained on scores."""
         search = self.trainer.search
-        return None if search is None else PredictedOnce(self.trainer.env, ScoreModel(search.method.setup))
+        return None if search is None else PredictedOnce(self.trainer.env, search.score_model())
 
     def batches(self, num: int, *, seed: int, varied: bool = False, **conditions: Any) -> Iterator[TrajectoryBatch]:
         """Yield batches of `num` trajectories in all; conditions as in `sample`, with `caps` by metric."""

@@ -282,7 +282,7 @@ def sampler_training(parts: Parts, *, on_skip: OnSkip) -> Iterator[dict[str, flo
 
     chooses_beta = {**config.cond.temperature} == asdict(TemperatureConfig())
     parts.progress.samples = StepSamples()
-    target = SamplerTarget(search.method.setup, chooses_beta=chooses_beta, generator=generator())
+    target = SamplerTarget(search.method.setup, search.score_model(), chooses_beta=chooses_beta, generator=generator())
     for phase, (learner, num) in enumerate(parts.build_sampler_learners()):
         learner.on_skip = on_skip
         policy, sampled, of_samples = AmortisedPolicy(parts.context, learner), None, dict[str, float]()

@@ -21,7 +21,7 @@ from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.states import GraphStates
 from gflownet.search.history import History, Proposal, ProposalOrigin
 from gflownet.search.method import SearchMethod
-from gflownet.search.sampler import RewardScale
+from gflownet.search.sampler import RewardScale, ScoreModel
 
 # Longest wait for a finished evaluation between two checks for a stop request, seconds.
 _CHECK_EVERY_S = 0.2
@@ -97,6 +97,7 @@ class SearchLoop:
         self._num_repeats = 0
         self.num_trained_on = 0  # architectures of the history when the sampler was trained on it; 0: it was not
         self.scale: RewardScale | None = None  # of the rewards of that training
+        self._model: ScoreModel | None = None  # the last one
 
     def steps(self, evaluator: AsynchronousEvaluator) -> Generator[SearchStep]:
         """Yield every round from the next one on.
@@ -158,6 +159,13 @@ class SearchLoop:
     def num_rounds(self) -> int:
         """Return the expected number of rounds."""
         return self.round + math.ceil(max(self.num_evaluations - self.history.num_new, 0) / self.batch_size)
+
+    def score_model(self) -> ScoreModel:
+        """Return the surrogate, fitted to the evaluations that the sampler was trained on, to all before."""
+        num = self.num_trained_on or len(self.history)
+        if self._model is None or self._model.num != num:
+            self._model = ScoreModel(self.method.setup, num)
+        return self._model
 
     @property
     def verified(self) -> list[Proposal]:

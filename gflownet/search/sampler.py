@@ -37,11 +37,12 @@ _CHUNK = 4_096  # architectures predicted at once, to bound memory
 
 
 class ScoreModel:
-    """The surrogate of a run, fitted to all of its evaluations."""
+    """The surrogate of a run, fitted to its first `num` evaluations."""
 
-    def __init__(self, setup: SearchSetup) -> None:
-        history, self._model = setup.history, CandidateModel(setup)
+    def __init__(self, setup: SearchSetup, num: int) -> None:
+        history, self._model, self.num = setup.history, CandidateModel(setup), num
         positions, self._column = observed(history), quality_column(setup.task)
+        positions = positions[positions < num]
         self._model.fit(history, positions)
         largest = float(self._model.targets(history)[positions].max())
         self._largest = 1.0 if largest <= 1 else setup.task.max_score  # scores are best within [0, 1]
@@ -168,9 +169,11 @@ class SamplerTarget(Target):
         pool: [P], distinct, each predicted once.
     """
 
-    def __init__(self, setup: SearchSetup, *, chooses_beta: bool, generator: torch.Generator) -> None:
+    def __init__(
+        self, setup: SearchSetup, model: ScoreModel, *, chooses_beta: bool, generator: torch.Generator
+    ) -> None:
         self._env, self._task = setup.context.env, setup.task
-        self.predict = PredictedOnce(self._env, ScoreModel(setup))
+        self.predict = PredictedOnce(self._env, model)
         self.pool = setup.history.states
         random = setup.random_draws(_RANDOM)(_NUM_RANDOM, generator)
         random_score = float(self.predict(random).reshape(_NUM_RANDOM, -1)[:, 0].mean())

@@ -59,22 +59,30 @@ def test_divided_is_exact():
 
 def test_plan_divides_budget_and_gives_random_as_many():
     chosen = plan("budget.evaluations=60", "budget.seconds=100")
-    assert (chosen.num_search, chosen.num_final) == (45, 15)
+    assert (chosen.num_search, chosen.num_verified, chosen.num_final) == (39, 6, 15)
+    assert "39 evaluations of the search, 6 samples of the sampler, 15 final trainings" in chosen.words()
     assert (chosen.num_random, chosen.num_random_final) == (45, 15)
     assert chosen.final_seconds == 25
-    assert "15 final trainings" in chosen.words()
     assert "at most 0:01:40" in chosen.words()
     assert chosen.seconds_after(60.0) == 40 * chosen.num_places
     assert chosen.seconds_after(130.0) == 25 * chosen.num_places, "the training of a sampler does not take the share"
     assert plan("budget.evaluations=60").seconds_after(130.0) == math.inf
     unlimited = plan("num_training_steps=10", "algo.num_from_policy=3", "final.num_random=10")
-    assert (unlimited.num_search, unlimited.num_final, unlimited.num_compared) == (30, 10, 10)
+    assert (unlimited.num_search, unlimited.num_verified, unlimited.num_final, unlimited.num_compared) == (
+        26,
+        4,
+        10,
+        10,
+    )
+    assert plan("budget.evaluations=900").num_verified == 8
+    assert plan("budget.evaluations=900", "search.sampler.num_verified=0").num_verified == 0
+    assert plan("budget.evaluations=60", "search.train_sampler=false").num_search == 45
 
 
 @pytest.mark.parametrize("options", [HYPERGRID, ("final.top=0",), ("final.share=0",)])
 def test_plan_without_final_stage_leaves_all_to_the_search(options):
     chosen = plan(*options, "budget.evaluations=60")
-    assert (chosen.num_search, chosen.num_final, chosen.num_compared) == (60, 0, 0)
+    assert (chosen.num_search + chosen.num_verified, chosen.num_final, chosen.num_compared) == (60, 0, 0)
 
 
 @pytest.mark.parametrize(

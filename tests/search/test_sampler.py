@@ -44,7 +44,9 @@ def train(trainer: GFNTrainer) -> list[dict[str, float]]:
 
 def target_of(trainer: GFNTrainer, *, chooses_beta: bool = True) -> SamplerTarget:
     generator = torch.Generator().manual_seed(0)
-    return SamplerTarget(method_of(trainer)[0].setup, chooses_beta=chooses_beta, generator=generator)
+    method, history = method_of(trainer)
+    model = ScoreModel(method.setup, len(history))
+    return SamplerTarget(method.setup, model, chooses_beta=chooses_beta, generator=generator)
 
 
 def scale_of(scores: Tensor, sizes: Tensor, *, chooses_beta: bool) -> RewardScale:
@@ -91,7 +93,7 @@ def test_predictions_stay_within_the_range_of_scores():
     sums = [sum(trainer.env.terminal(history.states, place).values) for place in range(len(history))]
     history.measured[:] = [min(1.0, 0.2 + 0.2 * total) for total in sums]
     space = enumerate_states(trainer.env)
-    scores = ScoreModel(method.setup)(space.states[space.terminal])
+    scores = ScoreModel(method.setup, len(history))(space.states[space.terminal])
     assert float(scores.max()) == 1.0
 
 
@@ -160,7 +162,7 @@ def test_sampler_approaches_the_reward_of_predictions(factor, monkeypatch):
     assert search.scale is not None
     condition = sampler_conditioning(trainer.task, 1, torch.Generator().manual_seed(0))
     each = condition[torch.zeros(len(graph.terminal), dtype=torch.int64)]
-    log_reward = search.scale.log_reward(ScoreModel(search.method.setup)(graph.states[graph.terminal]), each)
+    log_reward = search.scale.log_reward(search.score_model()(graph.states[graph.terminal]), each)
     target = torch.zeros(len(graph), dtype=torch.float64)
     target[graph.terminal] = log_reward.double().softmax(0)
     scores = forward_scores(trainer.context, trainer.learner.sampling, condition.encoding[0])

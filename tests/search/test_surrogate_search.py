@@ -16,6 +16,7 @@ from gflownet.run.trainer import GFNTrainer
 from gflownet.search.descriptors import Descriptors
 from gflownet.search.loop import SearchLoop
 from gflownet.search.proposals import Pool
+from gflownet.search.sampler import ScoreModel
 from gflownet.search.surrogate_search import SurrogateSearch
 from tests.search.searches import RIDGE, build, proposals, run_search
 
@@ -62,13 +63,14 @@ def test_search_beats_random_and_proposes_nothing_twice(macro, num_enumerated):
     assert len(steps) == 3 + 13  # 4, 4 and 2 initial ones
 
 
-def test_completed_scores_are_measured_or_predicted(macro, finished):
+def test_score_model_predicts_known_and_unknown_architectures(finished):
     method, history = method_of(finished), finished.history
-    assert method.completed_scores(history.states).tolist() == pytest.approx(history.scores)
+    model = ScoreModel(method.setup, len(history))
+    assert model(history.states).tolist() == pytest.approx(history.scores, abs=0.02)
     states = method.env.initial_states(1)
     states.node_attr[:] = 1
     assert history.position(int(method.env.identify(states))) is None
-    assert float(method.completed_scores(states)) == pytest.approx(0.57, abs=0.05)
+    assert float(model(states)) == pytest.approx(0.57, abs=0.05)
 
 
 def test_predicted_scores_have_no_noise_of_one_evaluation(macro):
@@ -152,8 +154,6 @@ def test_failed_evaluations_count_with_the_floor_and_refused_ones_do_not(macro):
     results = zip((0.5, 0.01, 0.01), ("ok", "failed", "refused"), strict=True)
     history.add(states, [Evaluation(s, EvaluationStatus(name), 0.0, "", None, {}, False) for s, name in results])
     method.observe(1)
-    scores = method.completed_scores(states)
-    assert scores.tolist() == pytest.approx([0.5, 0.01, 0.01])
     positions, observed = method.observations()
     assert (positions.tolist(), observed.tolist()) == ([0, 1], [0.5, 0.01])
 

@@ -348,7 +348,7 @@ def certificate_section(run: RunData, *, command: str) -> CertificateSection:
     if content is None:
         words = "This run has no certificate: whether it samples in proportion to the reward is not measured."
         if has_search_method(run):
-            words += " A certificate compares its sampler with measured and predicted scores."
+            words += " A certificate compares its sampler with predicted scores."
         return CertificateSection((), (), words, command)
     parts = [part for part in content.get("certificates") or () if isinstance(part, Mapping)]
     errors = [str(error) for error in content.get("errors") or ()]
