@@ -60,7 +60,7 @@ def with_set(parts: Parts, evaluator: Dispatcher, run: Run, final: FinalStage) -
     if not parts.config.final.set or run.is_stopped:
         return final
     if evaluator.weights is None:
-        line = f"no set of networks: task={parts.config.task} gives no outputs of trained modules"
+        line = f"no set of networks: task={parts.config.task} gives no trained modules"
     else:
         dispatcher = parts.build_evaluator(NoStore(), evaluator.executor, stopped=lambda: run.is_stopped)
         try:
@@ -87,11 +87,13 @@ class _Choice:
         """Write set.json with the weights of its members, log the figures, and return the line about them."""
         parts, task = self.parts, cast(TensorTask, self.parts.task)
         rows = [row for row in self.run.store if row.run == parts.run_id and self.weights.path(row).exists()]
+        if not rows:
+            return f"no set of networks: task={parts.config.task} gave no trained modules{self._limit}"
         values = self._predictions(rows, "validation", task.validation.targets)
         rows = sorted((row for row in rows if row.identity in values), key=lambda row: row.identity)
         own, random = ([row for row in rows if (row.seed >= RANDOM_REPEAT) == is_random] for is_random in (False, True))
         if not (chosen := self._chosen(own, values, task.validation.targets)):
-            return "no set of networks: no kept weights" + " within final.set_parameters" * bool(self._cap)
+            return f"no set of networks: no outputs of trained modules{self._limit}"
         losses = {row.identity: loss_of(values[row.identity], task.validation.targets) for row in own}
         single = min((row for row in own if _size([row]) <= _size(chosen)), key=lambda row: losses[row.identity])
         best = [row for row in own if row.seed and row.key == self.final.top[0].record.key]
@@ -118,6 +120,10 @@ class _Choice:
     @property
     def _cap(self) -> int:
         return self.parts.config.final.set_parameters
+
+    @property
+    def _limit(self) -> str:
+        return f" within final.set_parameters={self._cap}" if self._cap else ""
 
     def _predictions(self, rows: Sequence[EvaluationRecord], split: str, targets: Tensor) -> dict[Identity, Tensor]:
         """Return the predictions of trainings on a split by their models in the executor; none of a failed one."""

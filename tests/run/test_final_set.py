@@ -35,7 +35,7 @@ from gflownet.translation import to_onnx
 from tests.evaluation.candidates import StubTask, dispatcher_of
 from tests.tiny_run import TINY_RUN, metric_rows
 
-KINDS = ("digits", "images", "choices", "table")
+KINDS = ("digits", "images", "table")
 
 
 def content_of(folder: Path) -> Any:
@@ -68,13 +68,20 @@ def test_set_of_a_run_is_the_mean_of_its_members(finished_runs, kind: str):
         outputs = model(inputs)
     shares = [member["weight"] for member in content["members"]]
     assert sum(shares) == pytest.approx(1.0)
-    mean = sum(share * predicted(values, split.targets) for share, values in zip(shares, each, strict=True))
-    torch.testing.assert_close(predicted(outputs, split.targets).float(), mean.float())
+    members = zip(shares, each, strict=True)
+    mean = torch.stack([share * predicted(values, split.targets) for share, values in members]).sum(0)
+    torch.testing.assert_close(predicted(outputs, split.targets), mean, atol=1e-6, rtol=1e-5)
     (row, *_) = content["table"]
     assert row["num_parameters"] == sum(member["num_parameters"] for member in content["members"])
     figures = figures_of(mean, split.targets)
     assert {name: row[name] for name in figures} == pytest.approx(figures, abs=1e-6)
     assert {each["key"] for each in content["table"]} >= {"set", "best_alone", "best_seeds", "best_single"}
+
+
+def test_scores_of_a_function_give_no_set(finished_runs):
+    folder = finished_runs("choices")
+    assert not (folder / "set.json").exists()
+    assert not (folder / "weights").exists()
 
 
 def test_set_of_a_table_predicts_rows(finished_runs):
@@ -113,7 +120,8 @@ def chosen_again(folder: Path, target: Path, *options: str) -> tuple[Any, str, d
     weights = WeightFolder(folder / "weights", 20, write=write_whole)
     evaluator: Any = SimpleNamespace(weights=weights, executor=InlineExecutor(task))
     final = with_set(parts, evaluator, run, FinalStage((TopArchitecture(top),), num_seeds=2, fidelity=1))
-    return content_of(target) if (target / "set.json").exists() else None, *final.notes, summary
+    (line,) = final.notes
+    return content_of(target) if (target / "set.json").exists() else None, line, summary
 
 
 def members_of(content: Any) -> list[Any]:
@@ -179,7 +187,7 @@ def test_set_stays_within_its_parameters(finished_runs, tmp_path: Path):
     assert content["table"][0]["num_parameters"] == smallest
     assert content["table"][0]["name"] == "a set of 3"
     _, line, _ = chosen_again(folder, tmp_path / "none", "final.set_parameters=3")
-    assert line == "no set of networks: no kept weights within final.set_parameters"
+    assert line == "no set of networks: no outputs of trained modules within final.set_parameters=3"
 
 
 def test_failed_outputs_leave_a_line(finished_runs, tmp_path: Path, monkeypatch):
@@ -188,7 +196,7 @@ def test_failed_outputs_leave_a_line(finished_runs, tmp_path: Path, monkeypatch)
 
     monkeypatch.setattr(TensorTask, "outputs", fails)
     _, line, summary = chosen_again(finished_runs("digits"), tmp_path)
-    assert line == "no set of networks: no kept weights"
+    assert line == "no set of networks: no outputs of trained modules"
     assert summary == {}
 
 
@@ -200,7 +208,7 @@ def test_task_without_models_has_a_line():
     evaluator: Any = SimpleNamespace(weights=kept_weights(parts, run))
     final = FinalStage((), num_seeds=1, fidelity=None)
     (line,) = with_set(parts, evaluator, run, final).notes
-    assert line == "no set of networks: task=mine:Task gives no outputs of trained modules"
+    assert line == "no set of networks: task=mine:Task gives no trained modules"
     options.set = 0
     assert with_set(parts, evaluator, run, final) is final
 
