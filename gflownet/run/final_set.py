@@ -96,7 +96,10 @@ class _Choice:
             return f"no set of networks: no outputs of trained modules{self._limit}"
         losses = {row.identity: loss_of(values[row.identity], task.validation.targets) for row in own}
         single = min((row for row in own if _size([row]) <= _size(chosen)), key=lambda row: losses[row.identity])
-        best = [row for row in own if row.seed and row.key == self.final.top[0].record.key]
+        top = self.final.top if self.final.sizes else self.final.top[:1]  # with caps, those of each cap
+        first = max(top, key=lambda each: each.mean).record
+        length = self.final.fidelity or 0
+        best = [row for row in own if row.seed and row.key == first.key and row.fidelity == length]
         compared = {
             ("set", f"a set of {len(chosen)}"): chosen,
             ("best_alone", "best alone"): best,

@@ -84,6 +84,29 @@ def test_scores_of_a_function_give_no_set(finished_runs):
     assert not (folder / "weights").exists()
 
 
+BUILT = """
+from torch import nn
+
+def network(choices):
+    width = 4 if choices["model"] == "svm" else 9
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+"""
+
+
+@pytest.mark.slow
+def test_set_of_modules_of_a_user(tmp_path: Path, monkeypatch):
+    (tmp_path / "built_networks.py").write_text(BUILT)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder, options = tmp_path / "run", ["task_options.score=''", "task_options.test=''"]
+    options += ["task_options.build=built_networks:network", "evaluation.batch_size=64", f"log_dir={folder}"]
+    assert main(["--config", "choices", *TINY_RUN, *options]) == 0
+    content, task = content_of(folder), task_of(folder)
+    model = gflownet.load(folder, set=True)
+    inputs = torch.cat([inputs for inputs, _ in task.test_split.in_order()])
+    figures = figures_of(predicted(model(inputs).detach(), task.test_split.targets), task.test_split.targets)
+    assert {name: content["table"][0][name] for name in figures} == pytest.approx(figures, abs=1e-6)
+
+
 def test_set_of_a_table_predicts_rows(finished_runs):
     folder = finished_runs("table")
     model, first = gflownet.load(folder, set=True), gflownet.load(folder / "set.json", 0)
