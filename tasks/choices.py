@@ -117,11 +117,6 @@ class ChoicesTask(TensorTask):
         return {"module": {"build": self.config.task_options.build}} if self._trains else {}
 
     @property
-    def gives_outputs(self) -> bool:
-        """Whether a module is trained on classes or numbers, one prediction per example."""
-        return self._trains and (self.train.targets.ndim == 1 or self.train.targets.is_floating_point())
-
-    @property
     def trains_seeds_together(self) -> bool:
         """Whether seeds train as one model; no scores of a function."""
         return self._trains and super().trains_seeds_together

@@ -75,7 +75,6 @@ def run_job(task: GFNTask, job: Job, *, report: Report = lambda _: None) -> list
     for position, (result, seconds) in enumerate(_timed(lambda: _results(task, job), num=len(job.candidates))):
         outcome = outcome_of(task, result, seconds)
         if outcome.status is EvaluationStatus.OK:
-            outcome = outcome if job.trains else dataclasses.replace(outcome, curve=())  # of some epochs only
             outcome = _with_extras(task, job, position, result, outcome)
         outcomes.append(outcome)
         report(outcome)
@@ -159,8 +158,7 @@ def _results(task: GFNTask, job: Job) -> Iterable[Score | CandidateTraining | np
     if job.split:
         return _outputs(task, job)
     if not job.trains:
-        evaluate = task.full_trainings if job.returns_weights else task.evaluate_many
-        return evaluate(job.candidates, seeds=job.seeds)
+        return task.evaluate_many(job.candidates, seeds=job.seeds)
     states = [restored(training) for training in job.trainings or (None,) * len(job.candidates)]
     fidelity = task.max_fidelity if job.fidelity is None else job.fidelity
     schedule = fidelity if job.schedule is None else job.schedule
@@ -168,7 +166,7 @@ def _results(task: GFNTask, job: Job) -> Iterable[Score | CandidateTraining | np
 
 
 def _outputs(task: GFNTask, job: Job) -> Iterator[np.ndarray | Exception]:
-    for candidate, weights in zip(job.candidates, job.weights, strict=True):
+    for candidate, weights in zip(job.candidates, job.trainings, strict=True):
         try:
             yield task.outputs(candidate, load_tensors(weights or b""), split=job.split).numpy()
         except Exception as error:
@@ -218,7 +216,7 @@ class _InvalidScoreError(Exception):
 def _with_extras(task: GFNTask, job: Job, position: int, result: Any, outcome: Outcome) -> Outcome:
     if job.saves_training and isinstance(result, CandidateTraining):
         outcome = dataclasses.replace(outcome, training=saved(result))
-    if job.returns_weights and isinstance(result, CandidateTraining):
+    if job.returns_weights and result.model is not None:
         outcome = dataclasses.replace(outcome, weights=saved_weights(result.model.state_dict()))
     if not job.tests:
         return outcome

@@ -29,11 +29,10 @@ class Job:
     fidelity: int | None = None  # train for this many epochs or steps; None: the whole training
     schedule: int | None = None  # epochs or steps of the whole training, for learning-rate schedules; None: fidelity
     trainings: tuple[bytes | None, ...] = ()  # saved trainings to continue, one per candidate; empty: none
+    split: str = ""  # the outputs on this split are wanted, of models whose weights are in `trainings`
     saves_training: bool = False  # return the training after it, weights included
     tests: bool = False  # measure the test score too
-    returns_weights: bool = False  # of full trainings
-    split: str = ""  # no training: the outputs of models with `weights` on a split; empty: evaluations
-    weights: tuple[bytes | None, ...] = ()  # safetensors, one per candidate
+    returns_weights: bool = False
 
     def __post_init__(self) -> None:
         assert len(self.seeds) == len(self.candidates) > 0
@@ -46,11 +45,10 @@ class Job:
 
     def parts(self) -> list[Job]:
         """Return one job per candidate."""
-        none = (None,) * len(self.candidates)
-        rows = zip(self.candidates, self.seeds, self.trainings or none, self.weights or none, strict=True)
+        trainings = self.trainings or (None,) * len(self.candidates)
         return [
-            replace(self, candidates=(candidate,), seeds=(seed,), trainings=(training,), weights=(weights,))
-            for candidate, seed, training, weights in rows
+            replace(self, candidates=(candidate,), seeds=(seed,), trainings=(training,))
+            for candidate, seed, training in zip(self.candidates, self.seeds, trainings, strict=True)
         ]
 
 
@@ -84,11 +82,10 @@ class Request:
     fidelity: int | None = None  # epochs or steps; None: the task's own evaluation
     schedule: int | None = None
     training: bytes | None = field(default=None, repr=False)  # saved, to continue
+    split: str = ""  # see `Job`
     parent: int | None = None  # fidelity of `training`
     saves_training: bool = False
     tests: bool = False
-    split: str = ""  # outputs with `weights` in place of an evaluation, see `Job`
-    weights: bytes | None = field(default=None, repr=False)
 
     @property
     def identity(self) -> Identity:
@@ -219,7 +216,6 @@ class JobQueue:
             saves_training=any(request.saves_training for request in requests),
             tests=first.tests,
             split=first.split,
-            weights=tuple(request.weights for request in requests),
         )
         deadline = self._deadline
         if deadline is not None and (self._trains_together or self._trains_seeds):
@@ -245,16 +241,12 @@ class JobQueue:
     def _may_share(self, first: Ticket, second: Ticket) -> bool:
         one, other = first.request, second.request
         # Further seeds of one graph save no training, and may be trained with the first.
-        own = {name: getattr(other, name) for name in _OWN}
+        own = {name: getattr(other, name) for name in ("candidate", "repeat", "saves_training", "training")}
         return not second.is_alone and replace(one, **own) == other
 
     def _are_seeds(self, first: Ticket, second: Ticket) -> bool:
         is_saved = first.request.saves_training, second.request.saves_training  # repeated alone for its weights
         return _key(first) == _key(second) and is_saved == (False, False) and self._may_share(first, second)
-
-
-# Fields in which requests of one job may differ.
-_OWN = ("candidate", "repeat", "saves_training", "training", "weights")
 
 
 def _key(ticket: Ticket) -> str:

@@ -5,7 +5,7 @@ M: trainings, N: examples, C: classes, O: numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -47,8 +47,8 @@ class WeightFolder:
         self._folder, self._num_best, self._write, self._accepts = folder, num_best, write, accepts
         self._best: dict[int, dict[Path, float]] = {0: {}, RANDOM_REPEAT: {}}  # scores by seed
         for record in records:
-            if self.path(record).exists():
-                self._enter(record)
+            if self.path(record).exists() and (path := self._enter(record)) is not None:
+                path.unlink()
 
     def path(self, record: EvaluationRecord) -> Path:
         """Return the file of a training."""
@@ -56,41 +56,36 @@ class WeightFolder:
         return self._folder / f"{name}.safetensors"
 
     def add(self, record: EvaluationRecord, weights: bytes) -> None:
-        """Write the weights of a training if they are to be kept, and remove those of the worst of too many."""
-        is_candidate = record.seed in self._best
-        if record.status is not EvaluationStatus.OK or (is_candidate and not self._is_kept(record)):
-            return
-        self._write(self.path(record), weights)
-        self._enter(record)
+        """Write the weights of a training, and remove those of the worst candidate of too many."""
+        if record.status is EvaluationStatus.OK and self._accepts(record):
+            worst = self._enter(record)
+            if worst != self.path(record):
+                self._write(self.path(record), weights)
+            if worst is not None:
+                worst.unlink(missing_ok=True)
 
-    def _is_kept(self, record: EvaluationRecord) -> bool:
-        best = self._best[record.seed]
-        is_among = len(best) < self._num_best or (record.score, self.path(record)) > _worst(best)
-        return self._accepts(record) and self._num_best > 0 and is_among
-
-    def _enter(self, record: EvaluationRecord) -> None:
-        best = self._best.get(record.seed, {})
+    def _enter(self, record: EvaluationRecord) -> Path | None:
+        """Note the score of a candidate, and return the file that is one too many."""
+        best = self._best.get(record.seed)
+        if best is None:  # a new seed
+            return None
         best[self.path(record)] = record.score
-        if len(best) > self._num_best and record.seed in self._best:
-            _, path = _worst(best)
-            del best[path]
-            path.unlink(missing_ok=True)
-
-
-def _worst(scores: Mapping[Path, float]) -> tuple[float, Path]:
-    return min((score, path) for path, score in scores.items())
+        worst = min(best, key=lambda path: (best[path], path)) if len(best) > self._num_best else None
+        if worst is not None:
+            del best[worst]
+        return worst
 
 
 def predicted(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return what a set averages: probabilities [N, C] of logits, or the numbers [N, O] themselves, in float64."""
-    return outputs.double() if targets.is_floating_point() else outputs.double().softmax(-1)
+    return outputs.double() if targets.is_floating_point() else outputs.double().softmax(-1).flatten(0, -2)
 
 
 def loss_of(predictions: Tensor, targets: Tensor) -> float:
     """Return the log loss of probabilities [N, C], or the mean squared error of numbers [N, O]."""
     if targets.is_floating_point():
         return float((predictions - targets).square().mean())
-    chosen = predictions.gather(1, targets.unsqueeze(1))
+    chosen = predictions.gather(1, targets.view(-1, 1))
     return -float(chosen.clamp(min=_SMALLEST).log().mean())
 
 
@@ -121,7 +116,7 @@ def calibration(probabilities: Tensor, targets: Tensor) -> list[tuple[float, flo
     The confidence is the largest probability; `NUM_BINS` bins of equal width, (k / 15, (k + 1) / 15].
     """
     confidence, label = probabilities.max(-1)
-    is_correct, places = (label == targets).double(), (confidence * NUM_BINS).ceil().clamp(1, NUM_BINS)
+    is_correct, places = (label == targets.flatten()).double(), (confidence * NUM_BINS).ceil().clamp(1, NUM_BINS)
     bins = [places == place for place in places.unique()]
     return [(float(confidence[b].mean()), float(is_correct[b].mean()), float(b.double().mean())) for b in bins]
 
@@ -132,5 +127,5 @@ def figures_of(predictions: Tensor, targets: Tensor) -> dict[str, float]:
     if targets.is_floating_point():
         return {"r2": 1 - loss / float((targets - targets.mean(0)).square().mean()), "mse": loss}
     error = sum(share * abs(right - sure) for sure, right, share in calibration(predictions, targets))
-    accuracy = float((predictions.argmax(-1) == targets).double().mean())
+    accuracy = float((predictions.argmax(-1) == targets.flatten()).double().mean())
     return {"accuracy": accuracy, "log_loss": loss, "calibration_error": error}

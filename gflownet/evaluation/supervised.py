@@ -38,8 +38,11 @@ class SupervisedTask(TensorTask):
 
     def evaluate_many(self, graphs: Sequence[ComputationGraph], *, seeds: Sequence[int]) -> list[Score | Exception]:
         """Return the outcomes of `evaluate` for each graph, bit-identical, in a fraction of the time."""
-        trainings = self.full_trainings(graphs, seeds=seeds)
-        return [each if isinstance(each, Exception) else each.score() for each in trainings]
+        trained = self._continued_many([Start(*start) for start in zip(graphs, seeds, strict=True)], self._full)
+        return [
+            training if isinstance(training, Exception) else self.score_of(graph, training)
+            for graph, training in zip(graphs, trained, strict=True)
+        ]
 
     def _continued_many(self, starts: Sequence[Start], length: Length) -> Iterator[ModelTraining | Exception]:
         for first in range(0, len(starts), self._group_size):

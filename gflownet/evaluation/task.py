@@ -41,6 +41,7 @@ class Score:
     value: float  # validation score, finite and >= 0, best within [0, 1]: rewards are max(value, floor_score)^beta
     num_parameters: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    model: nn.Module | None = field(default=None, repr=False, compare=False)  # trained; it stays in its process
 
 
 @dataclass(frozen=True)
@@ -207,17 +208,11 @@ class GFNTask(Configurable, ABC):
         """
         raise NotImplementedError(f"{type(self).__name__}: expected train_many with max_fidelity={self.max_fidelity}")
 
-    @property
-    def gives_outputs(self) -> bool:
-        """Whether `full_trainings` and `outputs` are defined, which a set of networks needs (final.set)."""
-        return False
-
-    def full_trainings(self, graphs: Sequence[Any], *, seeds: Sequence[int]) -> Iterable[CandidateTraining | Exception]:
-        """Yield for each graph, in order, the training that `evaluate_many` scores, or the exception that ended it."""
-        raise NotImplementedError
-
     def outputs(self, graph: Any, weights: Mapping[str, Tensor], *, split: str) -> Tensor:
-        """Return the outputs [N, ...] of a trained model on the validation or test examples, in order."""
+        """Return the outputs [N, ...] of a trained model on the validation or test examples, in order, on the CPU.
+
+        Defined by tasks whose runs can choose a set of networks.
+        """
         raise NotImplementedError
 
     def test(self, graph: Any, *, seed: int) -> float | None:

@@ -158,26 +158,14 @@ class TensorTask(GFNTask):
         for graph, training in zip(graphs, trainings, strict=True):
             yield training if isinstance(training, Exception) else TensorTraining(self, graph, training)
 
-    @property
-    def gives_outputs(self) -> bool:
-        """Whether each example has one prediction, and no subclass has another evaluation."""
-        targets = self.train.targets
-        return type(self).evaluate is TensorTask.evaluate and (targets.ndim == 1 or not is_classification(targets))
-
-    def full_trainings(self, graphs: Sequence[Any], *, seeds: Sequence[int]) -> Iterator[CandidateTraining | Exception]:
-        """Yield the trainings that `evaluate` scores."""
-        trainings = self._continued_many([Start(*start) for start in zip(graphs, seeds, strict=True)], self._full)
-        for graph, training in zip(graphs, trainings, strict=True):
-            yield training if isinstance(training, Exception) else TensorTraining(self, graph, training)
-
     @torch.inference_mode()
     def outputs(self, graph: Any, weights: Mapping[str, torch.Tensor], *, split: str) -> torch.Tensor:
         """Return the outputs [N, ...] of a model with these weights on a split, on the CPU."""
         with seeded(0):
-            model = self.build_model(graph).to(self.device)
+            model = self.build_model(graph).to(self.device).eval()
             model.load_state_dict(weights)
             batches = getattr(self.splits_in_use, split).in_order()
-            return torch.cat([outputs_of(model.eval(), inputs) for inputs, _ in batches]).float().cpu()
+            return torch.cat([outputs_of(model, inputs) for inputs, _ in batches]).float().cpu()
 
     def test(self, graph: Any, *, seed: int) -> float:
         """Return the test score of the model that `evaluate` scored, trained again from the same seed."""
@@ -233,7 +221,7 @@ class TensorTask(GFNTask):
         metrics = {f"validation_{self.measure.metric.name}": training.values[-1], "train_loss": training.train_loss}
         metric = fmean(training.values[-self._evaluation.training.score_epochs :])
         measured = {name: self._measured(name, candidate, training.model, metric) for name in self.measured_objectives}
-        return Score(self.value(quality, size), size, metrics | measured)
+        return Score(self.value(quality, size), size, metrics | measured, training.model)
 
     def quality(self, values: Sequence[float]) -> float:
         """Return the mean score of the last `score_epochs` values of the validation metric."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from math import inf
 from statistics import fmean
 from typing import Any, cast
@@ -24,19 +23,27 @@ from gflownet.evaluation.job import Request
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.sets import WEIGHTS_NAME, WeightFolder, calibration, figures_of, greedy, loss_of, predicted
 from gflownet.evaluation.store_rows import EvaluationRecord, Identity
+from gflownet.evaluation.task import GFNTask
 from gflownet.evaluation.tensor_task import TensorTask
 from gflownet.files import sealed
 from gflownet.report.architectures import SET_NAME, entry_of
 from gflownet.run.parts import Parts
 from gflownet.run.run import Run
 
-_ROW = Mapping[str, Any]  # a row of the table: name, numbers of networks and parameters, test figures
+_Row = dict[str, Any]  # key, name, number of parameters and test figures of a set or network
+_NAMES = {
+    "accuracy": "accuracy",
+    "log_loss": "log loss",
+    "calibration_error": "calibration error",
+    "r2": "R²",
+    "mse": "mse",
+}
 
 
 def kept_weights(parts: Parts, run: Run) -> WeightFolder | None:
     """Return the folder of the weights that a run keeps, None without a set."""
     options, task = parts.config.final, parts.task
-    if not (options.set and parts.plan.num_final and task.gives_outputs):
+    if not (options.set and parts.plan.num_final) or type(task).outputs is GFNTask.outputs:
         return None
     cap = options.set_parameters or inf
     return WeightFolder(
@@ -53,7 +60,7 @@ def with_set(parts: Parts, evaluator: Dispatcher, run: Run, final: FinalStage) -
     if not parts.config.final.set or run.is_stopped:
         return final
     if evaluator.weights is None:
-        line = f"no set of networks: task={parts.config.task} gives no outputs of trained modules"
+        line = f"no set of networks: task={parts.config.task} gives no trained modules"
     else:
         dispatcher = parts.build_evaluator(NoStore(), evaluator.executor, stopped=lambda: run.is_stopped)
         try:
@@ -75,53 +82,62 @@ class _Choice:
     weights: WeightFolder
     dispatcher: Dispatcher
     final: FinalStage
-    test: Mapping[Identity, Tensor] = field(default_factory=dict)  # predictions of the compared trainings
 
     def write(self) -> str:
         """Write set.json with the weights of its members, log the figures, and return the line about them."""
-        rows = [row for row in self.run.store if row.run == self.parts.run_id and self.weights.path(row).exists()]
-        rows.sort(key=lambda row: (row.seed, row.key, row.fidelity))
-        own, random = ([row for row in rows if (row.seed >= RANDOM_REPEAT) == wanted] for wanted in (False, True))
-        values = self._predictions(rows, "validation")
-        chosen, random_set = self._chosen(own, values), self._chosen(random, values)
-        if not chosen:
-            return f"no set of networks: none of {len(own)} with kept weights has {self._max_parameters:,} parameters"
-        small = [row for row in own if row.identity in values and _size([row]) <= _size(chosen)]
-        targets = self._task.validation.targets
-        single = min(small, key=lambda row: loss_of(values[row.identity], targets))
-        best = [row for row in own if row.key == self.final.top[0].record.key and row.seed]
+        parts, task = self.parts, cast(TensorTask, self.parts.task)
+        rows = [row for row in self.run.store if row.run == parts.run_id and self.weights.path(row).exists()]
+        if not rows:
+            return f"no set of networks: task={parts.config.task} gave no trained modules{self._limit}"
+        values = self._predictions(rows, "validation", task.validation.targets)
+        rows = sorted((row for row in rows if row.identity in values), key=lambda row: row.identity)
+        own, random = ([row for row in rows if (row.seed >= RANDOM_REPEAT) == is_random] for is_random in (False, True))
+        if not (chosen := self._chosen(own, values, task.validation.targets)):
+            return f"no set of networks: no outputs of trained modules{self._limit}"
+        losses = {row.identity: loss_of(values[row.identity], task.validation.targets) for row in own}
+        single = min((row for row in own if _size([row]) <= _size(chosen)), key=lambda row: losses[row.identity])
+        top = self.final.top if self.final.sizes else self.final.top[:1]  # with caps, those of each cap
+        first = max(top, key=lambda each: each.mean).record
+        length = self.final.fidelity or 0
+        best = [row for row in own if row.seed and row.key == first.key and row.fidelity == length]
         compared = {
-            f"a set of {len(chosen)}": chosen,
-            "best alone": best,
-            f"its {counted(len(best), 'seed')} averaged": best,
-            "random's set": random_set,
-            "a single network of at most that size": [single],
+            ("set", f"a set of {len(chosen)}"): chosen,
+            ("best_alone", "best alone"): best,
+            ("best_seeds", f"its {counted(len(best), 'seed')} averaged"): best,
+            ("random_set", "random's set"): self._chosen(random, values, task.validation.targets),
+            ("best_single", "the best single network of at most that size"): [single],
         }
-        self.test = self._predictions(
-            {row.identity: row for each in compared.values() for row in each}.values(), "test"
-        )
-        table = [self._row(name, members) for name, members in compared.items() if members]
-        self._write(chosen, table, best)
+        different = {row.identity: row for members in compared.values() for row in members}
+        test = self._predictions(list(different.values()), "test", task.test_split.targets)
+        table = [
+            {"key": key, "name": name, "num_parameters": _size(members[:1] if key == "best_alone" else members)}
+            | _figures([test[row.identity] for row in members], task.test_split.targets, is_mean=key != "best_alone")
+            for (key, name), members in compared.items()
+            if members
+        ]
+        self._write_members(chosen, table, has_classes="accuracy" in table[0])
+        numbers = {f"set/{row['key']}/{name}": row[name] for row in table for name in _NAMES if name in row}
+        self.run.logger.summarise(numbers | {"set/num_parameters": _size(chosen)})
         return _line(table, num_different=len({row.identity for row in chosen}))
 
     @property
-    def _task(self) -> TensorTask:
-        return cast(TensorTask, self.parts.task)
+    def _cap(self) -> int:
+        return self.parts.config.final.set_parameters
 
     @property
-    def _max_parameters(self) -> float:
-        return self.parts.config.final.set_parameters or inf
+    def _limit(self) -> str:
+        return f" within final.set_parameters={self._cap}" if self._cap else ""
 
-    def _predictions(self, rows: Any, split: str) -> dict[Identity, Tensor]:
+    def _predictions(self, rows: Sequence[EvaluationRecord], split: str, targets: Tensor) -> dict[Identity, Tensor]:
         """Return the predictions of trainings on a split by their models in the executor; none of a failed one."""
-        from_dict, targets = self.parts.env.terminal_type.from_dict, getattr(self._task.splits_in_use, split).targets
+        from_dict = self.parts.env.terminal_type.from_dict
         requests = [
             Request(
                 from_dict(json.loads(row.graph)),
                 repeat=row.seed,
                 fidelity=row.fidelity or None,
+                training=self.weights.path(row).read_bytes(),
                 split=split,
-                weights=self.weights.path(row).read_bytes(),
             )
             for row in rows
         ]
@@ -129,69 +145,25 @@ class _Choice:
         outputs = {each.request.identity: each.outcome.outputs for each in tickets if each.outcome is not None}
         return {key: predicted(torch.from_numpy(o), targets) for key, o in outputs.items() if o is not None}
 
-    def _chosen(self, rows: Sequence[EvaluationRecord], values: Mapping[Identity, Tensor]) -> list[EvaluationRecord]:
-        rows = [row for row in rows if row.identity in values]
-        places = greedy(
-            [values[row.identity] for row in rows],
-            self._task.validation.targets,
-            [_size([row]) for row in rows],
-            size=self.parts.config.final.set,
-            max_parameters=self._max_parameters,
-        )
-        return [rows[place] for place in places]
+    def _chosen(
+        self, rows: Sequence[EvaluationRecord], values: Mapping[Identity, Tensor], targets: Tensor
+    ) -> list[EvaluationRecord]:
+        predictions, sizes = [values[row.identity] for row in rows], [_size([row]) for row in rows]
+        size = self.parts.config.final.set
+        return [rows[k] for k in greedy(predictions, targets, sizes, size=size, max_parameters=self._cap or inf)]
 
-    def _row(self, name: str, members: Sequence[EvaluationRecord]) -> _ROW:
-        """Return a row of the table: figures of the averaged predictions; of "best alone", the mean of its seeds."""
-        targets, values = self._task.test_split.targets, [self.test[row.identity] for row in members]
-        if name == "best alone":
-            each, members = [figures_of(value, targets) for value in values], members[:1]
-            figures = {metric: fmean(row[metric] for row in each) for metric in each[0]}
-        else:
-            figures = figures_of(torch.stack(values).mean(0), targets)
-        return {"name": name, "num_parameters": _size(members), **figures}
-
-    def _write(
-        self, chosen: Sequence[EvaluationRecord], table: Sequence[_ROW], best: Sequence[EvaluationRecord]
-    ) -> None:
-        run, task, targets = self.run, self._task, self._task.test_split.targets
+    def _write_members(self, chosen: Sequence[EvaluationRecord], table: Sequence[_Row], *, has_classes: bool) -> None:
+        task, folder, from_dict = self.parts.task, self.run.folder, self.parts.env.terminal_type.from_dict
         rows = list({row.identity: row for row in chosen}.values())
-        graphs = [self.parts.env.terminal_type.from_dict(json.loads(row.graph)) for row in rows]
-        entry = partial(entry_of, run.folder.path, task=task, write=run.folder.write)
-        members = [
-            entry(
-                TopArchitecture(row, weights=load(self.weights.path(row).read_bytes())),
-                *(None,),
-                rank=rank,
-                name=f"set_{rank}",
-                graph=graph,
-                settings=settings,
-            )
-            | {"weight": chosen.count(row) / len(chosen)}
-            for rank, (row, graph, settings) in enumerate(zip(rows, graphs, task.settings(graphs), strict=True))
-        ]
-        has_classes = not targets.is_floating_point()
-        bins = {"set": chosen, "best alone": best[:1]} if has_classes else {}
-        curves = {
-            name: calibration(torch.stack([self.test[row.identity] for row in each]).mean(0), targets)
-            for name, each in bins.items()
-            if each
-        }
-        content = {
-            "has_classes": has_classes,
-            "members": [*map(sealed, members)],
-            "table": table,
-            "calibration": curves,
-        }
-        run.folder.write(run.folder.path / SET_NAME, json.dumps(sealed(content), indent=1) + "\n")
-        names = ("set", "best_alone", "best_seeds", "random_set", "best_single")
-        run.logger.summarise(
-            {
-                f"{name}_{metric}": value
-                for name, row in zip(names, table, strict=False)
-                for metric, value in row.items()
-                if metric != "name"
-            }
-        )
+        graphs = [from_dict(json.loads(row.graph)) for row in rows]
+        members = []
+        for rank, (row, graph, settings) in enumerate(zip(rows, graphs, task.settings(graphs), strict=True)):
+            trained = TopArchitecture(row, weights=load(self.weights.path(row).read_bytes()))
+            described: Any = {"graph": graph, "settings": settings, "task": task, "write": folder.write}
+            entry = entry_of(folder.path, trained, None, rank=rank, name=f"set_{rank}", **described)
+            members.append(sealed(entry | {"seed": row.seed, "weight": chosen.count(row) / len(chosen)}))
+        content = {"has_classes": has_classes, "members": members, "table": table}
+        folder.write(folder.path / SET_NAME, json.dumps(sealed(content), indent=1) + "\n")
 
 
 def _size(rows: Sequence[EvaluationRecord]) -> int:
@@ -199,11 +171,19 @@ def _size(rows: Sequence[EvaluationRecord]) -> int:
     return sum({row.identity: row.num_parameters or 0 for row in rows}.values())
 
 
-def _line(table: Sequence[_ROW], *, num_different: int) -> str:
+def _figures(values: Sequence[Tensor], targets: Tensor, *, is_mean: bool) -> _Row:
+    """Return the figures of the mean of predictions, or their mean figures and the calibration of the first."""
+    each = [torch.stack([*values]).mean(0)] if is_mean else values
+    figures = [figures_of(value, targets) for value in each]
+    means = {name: fmean(row[name] for row in figures) for name in figures[0]}
+    return means if targets.is_floating_point() else means | {"calibration": calibration(each[0], targets)}
+
+
+def _line(table: Sequence[_Row], *, num_different: int) -> str:
+    """Return the first two figures of all rows, with the names of the first."""
     first, *others = table
-    shown = [key for key in first if key not in ("name", "num_parameters", "calibration_error")]
-    words = {key: "R²" if key == "r2" else key.replace("_", " ") for key in shown}
-    figures = ", ".join(f"{words[key]} {first[key]:.4g}" for key in shown)
-    size = f"{counted(num_different, 'distinct network')}, {first['num_parameters']:,} parameters"
-    rest = "".join(f"; {row['name']} {', '.join(f'{row[key]:.4g}' for key in shown)}" for row in others)
+    shown = [name for name in _NAMES if name in first][:2]
+    figures = ", ".join(f"{_NAMES[name]} {first[name]:.4g}" for name in shown)
+    size = f"{counted(num_different, 'distinct network')}, {counted(first['num_parameters'], 'parameter')}"
+    rest = "".join(f"; {row['name']} {', '.join(f'{row[name]:.4g}' for name in shown)}" for row in others)
     return f"{first['name']} ({size}): {figures}{rest}"

@@ -98,7 +98,7 @@ def _traceable(model: TranslatedModel | ModelSet, batch_size: int) -> tuple[nn.M
 
 def _free_batch(module: nn.Module, example: tuple[Tensor, ...]) -> tuple[object, ...]:
     batch = {0: Dim("batch")}
-    if isinstance(module, StepModule):
+    if isinstance(module, StepModule | ModelSet):  # forward(*inputs)
         return (tuple(batch for _ in example),)
     return tuple(batch for _ in example)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,8 +26,8 @@ class ModelSet(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the outputs of independent examples."""
-        outputs = torch.stack([_first(each)(*inputs) for each in self.members])  # [M, B, ...]
-        weights = self.weights.to(outputs)[:, None, None]
+        outputs = torch.stack([getattr(each, "first_step", each)(*inputs) for each in self.members])  # [M, B, ...]
+        weights = self.weights.to(outputs).view(-1, *[1] * (outputs.ndim - 1))
         if self.has_classes:
             return (outputs.log_softmax(-1) + weights.log()).logsumexp(0)
         return (weights * outputs).sum(0)
@@ -38,19 +37,10 @@ class ModelSet(nn.Module):
         """The columns of a table, None for other data."""
         return getattr(self.members[0], "columns", None)
 
-    def predict(self, rows: Any) -> np.ndarray:
-        """Return the classes or numbers [B] of raw rows of a table, see `TranslatedModel.predict`."""
-        return TranslatedModel.predict(self, rows)
-
-    first_step = forward
+    first_step, predict = forward, TranslatedModel.predict
 
     def pure_module(self) -> nn.Module:
-        """Return this module. Raises UserError for networks with state, or of a function of the user."""
-        for each in self.members:
-            if not isinstance(each, TranslatedModel) or each.plan.slots:
-                raise UserError(
-                    f"to_onnx: expected a set of translated networks without state, got {type(each).__name__}"
-                )
+        """Return this module."""
         return self
 
     def pure_arguments(self, batch_size: int) -> tuple[Tensor, ...]:
@@ -58,17 +48,12 @@ class ModelSet(nn.Module):
         return self._translated.pure_arguments(batch_size)
 
     def pure_names(self) -> tuple[list[str], list[str]]:
-        """Return the names of the inputs and of the output."""
+        """Return the names of the inputs and of the output. Raises UserError for networks with state, or modules."""
         return self._translated.pure_names()
 
     @property
     def _translated(self) -> TranslatedModel:
-        self.pure_module()
-        (first, *_) = self.members
-        assert isinstance(first, TranslatedModel)
-        return first
-
-
-def _first(member: nn.Module) -> Any:
-    """Return the function of a network for independent examples."""
-    return member.first_step if isinstance(member, TranslatedModel) and member.plan.slots else member
+        for each in self.members:
+            if not isinstance(each, TranslatedModel) or each.plan.slots:
+                raise UserError(f"expected a set of translated networks without state, got {type(each).__name__}")
+        return cast(TranslatedModel, self.members[0])

@@ -140,13 +140,14 @@ def score_of(outcome: Outcome) -> Score:
 
 
 def without_seconds(outcome: Outcome) -> tuple:
-    return outcome.status, outcome.score, outcome.curve, outcome.error, outcome.test
+    return outcome.status, outcome.score, outcome.curve, outcome.error, outcome.test, outcome.weights
 
 
 @pytest.mark.parametrize("executor", ["pool", pytest.param("slots", marks=pytest.mark.slow), "ray"], indirect=True)
 def test_outcomes_equal_those_of_inline(executors, executor):
     graphs = [classifier_graph((size, name)) for size in SIZES for name in ("relu", "tanh")]
-    jobs = [Job(tuple(graphs[i : i + 2]), tuple(range(i, i + 2)), tests=True) for i in range(0, len(graphs), 2)]
+    pairs = [(tuple(graphs[i : i + 2]), tuple(range(i, i + 2))) for i in range(0, len(graphs), 2)]
+    jobs = [Job(*pair, tests=True, returns_weights=True) for pair in pairs]
     expected = finished(executors["inline"], jobs)
     outcomes = finished(executor, jobs)
     assert [[without_seconds(each) for each in job] for job in outcomes] == [
@@ -154,6 +155,13 @@ def test_outcomes_equal_those_of_inline(executors, executor):
     ]
     assert {outcome.status for job in outcomes for outcome in job} == {OK}
     assert len({score_of(outcome).value for job in outcomes for outcome in job}) > 1
+    # Their kept weights give the predictions that were scored.
+    trained = [tuple(outcome.weights for outcome in job) for job in outcomes]
+    split = [Job(*pair, trainings=each, split="validation") for pair, each in zip(pairs, trained, strict=True)]
+    targets = DigitsTask(cast(Any, CONFIG)).validation.targets.numpy()
+    for job, scored in zip(finished(executor, split), outcomes, strict=True):
+        accuracies = [(cast(Any, outcome.outputs).argmax(1) == targets).mean() for outcome in job]
+        assert accuracies == pytest.approx([score_of(outcome).value for outcome in scored])
 
 
 def test_seeds_decide_random_numbers(executors, executor):

@@ -43,6 +43,7 @@ from gflownet.report.page.sections import (
     failure_section,
     front_section,
     reference_section,
+    set_section,
     time_section,
 )
 from gflownet.report.verdict import spent_on
@@ -183,6 +184,7 @@ def sections_of(run: RunData) -> Sequence[Section]:
         ("front", "Pareto front", "Pareto front", front_section),
         ("best", "Best architectures", "Best", best_section),
         ("references", "Against references", "References", reference_section),
+        ("set", "A set of networks", "Set", set_section),
         ("curves", "Progress", "Progress", curves_of),
         (
             *("certificate", "Does it sample in proportion to the reward?", "Certificate"),

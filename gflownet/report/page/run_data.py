@@ -47,6 +47,7 @@ class RunData:
     front: Sequence[Mapping[str, Any]]  # pareto_front.json; empty with one objective, or before the end
     certificate: Mapping[str, Any] | None
     sampler: str  # of a search, in words; empty: none
+    set_of_networks: Mapping[str, Any]  # set.json; empty without one
     problems: Sequence[str] = field(default=())  # missing and damaged files, a line each
 
     def option(self, key: str) -> Any:
@@ -214,6 +215,7 @@ def read_run(folder: Path) -> RunData:
         front=listed("pareto_front.json", is_needed=False),
         certificate=certificate if isinstance(certificate, dict) else None,
         sampler=str(sampler.get("words") or "") if isinstance(sampler, dict) else "",
+        set_of_networks=mapping_of(_json(folder / "set.json", problems)),
         problems=[masked(problem) for problem in problems],
     )
 

@@ -16,7 +16,7 @@ from gflownet.evaluation.store_rows import EvaluationRecord, EvaluationStatus, f
 from gflownet.metrics.statistics import Interval, non_dominated
 from gflownet.pictures.bar_charts import Bar, Estimate, bar_chart, interval_chart
 from gflownet.pictures.chart import Chart, Table, duration_text, number_text
-from gflownet.pictures.line_charts import Highlight, scatter_chart
+from gflownet.pictures.line_charts import Highlight, Line, line_chart, scatter_chart
 from gflownet.report.page.best import Ranked, score_words, table_of
 from gflownet.report.page.drawings import drawing_of
 from gflownet.report.page.overview import has_search_method
@@ -77,6 +77,33 @@ def _estimate(side: Side, entry: Mapping[str, Any], *, href: str = "") -> Estima
     cells = [score_words(entry.get("test_score"), None), size]
     name = side.name.capitalize() if href else ", ".join(filter(None, (side.name, side.measure)))
     return Estimate(name, side.mean, low, high, cells=cells, is_marked=bool(href), href=href)
+
+
+_FIGURES = ("accuracy", "log_loss", "calibration_error", "r2", "mse")
+
+
+def set_section(run: RunData) -> tuple[Table, Sequence[Chart], str] | None:
+    """Return test figures of the set of networks and of others, its reliability, and how to load it; None without."""
+    rows = run.set_of_networks.get("table")
+    if not rows:
+        return None
+    shown = [name for name in _FIGURES if name in rows[0]]
+    cells = [[row["name"], f"{row['num_parameters']:,}", *(number_text(row[name]) for name in shown)] for row in rows]
+    lines = [
+        Line(row["name"], *zip(*((sure, right) for sure, right, _ in row["calibration"]), strict=True))
+        for row in rows[:2]
+        if "calibration" in row
+    ]
+    chart = line_chart(
+        "set-reliability",
+        "Reliability: accuracy of the predictions with a confidence",
+        [*lines, Line("a calibrated network", (0.0, 1.0), (0.0, 1.0))] if lines else (),
+        x_label="confidence",
+        y_label="accuracy",
+    )
+    table = Table(("of the test data", "parameters", *(name.replace("_", " ") for name in shown)), cells)
+    load = f'import gflownet; model = gflownet.load("{run.folder}", set=True)'
+    return table, [] if chart is None else [chart], load
 
 
 # Architectures of the front that are listed and drawn.
