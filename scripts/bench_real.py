@@ -252,7 +252,7 @@ def trainings_of(problem: str, side: str, num: int, *, is_front: bool = False) -
 def interval_of(values: Sequence[float]) -> tuple[float, float]:
     """Return the interval of 95 % of a mean."""
     half = student.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    return mean(values) - half, mean(values) + half
+    return float(mean(values) - half), float(mean(values) + half)
 
 
 def _job(path: Path, problem: str, side: str, seed: int, num_trainings: int, is_front: bool) -> None:
