@@ -101,6 +101,7 @@ def test_front_is_above_others_by_intervals(random, holds) -> None:
     assert [(row.goal, row.holds) for row in rows if "above" in row.name] == [("interval > 0", holds), ("", True)]
     assert [(row.value, row.holds) for row in front_rows(rows, 5)] == [(4 + holds, True)]
     assert not [*front_rows(rows, 4)]
+    assert {type(row.holds) for row in rows} == {bool}, "as JSON needs"
 
 
 @pytest.mark.parametrize("seed", range(3))

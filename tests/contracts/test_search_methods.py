@@ -141,7 +141,12 @@ def test_search_ends_when_the_space_is_exhausted(method, monkeypatch):
 
 
 def test_asynchronous_search_spends_its_budget_on_candidates_that_are_not_refused(method, tmp_path):
-    options = ("asynchronous.max_in_flight=4", "search.batch_size=2", "budget.evaluations=12")
+    options = (
+        "asynchronous.max_in_flight=4",
+        "search.batch_size=2",
+        "budget.evaluations=12",
+        "search.train_sampler=false",
+    )
     trainer = searching(method, *options, *STATUSES)
     loop = loop_of(trainer)
     with dispatcher(trainer, tmp_path) as evaluator:
