@@ -26,6 +26,7 @@ SURROGATE = (
     "search.batch_size=4",
     "search.num_initial=8",
     "budget.evaluations=20",
+    "search.sampler.num_verified=8",
 )
 
 
