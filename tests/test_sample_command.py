@@ -118,7 +118,7 @@ def _automorphisms(graph: dict[str, Any]) -> int:
 def test_table(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run_folder), "--num", "4"]) == 0
     header, *rows, last = capsys.readouterr().out.splitlines()
-    assert header.split() == ["hash", "score", "predicted", "log", "R(x)", "log", "p(x)", "log", "P_F", "log", "P_B", "beta"]
+    assert header.split() == ["hash", "score", "predicted", "log", "R(x)", "log", "p(x)", "log", "P_F", "log", "P_B"]
     assert len(rows) == 4
     assert last.startswith("4 graphs, ")
     assert max(map(len, [header, *rows, last])) <= 80

@@ -26,6 +26,7 @@ SURROGATE = (
     "search.batch_size=4",
     "search.num_initial=8",
     "budget.evaluations=20",
+    "search.sampler.num_verified=8",
 )
 
 
@@ -97,6 +98,7 @@ def test_samples_are_new_and_the_best_by_prediction(finished):
     with closing(sqlite3.connect(finished / STORE_NAME)) as database:
         known = {graph_hash for (graph_hash,) in database.execute("SELECT hash FROM evaluations")}
     restored = restore(finished)
+    assert restored.predict is not None
     (best,), (raw,) = (list(restored.batches(num, seed=1, varied=num > 8)) for num in (8, 256))
     hashes, varied = ([graph.canonical_hash() for graph in restored.graphs(batch)] for batch in (best, raw))
     assert set(varied) & known, "else nothing would be left out"

@@ -81,11 +81,11 @@ def rolled_back(
 ) -> TrajectoryBatch:
     """Return `num` trajectories into each terminal state [X] under its conditioning, with log P_B of the policy."""
     index = torch.arange(len(states)).repeat_interleave(num)
-    learned = cast(AnswersBothWays, policy) if context.backward_types else None
+    learned = policy if context.backward_types else None
     batch = sample_backward(
         context, states[index], conditioning=conditioning[index], generator=generator, policy=learned
     )
-    return batch if learned is None else with_learned_backward(context, learned, batch)
+    return batch if learned is None else with_learned_backward(context, cast(AnswersBothWays, policy), batch)
 
 
 def terminating_log_prob(log_ratios: Tensor, log_symmetry: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from gflownet.cli.sample_records import SampleRecord, TerminatingProbability
     from gflownet.run.sampling import RestoredPolicy
 
-_COLUMNS = ("hash", "score", "predicted", "log R(x)", "log p(x)", "log P_F", "log P_B", "beta")
-_KEYS = ("score", "predicted", "log_reward", "log_prob", "log_forward", "log_backward", "beta")
+_COLUMNS = ("hash", "score", "predicted", "log R(x)", "log p(x)", "log P_F", "log P_B")
+_KEYS = ("score", "predicted", "log_reward", "log_prob", "log_forward", "log_backward")
 _HASH_LENGTH, _WIDTH = 11, 10  # as gflownet store shows a hash
 
 

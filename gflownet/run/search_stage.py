@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -280,17 +280,17 @@ def sampler_training(parts: Parts, *, on_skip: OnSkip) -> Iterator[dict[str, flo
     def generator(*stream: int) -> torch.Generator:
         return torch.Generator().manual_seed(stream_seed(config.seed, SAMPLER_STREAM, *stream))
 
-    chooses_beta = {**config.cond.temperature} == asdict(TemperatureConfig())
+    chooses_beta = dict(cast(Mapping[str, Any], config.cond.temperature)) == asdict(TemperatureConfig())
     parts.progress.samples = StepSamples()
     target = SamplerTarget(search.method.setup, search.score_model(), chooses_beta=chooses_beta, generator=generator())
     for phase, (learner, num) in enumerate(parts.build_sampler_learners()):
         learner.on_skip = on_skip
         policy, sampled, of_samples = AmortisedPolicy(parts.context, learner), None, dict[str, float]()
         for metrics in policy.train(num, target, partial(generator, phase)):
-            if policy.sampled is not sampled:
+            if policy.sampled is not None and policy.sampled is not sampled:
                 sampled = policy.sampled
                 of_samples = sample_metrics(policy, target)
-                parts.progress.samples = StepSamples.of(log_rewards=policy.sampled.log_reward.tolist())
+                parts.progress.samples = StepSamples.of(log_rewards=sampled.log_reward.tolist())
             if metrics and learner.objective.imitates:
                 yield {f"likelihood_{name}": value for name, value in metrics.items()}
             elif metrics:

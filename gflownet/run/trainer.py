@@ -6,11 +6,11 @@ import copy
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -203,7 +203,9 @@ class GFNTrainer:
             (MaxLikelihood(self.context, config.algo), options.num_likelihood_updates, LIKELIHOOD_RATE),
             (self.objective, options.num_updates, OBJECTIVE_RATE),
         ):
-            opt = OptimizerConfig(**{**config.opt, "learning_rate": rate, "schedule": "linear", "warmup": 0})
+            opt = OptimizerConfig(
+                **{**cast(Mapping[str, Any], config.opt), "learning_rate": rate, "schedule": "linear", "warmup": 0}
+            )
             updates = LearnerOptions(num_steps=num, merge_isomorphic=config.algo.merge_isomorphic)
             learner = Learner(self.policy, objective, self.context, config=opt, options=updates, device=self.device)
             learners.append((learner, num))

@@ -61,7 +61,7 @@ class ScoreModel:
 def quality_column(task: GFNTask) -> int | None:
     """Return the position of the objective that is the score under a limit, None without limit or objectives."""
     metric = task.config.cond.limit.metric
-    sizes = {"parameters": {"parameters"}, "multiply_adds": {"flops"}}.get(metric, set())
+    sizes = {"parameters"} if metric == "parameters" else {"flops"}
     positions = [place for place, name in enumerate(task.chosen_objectives) if name not in sizes]
     return positions[0] if metric is not None and positions else None
 

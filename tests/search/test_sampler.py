@@ -90,7 +90,7 @@ def test_pool_has_known_random_and_mutated_candidates_once():
 def test_predictions_stay_within_the_range_of_scores():
     trainer = searched()
     method, history = method_of(trainer)
-    sums = [sum(trainer.env.terminal(history.states, place).values) for place in range(len(history))]
+    sums = [sum(cast(Any, trainer.env.terminal(history.states, place)).values) for place in range(len(history))]
     history.measured[:] = [min(1.0, 0.2 + 0.2 * total) for total in sums]
     space = enumerate_states(trainer.env)
     scores = ScoreModel(method.setup, len(history))(space.states[space.terminal])

@@ -42,6 +42,7 @@ def macro(tmp_path_factory) -> tuple[str, ...]:
     return (
         *("task=cells", "env.name=cells", "env.cells.name=nb_macro", f"task_options.table={table}"),
         *("task_options.column=mean", "search.method=surrogate", "search.batch_size=4", "budget.evaluations=60"),
+        "search.sampler.num_verified=0",
     )
 
 
