@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gflownet.certificate.estimates import (
+    NUM_ROLLOUTS,
     CheckedStates,
     certify_by_estimates,
     certify_exactly,
@@ -93,7 +94,6 @@ class Enumeration:
         return policy_log_prob(graph, forward_scores(self._subject.context, policy, conditioning.encoding[0]))
 
 
-NUM_ROLLOUTS = 10  # backward trajectories from each state with an estimated p(x)
 _RANDOM_SHARE = 4  # one random walk for this many trajectories of the policy
 
 

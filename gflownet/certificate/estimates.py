@@ -34,6 +34,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.metrics.statistics import Interval, bootstrap, pearson, spearman
 
+NUM_ROLLOUTS = 10  # backward trajectories from each state with an estimated p(x)
 _CHUNK = 256  # trajectories evaluated at once, to bound memory
 
 

@@ -50,8 +50,8 @@ def sampler_words(parts: Parts, search: SearchLoop, scale: RewardScale, random_s
     predicted.
     """
     # Imported here: it takes a second, which runs without a sampler save.
-    from gflownet.certificate.certify import NUM_ROLLOUTS
     from gflownet.certificate.estimates import (
+        NUM_ROLLOUTS,
         SUBSET_SIZE,
         disjoint_subsets,
         flow_consistency,

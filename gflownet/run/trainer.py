@@ -206,7 +206,7 @@ class GFNTrainer:
             opt = OptimizerConfig(
                 **{**cast(Mapping[str, Any], config.opt), "learning_rate": rate, "schedule": "linear", "warmup": 0}
             )
-            updates = LearnerOptions(num_steps=num, merge_isomorphic=config.algo.merge_isomorphic)
+            updates = LearnerOptions(num_steps=max(num, 1), merge_isomorphic=config.algo.merge_isomorphic)
             learner = Learner(self.policy, objective, self.context, config=opt, options=updates, device=self.device)
             learners.append((learner, num))
         return learners

@@ -30,7 +30,8 @@ _INLINE = ("evaluation.executor=inline", "wandb.mode=disabled", "report.every=nu
 _METHOD = (
     *PLACES,
     *("search.method=surrogate", "search.surrogate.name=tests.search.toy_surrogates:RidgeRegression"),
-    *("search.batch_size=3", "search.num_initial=6", "budget.evaluations=15", "num_training_steps=4"),
+    *("search.batch_size=3", "search.num_initial=6", "budget.evaluations=15"),
+    *("search.sampler.num_likelihood_updates=0", "search.sampler.num_updates=4", "search.sampler.num_verified=0"),
 )
 
 

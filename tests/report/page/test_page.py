@@ -128,7 +128,12 @@ def test_evaluations_and_steps_after_a_resume_agree_everywhere(tmp_path):
     stopped = [record(50 + i, 0.1, assignment_of(x=50 + i), fidelity=4, metrics={"is_stopped": 1.0}) for i in range(2)]
     partial = record(60, 0.1, assignment_of(x=60), fidelity=4)  # continued: a whole evaluation is another row
     status = status_of("completed") | {"plan": plan}
-    options = ["search.method=surrogate", "num_training_steps=3", "budget.evaluations=13"]
+    options = ["search.method=surrogate", "budget.evaluations=13"]
+    options += [
+        "search.sampler.num_likelihood_updates=0",
+        "search.sampler.num_updates=3",
+        "search.sampler.num_verified=0",
+    ]
     folder = write_run(tmp_path, [*choices(10), *stopped, partial], rows=rows, status=status, options=options)
     header = page(folder).sections["header"]
     assert "12 evaluations." in header
