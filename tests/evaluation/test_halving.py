@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -117,6 +118,14 @@ def test_best_of_each_rung_are_trained_on_and_nothing_is_repeated(store):
     assert all(len(row.curve) == (row.fidelity or 9) for row in rows)
     assert all(row.score == pytest.approx(float(row.key) * (row.fidelity or 9)) for row in rows)
     assert sum(map(is_stopped, rows)) == 9
+
+
+def test_only_full_trainings_return_their_weights(store):
+    evaluator, kept = evaluator_of(LineTask(), store), list[tuple[str, int]]()
+    weights: Any = SimpleNamespace(add=lambda record, weights: kept.append((record.key, record.fidelity)))
+    evaluator._dispatcher.weights = weights
+    evaluator.evaluate(candidates(*SLOPES), step=1)
+    assert kept == [("0.09", 0)]
 
 
 def test_stopped_candidate_scores_its_extrapolation_also_when_it_comes_again(store):

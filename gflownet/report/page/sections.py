@@ -89,11 +89,8 @@ def set_section(run: RunData) -> tuple[Table, Sequence[Chart], str] | None:
         return None
     shown = [name for name in _FIGURES if name in rows[0]]
     cells = [[row["name"], f"{row['num_parameters']:,}", *(number_text(row[name]) for name in shown)] for row in rows]
-    lines = [
-        Line(row["name"], *zip(*((sure, right) for sure, right, _ in row["calibration"]), strict=True))
-        for row in rows[:2]
-        if "calibration" in row
-    ]
+    curves = [(row["name"], row["calibration"]) for row in rows[:2] if "calibration" in row]
+    lines = [Line(name, [sure for sure, *_ in bins], [right for _, right, _ in bins]) for name, bins in curves]
     chart = line_chart(
         "set-reliability",
         "Reliability: accuracy of the predictions with a confidence",
