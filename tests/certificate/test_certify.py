@@ -110,7 +110,7 @@ def test_certificate_of_each_cap_is_exact():
         assert has_converged(part)
         assert part.certificate.kind == "exact"
         assert part.certificate.total_variation < 1e-6
-        assert abs(part.certificate.log_z - part.certificate.learned_log_z) < 1e-5
+        assert part.certificate.learned_log_z == pytest.approx(part.certificate.log_z, abs=1e-5)
     terminal = [part.certificate.num_terminal for part in certificate.parts]  # type: ignore[union-attr]
     assert terminal == sorted(set(terminal))
 

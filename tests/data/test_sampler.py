@@ -333,6 +333,7 @@ def test_trajectories_keep_their_limits(name):
     env, generator = LIMITED[name](), torch.Generator().manual_seed(1)
     context, policy = opinionated(env)
     told = limited(env, 256)
+    assert told.limit is not None
     # Equal encodings: masks of equal graphs with other caps differ, and are not shared.
     fresh = sample_forward(context, policy, conditioning=told, generator=generator, random_action_prob=0.3)
     assert torch.equal(fresh.terminal.limit, told.limit)
