@@ -124,16 +124,11 @@ def test_evaluations_and_steps_after_a_resume_agree_everywhere(tmp_path):
         {"step": 7, "loss": 6.0},
         {"step": 8, "loss": 5.0},
     ]
-    plan = {"method": "surrogate", "num_search": 12, "num_final": 1}
+    plan = {"method": "surrogate", "num_search": 12, "num_final": 1, "num_steps": 3}
     stopped = [record(50 + i, 0.1, assignment_of(x=50 + i), fidelity=4, metrics={"is_stopped": 1.0}) for i in range(2)]
     partial = record(60, 0.1, assignment_of(x=60), fidelity=4)  # continued: a whole evaluation is another row
     status = status_of("completed") | {"plan": plan}
     options = ["search.method=surrogate", "budget.evaluations=13"]
-    options += [
-        "search.sampler.num_likelihood_updates=0",
-        "search.sampler.num_updates=3",
-        "search.sampler.num_verified=0",
-    ]
     folder = write_run(tmp_path, [*choices(10), *stopped, partial], rows=rows, status=status, options=options)
     header = page(folder).sections["header"]
     assert "12 evaluations." in header
@@ -238,8 +233,9 @@ def test_search_method_counts_evaluations(tmp_path):
     read = page(folder)
     assert "evaluation 40 of 80" in read.sections["header"]
     assert "uniformly random actions (random)" in read.sections["header"]
-    rows += [{"step": i, "loss": 1.0} for i in range(11, 14)]
-    read = page(write_run(tmp_path / "later", choices(40), rows=rows, status=status_of("failed"), options=options))
+    rows += [{"step": 11, "likelihood_loss": 9.0}, {"step": 12, "loss": 1.0}, {"step": 13, "loss": 1.0}]
+    status = status_of("failed") | {"plan": {"num_steps": 100}}
+    read = page(write_run(tmp_path / "later", choices(40), rows=rows, status=status, options=options))
     assert "step of the sampler 3 of 100" in read.sections["header"]
 
 
