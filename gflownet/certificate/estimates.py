@@ -13,7 +13,6 @@ from typing import cast
 
 import numpy as np
 import torch
-from scipy.special import logsumexp, softmax
 from torch import Tensor
 
 from gflownet.certificate.exact import (
@@ -196,11 +195,11 @@ def _array(values: Tensor) -> np.ndarray:
 
 
 def _log_mean(log_weight: np.ndarray, axis: int) -> np.ndarray:
-    return logsumexp(log_weight, axis=axis) - math.log(log_weight.shape[axis])
+    return torch.from_numpy(log_weight).logsumexp(axis).numpy() - math.log(log_weight.shape[axis])
 
 
 def _reweighted_mean(log_weight: np.ndarray, values: np.ndarray, axis: int) -> np.ndarray:
-    return (softmax(log_weight, axis=axis) * values).sum(axis)
+    return (torch.from_numpy(log_weight).softmax(axis).numpy() * values).sum(axis)
 
 
 def _slope(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:

@@ -49,6 +49,10 @@ class TopArchitecture:
         return math.fsum(tests) / len(tests) if tests else None
 
 
+# Without final.caps, finalists are chosen up to these shares of the largest size.
+SHARES = (0.125, 0.25, 0.5, 1.0)
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Caps of a metric, each with finalists of its own: those above the cap before."""
@@ -64,6 +68,13 @@ class Sizes:
         """Return the first of ranked architectures at or below a cap with trainings, none of them failed."""
         fitting = (each for each in architectures if each.record.metrics[self.metric] <= cap)
         return next((each for each in fitting if each.scores and not each.errors), None)
+
+
+def capped_objective(task: GFNTask) -> str:
+    """Return the cost of two objectives of which the other is the score; empty for others."""
+    directions = task.directions()
+    costs = [name for name, direction in directions.items() if direction == "min"]
+    return costs[0] if len(directions) == 2 and len(costs) == 1 and task.score_name in directions else ""
 
 
 @dataclass(frozen=True)

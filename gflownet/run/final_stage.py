@@ -18,12 +18,14 @@ from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError, S
 from gflownet.evaluation.evaluator import best_within, exceeded, utilities_of
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.final import (
+    SHARES,
     Finalists,
     FinalStage,
     FinalTrainings,
     NoStore,
     Sizes,
     TopArchitecture,
+    capped_objective,
     with_test_scores,
 )
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, num_finalists, shrunk, spread_of
@@ -40,8 +42,6 @@ from gflownet.workers.process import stream_seed
 
 # The first guess of the noise without a model: this share of the variance of scores.
 _NOISE_SHARE = 0.5
-# Without final.caps, finalists are chosen up to these shares of the largest size.
-_SHARES = (0.125, 0.25, 0.5, 1.0)
 # In a small space most samples are known or refused: times that more of them are drawn.
 _MAX_DRAWS = 4
 
@@ -139,15 +139,11 @@ def sizes_of(parts: Parts, records: Sequence[EvaluationRecord]) -> Sizes | None:
 
     None, too, where every row is above the largest cap.
     """
-    directions, caps = parts.task.directions(), tuple(sorted(map(float, parts.config.final.caps)))
-    costs = [name for name, direction in directions.items() if direction == "min"]
-    if len(directions) != 2 or len(costs) != 1 or parts.task.score_name not in directions:
+    caps, metric = tuple(sorted(map(float, parts.config.final.caps))), capped_objective(parts.task)
+    values = [record.metrics[metric] for record in records] if metric else []
+    if not values or (caps and min(values) > caps[-1]):
         return None
-    values = [record.metrics[costs[0]] for record in records]
-    largest = max(values)
-    if caps and min(values) > caps[-1]:
-        return None
-    return Sizes(costs[0], caps or tuple(dict.fromkeys(_rounded_up(largest * share) for share in _SHARES)))
+    return Sizes(metric, caps or tuple(dict.fromkeys(_rounded_up(max(values) * share) for share in SHARES)))
 
 
 def _rounded_up(value: float) -> float:

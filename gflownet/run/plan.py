@@ -13,6 +13,7 @@ from gflownet.errors import counted
 from gflownet.evaluation.budget import Reserve
 from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.executors.choice import places
+from gflownet.evaluation.final import SHARES, capped_objective
 from gflownet.evaluation.task import GFNTask
 
 # Largest number of trainings of the random reference, unless final.num_random names one.
@@ -125,7 +126,8 @@ def plan_of(config: Config, task: GFNTask, method: MethodClass | None, *, reason
         reason: of search.method=auto.
     """
     final, num = config.final, config.budget.evaluations
-    most = final.top * final.num_seeds if task.is_noisy else 0
+    num_ranges = len(final.caps or SHARES) if capped_objective(task) else 1
+    most = num_ranges * final.top * final.num_seeds if task.is_noisy else 0
     if num:
         num_search, num_final = divided(num, final.share, most=most)
     else:
