@@ -180,7 +180,7 @@ def _optuna(components: GFNTrainer, num_trainings: int, seed: int) -> tuple[list
         rows.extend(trained(components, candidates[-1:], first=0))
         return utilities_of(rows[-1], task=task) or rows[-1].score
 
-    directions = ["maximize"] * max(len(task.chosen_objectives), 1)
+    directions: Any = ["maximize"] * max(len(task.chosen_objectives), 1)
     study = optuna.create_study(directions=directions, sampler=optuna.samplers.TPESampler(seed=seed))
     study.optimize(objective, n_trials=num_trainings)
     order = sorted(range(num_trainings), key=lambda number: number != study.best_trials[0].number)

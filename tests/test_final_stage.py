@@ -208,4 +208,5 @@ def test_caps_are_shares_of_the_largest_size():
     assert sizes is not None
     assert sizes.caps == (920, 1900, 3700, 7400)
     assert sizes_of(sized_parts("final.caps=[10]"), rows) is None, "every row is larger"
-    assert sizes_of(SimpleNamespace(task=StubTask({}), config=config_with()), rows) is None, "one score"
+    one_score: Any = SimpleNamespace(task=StubTask({}), config=config_with())
+    assert sizes_of(one_score, rows) is None

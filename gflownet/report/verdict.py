@@ -41,7 +41,7 @@ class Side:
 def side_of(name: str, entry: Mapping[str, Any]) -> Side | None:
     """Return mean and interval of an entry of references.json, or of a rank's final stage; None without a mean."""
     own = entry.get("own")
-    further = {"load": str(entry.get("load") or ""), "measure": str(entry.get("measure") or "")}
+    further: dict[str, Any] = {"load": str(entry.get("load") or ""), "measure": str(entry.get("measure") or "")}
     further |= {"own": side_of(str(own.get("name")), own) if isinstance(own, Mapping) else None}
     match entry.get("mean"), entry.get("interval"):
         case (int() | float() as mean, [int() | float() as low, int() | float() as high]):

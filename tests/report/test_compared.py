@@ -61,6 +61,8 @@ def a_run(
         references=(),
         front=(),
         certificate=None,
+        sampler="",
+        set_of_networks={},
     )
 
 

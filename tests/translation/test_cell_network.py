@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from gflownet.tasks.language import formulas
 from torch import Tensor, nn
 
 from gflownet.envs.computation_graph import ComputationGraphEnv
@@ -17,6 +16,7 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations.vocabulary import aggregation
 from gflownet.rhn.checkpoint import describe, load_language_model, model_of, save_language_model
 from gflownet.translation.cell_network import CellConfig, CellNetwork, fit_cell_parameters, num_cell_parameters
+from tasks.language import formulas
 
 PRODUCT, BLEND = "gflownet.translation.gating:Product", "gflownet.translation.gating:Blend"
 Link = tuple[int, int] | tuple[int, int, str]  # source, target, and "'" for a recurrent edge
