@@ -63,11 +63,12 @@ def test_saved_models_have_the_reported_scores(copied_run, capsys):
     references = json.loads((folder / "references.json").read_text())
     spent = spent_on(read_run(folder).evaluations)
     random = "best of 2 random architectures, 75% of them even over sizes,"
+    num = spent["search"].num + spent["final stage"].num
     assert [each["name"] for each in references] == [
-        f"{random} in {spent['random reference'].num} trainings; the run had 9",
+        f"{random} in {spent['random reference'].num} trainings; the run had {num}",
         "scikit-learn MLPClassifier",
     ]
-    assert spent["search"].num + spent["final stage"].num == 9
+    assert num == 10
     assert "scikit-learn MLPClassifier (" in shown.split("mean score of sampled")[0]  # the winner comes first
     assert "best of 2 random" in shown
     random = gflownet.load(folder / "random_architecture.json")
@@ -190,7 +191,9 @@ def test_finalists_of_each_range_of_sizes_are_on_its_front():
     sizes = sizes_of(parts, rows)
     assert sizes == Sizes("parameters", (100, 200, 400))
     races = _races(parts, rows, 10, sizes=sizes, before=[rows[0]])
-    assert [race.num_trainings for race in races] == [4, 3, 3]
+    assert [race.num_trainings for race in races] == [3, 3, 4]
+    few = _races(parts, rows, 1, sizes=sizes, before=())
+    assert [race.records[0].metrics["parameters"] > 200 for race in few] == [True], "the range of the best scores"
     assert [race.num_before for race in races] == [0, 0, 1], "the range of the row that was trained before"
     for race, (low, high) in zip(races, pairwise((0, 100, 200, 400)), strict=True):
         group = [row for row in rows if low < row.metrics["parameters"] <= high]
@@ -210,3 +213,23 @@ def test_caps_are_shares_of_the_largest_size():
     assert sizes_of(sized_parts("final.caps=[10]"), rows) is None, "every row is larger"
     one_score: Any = SimpleNamespace(task=StubTask({}), config=config_with())
     assert sizes_of(one_score, rows) is None
+    repeated = sizes_of(sized_parts("final.caps=[50,40,50.0]"), rows)
+    assert repeated is not None
+    assert repeated.caps == (40, 50)
+
+
+@pytest.mark.parametrize("largest", [1.5e-05, 2e-05, 0.29, 12.0000000001, 7300])
+def test_largest_cap_is_not_below_the_largest_size(largest: float):
+    sizes = sizes_of(sized_parts(), [sized_row(0, 0.5, largest)])
+    assert sizes is not None
+    assert largest <= sizes.caps[-1] <= 1.1 * largest
+
+
+def test_range_without_networks_of_the_run_has_a_race_of_random_ones():
+    parts = sized_parts("final.top=2")
+    sizes = Sizes("parameters", (100, 200))
+    random = [sized_row(1, 0.5, 150), sized_row(2, 0.4, 180), sized_row(3, 0.9, 900)]
+    (race,) = _races(parts, random, 4, sizes=sizes, before=random)
+    assert [row.metrics["parameters"] for row in race.records] == [150]
+    assert (race.num_trainings, race.num_before) == (4, 2)
+    assert _races(parts, random[2:], 4, sizes=sizes, before=()) == []

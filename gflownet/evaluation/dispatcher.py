@@ -288,8 +288,8 @@ class Dispatcher(AsynchronousEvaluator):
                 if self._claims is not None:
                     self._claims.start(self._jobs.first.request.identity)
             job, deadline, tickets = self._jobs.pop_job(self.executor.capacity)
-            returns_weights = self.weights is not None and None in (job.fidelity, job.schedule)  # no part of one
-            job = replace(job, returns_weights=returns_weights)
+            if self.weights is not None and None in (job.fidelity, job.schedule):  # no part of a training
+                job = replace(job, returns_weights=any(self.weights.keeps(each.request.repeat) for each in tickets))
             self._running[self.executor.submit(job, deadline=deadline)] = tickets
 
     def _finish(self, handle: Handle) -> int:

@@ -6,19 +6,18 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from operator import itemgetter
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from gflownet.errors import UserError, counted
-from gflownet.evaluation.claims import Store
 from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
-from gflownet.evaluation.execution import describe, restored
+from gflownet.evaluation.execution import describe
 from gflownet.evaluation.job import TEST_METRIC, EvaluationStatus, Request, Ticket
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, Race, rank_correlation
+from gflownet.evaluation.sets import WeightFolder
 from gflownet.evaluation.store import Claim, EvaluationRecord, Identity
 from gflownet.evaluation.task import GFNTask, Reference
 from gflownet.graphs.canonical import Candidate
@@ -184,28 +183,11 @@ def with_test_scores(
     )
 
 
-def trained(record: EvaluationRecord, tickets: Sequence[Ticket]) -> TopArchitecture:
-    """Return an architecture with its finished trainings among some tickets."""
-    done = [(ticket, row) for ticket in tickets if (row := ticket.record) is not None and row.key == record.key]
-    outcomes = [(ticket.request.repeat, ticket.outcome) for ticket, _ in done if ticket.outcome is not None]
-    saved = next((outcome.training for _, outcome in sorted(outcomes, key=itemgetter(0)) if outcome.training), None)
-    return TopArchitecture(
-        record,
-        scores=tuple(row.score for _, row in done),
-        tests=tuple(row.metrics.get(TEST_METRIC) for _, row in done),
-        errors=tuple(row.error or row.status.value for _, row in done if row.status is not EvaluationStatus.OK),
-        test_error=next((outcome.test_error for _, outcome in outcomes if outcome.test_error is not None), None),
-        weights=None if saved is None else (restored(saved) or {})["model"],
-    )
-
-
 _WAIT_S = 0.2
 # Seeds of one finalist that train side by side: of five, each takes about .55 of its time alone.
 _SEEDS_AT_ONCE = 4
 
-# Receives the name of a stage, its completed and its whole work; called often.
-Progress = Callable[[str, int, int], None]
-# The same, and the rows of all finished trainings.
+# Receives the name of a stage, its completed and its whole work, and the rows of all finished trainings; called often.
 FinalProgress = Callable[[str, int, int, Sequence[EvaluationRecord]], None]
 
 
@@ -249,19 +231,28 @@ class _Heat:
             self.num_left -= 1
             self.seconds_left -= ticket.outcome.seconds
 
-    def architectures(self) -> list[TopArchitecture]:
-        """Return the finalists with their trainings and posterior means."""
-        mean = self.race.belief.mean.tolist()
-        rows = zip(self.finalists.records, self.tickets, mean, strict=True)
-        return [replace(trained(record, tickets), posterior=value) for record, tickets, value in rows]
+    def architectures(self, weights: WeightFolder | None) -> Iterator[TopArchitecture]:
+        """Yield the finalists with their trainings, the kept weights of the first, and posterior means."""
+        means = self.race.belief.mean.tolist()
+        for record, tickets, mean in zip(self.finalists.records, self.tickets, means, strict=True):
+            rows = [ticket.record for ticket in tickets if ticket.record is not None]
+            problems = (ticket.outcome.test_error for ticket in tickets if ticket.outcome is not None)
+            yield TopArchitecture(
+                record,
+                scores=tuple(row.score for row in rows),
+                tests=tuple(row.metrics.get(TEST_METRIC) for row in rows),
+                errors=tuple(row.error or row.status.value for row in rows if row.status is not EvaluationStatus.OK),
+                test_error=next(filter(None, problems), None),
+                weights=weights.read(rows[0]) if weights is not None and rows else None,
+                posterior=mean,
+            )
 
 
 @dataclass
 class FinalTrainings:
     """Trains architectures on new seeds. A stop request ends it; finished trainings are in the store and the result."""
 
-    store: Store
-    build_dispatcher: Callable[[Store], Dispatcher]  # without limits of the number of evaluations
+    dispatcher: Dispatcher  # without limits of the number of evaluations
     config: FinalConfig
     from_dict: Callable[[dict[str, Any]], Candidate]  # builds a terminal object from node-link data
     step: int  # of the search
@@ -270,8 +261,7 @@ class FinalTrainings:
     is_stopped: bool = False
 
     def __post_init__(self) -> None:
-        self._dispatcher = self.build_dispatcher(self.store)
-        self._task = self._dispatcher.task
+        self._task = self.dispatcher.task
         self._notes: list[str] = []
         self._rows: list[EvaluationRecord] = []  # of finished trainings
         self._num_planned = 0
@@ -316,15 +306,16 @@ class FinalTrainings:
         own, others = heats[: len(finalists)], heats[len(finalists) :]
         while not self.is_stopped and self._round(heats) is not None:
             pass
-        is_complete = not self.is_stopped
+        is_complete, weights = not self.is_stopped, self.dispatcher.weights
+        top, random_top = ([each for heat in part for each in heat.architectures(weights)] for part in (own, others))
         return FinalStage(
-            ranked(self._with_weights(_architectures(own), offset=0)),
+            ranked(top),
             num_seeds=self.config.num_seeds,
             fidelity=self.fidelity,
-            random_top=ranked(self._with_weights(_architectures(others), offset=RANDOM_REPEAT)) if is_complete else (),
+            random_top=ranked(random_top) if is_complete else (),
             num_random=len(rows),
             num_random_trainings=len(rows) + sum(len(scores) for each in others for scores in each.race.scores),
-            correlation=_correlation(_architectures(own)) if self.has_other_length else None,
+            correlation=_correlation(top) if self.has_other_length else None,
             references=self._references(),
             notes=tuple(self._notes),
             is_stopped=self.is_stopped,
@@ -348,7 +339,7 @@ class FinalTrainings:
         places = [(heat, finalist, request) for heat in heats for finalist, request in self._chosen(heat)]
         if not places and not singles:
             return None
-        tickets = self._complete(self._dispatcher, [request for _, _, request in places] + [*singles])
+        tickets = self._complete([request for _, _, request in places] + [*singles])
         for (heat, finalist, _), ticket in zip(places, tickets, strict=False):
             heat.add(finalist, ticket)
         return tickets[len(places) :]
@@ -359,7 +350,7 @@ class FinalTrainings:
             (finalist, self._request(heat.finalists.records[finalist], heat.finalists.offset, seed))
             for finalist, seed in next(heat.rounds, ())
         ]
-        known = self.store.find_many([request.identity for _, request in wanted])
+        known = self.dispatcher.store.find_many([request.identity for _, request in wanted])
         num_new, chosen = min(heat.num_left, self._num_affordable(heat)), []
         for each, row in zip(wanted, known, strict=True):
             if row is not None or num_new > 0:
@@ -373,65 +364,39 @@ class FinalTrainings:
         return math.inf if heat.seconds_left == math.inf else math.floor(heat.seconds_left / max(seconds, 1e-9))
 
     def _request(self, record: EvaluationRecord, offset: int, seed: int) -> Request:
-        """Return the request of a new seed, from 1 on; the first one saves its training."""
+        """Return the request of a new seed, from 1 on."""
         return Request(
-            self.from_dict(json.loads(record.graph)),
-            repeat=offset + seed,
-            fidelity=self.fidelity,
-            saves_training=seed == 1 and self.fidelity is not None,
-            tests=True,
+            self.from_dict(json.loads(record.graph)), repeat=offset + seed, fidelity=self.fidelity, tests=True
         )
 
-    def _complete(self, dispatcher: Dispatcher, requests: Sequence[Request]) -> list[Ticket]:
+    def _complete(self, requests: Sequence[Request]) -> list[Ticket]:
         """Return the tickets of requests, some without a row after a stop request, and report the progress."""
         if self.is_stopped or not requests:
             return []
-        tickets = dispatcher.submit(requests, step=self.step)
+        tickets = self.dispatcher.submit(requests, step=self.step)
         try:
             while len(rows := [ticket.record for ticket in tickets if ticket.record is not None]) < len(tickets):
                 self._show([*self._rows, *rows])
-                dispatcher.advance(timeout=_WAIT_S)
+                self.dispatcher.advance(timeout=_WAIT_S)
             self._rows += rows
             self._show(self._rows)
         except EvaluationStoppedError:
             self.is_stopped = True
         except BaseException:
-            dispatcher.close()  # gives back its claims
+            self.dispatcher.close()  # gives back its claims
             raise
-        dispatcher.evaluations([], step=self.step)  # writes the last rows
+        self.dispatcher.evaluations([], step=self.step)  # writes the last rows
         return tickets
 
     def _show(self, rows: Sequence[EvaluationRecord]) -> None:
         self.report_progress("final stage, trainings", len(rows), max(len(rows), self._num_planned), rows)
-
-    def _with_weights(self, architectures: list[TopArchitecture], *, offset: int) -> list[TopArchitecture]:
-        """Repeat the first training where its row is from an earlier process, for the weights."""
-        missing = [each for each in architectures if each.scores and each.weights is None and not each.errors]
-        if self.fidelity is None or not missing:
-            return architectures
-        requests = [self._request(each.record, offset, 1) for each in missing]
-        tickets = self._complete(self.build_dispatcher(NoStore()), requests)
-        repeated = {each.record.key: trained(each.record, tickets) for each in missing}
-        return [self._with_weights_of(each, repeated.get(each.record.key)) for each in architectures]
-
-    def _with_weights_of(self, architecture: TopArchitecture, repeated: TopArchitecture | None) -> TopArchitecture:
-        """Add the weights of a repeated training, if it reached the stored score."""
-        if repeated is None or repeated.weights is None:
-            return architecture
-        if repeated.scores[0] != architecture.scores[0]:
-            self._notes.append(
-                f"weights not saved: expected the stored score {architecture.scores[0]:.6g} from the same training of "
-                f"{architecture.record.hash}, got {repeated.scores[0]:.6g}"
-            )
-            return architecture
-        return replace(architecture, weights=repeated.weights)
 
     def _references(self) -> tuple[Reference, ...]:
         """Return the task's references; an error becomes a note."""
         if self.is_stopped:
             return ()
         self.report_progress("final stage, references", 0, 1, self._rows)
-        seeds = [candidate_seed(self._dispatcher.seed, "reference", k) for k in range(1, 1 + self.config.num_seeds)]
+        seeds = [candidate_seed(self.dispatcher.seed, "reference", k) for k in range(1, 1 + self.config.num_seeds)]
         try:
             references = tuple(self._task.references(seeds=seeds))
         except Exception as error:
@@ -439,10 +404,6 @@ class FinalTrainings:
             return ()
         self.report_progress("final stage, references", 1, 1, self._rows)
         return references
-
-
-def _architectures(heats: Sequence[_Heat]) -> list[TopArchitecture]:
-    return [architecture for heat in heats for architecture in heat.architectures()]
 
 
 def _correlation(architectures: Sequence[TopArchitecture]) -> float | None:

@@ -5,23 +5,26 @@ M: trainings, N: examples, C: classes, O: numbers.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
+from safetensors.torch import load
 from torch import Tensor
 
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.racing import RANDOM_REPEAT
-from gflownet.evaluation.store_rows import EvaluationRecord
+from gflownet.evaluation.store_rows import EvaluationRecord, Identity
 
 WEIGHTS_NAME = "weights"  # folder of a run
 NUM_BINS = 15  # of the calibration error (Guo et al. 2017)
 _SMALLEST = 1e-12  # probability in a log loss
+_SEARCHED = (0, RANDOM_REPEAT)  # seeds of candidates of the search, and of random ones; others are new seeds
 
 
 class WeightFolder:
-    """Weights of full trainings as safetensors: of the best candidates, of the best random ones, of all on new seeds.
+    """Weights of full trainings as safetensors: of the best candidates, of the best random ones, and on new seeds.
 
     The rows of the run say which files are its own: others are never removed.
     """
@@ -32,32 +35,44 @@ class WeightFolder:
         num_best: int,
         *,
         write: Callable[[Path, bytes], None],
-        accepts: Callable[[EvaluationRecord], bool] = lambda record: True,
+        group: Callable[[EvaluationRecord], int | None] = lambda record: 0,
+        keeps_all: bool = True,
         records: Iterable[EvaluationRecord] = (),
     ) -> None:
         """Take up the files of earlier processes.
 
         Args:
             folder: of the files.
-            num_best: candidates of the search, and random ones, that are kept.
+            num_best: candidates of the search, and random ones, that are kept of each group.
             write: writes a file, whole or not at all.
-            accepts: whether a candidate is within the limits.
+            group: of a candidate; None: it is not kept.
+            keeps_all: all new seeds; else the first one of each architecture.
             records: rows of the run.
         """
-        self._folder, self._num_best, self._write, self._accepts = folder, num_best, write, accepts
-        self._best: dict[int, dict[Path, float]] = {0: {}, RANDOM_REPEAT: {}}  # scores by seed
+        self._folder, self._num_best, self._write, self._group = folder, num_best, write, group
+        self._keeps_all = keeps_all
+        self._best: dict[tuple[int, int | None], dict[Path, float]] = defaultdict(dict)  # scores by seed and group
         for record in records:
             if self.path(record).exists() and (path := self._enter(record)) is not None:
                 path.unlink()
 
-    def path(self, record: EvaluationRecord) -> Path:
+    def keeps(self, seed: int) -> bool:
+        """Return whether weights of trainings with this seed may be kept."""
+        return self._num_best > 0 if seed in _SEARCHED else self._keeps_all or seed % RANDOM_REPEAT == 1
+
+    def path(self, training: EvaluationRecord | Identity) -> Path:
         """Return the file of a training."""
-        name = f"{sha256(record.key.encode()).hexdigest()[:16]}-{record.seed}-{record.fidelity}"
+        name = f"{sha256(training.key.encode()).hexdigest()[:16]}-{training.seed}-{training.fidelity}"
         return self._folder / f"{name}.safetensors"
+
+    def read(self, training: EvaluationRecord | Identity) -> dict[str, Tensor] | None:
+        """Return the weights of a training, None where they are not kept."""
+        path = self.path(training)
+        return load(path.read_bytes()) if path.exists() else None
 
     def add(self, record: EvaluationRecord, weights: bytes) -> None:
         """Write the weights of a training, and remove those of the worst candidate of too many."""
-        if record.status is EvaluationStatus.OK and self._accepts(record):
+        if record.status is EvaluationStatus.OK and self.keeps(record.seed):
             worst = self._enter(record)
             if worst != self.path(record):
                 self._write(self.path(record), weights)
@@ -66,9 +81,11 @@ class WeightFolder:
 
     def _enter(self, record: EvaluationRecord) -> Path | None:
         """Note the score of a candidate, and return the file that is one too many."""
-        best = self._best.get(record.seed)
-        if best is None:  # a new seed
+        if record.seed not in _SEARCHED:
             return None
+        if (group := self._group(record)) is None:
+            return self.path(record)
+        best = self._best[record.seed, group]
         best[self.path(record)] = record.score
         worst = min(best, key=lambda path: (best[path], path)) if len(best) > self._num_best else None
         if worst is not None:

@@ -11,7 +11,6 @@ from statistics import fmean
 from typing import Any, cast
 
 import torch
-from safetensors.torch import load
 from torch import Tensor
 
 from gflownet.errors import counted
@@ -41,25 +40,36 @@ _NAMES = {
 
 
 def kept_weights(parts: Parts, run: Run) -> WeightFolder | None:
-    """Return the folder of the weights that a run keeps, None without a set."""
+    """Return the folder of the weights that a run keeps, None without final trainings of modules."""
     options, task = parts.config.final, parts.task
-    if not (options.set and parts.plan.num_final) or type(task).outputs is GFNTask.outputs:
+    if not (parts.plan.num_final and task.max_fidelity):
         return None
-    cap = options.set_parameters or inf
+
+    def group(row: EvaluationRecord) -> int | None:
+        """Return the number of networks of this size in a set, so that a set within a cap finds small ones."""
+        number = int(min(options.set, (options.set_parameters or inf) / max(row.num_parameters or 0, 1)))
+        return number if number and exceeded(row.metrics, task.limits) is None else None
+
+    has_set = _has_set(parts)
     return WeightFolder(
         run.folder.path / WEIGHTS_NAME,
-        options.keep,
+        options.keep if has_set else 0,
         write=run.folder.write,
-        accepts=lambda row: (row.num_parameters or 0) <= cap and exceeded(row.metrics, task.limits) is None,
+        group=group,
+        keeps_all=has_set,
         records=(row for row in run.store if row.run == parts.run_id) if run.folder.resumed else (),
     )
+
+
+def _has_set(parts: Parts) -> bool:
+    return bool(parts.config.final.set) and type(parts.task).outputs is not GFNTask.outputs
 
 
 def with_set(parts: Parts, evaluator: Dispatcher, run: Run, final: FinalStage) -> FinalStage:
     """Choose and write the set; return the final stage with a line about it, or the reason why there is none."""
     if not parts.config.final.set or run.is_stopped:
         return final
-    if evaluator.weights is None:
+    if evaluator.weights is None or not _has_set(parts):
         line = f"no set of networks: task={parts.config.task} gives no trained modules"
     else:
         dispatcher = parts.build_evaluator(NoStore(), evaluator.executor, stopped=lambda: run.is_stopped)
@@ -87,6 +97,7 @@ class _Choice:
         """Write set.json with the weights of its members, log the figures, and return the line about them."""
         parts, task = self.parts, cast(TensorTask, self.parts.task)
         rows = [row for row in self.run.store if row.run == parts.run_id and self.weights.path(row).exists()]
+        rows = [row for row in rows if exceeded(row.metrics, task.limits) is None]
         if not rows:
             return f"no set of networks: task={parts.config.task} gave no trained modules{self._limit}"
         values = self._predictions(rows, "validation", task.validation.targets)
@@ -97,7 +108,7 @@ class _Choice:
         losses = {row.identity: loss_of(values[row.identity], task.validation.targets) for row in own}
         single = min((row for row in own if _size([row]) <= _size(chosen)), key=lambda row: losses[row.identity])
         top = self.final.top if self.final.sizes else self.final.top[:1]  # with caps, those of each cap
-        first = max(top, key=lambda each: each.mean).record
+        first = max(top, key=lambda each: (bool(each.scores), each.mean)).record  # others have the search's score
         length = self.final.fidelity or 0
         best = [row for row in own if row.seed and row.key == first.key and row.fidelity == length]
         compared = {
@@ -143,7 +154,8 @@ class _Choice:
         ]
         tickets = self.dispatcher.complete(requests, step=self.parts.step)
         outputs = {each.request.identity: each.outcome.outputs for each in tickets if each.outcome is not None}
-        return {key: predicted(torch.from_numpy(o), targets) for key, o in outputs.items() if o is not None}
+        known = {key: predicted(torch.from_numpy(o), targets) for key, o in outputs.items() if o is not None}
+        return {key: values for key, values in known.items() if values.isfinite().all()}
 
     def _chosen(
         self, rows: Sequence[EvaluationRecord], values: Mapping[Identity, Tensor], targets: Tensor
@@ -158,7 +170,7 @@ class _Choice:
         graphs = [from_dict(json.loads(row.graph)) for row in rows]
         members = []
         for rank, (row, graph, settings) in enumerate(zip(rows, graphs, task.settings(graphs), strict=True)):
-            trained = TopArchitecture(row, weights=load(self.weights.path(row).read_bytes()))
+            trained = TopArchitecture(row, weights=self.weights.read(row))
             described: Any = {"graph": graph, "settings": settings, "task": task, "write": folder.write}
             entry = entry_of(folder.path, trained, None, rank=rank, name=f"set_{rank}", **described)
             members.append(sealed(entry | {"seed": row.seed, "weight": chosen.count(row) / len(chosen)}))

@@ -14,7 +14,7 @@ import torch
 
 from gflownet.data.sampler import distinct_candidates
 from gflownet.evaluation.budget import Budget
-from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError, Store
+from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import best_within, exceeded, utilities_of
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.final import (
@@ -74,14 +74,10 @@ def final_stage(parts: Parts, evaluator: Dispatcher, run: Run) -> FinalStage | N
     if not records:
         return None
 
-    def build_dispatcher(store: Store) -> Dispatcher:
-        dispatcher = parts.build_evaluator(store, evaluator.executor, stopped=lambda: run.is_stopped)
-        dispatcher.on_result, dispatcher.weights = evaluator.on_result, evaluator.weights
-        return dispatcher
-
+    dispatcher = parts.build_evaluator(store, evaluator.executor, stopped=lambda: run.is_stopped)
+    dispatcher.on_result, dispatcher.weights = evaluator.on_result, evaluator.weights
     trainings = FinalTrainings(
-        store,
-        build_dispatcher=build_dispatcher,
+        dispatcher,
         config=config.final,
         from_dict=parts.env.terminal_type.from_dict,
         step=parts.step,
@@ -139,7 +135,7 @@ def sizes_of(parts: Parts, records: Sequence[EvaluationRecord]) -> Sizes | None:
 
     None, too, where every row is above the largest cap.
     """
-    caps, metric = tuple(sorted(map(float, parts.config.final.caps))), capped_objective(parts.task)
+    caps, metric = tuple(sorted({*map(float, parts.config.final.caps)})), capped_objective(parts.task)
     values = [record.metrics[metric] for record in records] if metric else []
     if not values or (caps and min(values) > caps[-1]):
         return None
@@ -148,8 +144,10 @@ def sizes_of(parts: Parts, records: Sequence[EvaluationRecord]) -> Sizes | None:
 
 def _rounded_up(value: float) -> float:
     """Return a number above 0 with two significant digits, not below the value; 1 for others."""
-    unit = 10.0 ** (math.floor(math.log10(value)) - 1) if value > 0 else 1.0
-    return math.ceil(round(value / unit, 9)) * unit or 1.0
+    if value <= 0:
+        return 1.0
+    exponent = math.floor(math.log10(value)) - 1
+    return max(float(f"{math.ceil(round(value / 10.0**exponent, 9))}e{exponent}"), value)
 
 
 def _races(
@@ -172,7 +170,8 @@ def _races(
         ends = pairwise((-math.inf, *sizes.caps))
         groups = [[row for row in records if low < row.metrics[sizes.metric] <= high] for low, high in ends]
     groups, races = [group for group in groups if group], list[Finalists]()
-    shares = [num_trainings // len(groups) + (place < num_trainings % len(groups)) for place in range(len(groups))]
+    # Of a remainder the ranges of large networks get one each: they have the best scores.
+    shares = [(num_trainings + place) // len(groups) for place in range(len(groups))]
     quotas = [num_finalists(share, parts.config.final.top) for share in shares]
     chosen = [None] if sizes is None else _on_front(parts, groups, quotas)
     for group, num, order in zip(groups, shares, chosen, strict=False):

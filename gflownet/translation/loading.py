@@ -60,7 +60,10 @@ def load(
     path = _file(path, _SET_NAME if set else _TOP_NAME)
     if set:
         content = _content(path)
-        members = [load(path, k, weights=weights, build=build, trust=trust) for k in range(len(content["members"]))]
+        if not (isinstance(content, dict) and "members" in content and is_intact(content)):
+            raise ValueError(f"{path}: expected the set of networks of a run, got something else")
+        options: Any = {"weights": weights, "config": config, "build": build, "trust": trust}
+        members = [load(path, rank, **options) for rank in range(len(content["members"]))]
         return ModelSet(
             members, [each["weight"] for each in content["members"]], has_classes=content["has_classes"]
         ).eval()
@@ -161,8 +164,6 @@ def _content(path: Path) -> Any:
         raise ValueError(f"{path}: expected the file of a run, got none ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected JSON, got {type(error).__name__}: {error}") from None
-    if path.name == _SET_NAME and not (isinstance(content, dict) and "members" in content and is_intact(content)):
-        raise ValueError(f"{path}: expected the set of networks of a run, got something else")
     return content
 
 

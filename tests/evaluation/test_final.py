@@ -12,7 +12,7 @@ from torch import nn
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import EvaluationConfig, FinalConfig
-from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
+from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.final import (
     Finalists,
@@ -25,8 +25,10 @@ from gflownet.evaluation.final import (
     with_test_scores,
 )
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief
+from gflownet.evaluation.sets import WeightFolder
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.task import CandidateTraining, Reference, Score
+from gflownet.files import write_whole
 from gflownet.training.random_states import candidate_seed
 from tests.evaluation.candidates import StubCandidate, StubTask, dispatcher_of, record
 
@@ -101,14 +103,19 @@ def store(tmp_path: Path) -> Iterator[EvaluationStore]:
         yield store
 
 
+def folder_of(store: EvaluationStore) -> Path:
+    return store._database.path.with_name("weights")
+
+
 def trainings(
     task: StubTask, store: EvaluationStore, *, stopped: Callable[[], bool] = lambda: False, **options: Any
 ) -> FinalTrainings:
-    def build(store: Any) -> Dispatcher:
-        return dispatcher_of(task, store, seed=SEED, stopped=stopped)
-
-    parts: dict[str, Any] = {"build_dispatcher": build, "from_dict": candidate_of, "report_line": lambda _: None}
-    return FinalTrainings(store, config=FinalConfig(**options), step=9, **parts)
+    dispatcher = dispatcher_of(task, store, seed=SEED, stopped=stopped)
+    if task.max_fidelity:
+        folder, rows = folder_of(store), list(store)
+        dispatcher.weights = WeightFolder(folder, 0, write=write_whole, keeps_all=False, records=rows)
+    parts: dict[str, Any] = {"from_dict": candidate_of, "report_line": lambda _: None}
+    return FinalTrainings(dispatcher, config=FinalConfig(**options), step=9, **parts)
 
 
 def finalists(rows: Sequence[EvaluationRecord], num_trainings: int, *, num_before: int = 0, offset: int = 0):
@@ -164,6 +171,7 @@ def test_final_stage_ranks_by_new_seeds(store, kind):
         seed = candidate_seed(SEED, StubCandidate(order[0]).canonical_hash(), 1)
         assert cast(Any, final.top[0].weights)["weight"] == torch.tensor([[float(seed % 1_000)]])
         assert best_random.weights is not None
+        assert len([*folder_of(store).iterdir()]) == 3, "only first new seeds"
 
 
 def test_final_stage_trains_further_seeds_in_one_job(store):
@@ -193,22 +201,12 @@ def test_final_stage_resumes_from_store(store):
     task = TrainedTask(outcomes)
     second = run_final(trainings(task, store, num_seeds=3), rows, 6, others=["c"], num_before=6)
     assert second == first
-    # Only the weights of the first new seeds are trained again.
-    assert sorted(key for key, _ in task.calls) == ["a", "b", "c"]
+    assert all(each.weights for each in (*second.top, *second.random_top))
+    assert task.calls == []
     more = TrainedTask(outcomes)
     final = run_final(trainings(more, store, num_seeds=4), rows, 7, others=["c"], num_before=6)
     assert sum(len(each.scores) for each in final.top) == 7  # one more than before
-    assert len(more.calls) == 1 + 3
-
-
-def test_weights_with_another_score_are_not_saved(store):
-    rows = [row("a", score=0.9)]
-    run_final(trainings(TrainedTask({"a": 0.6}), store, num_seeds=2), rows, 2)
-    final = run_final(trainings(TrainedTask({"a": 0.7}), store, num_seeds=2), rows, 2, num_before=2)
-    assert final.top[0].weights is None
-    assert list(final.top[0].scores) == pytest.approx(expected_scores("a", 0.6, 2))
-    (note,) = final.notes
-    assert note.startswith("weights not saved: expected the stored score 0.6")
+    assert len(more.calls) == 1
 
 
 def test_stopped_final_stage_keeps_finished_trainings(store):

@@ -133,11 +133,25 @@ def test_weight_folder_keeps_all_new_seeds_and_no_failure(tmp_path: Path):
     assert kept(folder, [*rows, failed]) == [0.5, 0.6, 0.7]
 
 
-def test_weight_folder_refuses_what_is_above_a_limit(tmp_path: Path):
-    folder, rows = folder_of(tmp_path, accepts=lambda row: row.score < 0.6), rows_of(0.5, 0.9)
+def test_weight_folder_without_a_set_keeps_first_new_seeds(tmp_path: Path):
+    folder = folder_of(tmp_path, 0, keeps_all=False)
+    rows = [row for seed in (0, 1, 2) for row in rows_of(0.1 + seed, seed=seed)]
+    rows += [row for seed in (0, 1, 2) for row in rows_of(0.2 + seed, seed=RANDOM_REPEAT + seed)]
     for row in rows:
         folder.add(row, b"weights")
-    assert kept(folder, rows) == [0.5]
+    assert kept(folder, rows) == [1.1, 1.2]
+    assert [row.seed % RANDOM_REPEAT for row in rows if folder.keeps(row.seed)] == [1, 1]
+    assert folder.read(rows[0]) is None
+
+
+def test_weight_folder_keeps_the_best_of_each_group_and_nothing_without_one(tmp_path: Path):
+    def group(row):
+        return None if row.score > 0.8 else int(row.score > 0.4)
+
+    folder, rows = folder_of(tmp_path, 1, group=group), rows_of(0.5, 0.1, 0.9, 0.6, 0.2)
+    for row in rows:
+        folder.add(row, b"weights")
+    assert kept(folder, rows) == [0.6, 0.2]
 
 
 def test_weight_folder_goes_on_after_a_kill(tmp_path: Path):

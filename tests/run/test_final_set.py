@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,7 @@ from gflownet.config import load_config, with_task_options
 from gflownet.errors import counted
 from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.executors.inline import InlineExecutor
-from gflownet.evaluation.final import FinalStage, TopArchitecture
+from gflownet.evaluation.final import FinalStage, Sizes, TopArchitecture
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.sets import WeightFolder, figures_of, greedy, predicted
 from gflownet.evaluation.store_overview import StoreOverview
@@ -32,7 +34,7 @@ from gflownet.report.page import page_of, read_run
 from gflownet.run.final_set import kept_weights, with_set
 from gflownet.train import main
 from gflownet.translation import to_onnx
-from tests.evaluation.candidates import StubTask, dispatcher_of
+from tests.evaluation.candidates import StubTask, dispatcher_of, record
 from tests.tiny_run import TINY_RUN, metric_rows
 
 KINDS = ("digits", "images", "table")
@@ -127,7 +129,9 @@ def test_kept_weights_predict_as_after_the_training(finished_runs):
         assert figures["accuracy"] == pytest.approx(row.metrics["validation_accuracy"])
 
 
-def chosen_again(folder: Path, target: Path, *options: str) -> tuple[Any, str, dict[str, float]]:
+def chosen_again(
+    folder: Path, target: Path, *options: str, others: Sequence[TopArchitecture] = ()
+) -> tuple[Any, str, dict[str, float]]:
     """Return set.json, the line and the summary of the choice of a finished run, written to another folder."""
     config = load_config(str(folder / "config.yaml"), options)
     task = task_of(folder)
@@ -142,7 +146,9 @@ def chosen_again(folder: Path, target: Path, *options: str) -> tuple[Any, str, d
     run.logger = SimpleNamespace(summarise=summary.update)
     weights = WeightFolder(folder / "weights", 20, write=write_whole)
     evaluator: Any = SimpleNamespace(weights=weights, executor=InlineExecutor(task))
-    final = with_set(parts, evaluator, run, FinalStage((TopArchitecture(top),), num_seeds=2, fidelity=1))
+    tops = (TopArchitecture(top, scores=best), *others)
+    final = FinalStage(tops, num_seeds=2, fidelity=1, sizes=Sizes("parameters", (1e9,)) if others else None)
+    final = with_set(parts, evaluator, run, final)
     (line,) = final.notes
     return content_of(target) if (target / "set.json").exists() else None, line, summary
 
@@ -213,6 +219,47 @@ def test_set_stays_within_its_parameters(finished_runs, tmp_path: Path):
     assert line == "no set of networks: no outputs of trained modules within final.set_parameters=3"
 
 
+def test_best_alone_has_new_seeds(finished_runs, tmp_path: Path):
+    """A finalist without time for a training has the score of the search, which is too high."""
+    folder = finished_runs("digits")
+    lucky = TopArchitecture(replace(rows_of(folder)[0], score=1.0))
+    content, *_ = chosen_again(folder, tmp_path, others=[lucky])
+    assert [each for each in content["table"] if each["key"] == "best_alone"] == [
+        each for each in content_of(folder)["table"] if each["key"] == "best_alone"
+    ]
+
+
+def test_networks_without_finite_outputs_are_not_in_the_set(finished_runs, tmp_path: Path, monkeypatch):
+    outputs, folder, values = TensorTask.outputs, finished_runs("digits"), list[bool]()
+
+    def planted(self: TensorTask, graph: Any, weights: Any, *, split: str) -> torch.Tensor:
+        values.append(len(values) % 2 == 0)
+        return outputs(self, graph, weights, split=split) / (0.0 if split == "validation" and values[-1] else 1.0)
+
+    monkeypatch.setattr(TensorTask, "outputs", planted)
+    content, *_ = chosen_again(folder, tmp_path)
+    assert math.isfinite(content["table"][0]["log_loss"])
+
+
+def test_kept_weights_have_small_networks_for_a_set_within_a_cap(tmp_path: Path):
+    """Of each number of networks that fit into the cap together the best are kept."""
+    options = FinalConfig(set=3, set_parameters=90, keep=1)
+    task: Any = type("Task", (StubTask,), {"max_fidelity": 4, "outputs": None})({})
+    task.limits = {"cost": 5.0}
+    parts: Any = SimpleNamespace(config=SimpleNamespace(final=options), task=task, plan=SimpleNamespace(num_final=1))
+    run: Any = SimpleNamespace(folder=SimpleNamespace(path=tmp_path, write=write_whole, resumed=False))
+    weights = kept_weights(parts, run)
+    assert weights is not None
+    sizes = {"large": (0.9, 91), "one": (0.8, 90), "two": (0.5, 45), "worse": (0.4, 45), "small": (0.2, 2)}
+    rows = [
+        record(key, score=score, num_parameters=size, metrics={"cost": 1.0}) for key, (score, size) in sizes.items()
+    ]
+    rows.append(record("limited", score=1.0, num_parameters=2, metrics={"cost": 9.0}))
+    for row in rows:
+        weights.add(row, b"weights")
+    assert [row.key for row in rows if weights.path(row).exists()] == ["one", "two", "small"]
+
+
 def test_failed_outputs_leave_a_line(finished_runs, tmp_path: Path, monkeypatch):
     def fails(self: TensorTask, graph: Any, weights: Any, *, split: str) -> torch.Tensor:
         raise RuntimeError("no outputs")
@@ -254,7 +301,7 @@ def test_run_without_a_set_has_the_same_scores(finished_runs, tmp_path: Path):
     assert metric_rows(folder) == metric_rows(finished_runs("digits"))
     scores = {(row.key, row.seed, row.fidelity): (row.score, row.curve) for row in rows_of(finished_runs("digits"))}
     assert {(row.key, row.seed, row.fidelity): (row.score, row.curve) for row in rows_of(folder)} == scores
-    assert not (folder / "weights").exists()
+    assert {name.split("-")[1] for name in weights_of(folder)} == {"1", str(RANDOM_REPEAT + 1)}
     assert not (folder / "set.json").exists()
 
 
@@ -273,6 +320,8 @@ def test_load_refuses_a_damaged_set(copied_run):
     (folder / "set.json").write_text(json.dumps(content | {"has_classes": False}))
     with pytest.raises(ValueError, match=r"set.json: expected the set of networks of a run, got something else"):
         gflownet.load(folder, set=True)
+    with pytest.raises(ValueError, match=r"architectures.json: expected the set of networks of a run, got something"):
+        gflownet.load(folder / "top_architectures.json", set=True)
     (folder / "set.json").unlink()
     with pytest.raises(ValueError, match=r"set.json: expected the file of a run, got none"):
         gflownet.load(folder, set=True)
