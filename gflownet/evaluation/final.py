@@ -63,10 +63,10 @@ class Sizes:
         """Return the number of the smallest cap above each architecture."""
         return [bisect_left(self.caps, each.record.metrics[self.metric]) for each in architectures]
 
-    def best(self, architectures: Iterable[TopArchitecture], cap: float) -> TopArchitecture | None:
-        """Return the first of ranked architectures at or below a cap with trainings, none of them failed."""
-        fitting = (each for each in architectures if each.record.metrics[self.metric] <= cap)
-        return next((each for each in fitting if each.scores and not each.errors), None)
+    def best(self, architectures: Sequence[TopArchitecture], cap: float) -> int | None:
+        """Return the rank of the first architecture at or below a cap with trainings, none of them failed."""
+        complete = ((rank, each) for rank, each in enumerate(architectures) if each.scores and not each.errors)
+        return next((rank for rank, each in complete if each.record.metrics[self.metric] <= cap), None)
 
 
 def capped_objective(task: GFNTask) -> str:

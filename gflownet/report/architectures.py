@@ -44,35 +44,36 @@ def write_top_architectures(
         write: writes a file.
         sizes: the ranges of sizes in which they were chosen.
     """
-    entries = []
-    graphs = [from_dict(json.loads(architecture.record.graph)) for architecture in top]
-    rows = zip(top, final_intervals(top, sizes), graphs, task.settings(graphs), strict=True)
-    for rank, (architecture, interval, graph, settings) in enumerate(rows):
-        name = f"rank_{rank}"
-        if (network := task.network(graph)) is not None:
-            write(folder / PICTURES_NAME / f"{name}.svg", to_svg(network))
-        described = {"graph": graph, "task": task, "settings": settings}
-        entries.append(entry_of(folder, architecture, interval, rank=rank, name=name, write=write, **described))
+    entries = entries_of(
+        folder, top, final_intervals(top, sizes), prefix="rank", task=task, from_dict=from_dict, write=write
+    )
+    for rank, architecture in enumerate(top):
+        if (network := task.network(from_dict(json.loads(architecture.record.graph)))) is not None:
+            write(folder / PICTURES_NAME / f"rank_{rank}.svg", to_svg(network))
     write(folder / TOP_NAME, as_json(entries))
     return entries
 
 
-def entry_of(
+def entries_of(
     folder: Path,
-    architecture: TopArchitecture,
-    interval: Interval | None,
+    architectures: Sequence[TopArchitecture],
+    intervals: Sequence[Interval | None],
     *,
-    rank: int,
-    name: str,
-    graph: Any,
+    prefix: str,
     task: GFNTask,
+    from_dict: Callable[[dict[str, Any]], Any],
     write: Callable[[Path, bytes | str], None],
-    settings: str,
-) -> dict[str, Any]:
-    """Write the weights of an architecture under a name, and return its entry of top_architectures.json."""
-    weights = _write_weights(folder, f"{PICTURES_NAME}/{name}.safetensors", architecture, write)
-    described = described_in_words(graph, task, settings)
-    return _entry(rank, architecture, interval) | described | weights | _graphs(graph, task.network(graph), task)
+) -> list[dict[str, Any]]:
+    """Write the weights of architectures, PREFIX_RANK.safetensors, and return their entries."""
+    graphs = [from_dict(json.loads(architecture.record.graph)) for architecture in architectures]
+    rows = zip(architectures, intervals, graphs, task.settings(graphs), strict=True)
+    return [
+        _entry(rank, architecture, interval)
+        | described_in_words(graph, task, settings)
+        | _write_weights(folder, f"{PICTURES_NAME}/{prefix}_{rank}.safetensors", architecture, write)
+        | _graphs(graph, task.network(graph), task)
+        for rank, (architecture, interval, graph, settings) in enumerate(rows)
+    ]
 
 
 def described_in_words(graph: Any, task: GFNTask, settings: str) -> dict[str, Any]:

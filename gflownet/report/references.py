@@ -17,7 +17,7 @@ from gflownet.errors import counted
 from gflownet.evaluation.final import FinalStage, Sizes, TopArchitecture
 from gflownet.evaluation.task import GFNTask, Reference, Score
 from gflownet.metrics.statistics import LEVEL, Interval, hypervolume, simultaneous_intervals, standard_errors
-from gflownet.report.architectures import as_json, bounds_of, entry_of, final_intervals
+from gflownet.report.architectures import as_json, bounds_of, entries_of, final_intervals
 from gflownet.report.verdict import HYPERVOLUME
 
 _NUM_DRAWS = 1_000  # of the mean scores of a front
@@ -37,46 +37,42 @@ def write_references(
 
     An architecture without a module is loaded as node-link data.
     """
-    entries, written = list[dict[str, Any]](), dict[int, dict[str, Any]]()
-
-    def entry_of_random(best: TopArchitecture, interval: Interval | None) -> dict[str, Any]:
-        graph, number = from_dict(json.loads(best.record.graph)), len(written)
-        if id(best) not in written:
-            name, settings = f"random_{number}" if number else "random", task.settings([graph])[0]
-            described = {"graph": graph, "task": task, "write": write, "settings": settings}
-            written[id(best)] = entry_of(folder, best, interval, rank=number, name=name, **described)
-        entry, path = written[id(best)], folder / RANDOM_NAME
-        number, has_weights = entry["rank"], "weights" in entry
-        code = f'import json, pathlib; graph = json.loads(pathlib.Path("{path}").read_text())[{number}]["graph"]'
-        code = task.load_line(graph, path, has_weights=has_weights, rank=number) or code
-        tests = [test for test in best.tests if test is not None]
-        reference = Reference(_name_of_random(final), best.scores, tests, best.record.num_parameters, code)
-        return _entry(reference, interval or simultaneous_intervals([best.scores])[0])
-
-    if final.sizes is None:
-        entries += [entry_of_random(best, final_intervals([best])[0]) for best in final.random_top[:1] if best.scores]
+    top, random, sizes = final.top, final.random_top, final.sizes
+    if sizes is None:
+        entries, random = list[dict[str, Any]](), random[:1]
+        pairs = [(0, {}) for best in random if best.scores]
     else:
-        entries += _front_entries(final, task, final.sizes)
-        own, random = (_with_intervals(each, final.sizes) for each in (final.top, final.random_top))
-        for cap in final.sizes.caps:
-            mine, other = final.sizes.best(final.top, cap), final.sizes.best(final.random_top, cap)
-            if mine is not None and other is not None:
-                measure = f"at most {cap:,.6g} {final.sizes.metric.replace('_', ' ')}"
-                rank, interval = own[id(mine)]
-                side = {"name": f"rank {rank}", "mean": mine.mean, "interval": bounds_of(interval)}
-                entry = entry_of_random(other, random[id(other)][1])
-                entries.append(entry | {"measure": measure, "own": side})
+        entries, pairs = _front_entries(final, task, sizes), _compared(top, random, sizes)
+    intervals, places = final_intervals(random, sizes), list(dict.fromkeys(place for place, _ in pairs))
+    best = [random[place] for place in places], [intervals[place] for place in places]
+    saved = entries_of(folder, *best, prefix="random", task=task, from_dict=from_dict, write=write)
+    for place, further in pairs:
+        each, rank, path = random[place], places.index(place), folder / RANDOM_NAME
+        code = f'import json, pathlib; graph = json.loads(pathlib.Path("{path}").read_text())[{rank}]["graph"]'
+        graph, has_weights = from_dict(json.loads(each.record.graph)), "weights" in saved[rank]
+        code = task.load_line(graph, path, has_weights=has_weights, rank=rank) or code
+        tests = [test for test in each.tests if test is not None]
+        reference = Reference(_name_of_random(final), each.scores, tests, each.record.num_parameters, code)
+        entries.append(_entry(reference, intervals[place] or simultaneous_intervals([each.scores])[0]) | further)
     entries += [_entry(reference, *simultaneous_intervals([reference.validation])) for reference in final.references]
     write(folder / REFERENCES_NAME, as_json(entries))
-    if written:
-        write(folder / RANDOM_NAME, as_json(list(written.values())))
+    if saved:
+        write(folder / RANDOM_NAME, as_json(saved))
     return entries
 
 
-def _with_intervals(top: Sequence[TopArchitecture], sizes: Sizes) -> dict[int, tuple[int, Interval | None]]:
-    """Return rank and interval of each architecture by its id."""
-    rows = zip(top, final_intervals(top, sizes), strict=True)
-    return {id(each): (rank, interval) for rank, (each, interval) in enumerate(rows)}
+def _compared(
+    top: Sequence[TopArchitecture], random: Sequence[TopArchitecture], sizes: Sizes
+) -> list[tuple[int, dict[str, Any]]]:
+    """Return the place of the best random architecture within each cap, with the cap and the best of the run."""
+    intervals, pairs = final_intervals(top, sizes), list[tuple[int, dict[str, Any]]]()
+    for cap in sizes.caps:
+        rank, place = sizes.best(top, cap), sizes.best(random, cap)
+        if rank is not None and place is not None:
+            measure = f"at most {cap:,.6g} {sizes.metric.replace('_', ' ')}"
+            own = {"name": f"rank {rank}", "mean": top[rank].mean, "interval": bounds_of(intervals[rank])}
+            pairs.append((place, {"measure": measure, "own": own}))
+    return pairs
 
 
 def _name_of_random(final: FinalStage) -> str:

@@ -25,7 +25,7 @@ from gflownet.evaluation.store_rows import EvaluationRecord, Identity
 from gflownet.evaluation.task import GFNTask
 from gflownet.evaluation.tensor_task import TensorTask
 from gflownet.files import sealed
-from gflownet.report.architectures import SET_NAME, entry_of
+from gflownet.report.architectures import SET_NAME, entries_of
 from gflownet.run.parts import Parts
 from gflownet.run.run import Run
 
@@ -165,15 +165,15 @@ class _Choice:
         return [rows[k] for k in greedy(predictions, targets, sizes, size=size, max_parameters=self._cap or inf)]
 
     def _write_members(self, chosen: Sequence[EvaluationRecord], table: Sequence[_Row], *, has_classes: bool) -> None:
-        task, folder, from_dict = self.parts.task, self.run.folder, self.parts.env.terminal_type.from_dict
+        folder, from_dict = self.run.folder, self.parts.env.terminal_type.from_dict
         rows = list({row.identity: row for row in chosen}.values())
-        graphs = [from_dict(json.loads(row.graph)) for row in rows]
-        members = []
-        for rank, (row, graph, settings) in enumerate(zip(rows, graphs, task.settings(graphs), strict=True)):
-            trained = TopArchitecture(row, weights=self.weights.read(row))
-            described: Any = {"graph": graph, "settings": settings, "task": task, "write": folder.write}
-            entry = entry_of(folder.path, trained, None, rank=rank, name=f"set_{rank}", **described)
-            members.append(sealed(entry | {"seed": row.seed, "weight": chosen.count(row) / len(chosen)}))
+        trained = [TopArchitecture(row, weights=self.weights.read(row)) for row in rows]
+        parts: Any = {"task": self.parts.task, "from_dict": from_dict, "write": folder.write}
+        entries = entries_of(folder.path, trained, [None] * len(rows), prefix="set", **parts)
+        members = [
+            sealed(entry | {"seed": row.seed, "weight": chosen.count(row) / len(chosen)})
+            for entry, row in zip(entries, rows, strict=True)
+        ]
         content = {"has_classes": has_classes, "members": members, "table": table}
         folder.write(folder.path / SET_NAME, json.dumps(sealed(content), indent=1) + "\n")
 
