@@ -18,6 +18,7 @@ from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store_rows import EvaluationRecord, Identity
 
 WEIGHTS_NAME = "weights"  # folder of a run
+FIGURES = ("accuracy", "log_loss", "calibration_error", "r2", "mse")  # those of classes, then those of numbers
 NUM_BINS = 15  # of the calibration error (Guo et al. 2017)
 _SMALLEST = 1e-12  # probability in a log loss
 _SEARCHED = (0, RANDOM_REPEAT)  # seeds of candidates of the search, and of random ones; others are new seeds

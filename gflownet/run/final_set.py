@@ -20,7 +20,16 @@ from gflownet.evaluation.execution import describe
 from gflownet.evaluation.final import FinalStage, NoStore, TopArchitecture
 from gflownet.evaluation.job import Request
 from gflownet.evaluation.racing import RANDOM_REPEAT
-from gflownet.evaluation.sets import WEIGHTS_NAME, WeightFolder, calibration, figures_of, greedy, loss_of, predicted
+from gflownet.evaluation.sets import (
+    FIGURES,
+    WEIGHTS_NAME,
+    WeightFolder,
+    calibration,
+    figures_of,
+    greedy,
+    loss_of,
+    predicted,
+)
 from gflownet.evaluation.store_rows import EvaluationRecord, Identity
 from gflownet.evaluation.task import GFNTask
 from gflownet.evaluation.tensor_task import TensorTask
@@ -30,13 +39,6 @@ from gflownet.run.parts import Parts
 from gflownet.run.run import Run
 
 _Row = dict[str, Any]  # key, name, number of parameters and test figures of a set or network
-_NAMES = {
-    "accuracy": "accuracy",
-    "log_loss": "log loss",
-    "calibration_error": "calibration error",
-    "r2": "R²",
-    "mse": "mse",
-}
 
 
 def kept_weights(parts: Parts, run: Run) -> WeightFolder | None:
@@ -95,17 +97,17 @@ class _Choice:
 
     def write(self) -> str:
         """Write set.json with the weights of its members, log the figures, and return the line about them."""
-        parts, task = self.parts, cast(TensorTask, self.parts.task)
-        rows = [row for row in self.run.store if row.run == parts.run_id and self.weights.path(row).exists()]
+        task = cast(TensorTask, self.parts.task)
+        rows = [row for row in self.run.store if row.run == self.parts.run_id and self.weights.path(row).exists()]
         rows = [row for row in rows if exceeded(row.metrics, task.limits) is None]
-        if not rows:
-            return f"no set of networks: task={parts.config.task} gave no trained modules{self._limit}"
-        values = self._predictions(rows, "validation", task.validation.targets)
+        targets, values = task.validation.targets, self._predictions(rows, "validation")
         rows = sorted((row for row in rows if row.identity in values), key=lambda row: row.identity)
         own, random = ([row for row in rows if (row.seed >= RANDOM_REPEAT) == is_random] for is_random in (False, True))
-        if not (chosen := self._chosen(own, values, task.validation.targets)):
-            return f"no set of networks: no outputs of trained modules{self._limit}"
-        losses = {row.identity: loss_of(values[row.identity], task.validation.targets) for row in own}
+        if not (chosen := self._chosen(own, values)):
+            cap = self.parts.config.final.set_parameters
+            limit = f" within final.set_parameters={cap}" if cap else ""
+            return f"no set of networks: no outputs of modules that this run has trained{limit}"
+        losses = {row.identity: loss_of(values[row.identity], targets) for row in own}
         single = min((row for row in own if _size([row]) <= _size(chosen)), key=lambda row: losses[row.identity])
         top = self.final.top if self.final.sizes else self.final.top[:1]  # with caps, those of each cap
         first = max(top, key=lambda each: (bool(each.scores), each.mean)).record  # others have the search's score
@@ -115,56 +117,43 @@ class _Choice:
             ("set", f"a set of {len(chosen)}"): chosen,
             ("best_alone", "best alone"): best,
             ("best_seeds", f"its {counted(len(best), 'seed')} averaged"): best,
-            ("random_set", "random's set"): self._chosen(random, values, task.validation.targets),
+            ("random_set", "random's set"): self._chosen(random, values),
             ("best_single", "the best single network of at most that size"): [single],
         }
         different = {row.identity: row for members in compared.values() for row in members}
-        test = self._predictions(list(different.values()), "test", task.test_split.targets)
+        test = self._predictions(list(different.values()), "test")
         table = [
             {"key": key, "name": name, "num_parameters": _size(members[:1] if key == "best_alone" else members)}
             | _figures([test[row.identity] for row in members], task.test_split.targets, is_mean=key != "best_alone")
             for (key, name), members in compared.items()
             if members
         ]
-        self._write_members(chosen, table, has_classes="accuracy" in table[0])
-        numbers = {f"set/{row['key']}/{name}": row[name] for row in table for name in _NAMES if name in row}
+        self._write_members(chosen, table)
+        numbers = {f"set/{row['key']}/{name}": row[name] for row in table for name in FIGURES if name in row}
         self.run.logger.summarise(numbers | {"set/num_parameters": _size(chosen)})
         return _line(table, num_different=len({row.identity for row in chosen}))
 
-    @property
-    def _cap(self) -> int:
-        return self.parts.config.final.set_parameters
-
-    @property
-    def _limit(self) -> str:
-        return f" within final.set_parameters={self._cap}" if self._cap else ""
-
-    def _predictions(self, rows: Sequence[EvaluationRecord], split: str, targets: Tensor) -> dict[Identity, Tensor]:
+    def _predictions(self, rows: Sequence[EvaluationRecord], split: str) -> dict[Identity, Tensor]:
         """Return the predictions of trainings on a split by their models in the executor; none of a failed one."""
         from_dict = self.parts.env.terminal_type.from_dict
+        options = [{"repeat": row.seed, "fidelity": row.fidelity or None, "split": split} for row in rows]
         requests = [
-            Request(
-                from_dict(json.loads(row.graph)),
-                repeat=row.seed,
-                fidelity=row.fidelity or None,
-                training=self.weights.path(row).read_bytes(),
-                split=split,
-            )
-            for row in rows
+            Request(from_dict(json.loads(row.graph)), training=self.weights.path(row).read_bytes(), **each)
+            for row, each in zip(rows, options, strict=True)
         ]
+        targets = getattr(cast(TensorTask, self.parts.task).splits_in_use, split).targets
         tickets = self.dispatcher.complete(requests, step=self.parts.step)
         outputs = {each.request.identity: each.outcome.outputs for each in tickets if each.outcome is not None}
         known = {key: predicted(torch.from_numpy(o), targets) for key, o in outputs.items() if o is not None}
         return {key: values for key, values in known.items() if values.isfinite().all()}
 
-    def _chosen(
-        self, rows: Sequence[EvaluationRecord], values: Mapping[Identity, Tensor], targets: Tensor
-    ) -> list[EvaluationRecord]:
+    def _chosen(self, rows: Sequence[EvaluationRecord], values: Mapping[Identity, Tensor]) -> list[EvaluationRecord]:
         predictions, sizes = [values[row.identity] for row in rows], [_size([row]) for row in rows]
-        size = self.parts.config.final.set
-        return [rows[k] for k in greedy(predictions, targets, sizes, size=size, max_parameters=self._cap or inf)]
+        options, targets = self.parts.config.final, cast(TensorTask, self.parts.task).validation.targets
+        cap = options.set_parameters or inf
+        return [rows[k] for k in greedy(predictions, targets, sizes, size=options.set, max_parameters=cap)]
 
-    def _write_members(self, chosen: Sequence[EvaluationRecord], table: Sequence[_Row], *, has_classes: bool) -> None:
+    def _write_members(self, chosen: Sequence[EvaluationRecord], table: Sequence[_Row]) -> None:
         folder, from_dict = self.run.folder, self.parts.env.terminal_type.from_dict
         rows = list({row.identity: row for row in chosen}.values())
         trained = [TopArchitecture(row, weights=self.weights.read(row)) for row in rows]
@@ -174,7 +163,7 @@ class _Choice:
             sealed(entry | {"seed": row.seed, "weight": chosen.count(row) / len(chosen)})
             for entry, row in zip(entries, rows, strict=True)
         ]
-        content = {"has_classes": has_classes, "members": members, "table": table}
+        content = {"has_classes": "accuracy" in table[0], "members": members, "table": table}
         folder.write(folder.path / SET_NAME, json.dumps(sealed(content), indent=1) + "\n")
 
 
@@ -194,8 +183,8 @@ def _figures(values: Sequence[Tensor], targets: Tensor, *, is_mean: bool) -> _Ro
 def _line(table: Sequence[_Row], *, num_different: int) -> str:
     """Return the first two figures of all rows, with the names of the first."""
     first, *others = table
-    shown = [name for name in _NAMES if name in first][:2]
-    figures = ", ".join(f"{_NAMES[name]} {first[name]:.4g}" for name in shown)
+    shown = [name for name in FIGURES if name in first][:2]
+    figures = ", ".join(f"{name.replace('_', ' ')} {first[name]:.4g}" for name in shown)
     size = f"{counted(num_different, 'distinct network')}, {counted(first['num_parameters'], 'parameter')}"
     rest = "".join(f"; {row['name']} {', '.join(f'{row[name]:.4g}' for name in shown)}" for row in others)
     return f"{first['name']} ({size}): {figures}{rest}"

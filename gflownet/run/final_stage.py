@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -163,23 +164,34 @@ def _races(
 ) -> list[Finalists]:
     """Return the finalists of one race, or of one race per range of sizes, each with its share of the trainings.
 
-    `before` has the trainings of an earlier process.
+    Those of a range are on its front, of one race the best by posterior mean. `before` has the trainings of an earlier
+    process.
     """
     groups = [records]
     if sizes is not None:
         ends = pairwise((-math.inf, *sizes.caps))
         groups = [[row for row in records if low < row.metrics[sizes.metric] <= high] for low, high in ends]
-    groups, races = [group for group in groups if group], list[Finalists]()
+    groups = [group for group in groups if group]
     # Of a remainder the ranges of large networks get one each: they have the best scores.
     shares = [(num_trainings + place) // len(groups) for place in range(len(groups))]
     quotas = [num_finalists(share, parts.config.final.top) for share in shares]
-    chosen = [None] if sizes is None else _on_front(parts, groups, quotas)
-    for group, num, order in zip(groups, shares, chosen, strict=False):
-        split = seconds / len(groups)
-        race = _finalists(parts, group, num, order, offset=offset, seconds=split, predicted=predicted)
-        hashes = {record.hash for record in group}
-        races += [replace(race, num_before=sum(row.hash in hashes for row in before))] if race.records else []
+    orders = [None] if sizes is None else _on_front(parts, groups, quotas)
+    races = list[Finalists]()
+    for group, num, quota, order in zip(groups, shares, quotas, orders, strict=False):
+        scores, hashes = [record.score for record in group], {record.hash for record in group}
+        known, guess = predicted or (None, math.sqrt(_NOISE_SHARE) * spread_of(scores))
+        best = np.argsort(-(known or shrunk(scores, guess)).mean, kind="stable")[:quota].tolist()
+        if places := best if order is None else order:
+            prior, num_before = partial(_prior, known, scores, places), sum(row.hash in hashes for row in before)
+            finalists = [group[place] for place in places]
+            races.append(Finalists(finalists, prior, guess, num, num_before, offset, seconds / len(groups)))
     return races
+
+
+def _prior(known: Belief | None, scores: Sequence[float], places: list[int], noise: float) -> Belief:
+    """Return the belief of a model about some rows; without one the empirical Bayes posterior of all rows."""
+    belief = known or shrunk(scores, noise)
+    return Belief(belief.mean[places], belief.std[places])
 
 
 def _on_front(parts: Parts, groups: Sequence[Sequence[EvaluationRecord]], quotas: Sequence[int]) -> list[list[int]]:
@@ -204,33 +216,6 @@ def _on_front(parts: Parts, groups: Sequence[Sequence[EvaluationRecord]], quotas
         number, place = max(left, key=lambda each: hypervolume(np.array([*before, points[each[0]][each[1]]])))
         chosen[number].append(place)
     return chosen
-
-
-def _finalists(
-    parts: Parts,
-    records: Sequence[EvaluationRecord],
-    num_trainings: int,
-    order: Sequence[int] | None,
-    *,
-    offset: int,
-    seconds: float,
-    predicted: tuple[Belief, float] | None,
-) -> Finalists:
-    """Return the rows in an order, the best rows by posterior mean without one, and the prior of their race.
-
-    Without predictions of a model, the prior is the empirical Bayes posterior of all rows.
-    """
-    scores = [record.score for record in records]
-    guess = math.sqrt(_NOISE_SHARE) * spread_of(scores) if predicted is None else predicted[1]
-    means = shrunk(scores, guess).mean if predicted is None else predicted[0].mean
-    best = np.argsort(-means, kind="stable")[: num_finalists(num_trainings, parts.config.final.top)]
-    places = best.tolist() if order is None else list(order)
-
-    def prior(noise: float) -> Belief:
-        belief = shrunk(scores, noise) if predicted is None else predicted[0]
-        return Belief(belief.mean[places], belief.std[places])
-
-    return Finalists([records[place] for place in places], prior, guess, num_trainings, offset=offset, seconds=seconds)
 
 
 def _predicted(parts: Parts, records: Sequence[EvaluationRecord]) -> tuple[Belief, float] | None:

@@ -126,7 +126,7 @@ def plan_of(config: Config, task: GFNTask, method: MethodClass | None, *, reason
         reason: of search.method=auto.
     """
     final, num = config.final, config.budget.evaluations
-    num_ranges = len(final.caps or SHARES) if capped_objective(task) else 1
+    num_ranges = len({*final.caps} or SHARES) if capped_objective(task) else 1
     most = num_ranges * final.top * final.num_seeds if task.is_noisy else 0
     if num:
         num_search, num_final = divided(num, final.share, most=most)

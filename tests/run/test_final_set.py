@@ -216,7 +216,7 @@ def test_set_stays_within_its_parameters(finished_runs, tmp_path: Path):
     assert content["table"][0]["num_parameters"] == smallest
     assert content["table"][0]["name"] == "a set of 3"
     _, line, _ = chosen_again(folder, tmp_path / "none", "final.set_parameters=3")
-    assert line == "no set of networks: no outputs of trained modules within final.set_parameters=3"
+    assert line == "no set of networks: no outputs of modules that this run has trained within final.set_parameters=3"
 
 
 def test_best_alone_has_new_seeds(finished_runs, tmp_path: Path):
@@ -266,7 +266,7 @@ def test_failed_outputs_leave_a_line(finished_runs, tmp_path: Path, monkeypatch)
 
     monkeypatch.setattr(TensorTask, "outputs", fails)
     _, line, summary = chosen_again(finished_runs("digits"), tmp_path)
-    assert line == "no set of networks: no outputs of trained modules"
+    assert line == "no set of networks: no outputs of modules that this run has trained"
     assert summary == {}
 
 
