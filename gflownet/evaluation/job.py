@@ -245,7 +245,7 @@ class JobQueue:
         return not second.is_alone and replace(one, **own) == other
 
     def _are_seeds(self, first: Ticket, second: Ticket) -> bool:
-        is_saved = first.request.saves_training, second.request.saves_training  # repeated alone for its weights
+        is_saved = first.request.saves_training, second.request.saves_training  # a saved training is alone
         return _key(first) == _key(second) and is_saved == (False, False) and self._may_share(first, second)
 
 

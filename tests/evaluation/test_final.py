@@ -104,7 +104,7 @@ def store(tmp_path: Path) -> Iterator[EvaluationStore]:
 
 
 def folder_of(store: EvaluationStore) -> Path:
-    return store._database.path.with_name("weights")
+    return Path(store.location).with_name("weights")
 
 
 def trainings(
