@@ -117,8 +117,9 @@ def test_set_of_a_table_predicts_rows(finished_runs):
     assert len(model.predict(rows)) == len(first.predict(rows)) == 3
 
 
-def test_kept_weights_predict_as_after_the_training(finished_runs):
-    folder = finished_runs("digits")
+@pytest.mark.parametrize("kind", ["digits", "images"])
+def test_kept_weights_predict_as_after_the_training(finished_runs, kind: str):
+    folder = finished_runs(kind)
     task, weights = task_of(folder), WeightFolder(folder / "weights", 20, write=write_whole)
     rows = [row for row in rows_of(folder) if row.status is EvaluationStatus.OK]
     assert weights_of(folder).keys() == {weights.path(row).name for row in rows}
