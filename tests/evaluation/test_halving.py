@@ -122,7 +122,8 @@ def test_best_of_each_rung_are_trained_on_and_nothing_is_repeated(store):
 
 def test_only_full_trainings_return_their_weights(store):
     evaluator, kept = evaluator_of(LineTask(), store), list[tuple[str, int]]()
-    weights: Any = SimpleNamespace(add=lambda record, weights: kept.append((record.key, record.fidelity)))
+    weights: Any = SimpleNamespace(keeps=lambda seed: seed == 0)
+    weights.add = lambda record, weights: kept.append((record.key, record.fidelity))
     evaluator._dispatcher.weights = weights
     evaluator.evaluate(candidates(*SLOPES), step=1)
     assert kept == [("0.09", 0)]
