@@ -23,6 +23,7 @@ from gflownet.certificate.estimates import (
     with_learned_backward,
 )
 from gflownet.certificate.exact import enumerate_states, forward_scores, policy_log_prob, terminating_distribution
+from gflownet.data.sampler import conditions_of
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
 from gflownet.evaluation.fingerprint import context_of
@@ -31,7 +32,6 @@ from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.run.sampling import RestoredPolicy
-from gflownet.search.sampler import conditions_of
 
 _BACKWARD_STREAM = 1  # seed of the backward trajectories: seed + 2 ** 32, so that samples do not depend on them
 

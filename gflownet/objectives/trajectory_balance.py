@@ -95,7 +95,7 @@ def vargrad_log_partition(ratio: Tensor, conditioning: Tensor) -> Tensor:
     if len(distinct) == len(conditioning) > 1:
         raise UserError(
             "algo.method=vargrad: expected trajectories with equal conditioning, got only different ones; "
-            "set cond.temperature.sample_dist=constant"
+            "without cond.limit.metric, set cond.temperature.sample_dist=constant and cond.preferences.weights"
         )
     group = group.to(ratio.device)
     count = torch.bincount(group, minlength=len(distinct))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gflownet.cli.interrupts import AbandonedError
+from gflownet.data.sampler import conditions_of
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import best_within
@@ -31,7 +32,7 @@ from gflownet.run.search_stage import NUM_REPORTED, check_samples, closing_line,
 from gflownet.run.stage import Stage
 from gflownet.search.loop import SearchLoop
 from gflownet.search.proposals import distinct
-from gflownet.search.sampler import RewardScale, conditions_of
+from gflownet.search.sampler import RewardScale
 from gflownet.search.surrogate import rank_correlation
 from gflownet.workers.process import stream_seed
 
