@@ -124,8 +124,6 @@ def sample(options: argparse.Namespace) -> None:
 def _probability(restored: RestoredPolicy, options: argparse.Namespace) -> TerminatingProbability | None:
     from gflownet.cli.sample_records import EstimatedProbability, ExactProbability
 
-    if options.exact and (options.max_parameters or options.max_multiply_adds):
-        raise UserError("--exact: expected no --max-parameters and no --max-multiply-adds, got one")
     if options.exact:
         return ExactProbability(restored, max_states=options.max_states)
     if not options.trajectories:

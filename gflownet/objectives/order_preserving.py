@@ -24,6 +24,7 @@ class OrderPreserving(Objective):
     """
 
     samples_reward = False
+    compares = True
 
     def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
         """Return the mean cross-entropy over pairs, in nats; 0 for a single trajectory.

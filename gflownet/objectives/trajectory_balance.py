@@ -75,6 +75,7 @@ class VarGrad(Objective):
 
     uses_regression = True
     supports_teacher = True
+    compares = True
 
     def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
         """Return the mean loss of the deviation from the estimated log Z, which has no gradient."""

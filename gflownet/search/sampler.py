@@ -19,7 +19,7 @@ from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
-from gflownet.search.amortised_search import LOG_RANGE, AmortisedPolicy, PredictedOnce, Target
+from gflownet.search.amortised_search import LOG_RANGE, AmortisedPolicy, PredictedOnce
 from gflownet.search.candidate_model import CandidateModel, observed
 from gflownet.search.method import SearchSetup
 from gflownet.search.proposals import distinct, mutations
@@ -170,7 +170,7 @@ def log_score(task: GFNTask, scores: Tensor, conditioning: Conditioning) -> Tens
     return task.log_reward(scores.float(), replace(conditioning, beta=torch.ones_like(conditioning.beta)))
 
 
-class SamplerTarget(Target):
+class SamplerTarget:
     """Rewards of predicted scores, with a pool of known, random and mutated candidates.
 
     Attributes:
