@@ -59,7 +59,7 @@ def sample(
     Args:
         run_folder: the run's log_dir.
         num: number of graphs; a small space may have fewer new ones.
-        max_parameters: cap of the parameters, below that of the environment; None: the environment's own.
+        max_parameters: cap of the parameters, below that of the environment; None: the largest of the training.
         max_multiply_adds: the same of the multiply-adds.
         varied: return samples as they come, known ones included; always so where the policy was trained on scores.
         beta: inverse temperature, a value that training draws; None: drawn for each graph.

@@ -101,8 +101,9 @@ def capped_conditioning(
         UserError: the environment has no such cap.
     """
     own = dict(zip(env.vocabulary.limits, env.vocabulary.caps, strict=True))
-    for name, cap in caps.items():
-        if cap is not None and name not in own:
+    given = {name: cap for name, cap in caps.items() if cap is not None}
+    for name in given:
+        if name not in own:
             raise UserError(
                 f"max_{name}: expected an environment with a cap of its {name}, such as operation_graph with "
                 f"env.operation_graph.max_{name}, got {task.config.env.name} with {', '.join(own) or 'none'}"
@@ -110,7 +111,7 @@ def capped_conditioning(
     default, (metric, high) = own, (task.config.cond.limit.metric, task.config.cond.limit.high)
     if metric is not None and high is not None:
         default = own | {metric: high}
-    limits = {name: min(own[name], default[name] if caps.get(name) is None else caps[name]) for name in own}
+    limits = {name: min(own[name], cap) for name, cap in (default | given).items()}
     if metric is not None:
         fixed = fixed | {"limit": limits[metric]}
     conditioning = sampler_conditioning(task, num, generator, **fixed)
