@@ -246,9 +246,8 @@ class TrajectorySource:
     def _conditioning_into(self, states: SeenStates, generator: torch.Generator) -> Conditioning:
         """Return the conditioning of new trajectories into states; limits are at least their sizes."""
         conditioning = self.task.sample_conditioning(len(states), generator=generator)
-        if conditioning.limit is None:
-            return conditioning
-        return self.task.reaching(conditioning, self.context.env.sizes(states.terminal))
+        sizes = self.context.env.sizes
+        return conditioning if conditioning.limit is None else self.task.reaching(conditioning, sizes(states.terminal))
 
     def _with_state_rewards(self, trajectories: TrajectoryBatch, scorer: StepScorer) -> TrajectoryBatch:
         """Add the log-reward of every intermediate state on which Stop is legal, 0 for other states."""

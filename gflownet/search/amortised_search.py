@@ -65,12 +65,15 @@ class Target(Protocol):
 
     def conditioning(self, num: int, generator: torch.Generator) -> Conditioning:
         """Return the conditions of `num` trajectories."""
+        ...
 
     def best(self, conditioning: Conditioning, generator: torch.Generator) -> GraphStates:
         """Return a terminal state with a large reward for each condition, [B]; [0] where none are known."""
+        ...
 
     def log_reward(self, states: GraphStates, conditioning: Conditioning) -> Tensor:
         """Return the log-rewards of terminal states under their conditions, [B] float32."""
+        ...
 
 
 @dataclass(frozen=True)
