@@ -165,8 +165,9 @@ def test_conditional_policy_samples_every_target():
     )
     for _ in fit(learner, rollouts, num_steps=NUM_STEPS):
         pass
+    drawn = space.task.sample_conditioning(1, generator=generator)
     ones = [
-        space.task.conditioning(1, beta=beta, preferences=preferences)
+        space.task.override_conditioning(drawn, beta=beta, preferences=preferences)
         for preferences in ([9, 1], [1, 9])
         for beta in (0.8, 3.5)
     ]

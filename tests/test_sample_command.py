@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import gflownet
 from gflownet.certificate.exact import enumerate_states, forward_scores, policy_log_prob, terminating_distribution
@@ -43,7 +44,7 @@ def exact_probabilities(folder: Path) -> dict[str, float]:
     restored = restore(folder)
     context = restored.trainer.context
     graph = enumerate_states(context.env)
-    encoding = restored.trainer.task.conditioning(1, beta=1.0).encoding[0]
+    encoding = restored.trainer.task.sample_conditioning(1, generator=torch.Generator()).encoding[0]
     log_prob = policy_log_prob(graph, forward_scores(context, restored.policy, encoding))
     probability = terminating_distribution(graph, log_prob)
     states = graph.terminal.tolist()

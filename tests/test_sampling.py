@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import gflownet
 from gflownet.config import load_config
 from gflownet.data.sampler import sample_forward
 from gflownet.errors import UserError
+from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask
 from gflownet.run.folder import last_checkpoint
 from gflownet.run.trainer import GFNTrainer
@@ -53,6 +55,10 @@ def task(several) -> GFNTask:
     return GFNTrainer(load_config(str(several / "config.yaml"))).task
 
 
+def fixed_conditioning(task: GFNTask, num: int, **given: Any) -> Conditioning:
+    return task.override_conditioning(task.sample_conditioning(num, generator=torch.Generator()), **given)
+
+
 @pytest.fixture
 def asked(monkeypatch) -> list[dict]:
     """Record the arguments of `sample_forward`."""
@@ -76,7 +82,7 @@ def test_run_on_gpus_is_sampled_without_one(several, tmp_path):
 def test_sample_conditioning_reaches_policy(several, task, asked):
     graphs = gflownet.sample(several, 5, beta=6, preferences=[3, 1], focus=[1, 2])
     assert [graph.config["translation"] for graph in graphs] == [task.translation_settings] * 5
-    expected = task.conditioning(5, beta=6.0, preferences=[3, 1], focus=[1, 2])
+    expected = fixed_conditioning(task, 5, beta=6.0, preferences=[3, 1], focus=[1, 2])
     assert torch.equal(asked[0]["conditioning"].encoding, expected.encoding)
     assert torch.equal(asked[0]["conditioning"].beta, expected.beta)
 
@@ -86,7 +92,7 @@ def test_sample_default_conditioning_as_in_training(several, task, asked, given)
     gflownet.sample(several, 4, seed=3, **given)
     found = asked[0]["conditioning"]
     drawn = task.sample_conditioning(4, generator=torch.Generator().manual_seed(3))
-    fixed = task.conditioning(4, **{"beta": 1.0, "preferences": [1, 1], "focus": [1, 1], **given})
+    fixed = fixed_conditioning(task, 4, **{"beta": 1.0, "preferences": [1, 1], "focus": [1, 1], **given})
     assert torch.equal(found.beta, fixed.beta if "beta" in given else drawn.beta)
     names = ("beta", "preferences", "focus")
     parts = [conditioning.encoding.split([8, 2, 2], 1) for conditioning in (found, fixed, drawn)]

@@ -140,7 +140,9 @@ class Sampling:
         samples = self._with_own_backward(self._samples[index])
         inside = self._inside(index, conditioning)
         scores, sampled = scores[inside], torch.searchsorted(inside, self._sampled[index])
-        rollouts = self._rollouts(self.terminal[inside], conditioning, subject.generator(BACKWARD, index))
+        terminal, generator = self.terminal[inside], subject.generator(BACKWARD, index)
+        each = repeated(conditioning, len(terminal))
+        rollouts = rolled_back(subject.context, subject.policy, terminal, each, num=NUM_ROLLOUTS, generator=generator)
         log_symmetry = rollouts.log_symmetry[::NUM_ROLLOUTS]
         log_reward = subject.log_reward(scores, conditioning)
         if subject.prior is not None:
@@ -183,13 +185,6 @@ class Sampling:
             return None
         samples = self._samples[index].with_rewards(log_reward)
         return wrong_symmetry_terms(self._subject, reader, samples)
-
-    def _rollouts(
-        self, terminal: GraphStates, conditioning: Conditioning, generator: torch.Generator
-    ) -> TrajectoryBatch:
-        """Return NUM_ROLLOUTS trajectories into each terminal state, sampled through the policy's P_B or uniformly."""
-        subject, each = self._subject, repeated(conditioning, len(terminal))
-        return rolled_back(subject.context, subject.policy, terminal, each, num=NUM_ROLLOUTS, generator=generator)
 
     def _with_own_backward(self, trajectories: TrajectoryBatch) -> TrajectoryBatch:
         """Return the trajectories with log P_B of the policy, if it has a learned backward policy."""

@@ -43,7 +43,7 @@ def command_line() -> CommandLine:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="run folder")
     add("--num", type=positive_integer, default=10, metavar="N", help="number of graphs (default: 10)")
-    add("--max-parameters", type=positive_integer, metavar="N", help="cap (default: that of the environment)")
+    add("--max-parameters", type=positive_integer, metavar="N", help="cap (default: the largest of the training)")
     add("--max-multiply-adds", type=positive_integer, metavar="N", help="the same for multiply-adds per example")
     add("--varied", action="store_true", help="samples as they come, known ones included")
     add("--json", action="store_true", help="print one JSON object per line, with the graph")
@@ -124,8 +124,6 @@ def sample(options: argparse.Namespace) -> None:
 def _probability(restored: RestoredPolicy, options: argparse.Namespace) -> TerminatingProbability | None:
     from gflownet.cli.sample_records import EstimatedProbability, ExactProbability
 
-    if options.exact and (options.max_parameters or options.max_multiply_adds):
-        raise UserError("--exact: expected no --max-parameters and no --max-multiply-adds, got one")
     if options.exact:
         return ExactProbability(restored, max_states=options.max_states)
     if not options.trajectories:

@@ -23,6 +23,7 @@ from gflownet.certificate.estimates import (
     with_learned_backward,
 )
 from gflownet.certificate.exact import enumerate_states, forward_scores, policy_log_prob, terminating_distribution
+from gflownet.data.sampler import conditions_of
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
 from gflownet.evaluation.fingerprint import context_of
@@ -31,7 +32,6 @@ from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.run.sampling import RestoredPolicy
-from gflownet.search.sampler import conditions_of
 
 _BACKWARD_STREAM = 1  # seed of the backward trajectories: seed + 2 ** 32, so that samples do not depend on them
 
@@ -140,24 +140,12 @@ class EstimatedProbability(TerminatingProbability):
         keys = list(zip(codes, map(tuple, batch.conditioning.tolist()), strict=True))
         position = {key: i for i, key in enumerate(dict.fromkeys(keys))}  # U
         first = torch.tensor([keys.index(key) for key in position])
-        rollouts = rolled_back(
-            trainer.context,
-            trainer.learner.sampling,
-            batch.terminal[first],
-            conditions_of(batch)[first],
-            num=num,
-            generator=self._generator,
-        )
+        states, conditioning, policy = batch.terminal[first], conditions_of(batch)[first], trainer.learner.sampling
+        rollouts = rolled_back(trainer.context, policy, states, conditioning, num=num, generator=self._generator)
         ratios = log_ratio(trainer.context, self._restored.policy, rollouts).reshape(-1, num)
         log_probs = terminating_log_prob(ratios, batch.log_symmetry[first]).tolist()
         sizes = effective_sample_size(ratios).tolist()
         return [LogProb(log_probs[i], "estimate", num, sizes[i]) for i in (position[key] for key in keys)]
-
-
-def with_own_backward(restored: RestoredPolicy, batch: TrajectoryBatch) -> TrajectoryBatch:
-    """Return the trajectories with log P_B of the run's policy, if it has a learned backward policy."""
-    context = restored.trainer.context
-    return with_learned_backward(context, restored.trainer.learner.sampling, batch) if context.backward_types else batch
 
 
 class KnownScores:
@@ -192,7 +180,10 @@ def sample_records(
 ) -> Iterator[SampleRecord]:
     """Yield the records of a batch of trajectories."""
     graphs, task, search = restored.graphs(batch), restored.trainer.task, restored.trainer.search
-    ratio = log_ratio(restored.trainer.context, restored.policy, owned := with_own_backward(restored, batch))
+    context, owned = restored.trainer.context, batch
+    if context.backward_types:  # log P_B of the run's policy
+        owned = with_learned_backward(context, restored.trainer.learner.sampling, batch)
+    ratio = log_ratio(context, restored.policy, owned)
     log_backward = torch.zeros(len(batch), dtype=torch.float64)
     log_backward.index_add_(0, batch.trajectory, owned.log_backward.double())
     log_forward = (ratio + log_backward).tolist()
@@ -200,11 +191,8 @@ def sample_records(
     conditioning, predictions, log_rewards = conditions_of(batch), None, list[float | None]([None] * len(batch))
     if restored.predict is not None and search is not None and search.scale is not None and len(batch):
         predictions = restored.predict(batch.terminal)
-        log_rewards, betas = (
-            search.scale.log_reward(predictions, conditioning).tolist(),
-            search.scale.levels(conditioning)[1],
-        )
-        conditioning = replace(conditioning, beta=betas)
+        log_rewards = search.scale.log_reward(predictions, conditioning).tolist()
+        conditioning = replace(conditioning, beta=search.scale.levels(conditioning)[1])
     for i, (graph, evaluation) in enumerate(zip(graphs, scores.evaluations(graphs), strict=True)):
         if evaluation is not None and predictions is None:
             measured = torch.tensor([evaluation.utilities or evaluation.score], dtype=torch.float32)

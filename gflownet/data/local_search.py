@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gflownet.data.config import LocalSearchConfig
 from gflownet.data.replay import action_sequences
-from gflownet.data.sampler import Exploration, Step, assembled, chosen_by, roll_out, sample_backward
+from gflownet.data.sampler import Exploration, Step, assembled, chosen_by, conditions_of, roll_out, sample_backward
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.answer import AnswersBothWays, ask, ask_both
 from gflownet.mdp.context import GraphBuildingEnvContext
@@ -105,8 +105,7 @@ class LocalSearch:
         with torch.inference_mode():
             choose = chosen_by(self.context, policy, current.conditioning, generator, self.exploration)
             steps = roll_out(env, start, choose)
-        conditioning = Conditioning(current.conditioning, current.beta, current.terminal.limit)
-        return assembled(env, [shared_step, *steps], conditioning, Origin.RESAMPLED)
+        return assembled(env, [shared_step, *steps], conditions_of(current), Origin.RESAMPLED)
 
     def _accepted(
         self,

@@ -109,11 +109,16 @@ def sampled_steps(
         return roll_out(there.env, states, choose)
 
 
+def conditions_of(batch: TrajectoryBatch) -> Conditioning:
+    """Return the conditions of trajectories."""
+    return Conditioning(batch.conditioning, batch.beta, batch.terminal.limit)
+
+
 def limited_states(env: Environment, num: int, limit: Tensor | None) -> GraphStates:
     """Return `num` initial states with caps [num, K]; None: the environment's own.
 
     Raises:
-        UserError: a cap below the smallest network, which has no legal trajectory.
+        UserError: a cap below the smallest network, or several that none keeps: there is no legal trajectory.
     """
     states = env.initial_states(num)
     if limit is None:
@@ -121,9 +126,14 @@ def limited_states(env: Environment, num: int, limit: Tensor | None) -> GraphSta
     for name, smallest, caps in zip(env.vocabulary.limits, env.smallest_sizes, limit.unbind(1), strict=True):
         if num and int(caps.min()) < smallest:
             raise UserError(
-                f"limit: expected at least {smallest:,} {name}, the smallest network, got {int(caps.min()):,}"
+                f"max_{name}: expected at least {smallest:,}, the smallest network's, got {int(caps.min()):,}"
             )
-    return states.with_limit(limit)
+    states = states.with_limit(limit)
+    if limit.shape[1] > 1 and not bool((can_move := env.forward_masks(states).num_actions() > 0).all()):
+        caps = zip(limit[~can_move][0].tolist(), env.vocabulary.limits, strict=True)
+        expected = " and ".join(f"{cap:,} {name}" for cap, name in caps)
+        raise UserError(f"limit: expected a network with at most {expected}, got none")
+    return states
 
 
 def _tabulated(

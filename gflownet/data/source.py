@@ -11,7 +11,7 @@ from torch import Tensor
 from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig
 from gflownet.data.local_search import LocalSearch
 from gflownet.data.replay import ReplayBuffer, SeenStates, action_sequences
-from gflownet.data.sampler import Exploration, sample_backward, sample_forward
+from gflownet.data.sampler import Exploration, conditions_of, sample_backward, sample_forward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
@@ -196,8 +196,7 @@ class TrajectorySource:
             return None
         if options.start == "fresh":
             first = slice(options.num)
-            conditioning = Conditioning(fresh.conditioning[first], fresh.beta[first], fresh.terminal.limit[first])
-            return fresh.terminal[first], fresh.log_reward[first], conditioning
+            return fresh.terminal[first], fresh.log_reward[first], conditions_of(fresh)[first]
         states = replay.sample(options.num, seed=stream_seed(self.seed, step, _SEARCH_CHOICE))
         if states is None:
             return None
@@ -247,9 +246,8 @@ class TrajectorySource:
     def _conditioning_into(self, states: SeenStates, generator: torch.Generator) -> Conditioning:
         """Return the conditioning of new trajectories into states; limits are at least their sizes."""
         conditioning = self.task.sample_conditioning(len(states), generator=generator)
-        if conditioning.limit is None:
-            return conditioning
-        return self.task.reaching(conditioning, self.context.env.sizes(states.terminal))
+        sizes = self.context.env.sizes
+        return conditioning if conditioning.limit is None else self.task.reaching(conditioning, sizes(states.terminal))
 
     def _with_state_rewards(self, trajectories: TrajectoryBatch, scorer: StepScorer) -> TrajectoryBatch:
         """Add the log-reward of every intermediate state on which Stop is legal, 0 for other states."""
@@ -258,13 +256,12 @@ class TrajectorySource:
         steps = stop.nonzero().squeeze(1)
         first, inverse = distinct(states[steps], torch.zeros(len(steps), 1))
         scores = scorer.scores(states[steps[first]])[inverse]
-        conditioning = Conditioning(trajectories.conditioning[owner[steps]], trajectories.beta[owner[steps]])
-        log_reward = torch.zeros(len(states)).index_put((steps,), self._log_reward(scores, conditioning))
+        of_states = self._log_reward(scores, conditions_of(trajectories)[owner[steps]])
+        log_reward = torch.zeros(len(states)).index_put((steps,), of_states)
         return trajectories.with_state_rewards(log_reward)
 
     def _rewarded(self, trajectories: TrajectoryBatch, scores: Tensor) -> TrajectoryBatch:
-        conditioning = Conditioning(trajectories.conditioning, trajectories.beta)
-        return trajectories.with_rewards(self._log_reward(scores, conditioning))
+        return trajectories.with_rewards(self._log_reward(scores, conditions_of(trajectories)))
 
     def _log_reward(self, scores: Tensor, conditioning: Conditioning) -> Tensor:
         log_reward = self.task.log_reward(scores, conditioning)

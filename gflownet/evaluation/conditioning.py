@@ -128,25 +128,6 @@ class RewardConditional:
             return self._capped(encodings, betas, torch.full((num,), limit))
         return Conditioning(torch.cat(encodings, 1), betas, sampled.limit)
 
-    def repeated(
-        self, num: int, *, beta: float, preferences: Sequence[float] = (), focus: Sequence[float] = ()
-    ) -> Conditioning:
-        """Return one conditioning `num` times, with the largest cap; preferences and focus are scaled to sum to 1.
-
-        Raises:
-            ValueError: preferences or focus are missing, not in use, or not numbers >= 0 with one > 0.
-        """
-        encodings = [self._temperature.encode(torch.tensor([beta]))]
-        for name, numbers, part in (("preferences", preferences, self._preferences), ("focus", focus, self._focus)):
-            width = 0 if part is None else self._widths[1]
-            if len(numbers) != width:
-                raise ValueError(f"{name}: expected {width} numbers, got {len(numbers)}")
-            if part is not None:
-                encodings.append(simplex([numbers]))
-        encodings, betas = [encoding.expand(num, -1) for encoding in encodings], torch.full((num,), float(beta))
-        caps = None if self.limit is None else torch.full((num,), self.limit.high)
-        return self._capped(encodings, betas, caps)
-
     def score(self, utilities: Tensor, encoding: Tensor) -> Tensor:
         """Return the scores [B] of utilities [B, K] under the conditionings with encodings [B, C]."""
         assert self._preferences is not None, "several objectives without preferences"

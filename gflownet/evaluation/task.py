@@ -331,16 +331,6 @@ class GFNTask(Configurable, ABC):
         """
         return self._conditional.overridden(sampled, beta=beta, preferences=preferences, focus=focus, limit=limit)
 
-    def conditioning(
-        self, num: int, *, beta: float, preferences: Sequence[float] = (), focus: Sequence[float] = ()
-    ) -> Conditioning:
-        """Return one conditioning `num` times, to sample from a trained policy, with the largest cap of a limit.
-
-        Raises:
-            ValueError: preferences or focus do not fit the objectives in use.
-        """
-        return self._conditional.repeated(num, beta=beta, preferences=preferences, focus=focus)
-
     def utility(self, objective: str, value: float) -> float:
         """Return the utility of an objective's metric: >= 0, best within [0, 1], larger is better.
 

@@ -45,7 +45,8 @@ class Moves:
 
     @staticmethod
     def of(env: Environment, states: GraphStates, generator: torch.Generator) -> Moves:
-        """Return the moves of terminal states, each in a random order of construction."""
+        """Return the moves of terminal states within the environment's caps, each in a random order."""
+        states = states.with_limit(env.initial_states(1).limit)
         plan = taken_apart(env, states, generator)
         after = env.forward_masks(states).without_stop()
         changes = _changes(env)

@@ -39,6 +39,7 @@ class Objective(nn.Module, Configurable, ABC):
     supports_teacher: ClassVar[bool] = False  # trajectories have an imbalance that the adaptive teacher can look for
     is_on_policy: ClassVar[bool] = False  # learns only from samples of the policy itself
     samples_reward: ClassVar[bool] = True  # zero loss means p(x) ~ R(x), or R(x) p0(x) with `prior_policy`
+    compares: ClassVar[bool] = False  # trajectories with equal conditioning
     imitates: ClassVar[bool] = False  # learns only from replayed or offline graphs
     backward_policies: ClassVar[tuple[str, ...]] = BACKWARD_NAMES  # accepted values of algo.backward_policy
     symmetries: ClassVar[tuple[str, ...]] = SYMMETRY_NAMES  # accepted values of algo.symmetry

@@ -24,6 +24,7 @@ class OrderPreserving(Objective):
     """
 
     samples_reward = False
+    compares = True
 
     def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
         """Return the mean cross-entropy over pairs, in nats; 0 for a single trajectory.
@@ -44,8 +45,8 @@ class OrderPreserving(Objective):
         pairs = _pairs(trajectories.conditioning).to(entropy.device)
         if len(trajectories) > 1 and not bool(pairs.any()):
             raise UserError(
-                "algo.method=order_preserving: expected trajectories with equal conditioning, got only different "
-                "ones; set cond.temperature.sample_dist=constant"
+                "algo.method=order_preserving: expected trajectories with equal conditioning, got only different ones; "
+                "without cond.limit.metric, set cond.temperature.sample_dist=constant and cond.preferences.weights"
             )
         value = torch.where(pairs, entropy, 0.0).sum() / pairs.sum().clamp(min=1)
         return total_loss(value, steps, {})

@@ -75,6 +75,7 @@ class VarGrad(Objective):
 
     uses_regression = True
     supports_teacher = True
+    compares = True
 
     def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
         """Return the mean loss of the deviation from the estimated log Z, which has no gradient."""
@@ -95,7 +96,7 @@ def vargrad_log_partition(ratio: Tensor, conditioning: Tensor) -> Tensor:
     if len(distinct) == len(conditioning) > 1:
         raise UserError(
             "algo.method=vargrad: expected trajectories with equal conditioning, got only different ones; "
-            "set cond.temperature.sample_dist=constant"
+            "without cond.limit.metric, set cond.temperature.sample_dist=constant and cond.preferences.weights"
         )
     group = group.to(ratio.device)
     count = torch.bincount(group, minlength=len(distinct))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gflownet.cli.interrupts import AbandonedError
+from gflownet.data.sampler import conditions_of
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import best_within
@@ -31,7 +32,7 @@ from gflownet.run.search_stage import NUM_REPORTED, check_samples, closing_line,
 from gflownet.run.stage import Stage
 from gflownet.search.loop import SearchLoop
 from gflownet.search.proposals import distinct
-from gflownet.search.sampler import RewardScale, conditions_of
+from gflownet.search.sampler import RewardScale
 from gflownet.search.surrogate import rank_correlation
 from gflownet.workers.process import stream_seed
 
@@ -50,27 +51,20 @@ def sampler_words(parts: Parts, search: SearchLoop, scale: RewardScale, random_s
     predicted.
     """
     # Imported here: it takes a second, which runs without a sampler save.
-    from gflownet.certificate.estimates import (
-        NUM_ROLLOUTS,
-        SUBSET_SIZE,
-        disjoint_subsets,
-        flow_consistency,
-        log_ratio,
-        rolled_back,
-        terminating_log_prob,
-    )
+    from gflownet.certificate import estimates
     from gflownet.certificate.words import CONVERGED
 
     batch, seed = check_samples(parts), stream_seed(parts.config.seed, CERTIFICATE_STREAM)
     states, generator = distinct(parts.env, batch.terminal), torch.Generator().manual_seed(seed)
     num, policy = len(states), parts.learner.sampling
     one = conditions_of(batch)[torch.zeros(num, dtype=torch.int64)]
-    rollouts = rolled_back(parts.context, policy, states, one, num=NUM_ROLLOUTS, generator=generator)
-    ratios = log_ratio(parts.context, policy, rollouts).reshape(num, NUM_ROLLOUTS)
-    log_prob = terminating_log_prob(ratios, rollouts.log_symmetry[::NUM_ROLLOUTS])
+    num_rollouts = estimates.NUM_ROLLOUTS
+    rollouts = estimates.rolled_back(parts.context, policy, states, one, num=num_rollouts, generator=generator)
+    ratios = estimates.log_ratio(parts.context, policy, rollouts).reshape(num, num_rollouts)
+    log_prob = estimates.terminating_log_prob(ratios, rollouts.log_symmetry[::num_rollouts])
     log_reward = scale.log_reward(search.score_model()(states), one)
-    subsets = disjoint_subsets(num, size=min(num, SUBSET_SIZE), generator=generator)
-    consistency = flow_consistency(log_prob, log_reward, subsets, seed=seed)
+    subsets = estimates.disjoint_subsets(num, size=min(num, estimates.SUBSET_SIZE), generator=generator)
+    consistency = estimates.flow_consistency(log_prob, log_reward, subsets, seed=seed)
     places = [search.history.position(code) for code in parts.env.identify(states).tolist()]
     num_known = sum(place is not None and place < search.num_trained_on for place in places)
     scores, random = [each.score for each in search.verified], f"predicted {scale.random_score:.3f}"

@@ -140,7 +140,8 @@ def plan_of(config: Config, task: GFNTask, method: MethodClass | None, *, reason
     elif config.search.train_sampler:
         sampler = config.search.sampler
         steps = sampler.num_likelihood_updates + sampler.num_updates
-        num_verified = min(sampler.num_verified, (num_search + num_final) // _MIN_PER_VERIFIED)
+        most_verified = min((num_search + num_final) // _MIN_PER_VERIFIED, max(num_search - 1, 0))
+        num_verified = min(sampler.num_verified, most_verified)
     else:
         steps = 0
     return Plan(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gflownet.config import stored_config
-from gflownet.data.sampler import sample_forward
+from gflownet.data.sampler import conditions_of, sample_forward
 from gflownet.errors import UserError, counted
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.mdp.policy import PolicyFunction
@@ -25,9 +25,10 @@ from gflownet.run.folder import CHECKPOINTS_NAME, last_checkpoint
 from gflownet.run.search_stage import sampler_training
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search.amortised_search import PredictedOnce
+from gflownet.search.candidate_model import observed
 from gflownet.search.loop import SearchLoop
 from gflownet.search.proposals import accepted, unknown_mask
-from gflownet.search.sampler import capped_conditioning, conditions_of, log_score
+from gflownet.search.sampler import capped_conditioning, log_score
 from gflownet.training.random_states import get_random_state, set_random_state
 
 _BATCH_SIZE = 256  # trajectories sampled together, to bound memory; the best new ones are chosen from as many
@@ -58,7 +59,7 @@ def sample(
     Args:
         run_folder: the run's log_dir.
         num: number of graphs; a small space may have fewer new ones.
-        max_parameters: cap of the parameters, below that of the environment; None: the environment's own.
+        max_parameters: cap of the parameters, below that of the environment; None: the largest of the training.
         max_multiply_adds: the same of the multiply-adds.
         varied: return samples as they come, known ones included; always so where the policy was trained on scores.
         beta: inverse temperature, a value that training draws; None: drawn for each graph.
@@ -201,7 +202,7 @@ def _restored(folder: Path, *, device: str) -> GFNTrainer:
 def _train(trainer: GFNTrainer, folder: Path, checkpoint: Checkpoint) -> None:
     """Train the sampler of a run without one, and keep it in the checkpoint, with one line."""
     assert trainer.search is not None
-    num = len(trainer.search.history)
+    num = len(observed(trainer.search.history))
     if not num:
         raise UserError(f"run_folder: expected a run with evaluations, got {folder}, which has none")
     print(f"{folder}: the sampler is trained on predictions from {counted(num, 'evaluation')}", file=sys.stderr)

@@ -36,6 +36,7 @@ from gflownet.run.run import Run
 from gflownet.run.run_log import StepSamples
 from gflownet.run.stage import StepStage
 from gflownet.search.amortised_search import AmortisedPolicy
+from gflownet.search.candidate_model import observed
 from gflownet.search.config import ORIGINS
 from gflownet.search.loop import SearchLoop, SearchStep
 from gflownet.search.proposals import accepted, unknown_mask
@@ -103,7 +104,7 @@ class SearchStage(StepStage):
             return
         with run.phase(Phase.SEARCH):
             yield from self._rounds(parts.search, run)
-        if not run.is_stopped and parts.trains_sampler and len(parts.search.history):
+        if not run.is_stopped and parts.trains_sampler and len(observed(parts.search.history)):
             with run.phase(Phase.SAMPLER):
                 yield from self._sampler_steps(parts.search, run)
 

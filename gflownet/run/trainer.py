@@ -128,7 +128,7 @@ class GFNTrainer:
         """Return the expected number of steps: rounds of the search method and training steps of the policy."""
         if self.search is None:
             return self.config.num_training_steps
-        return self.search.num_rounds + self.plan.num_steps
+        return self.search.num_rounds + self.plan.num_steps + bool(self.plan.num_verified)
 
     @property
     def trains_sampler(self) -> bool:

@@ -6,11 +6,10 @@ Letters: B trajectories, C conditioning features.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -61,24 +60,24 @@ class PredictedOnce:
         return torch.stack([self._known[code] for code in codes])
 
 
-class Target(ABC):
+class Target(Protocol):
     """The conditions under which a policy is trained, and its rewards under each."""
 
-    @abstractmethod
     def conditioning(self, num: int, generator: torch.Generator) -> Conditioning:
         """Return the conditions of `num` trajectories."""
+        ...
 
-    @abstractmethod
     def best(self, conditioning: Conditioning, generator: torch.Generator) -> GraphStates:
         """Return a terminal state with a large reward for each condition, [B]; [0] where none are known."""
+        ...
 
-    @abstractmethod
     def log_reward(self, states: GraphStates, conditioning: Conditioning) -> Tensor:
         """Return the log-rewards of terminal states under their conditions, [B] float32."""
+        ...
 
 
 @dataclass(frozen=True)
-class AcquisitionTarget(Target):
+class AcquisitionTarget:
     """Log-rewards beta * (log acquisition - maximum), without conditions."""
 
     num_cond_dim: int
@@ -174,16 +173,11 @@ class AmortisedPolicy:
         self, num: int, target: Target, generators: Callable[[int], torch.Generator], first: TrajectoryBatch | None
     ) -> TrajectoryBatch:
         conditioning = target.conditioning(num, generators(_CONDITIONS))
-        if first is not None:
-            return _rewarded(first.part(0, num), target, conditioning)
-        batch = sample_forward(
-            self.context,
-            self.learner.sampling,
-            conditioning=conditioning,
-            generator=generators(_FORWARD),
-            random_action_prob=_RANDOM_ACTION_PROB,
-        )
-        return _rewarded(batch, target, conditioning)
+        batch = None if first is None else first.part(0, num)
+        if batch is None:
+            options: dict[str, Any] = {"generator": generators(_FORWARD), "random_action_prob": _RANDOM_ACTION_PROB}
+            batch = sample_forward(self.context, self.learner.sampling, conditioning=conditioning, **options)
+        return batch.with_rewards(target.log_reward(batch.terminal, conditioning))
 
     def _backward(
         self, num: int, target: Target, generators: Callable[[int], torch.Generator]
@@ -192,18 +186,11 @@ class AmortisedPolicy:
         best, is_learned = target.best(conditioning, generators(_CHOICE)), self.context.backward_types
         if not len(best):
             return None
+        policy = self.learner.sampling if is_learned and not self.learner.objective.imitates else None
         batch = sample_backward(
-            self.context,
-            best,
-            conditioning=conditioning,
-            generator=generators(_BACKWARD),
-            policy=self.learner.sampling if is_learned and not self.learner.objective.imitates else None,
+            self.context, best, conditioning=conditioning, generator=generators(_BACKWARD), policy=policy
         )
-        return _rewarded(batch, target, conditioning)
-
-
-def _rewarded(batch: TrajectoryBatch, target: Target, conditioning: Conditioning) -> TrajectoryBatch:
-    return batch.with_rewards(target.log_reward(batch.terminal, conditioning))
+        return batch.with_rewards(target.log_reward(batch.terminal, conditioning))
 
 
 # Random streams of a call or a round, and of the weights; after those of the base class.

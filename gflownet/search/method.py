@@ -99,11 +99,18 @@ class SearchMethod(Configurable, ABC):
 
     @classmethod
     def check_config(cls, config: Any) -> None:
-        """Raise UserError for objectives that need more than rewards of terminal states."""
+        """Raise UserError for objectives that cannot train the sampler of the search."""
         objective = OBJECTIVES.load(config.algo.method)
         if objective.needs_state_rewards or objective.imitates:
             raise UserError(
                 "algo.method: expected an objective that learns from rewards of terminal states with "
+                f"search.method={config.search.method}, such as tb, got {config.algo.method}"
+            )
+        varies = config.cond.limit.metric is not None or config.cond.temperature.sample_dist != "constant"
+        varies |= bool(config.evaluation.objectives) and not config.cond.preferences.weights
+        if objective.compares and varies and config.search.train_sampler:
+            raise UserError(
+                "algo.method: expected an objective for conditions that differ (preferences, limit, temperature) with "
                 f"search.method={config.search.method}, such as tb, got {config.algo.method}"
             )
 

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gflownet.data.sampler import conditions_of
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
-from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.search.amortised_search import LOG_RANGE, AmortisedPolicy, PredictedOnce, Target
+from gflownet.search.amortised_search import LOG_RANGE, AmortisedPolicy, PredictedOnce
 from gflownet.search.candidate_model import CandidateModel, observed
 from gflownet.search.method import SearchSetup
 from gflownet.search.proposals import distinct, mutations
@@ -50,7 +50,7 @@ class ScoreModel:
     def __call__(self, states: GraphStates) -> Tensor:
         """Return expected scores [B], or utilities [B, K], within the range of the measured ones, float64.
 
-        Where policies are conditioned on a limit of a size, the score is the first objective that is no such size.
+        Where policies are conditioned on a limit of a size, the score is the first objective that is no cost.
         """
         parts = [states[first : first + _CHUNK] for first in range(0, len(states), _CHUNK)]
         scores = [self._model.expected_scores(self._model.encode(part)) for part in parts]
@@ -58,21 +58,31 @@ class ScoreModel:
         return together if self._column is None else together[:, self._column]
 
 
+def score_column(task: GFNTask) -> int | None:
+    """Return the position of the first objective that is no cost, rather of a larger-is-better one; None without."""
+    places = [(way, place) for place, (name, way) in enumerate(task.directions().items()) if name not in task.costs]
+    return min(places)[1] if places else None
+
+
 def quality_column(task: GFNTask) -> int | None:
-    """Return the position of the objective that is the score under a limit, None without limit or objectives."""
-    metric = task.config.cond.limit.metric
-    sizes = {"parameters"} if metric == "parameters" else {"flops"}
-    positions = [place for place, name in enumerate(task.chosen_objectives) if name not in sizes]
-    return positions[0] if metric is not None and positions else None
+    """Return the position of the objective that is the score under a limit, None without a limit or such a one."""
+    return None if task.config.cond.limit.metric is None else score_column(task)
 
 
 def sampler_conditioning(task: GFNTask, num: int, generator: torch.Generator, **fixed: Any) -> Conditioning:
-    """Return sampled conditions of `num` trajectories of a sampler, some of them fixed.
+    """Return sampled conditions of `num` trajectories of a sampler, some of them fixed; None: sampled.
 
     Preferences are equal under a limit, with which the score is one objective.
+
+    Raises:
+        UserError: a condition that training never samples.
     """
     if quality_column(task) is not None and not task.config.cond.preferences.weights:
-        fixed = {"preferences": [1.0] * len(task.chosen_objectives)} | fixed
+        if (given := fixed.get("preferences")) is not None:
+            raise UserError(
+                f"preferences: expected none with cond.limit.metric, the score is one objective, got {given}"
+            )
+        fixed = fixed | {"preferences": [1.0] * len(task.chosen_objectives)}
     return task.override_conditioning(task.sample_conditioning(num, generator=generator), **fixed)
 
 
@@ -85,25 +95,24 @@ def capped_conditioning(
     caps: Mapping[str, int | None],
     **fixed: Any,
 ) -> Conditioning:
-    """Return sampled conditions within caps of sizes, by default the environment's own.
+    """Return sampled conditions within caps of sizes, by default the environment's own and cond.limit.high.
 
     Raises:
-        UserError: the environment has no such cap, or no network is within it.
+        UserError: the environment has no such cap.
     """
     own = dict(zip(env.vocabulary.limits, env.vocabulary.caps, strict=True))
-    smallest = dict(zip(own, env.smallest_sizes, strict=True))
-    for name, cap in caps.items():
-        if cap is None:
-            continue
+    given = {name: cap for name, cap in caps.items() if cap is not None}
+    for name in given:
         if name not in own:
             raise UserError(
                 f"max_{name}: expected an environment with a cap of its {name}, such as operation_graph with "
                 f"env.operation_graph.max_{name}, got {task.config.env.name} with {', '.join(own) or 'none'}"
             )
-        if cap < smallest[name]:
-            raise UserError(f"max_{name}: expected at least {smallest[name]:,}, the smallest network's, got {cap:,}")
-    limits = {name: min(cap, caps.get(name) or cap) for name, cap in own.items()}
-    if (metric := task.config.cond.limit.metric) is not None:
+    default, (metric, high) = own, (task.config.cond.limit.metric, task.config.cond.limit.high)
+    if metric is not None and high is not None:
+        default = own | {metric: high}
+    limits = {name: min(own[name], cap) for name, cap in (default | given).items()}
+    if metric is not None:
         fixed = fixed | {"limit": limits[metric]}
     conditioning = sampler_conditioning(task, num, generator, **fixed)
     return replace(conditioning, limit=torch.tensor([*limits.values()], dtype=torch.int64).expand(num, -1))
@@ -162,7 +171,7 @@ def log_score(task: GFNTask, scores: Tensor, conditioning: Conditioning) -> Tens
     return task.log_reward(scores.float(), replace(conditioning, beta=torch.ones_like(conditioning.beta)))
 
 
-class SamplerTarget(Target):
+class SamplerTarget:
     """Rewards of predicted scores, with a pool of known, random and mutated candidates.
 
     Attributes:
@@ -176,7 +185,10 @@ class SamplerTarget(Target):
         self.predict = PredictedOnce(self._env, model)
         self.pool = setup.history.states
         random = setup.random_draws(_RANDOM)(_NUM_RANDOM, generator)
-        random_score = float(self.predict(random).reshape(_NUM_RANDOM, -1)[:, 0].mean())
+        predicted = self.predict(random)
+        random_score = float(
+            (predicted if predicted.dim() == 1 else predicted[:, score_column(self._task) or 0]).mean()
+        )
         sizes = self._env.sizes(self.pool)
         self.scale = RewardScale(self._task, self.predict(self.pool), sizes, chooses_beta, random_score)
         self._add(random)
@@ -199,11 +211,6 @@ class SamplerTarget(Target):
     def _add(self, states: GraphStates) -> None:
         self.pool = distinct(self._env, GraphStates.cat([self.pool, states]))
         self.scale = replace(self.scale, scores=self.predict(self.pool), sizes=self._env.sizes(self.pool))
-
-
-def conditions_of(batch: TrajectoryBatch) -> Conditioning:
-    """Return the conditions of trajectories."""
-    return Conditioning(batch.conditioning, batch.beta, batch.terminal.limit)
 
 
 def sample_metrics(policy: AmortisedPolicy, target: SamplerTarget) -> dict[str, float]:

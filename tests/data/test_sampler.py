@@ -377,5 +377,5 @@ def test_cap_below_the_smallest_network_raises():
     env = operation_graphs(max_parameters=420)
     context, policy = opinionated(env)
     told = Conditioning(torch.zeros(2, 1), torch.ones(2), torch.tensor([[420], [19]]))
-    with pytest.raises(UserError, match=r"^limit: expected at least 20 parameters, the smallest network, got 19$"):
+    with pytest.raises(UserError, match=r"^max_parameters: expected at least 20, the smallest network's, got 19$"):
         sample_forward(context, policy, conditioning=told, generator=torch.Generator())

@@ -16,7 +16,8 @@ from gflownet.envs.choices import CappedSettings, ChoicesEnv
 from gflownet.envs.operation_graph import OperationGraphContext, OperationGraphEnv
 from gflownet.graphs.operation_costs import OperationCost, graph_cost
 from gflownet.mdp.environment import Environment
-from gflownet.mdp.states import NO_LIMIT
+from gflownet.mdp.moves import Moves
+from gflownet.mdp.states import NO_LIMIT, GraphStates
 from gflownet.testing.contract import ContractError
 from gflownet.testing.environments import EnvironmentContract, random_walk
 from tests.contracts.environments import PLACES, operation_graphs
@@ -140,5 +141,36 @@ def test_smallest_sizes_are_the_smallest_cap_that_a_network_keeps():
     env = operation_graphs(max_parameters=420)
     cap = torch.tensor(env.smallest_sizes)
     assert len(enumerate_states(env, limit=cap).terminal)
-    with pytest.raises(ValueError, match="limit: expected at least 20 parameters, the smallest network, got 19"):
+    with pytest.raises(ValueError, match="max_parameters: expected at least 20, the smallest network's, got 19"):
         uniform_states(env, 1, generator=torch.Generator(), limit=cap[None] - 1)
+
+
+@pytest.mark.parametrize("build", [cells, choices])
+def test_caps_that_no_network_keeps_together_are_named(build):
+    env = build(24, 30)
+    sizes = enumerate_states(env)
+    sizes = env.sizes(sizes.states[sizes.terminal])
+    pairs = torch.cartesian_prod(*(column.unique() for column in sizes.T))
+    kept = (sizes[None] <= pairs[:, None]).all(2).any(1)
+    assert not bool(kept.all())
+    generator = torch.Generator().manual_seed(0)
+    assert bool(
+        (env.sizes(uniform_states(env, int(kept.sum()), generator=generator, limit=pairs[kept])) <= pairs[kept]).all()
+    )
+    with pytest.raises(
+        ValueError, match=r"expected a network with at most \d+ parameters and \d+ multiply_adds, got none"
+    ):
+        uniform_states(env, 1, generator=generator, limit=pairs[~kept][:1])
+
+
+def test_moves_from_states_of_capped_trajectories_are_those_of_the_environment():
+    env = networks(900, None)
+    states = uniform_states(env, 40, generator=torch.Generator().manual_seed(0))
+    own, capped = (Moves.of(env, each, torch.Generator().manual_seed(1)) for each in (states, at_size(env, states)))
+    assert all(torch.equal(own.edits[move], capped.edits[move]) for move in own.edits)
+    inside = env.forward_masks(at_size(env, states)).without_stop().num_actions().sum()
+    assert inside < env.forward_masks(states).without_stop().num_actions().sum(), "else the caps would exclude nothing"
+
+
+def at_size(env: Environment, states: GraphStates) -> GraphStates:
+    return states.with_limit(env.sizes(states))

@@ -232,7 +232,8 @@ def with_conditionings(batch: TrajectoryBatch, conditionings: list[float]) -> Tr
 @pytest.mark.parametrize("method", COMPARING)
 def test_comparing_objective_rejects_batch_without_shared_conditioning(method):
     case = set_up(AlgoConfig(method=method))
-    with pytest.raises(UserError, match=f"algo.method={method}: expected trajectories with equal conditioning"):
+    message = f"algo.method={method}: expected trajectories with equal conditioning, .*; without cond.limit.metric, set"
+    with pytest.raises(UserError, match=message):
         case.objective.loss(case.policy, with_conditionings(case.batch, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]))
 
 

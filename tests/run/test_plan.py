@@ -75,6 +75,8 @@ def test_plan_divides_budget_and_gives_random_as_many():
         10,
     )
     assert plan("budget.evaluations=900").num_verified == 8
+    mostly_final = plan("budget.evaluations=10", "final.share=0.9")
+    assert (mostly_final.num_search, mostly_final.num_verified, mostly_final.num_final) == (1, 0, 9)
     assert plan("budget.evaluations=900", "search.sampler.num_verified=0").num_verified == 0
     assert plan("budget.evaluations=60", "search.train_sampler=false").num_search == 45
 

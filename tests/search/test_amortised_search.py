@@ -21,6 +21,7 @@ from gflownet.search.amortised_search import (
 )
 from tests.search.searches import RIDGE, build, method_of, proposals
 
+VARIED = "cond.temperature.sample_dist=uniform cond.temperature.dist_params=[1,2]"
 UPDATES = "search.proposals.num_updates=100"
 SEARCH = ("search.proposals.num_enumerated=0", "search.batch_size=4", "opt.learning_rate=0.005", "model.num_emb=32")
 
@@ -115,9 +116,10 @@ def test_rewards_are_predicted_once_per_architecture():
     ("method", "option", "message"),
     [
         ("surrogate_gflownet", "algo.method=a2c", "algo.method: expected an objective that samples .* got a2c"),
+        ("random", f"algo.method=vargrad {VARIED}", "algo.method: expected an objective for conditions .* got vargrad"),
         ("surrogate", "algo.method=fl_db", "algo.method: expected an objective that learns from rewards of .*fl_db"),
     ],
 )
 def test_check_config_refuses(method, option, message):
     with pytest.raises(UserError, match=message):
-        build(method, option)
+        build(method, *option.split())

@@ -20,10 +20,18 @@ from gflownet.data.sampler import sample_forward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask
+from gflownet.metrics.statistics import spearman
 from gflownet.run.search_stage import sampler_training
 from gflownet.run.trainer import GFNTrainer
-from gflownet.search.sampler import RewardScale, SamplerTarget, ScoreModel, capped_conditioning, sampler_conditioning
-from tests.search.searches import RIDGE, build, method_of, proposals
+from gflownet.search.sampler import (
+    RewardScale,
+    SamplerTarget,
+    ScoreModel,
+    capped_conditioning,
+    quality_column,
+    sampler_conditioning,
+)
+from tests.search.searches import RIDGE, ScoresPlaces, build, evaluations, method_of, proposals, values_of
 
 CAPPED = ("env.choices.cost=tests.search.searches:cost", "env.choices.max_parameters=9", "cond.limit.metric=parameters")
 UPDATES = ("search.sampler.num_likelihood_updates=30", "search.sampler.num_updates=300", "model.num_emb=32")
@@ -125,17 +133,71 @@ def test_samples_are_within_every_cap_and_follow_it():
     assert means == sorted(means)
 
 
-@pytest.mark.parametrize(
-    ("caps", "message"),
-    [
-        ({"parameters": 0}, "max_parameters: expected at least 1, the smallest network's, got 0"),
-        ({"multiply_adds": 5}, "max_multiply_adds: expected an environment with a cap of its multiply_adds, .* got "),
-    ],
-)
-def test_cap_that_cannot_be_kept_raises(caps, message):
-    trainer = build("random", RIDGE, *CAPPED)
-    with pytest.raises(UserError, match=message):
-        capped_conditioning(trainer.task, trainer.env, 2, torch.Generator(), caps=caps)
+class Priced(ScoresPlaces):
+    """The score and two costs."""
+
+    objectives, costs = ("parameters", "flops", "value", "loss"), {"parameters": 5.0, "flops": 5.0}
+
+    def utility(self, objective: str, value: float) -> float:
+        return 1 / (1 + value) if objective == "loss" else super().utility(objective, value)
+
+
+def priced(*overrides: str, objectives: str) -> GFNTrainer:
+    options = (f"task={__name__}:Priced", f"evaluation.objectives=[{objectives}]")
+    trainer = searched(*options, *overrides, num_rounds=0)
+    method, history = method_of(trainer)
+    states = method.propose(1, 8)
+    history.start(states)
+    history.add(states, evaluations(trainer, states))
+    sizes = [sum(values) for values in values_of(trainer, states)]
+    rows = zip(history.scores, sizes, strict=True)
+    history.metrics[:] = [{"value": x, "loss": 1 - x, "parameters": 9.0 + n, "flops": 99.0} for x, n in rows]
+    return trainer
+
+
+@pytest.mark.parametrize("objectives", ["parameters,flops,value", "flops,value,parameters", "loss,parameters,value"])
+def test_score_under_a_limit_is_the_objective_that_is_no_cost(objectives):
+    """In any order of the objectives; without a limit random networks are compared by it."""
+    for limit in (CAPPED, ()):
+        trainer = priced(*limit, objectives=objectives)
+        target, history = target_of(trainer), method_of(trainer)[1]
+        known = target.scale.scores[: len(history)]
+        scores = known if limit else known[:, objectives.split(",").index("value")]
+        assert target.scale.random_score == pytest.approx(float(scores.mean()), abs=0.1)
+        assert spearman(scores.numpy(), torch.tensor(history.scores).numpy()) > 0.6
+
+
+def test_objectives_under_a_limit_that_are_all_costs_have_preferences():
+    assert quality_column(priced(*CAPPED, objectives="flops,parameters").task) is None
+    assert quality_column(priced(*CAPPED, objectives="parameters,loss").task) == 1
+
+
+def test_preferences_are_equal_under_a_limit_and_refused():
+    """`gflownet.sample` passes None for what is not given."""
+    task, env = (trainer := priced(*CAPPED, objectives="value,parameters")).task, trainer.env
+    given = {"caps": {"parameters": 5}, "beta": None, "focus": None}
+    conditioning = capped_conditioning(task, env, 4, torch.Generator(), preferences=None, **given)
+    assert len(conditioning.encoding.unique(dim=0)) == 1
+    with pytest.raises(UserError, match=r"preferences: expected none with cond.limit.metric, .* got \[0.9, 0.1\]"):
+        capped_conditioning(task, env, 4, torch.Generator(), preferences=[0.9, 0.1], **given)
+
+
+def test_cap_is_at_most_the_largest_of_training_by_default():
+    trainer = build("random", RIDGE, *CAPPED, "cond.limit.high=6")
+    for cap, expected in ((None, 6), (4, 4), (8, 8), (99, 9)):
+        caps = {"parameters": cap}
+        conditioning = capped_conditioning(trainer.task, trainer.env, 2, torch.Generator(), caps=caps)
+        assert conditioning.limit is not None
+        assert conditioning.limit.tolist() == [[expected]] * 2
+
+
+def test_cap_that_the_environment_does_not_have_raises():
+    trainer, message = (
+        build("random", RIDGE, *CAPPED),
+        "expected an environment with a cap of its multiply_adds, .* got ",
+    )
+    with pytest.raises(UserError, match=f"max_multiply_adds: {message}"):
+        capped_conditioning(trainer.task, trainer.env, 2, torch.Generator(), caps={"multiply_adds": 5})
 
 
 def test_equal_seeds_train_equal_weights():
