@@ -1,21 +1,15 @@
-"""Measure trainings of convolutional candidates: memory format, precision, seeds as one model; and a whole search.
+"""Measure trainings of convolutional candidates: memory format, precision, seeds as one model.
 
-    python scripts/bench_devices.py [--quick] [--against FOLDER] [--json FILE]
+    python scripts/bench_devices.py [--quick] [--json FILE]
 
---against names a checkout of another commit: the default search of configs/images.yaml runs in both trees, in turn.
 Each round trains the same network on the same images by the product's trainer, on one thread; times are CPU time. The
-plain side is contiguous and float32. Candidates per second of a search are wall time, and need an idle machine. Rows
-of a GPU need one; without it they are named as skipped. Rows of random candidates train architectures drawn by
-uniformly random actions, with the options of their config.
+plain side is contiguous and float32. Rows of a GPU need one; without it they are named as skipped. Rows of random
+candidates train architectures drawn by uniformly random actions, with the options of their config.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,11 +33,9 @@ from gflownet.training.random_states import seeded
 from scripts.bench import Row, at_least, figure, finish, interleaved, median_ratio, parse_arguments, skip
 from scripts.bench_candidates import sample_architectures
 
-_ROOT = Path(__file__).resolve().parent.parent
 NUM_CLASSES, BATCH_SIZE, NUM_BATCHES = 10, 64, 4
 ROUNDS, ROUNDS_QUICK = 15, 5
 GOAL_CONVOLUTIONS = 1.8  # times as fast on 28 x 28
-GOAL_SEARCH = 2.0  # candidates per second over f1d482a
 
 
 class Numerics(NamedTuple):
@@ -110,42 +102,6 @@ def rows_of(device: torch.device, *, size: int, rounds: int) -> list[Row]:
     return rows
 
 
-def searched(tree: Path, *, num_evaluations: int) -> dict[str, float]:
-    """Return the last metrics of the search of `--config images` by the code of a tree."""
-    with tempfile.TemporaryDirectory() as folder:
-        options = [
-            f"log_dir={folder}/run",
-            "wandb.mode=disabled",
-            "final.top=0",
-            f"budget.evaluations={num_evaluations}",
-        ]
-        environment = {**os.environ, "PYTHONPATH": str(tree)}
-        command = [sys.executable, "-m", "gflownet.train", "--config", "images", *options]
-        subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL)
-        rows = map(json.loads, Path(folder, "run", "metrics.jsonl").read_text().splitlines())
-        return [row for row in rows if "num_distinct" in row][-1]  # without the steps of a sampler
-
-
-def search_rows(other: Path | None, *, rounds: int, num_evaluations: int) -> list[Row]:
-    """Return candidates per second, own work and busy share of a search, and its speed over another tree."""
-    trees = {"this": _ROOT} | ({} if other is None else {"other": other.resolve()})
-    sides = {name: partial(searched, tree, num_evaluations=num_evaluations) for name, tree in trees.items()}
-    results = interleaved(sides, rounds=rounds, warm_up=0)
-    seconds = {name: [row["seconds"] / row["num_distinct"] for row in rows] for name, rows in results.items()}
-    own = median(row["method_seconds_per_evaluation"] for row in results["this"])
-    rows = [
-        figure("search of images: candidates per second", 1 / median(seconds["this"]), ""),
-        figure("search of images: own CPU seconds per candidate", own, "s"),
-        at_least(
-            "search of images: busy share at the end", median(row["busy_share"] for row in results["this"]), "", 0.9
-        ),
-    ]
-    if other is not None:
-        ratio = median_ratio(seconds["other"], seconds["this"])
-        rows.append(at_least(f"search of images: speed over {other.name}", ratio, "x", GOAL_SEARCH))
-    return rows
-
-
 def cpu_seconds(task: TensorTask, graph: ComputationGraph, seeds: Sequence[int]) -> float:
     """Return the CPU seconds of trainings in one call."""
     start, num = time.process_time(), task.max_fidelity
@@ -179,7 +135,7 @@ def rows_of_candidates(name: str, *, num: int) -> list[Row]:
 
 def main() -> int:
     """Run the benchmark and return the exit status."""
-    arguments = parse_arguments(__doc__, paths={"against": "checkout of another commit"})
+    arguments = parse_arguments(__doc__)
     torch.set_num_threads(1)
     devices = [torch.device("cpu")]
     if torch.cuda.is_available():
@@ -188,8 +144,6 @@ def main() -> int:
         skip("trainings on a GPU", "not measured, no CUDA device")
     rounds = ROUNDS_QUICK if arguments.quick else ROUNDS
     rows = [row for device in devices for size in (8, 28) for row in rows_of(device, size=size, rounds=rounds)]
-    num_searches, num_evaluations = (1, 24) if arguments.quick else (3, 80)
-    rows += search_rows(arguments.against, rounds=num_searches, num_evaluations=num_evaluations)
     for name in ("images", "mnist1d"):
         rows += rows_of_candidates(name, num=NUM_GRAPHS_QUICK if arguments.quick else NUM_GRAPHS)
     return finish(rows, json_path=arguments.json)

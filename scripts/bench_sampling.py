@@ -1,11 +1,11 @@
 """Measure trajectories sampled and training steps per CPU second, compared with a networkx sampler and torchgfn.
 
-    python scripts/bench_sampling.py [--quick] [--profile] [--json FILE]
+    python scripts/bench_sampling.py [--quick] [--json FILE]
 
 All sides of a part take turns, round after round. Figures are medians over rounds, ratios are medians of the rounds'
-ratios. Times are CPU seconds of the process that did the work, on one thread (shares of a pass: wall time), after a
-warm-up round. Policies are untrained, with 3 layers. A training step is a step of the trainer on one batch: sample,
-trajectory balance, backward, Adam. Freed memory stays with the process, as in the trainer.
+ratios. Times are CPU seconds of the process that did the work, on one thread, after a warm-up round. Policies are
+untrained, with 3 layers. A training step is a step of the trainer on one batch: sample, trajectory balance, backward,
+Adam. Freed memory stays with the process, as in the trainer.
 
 torchgfn runs in its own environment and process, once with its default memory management and once with freed memory
 kept. scripts/peers/requirements.txt has the commands that install it; its rows are missing otherwise.
@@ -13,37 +13,28 @@ kept. scripts/peers/requirements.txt has the commands that install it; its rows 
 
 from __future__ import annotations
 
-import functools
-import gc
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
-from time import perf_counter
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from gflownet.data import sampler
-from gflownet.data.sampler import sample_forward
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.config import EnvConfig
 from gflownet.envs.graph_building import GraphBuildingEnv
-from gflownet.mdp import answer
-from gflownet.mdp.action import ActionMasks
-from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.policy import Policy
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from gflownet.workers.process import keep_freed_memory
-from scripts.bench import Row, at_least, at_most, figure, finish, median_ratio, parse_arguments, skip
+from scripts.bench import Row, at_least, figure, finish, median_ratio, parse_arguments, skip
 from scripts.peers.process import PeerError
 from scripts.sampling_sides import (
     FIXED,
@@ -65,99 +56,8 @@ from scripts.sampling_sides import (
 from tests.fixed_length_env import FixedLengthGraphBuildingEnv
 
 POLICIES: Mapping[str, type[Policy]] = {"dense": DenseTransformerPolicy, "message passing": GraphTransformerPolicy}
-PROFILE_BATCHES = (64, 256)
-MAX_OUTSIDE = 15.0  # percent
 GOAL_TWIN = 30.0
 GOAL_TORCHGFN = {"sample": 5.0, "train": 10.0}
-NETWORK, DISTRIBUTIONS, OTHER = "policy: network", "policy: distributions over legal actions", "everything else"
-Profile = Mapping[str, float]  # wall seconds of one pass by label; they add up to the whole pass
-
-
-class Stopwatch:
-    """Wall seconds by label; time in a nested labelled function counts for the inner label only."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._inner: list[float] = []
-
-    def timed(self, label: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with its time added to the label."""
-
-        @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self._inner.append(0.0)
-            start = perf_counter()
-            result = function(*args, **kwargs)
-            elapsed = perf_counter() - start
-            self.seconds[label] += elapsed - self._inner.pop()
-            if self._inner:
-                self._inner[-1] += elapsed
-            return result
-
-        return run
-
-
-def profile_rows(batches: Sequence[int] = PROFILE_BATCHES, *, max_nodes: int, num_rounds: int) -> list[Row]:
-    """Print the profile of a sampling pass at each batch size and return the shares outside the policy."""
-    passes = {batch: Ours(fixed_length(max_nodes, 2 * (max_nodes - 1)), batch=batch) for batch in batches}
-    for ours in passes.values():
-        ours.sample_batch()
-    gc.collect()
-    gc.freeze()
-    profiles: dict[int, list[Profile]] = {batch: [] for batch in batches}
-    for _ in range(num_rounds):
-        for batch, ours in passes.items():
-            profiles[batch].append(_profile(ours))
-    rows = []
-    for batch, of_batch in profiles.items():
-        _print_profile(batch, of_batch)
-        label = f"share of a sampling pass, batch {batch}"
-        outside = median(100 * (1 - (p[NETWORK] + p[DISTRIBUTIONS]) / sum(p.values())) for p in of_batch)
-        network = median(100 * (1 - p[NETWORK] / sum(p.values())) for p in of_batch)
-        rows.append(at_most(f"{label}: outside policy(...)", outside, "%", MAX_OUTSIDE))
-        rows.append(figure(f"{label}: the same with the distributions that policy(...) returns", network, "%"))
-    return rows
-
-
-def _profile(ours: Ours) -> Profile:
-    watch = Stopwatch()
-    with _watched(ours, watch):
-        policy = watch.timed(NETWORK, ours.policy)
-        sample = watch.timed(OTHER, sample_forward)
-        sample(ours.context, policy, conditioning=ours.conditioning, generator=ours.generator)
-    return watch.seconds
-
-
-@contextmanager
-def _watched(ours: Ours, watch: Stopwatch) -> Iterator[None]:
-    """Time the functions of a sampling pass inside the context."""
-    context, env = ours.context, ours.context.env
-    functions: list[tuple[Any, str, str]] = [
-        (context, "categorical", DISTRIBUTIONS),
-        (answer, "distinct", "telling states apart"),
-        (GraphActionCategorical, "repeated", "telling states apart"),
-        (context, "to_batch", "encoding"),
-        (env, "forward_masks", "masks"),
-        (GraphActionCategorical, "sample", "drawing actions"),
-        (context, "from_indices", "drawing actions"),
-        (env, "apply", "step"),
-        (env, "backward_masks", "backward counts"),
-        (ActionMasks, "num_actions", "backward counts"),
-        (env, "num_automorphisms", "automorphisms"),
-        (sampler, "assembled", "joining the steps"),
-    ]
-    with ExitStack() as stack:
-        for owner, name, label in functions:
-            stack.enter_context(patch.object(owner, name, watch.timed(label, getattr(owner, name))))
-        yield
-
-
-def _print_profile(batch: int, profiles: Sequence[Profile]) -> None:
-    medians = {label: median(profile[label] for profile in profiles) for label in profiles[0]}
-    total = sum(medians.values())
-    print(f"\nA sampling pass, batch {batch} (dense, width 64, 7 nodes, 13 states), wall time:")
-    for label, seconds in sorted(medians.items(), key=lambda item: -item[1]):
-        print(f"  {label:40} {1e3 * seconds:8.2f} ms {100 * seconds / total:6.1f} %")
 
 
 @dataclass(frozen=True)
@@ -302,20 +202,18 @@ def _architectures(cell: Cell) -> Ours:
 
 def main() -> int:
     """Run the benchmark and return the exit status."""
-    arguments = parse_arguments(__doc__, profile="measure only the profile of a sampling pass")
+    arguments = parse_arguments(__doc__)
     keep_freed_memory()
     torch.set_num_threads(1)
     quick = arguments.quick
-    rows = profile_rows(max_nodes=7, num_rounds=5 if quick else 21)
-    if not arguments.profile:
-        larger = LARGER_SETTINGS
-        if quick:
-            larger = [replace(s, is_trained=False) for s in larger if s.env.vocabulary.max_nodes <= 12]
-        rows += setting_rows(SETTINGS, num_rounds=2 if quick else 21)
-        rows += setting_rows(larger, num_rounds=1 if quick else 5)
-        rows += side_by_side_rows(num_rounds=2 if quick else 15)
-        hidden, batches = ((5, 10), (16, 64)) if quick else ((5, 10, 20, 40, 80), (16, 64, 256))
-        rows += growth_rows(hidden, batches, num_rounds=1 if quick else 3)
+    larger = LARGER_SETTINGS
+    if quick:
+        larger = [replace(s, is_trained=False) for s in larger if s.env.vocabulary.max_nodes <= 12]
+    rows = setting_rows(SETTINGS, num_rounds=2 if quick else 21)
+    rows += setting_rows(larger, num_rounds=1 if quick else 5)
+    rows += side_by_side_rows(num_rounds=2 if quick else 15)
+    hidden, batches = ((5, 10), (16, 64)) if quick else ((5, 10, 20, 40, 80), (16, 64, 256))
+    rows += growth_rows(hidden, batches, num_rounds=1 if quick else 3)
     return finish(rows, json_path=arguments.json)
 
 

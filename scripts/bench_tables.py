@@ -6,7 +6,7 @@ Each table is one run of configs/table.yaml. The search's side is rank 0 of its 
 splits and five seeds; a table's score is the mean test score (accuracy, or r2 for diabetes). The normalised rank of a
 side is 0 for the best and 1 for the worst, its mean is over the tables; equal scores share their rank.
 
-With --raw, the six tables of scripts/raw_tables.py with gaps, texts and dates, two of 20,000 rows, each by
+With --raw, six tables with gaps, texts and dates, two of 20,000 rows, each by
 `gflownet train task=table task_options.data=FILE` with its defaults on two cores. The estimators have the same
 preprocessing. The goal: at least as good as the random forest on three of six tables, in 180 seconds each; a new
 process then predicts raw rows with the saved model.
@@ -14,20 +14,138 @@ process then predicts raw rows with the saved model.
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date, timedelta
 from pathlib import Path
 from statistics import mean
 from time import perf_counter, process_time
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import numpy as np
+from sklearn import datasets
+
 from gflownet.train import main as train
 from scripts.bench import Row, at_least, at_most, figure, finish, parse_arguments
-from scripts.raw_tables import NUM_LARGE, RAW_TABLES, write_table
+
+NUM_LARGE = 20_000
+_GAPS = 0.1  # share of the cells of a bundled table that are left empty
+_START = date(2018, 1, 1)
+Cells = Mapping[str, Sequence[object]]
+
+
+def write_table(name: str, folder: Path, *, num_rows: int = NUM_LARGE) -> Path:
+    """Write a table as CSV file; `num_rows` bounds the generated ones."""
+    cells = RAW_TABLES[name](np.random.default_rng(0), num_rows)
+    path = folder / f"{name}.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(cells)
+        writer.writerows(zip(*cells.values(), strict=True))
+    return path
+
+
+def _bundled(name: str, texts: Mapping[int, Sequence[str]]) -> Callable[[np.random.Generator, int], Cells]:
+    """Return a table of scikit-learn with gaps; the columns `texts` have the names of their quantiles as cells."""
+
+    def cells(rng: np.random.Generator, num_rows: int) -> Cells:
+        loaded = getattr(datasets, f"load_{name}")()
+        columns: dict[str, Sequence[object]] = {}
+        for place, (column, values) in enumerate(zip(loaded.feature_names, loaded.data.T, strict=True)):
+            names = texts.get(place)
+            each = [f"{value:.5g}" for value in values] if names is None else list(_quantiles(values, names))
+            columns[column] = _with_gaps(each, rng, _GAPS)
+        columns["recorded"] = [_day(day) for day in rng.integers(0, 2000, len(loaded.target))]  # says nothing
+        is_number = name == "diabetes"
+        columns["target"] = [each if is_number else str(loaded.target_names[each]) for each in loaded.target]
+        return columns
+
+    return cells
+
+
+def _quantiles(values: np.ndarray, names: Sequence[str]) -> Iterator[str]:
+    edges = np.quantile(values, np.linspace(0, 1, len(names) + 1)[1:-1])
+    return (names[int(place)] for place in np.searchsorted(edges, values).tolist())
+
+
+def _with_gaps(cells: Sequence[object], rng: np.random.Generator, share: float | np.ndarray) -> list[object]:
+    return ["" if is_gap else cell for cell, is_gap in zip(cells, rng.random(len(cells)) < share, strict=True)]
+
+
+def _day(day: int) -> str:
+    return (_START + timedelta(days=int(day))).isoformat()
+
+
+def _friedman(rng: np.random.Generator, num_rows: int) -> Cells:
+    """Return 2,000 rows of Friedman's first function with two categories and gaps; the target is a number."""
+    num = min(2_000, num_rows)
+    x = rng.random((num, 8))
+    material, line = rng.integers(0, 5, num), rng.integers(0, 3, num)
+    y = 10 * np.sin(np.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5) ** 2 + 10 * x[:, 3] + 5 * x[:, 4]
+    y += np.array([0, 2, -3, 5, 1])[material] + np.array([1.0, 0.8, 1.2])[line] * 3 + rng.normal(size=num)
+    columns = {f"x{k}": _with_gaps([f"{value:.4f}" for value in x[:, k]], rng, 0.05) for k in range(8)}
+    named = {
+        "material": _with_gaps([f"material {chr(65 + each)}" for each in material], rng, 0.05),
+        "line": [("north", "south", "west")[each] for each in line],
+        "made": [_day(day) for day in rng.integers(0, 900, num)],
+    }
+    return columns | named | {"strength": [f"{value:.3f}" for value in y]}
+
+
+def _sales(rng: np.random.Generator, num_rows: int) -> Cells:
+    """Return the daily sales of 40 shops: season, weekday, trend, promotion and price; the target is a number."""
+    days, shops = rng.integers(0, 1500, num_rows), rng.integers(0, 40, num_rows)
+    size, slope = rng.lognormal(0, 0.4, 40), rng.normal(-0.8, 0.3, 40)
+    price, promotion = rng.normal(10, 1.5, num_rows).clip(5, 15), rng.random(num_rows) < 0.25
+    weekday = np.array([1.0, 0.9, 0.9, 1.0, 1.2, 1.6, 0.5])[(days + 1) % 7]
+    season = 1 + 0.3 * np.sin(2 * np.pi * days / 365.25)
+    demand = 100 * size[shops] * weekday * season * (1 + 0.0002 * days) * (price / 10) ** slope[shops]
+    demand *= np.where(promotion, 1.4, 1.0) * rng.lognormal(0, 0.15, num_rows)
+    return {
+        "day": [_day(day) for day in days],
+        "shop": [f"shop {shop:02}" for shop in shops],
+        "price": _with_gaps([f"{value:.2f}" for value in price], rng, 0.08),
+        "promotion": _with_gaps([("no", "yes")[each] for each in promotion.astype(int)], rng, 0.03),
+        "area": _with_gaps([f"{200 * size[shop]:.0f}" for shop in shops], rng, 0.15),
+        "sales": [f"{value:.1f}" for value in demand],
+    }
+
+
+def _contracts(rng: np.random.Generator, num_rows: int) -> Cells:
+    """Return contracts of which about an eighth are cancelled; values are missing more often for the cancelled ones."""
+    months, fee = rng.integers(1, 72, num_rows), rng.gamma(4, 15, num_rows)
+    calls, plan = rng.poisson(1.5, num_rows), rng.integers(0, 4, num_rows)
+    region, age = rng.integers(0, 25, num_rows), rng.normal(45, 15, num_rows).clip(18, 90)
+    logit = -2.2 + 0.8 * np.sin(months / 6) - 0.03 * months + 0.02 * fee + 0.35 * calls * (plan < 2)
+    logit += np.array([0.8, 0.2, -0.5, -1.0])[plan] + rng.normal(0, 0.5, 25)[region] + 0.8 * ((age < 28) & (fee > 70))
+    is_cancelled = rng.random(num_rows) < 1 / (1 + np.exp(-logit))
+    rare = np.where(is_cancelled, 0.2, 0.08)
+    return {
+        "since": [_day(1800 - 30 * month) for month in months],
+        "plan": [("basic", "plus", "family", "office")[each] for each in plan],
+        "fee": _with_gaps([f"{value:.2f}" for value in fee], rng, 0.05),
+        "calls": _with_gaps([str(each) for each in calls], rng, rare),
+        "region": [f"region {each}" for each in region],
+        "age": _with_gaps([f"{value:.0f}" for value in age], rng, rare),
+        "customer": [f"c{number:06}" for number in rng.permutation(num_rows)],
+        "cancelled": [("no", "yes")[each] for each in is_cancelled.astype(int)],
+    }
+
+
+RAW_TABLES: Mapping[str, Callable[[np.random.Generator, int], Cells]] = {
+    "wine": _bundled("wine", {9: ("pale", "medium", "deep"), 0: ("light", "strong")}),
+    "breast_cancer": _bundled("breast_cancer", {3: ("small", "medium", "large"), 24: ("smooth", "rough")}),
+    "diabetes": _bundled("diabetes", {0: ("young", "middle", "old"), 1: ("f", "m")}),
+    "friedman": _friedman,
+    "sales": _sales,
+    "contracts": _contracts,
+}
+
 
 TABLES = ("iris", "wine", "breast_cancer", "diabetes")
 SEARCH = "search"

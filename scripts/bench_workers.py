@@ -13,11 +13,13 @@ sides in turn. Process start is not counted, nor are graphs whose score was alre
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -30,36 +32,118 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import Tensor
 
-from gflownet.data.rollouts import MergedPolicyCalls
+from gflownet.config import load_config
+from gflownet.data.config import ReplayConfig, WorkersConfig
+from gflownet.data.replay import ReplayBuffer
+from gflownet.data.rollouts import MergedPolicyCalls, local_rollouts, worker_rollouts
+from gflownet.data.sampler import Exploration
+from gflownet.data.source import Rollout, SourceOptions, TrajectorySource
+from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.executors.inline import InlineExecutor
+from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.task import GFNTask, Score
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import Policy, PolicyFunction
+from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
+from gflownet.policy.on_device import PolicyOnDevice
 from gflownet.workers import Endpoint, ProxyServer, Served
 from gflownet.workers.pool import WorkerPool
 from gflownet.workers.process import WorkerInfo, keep_freed_memory
+from gflownet.workers.transport import CPU, BufferTransport, PickleTransport, QueueTransport, Transport
 from scripts.bench import Row, at_least, at_most, figure, finish, interleaved, parse_arguments
-from scripts.worker_streams import (
-    BATCH_SIZE,
-    BUFFERS,
-    NUM_ACTIONS,
-    PICKLES,
-    TRANSPORTS,
-    cpu_seconds,
-    open_streams,
-    worker_pids,
-)
+from tests.fixed_length_env import FixedLengthGraphBuildingEnv
 
 POLICIES: Mapping[str, type[Policy]] = {
     "dense_transformer, the default": DenseTransformerPolicy,
     "graph_transformer": GraphTransformerPolicy,
 }
+BUFFERS, PICKLES, QUEUES = "buffers", "pickles", "queues"
+BUFFER_BYTES = 4_000_000
+TRANSPORTS: Mapping[str, Callable[[], Transport]] = {
+    BUFFERS: lambda: BufferTransport(BUFFER_BYTES),
+    PICKLES: PickleTransport,
+    QUEUES: QueueTransport,
+}
+BATCH_SIZE, MAX_NODES, NUM_ACTIONS = 64, 7, 12
+MODEL = ModelConfig(num_layers=3, num_emb=64)
 NUM_CALLS = 20  # per turn of a session
 NUM_WORKERS = 2
 MAX_RATIO, MIN_OVERHEAD_RATIO = 1.15, 3.0
 MIN_SPEEDUP_CHEAP = 1.0
 HERE = "num_workers=0"
+
+
+class CountsEdges(GFNTask):
+    """Score a graph by its number of edges."""
+
+    def evaluate(self, graph: Any, *, seed: int) -> Score:
+        """Return (number of edges + 1) / 20."""
+        return Score((1 + len(graph.edge_colours)) / 20)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Rollout streams of one configuration, made in this process or by workers."""
+
+    source: TrajectorySource
+    policy: Policy
+    evaluator: Dispatcher
+    replay: ReplayBuffer
+
+    @property
+    def context(self) -> GraphBuildingEnvContext:
+        """Return the context in the policy's layout."""
+        return self.source.context
+
+    def here(self) -> Generator[Rollout]:
+        """Return rollouts made in this process."""
+        return local_rollouts(self.source, **self._shared(), first_step=1)
+
+    def of_workers(self, transport: str) -> Generator[Rollout]:
+        """Return rollouts made by workers."""
+        return worker_rollouts(
+            self.source,
+            **self._shared(),
+            first_step=1,
+            num_workers=NUM_WORKERS,
+            transport=TRANSPORTS[transport](),
+            config=WorkersConfig(),
+        )
+
+    def _shared(self) -> dict[str, Any]:
+        policy = PolicyOnDevice(self.policy, device=CPU, precision="float32")
+        return {"policy": policy, "evaluator": self.evaluator, "replay": self.replay}
+
+
+@contextmanager
+def open_streams(policy_class: Callable[..., Policy], *, num_trajectories: int = BATCH_SIZE) -> Iterator[Streams]:
+    """Yield streams with an untrained policy, a fixed seed and an empty store."""
+    config, replay = load_config(None, []), ReplayConfig(use=False)
+    task = CountsEdges(config)
+    env = FixedLengthGraphBuildingEnv(("a", "b"), max_nodes=MAX_NODES, num_actions=NUM_ACTIONS, directed=True)
+    layout: Any = getattr(policy_class, "layout")  # noqa: B009
+    context = GraphBuildingEnvContext(env, num_cond_dim=task.num_cond_dim).with_layout(layout)
+    torch.manual_seed(config.seed)
+    policy = policy_class(context, MODEL)
+    options = SourceOptions(num_trajectories, exploration=Exploration(random_action_prob=0.1), replay=replay)
+    source = TrajectorySource(context, options, task=task, seed=config.seed)
+    with tempfile.TemporaryDirectory() as folder, EvaluationStore(Path(folder) / "store.sqlite") as store:
+        evaluator = Dispatcher(task, store, InlineExecutor(task), config=config.evaluation, seed=config.seed)
+        yield Streams(source, policy, evaluator, ReplayBuffer(replay))
+
+
+def worker_pids() -> dict[str, int]:
+    """Return the process ids of the live workers by name."""
+    return {process.name: process.pid for process in multiprocessing.active_children() if process.pid is not None}
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process (proc(5), fields utime and stime)."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -68,9 +152,7 @@ class Turn:
 
     round_trip: float  # alternating with `bare`
     bare: float
-    round_trip_loop: float  # consecutive calls
     round_trip_cpu: float
-    bare_loop: float
     bare_cpu: float
 
 
@@ -91,10 +173,7 @@ class Stopwatch:
 
 
 class Session:
-    """The worker's side of the round trips: calls alternating with the bare network, then consecutive calls.
-
-    Alternating calls find the processor's caches in the same state; consecutive calls are a loop.
-    """
+    """The worker's side of the round trips: calls alternating with the bare network, then CPU time of loops."""
 
     def __init__(self, call: tuple[Batch, Tensor], *, num_turns: int, num_warm_up_calls: int) -> None:
         self._call, self._num_turns, self._num_warm_up_calls = call, num_turns, num_warm_up_calls
@@ -116,18 +195,11 @@ class Session:
             round_trips += _durations(lambda: policy(*self._call))
             bare += stopwatch.bare()
         start = stopwatch.cpu() + time.process_time()
-        round_trip_loop = _durations(lambda: policy(*self._call), NUM_CALLS)
+        _durations(lambda: policy(*self._call), NUM_CALLS)
         middle = stopwatch.cpu() + time.process_time()
-        bare_loop = stopwatch.bare(NUM_CALLS)
+        stopwatch.bare(NUM_CALLS)
         end = stopwatch.cpu() + time.process_time()
-        return Turn(
-            median(round_trips),
-            median(bare),
-            median(round_trip_loop),
-            (middle - start) / NUM_CALLS,
-            median(bare_loop),
-            (end - middle) / NUM_CALLS,
-        )
+        return Turn(median(round_trips), median(bare), (middle - start) / NUM_CALLS, (end - middle) / NUM_CALLS)
 
 
 class NullModel:
@@ -190,17 +262,15 @@ def _durations(run: Any, num: int = 1) -> list[float]:
 
 def _round_trip_rows(name: str, turns: Sequence[Turn], null_turns: Sequence[Turn]) -> list[Row]:
     ratio = median(turn.round_trip / turn.bare for turn in turns)
-    in_loops = median(turn.round_trip_loop / turn.bare_loop for turn in turns)
     seconds = {
         f"bare forward of {BATCH_SIZE} graphs": median(turn.bare for turn in turns),
         "overhead of a round trip": median(turn.round_trip - turn.bare for turn in turns),
         "overhead in CPU time of both": median(turn.round_trip_cpu - turn.bare_cpu for turn in turns),
-        "null model, round trip": median(turn.round_trip_loop for turn in null_turns),
+        "null model, round trip": median(turn.round_trip for turn in null_turns),
         "null model, CPU time of both": median(turn.round_trip_cpu for turn in null_turns),
     }
     return [
         at_most(f"{name}: round trip over bare forward", ratio, "x", MAX_RATIO if name.endswith(BUFFERS) else None),
-        figure(f"{name}: the same in loops of their own", in_loops, "x"),
         *(figure(f"{name}: {label}", 1e3 * value, "ms") for label, value in seconds.items()),
     ]
 
@@ -243,7 +313,7 @@ def rollout_rows(label: str, load: Load, transports: Sequence[str], *, num_round
 def measure_speed(side: str, load: Load) -> Speed:
     """Time a new stream after every worker has delivered a rollout."""
     with open_streams(load.policy, num_trajectories=load.num_trajectories) as streams:
-        stream = streams.here() if side == HERE else streams.of_workers(side, num_workers=NUM_WORKERS)
+        stream = streams.here() if side == HERE else streams.of_workers(side)
         with closing(stream):
             for _ in range(NUM_WORKERS):
                 next(stream)

@@ -70,15 +70,6 @@ def test_answers_to_a_prompt_file_equal_offline_generation(folder: Path, tmp_pat
         assert [value for _, value in said["likeliest"]] == pytest.approx([v for _, v in one.likeliest], abs=1e-9)
 
 
-def test_existing_file_of_answers_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prompts, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
-    prompts.write_text("a\n")
-    out.write_text("mine")
-    assert main([str(folder), "--prompts", str(prompts), "--out", str(out)]) == 2
-    assert f"--out: expected a new file, got an existing one: {out}" in capsys.readouterr().err
-    assert out.read_text() == "mine"
-
-
 class Lines(io.StringIO):
     """A terminal or a pipe that calls a function when a text has been written to it."""
 
@@ -228,10 +219,3 @@ def test_error_in_the_prompt_file_ends_the_run_before_the_first_answer(
     assert main([str(tmp_path / "none"), "--prompts", str(prompts), "--out", str(tmp_path / "out.jsonl")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out.jsonl").exists()
-
-
-def test_model_with_other_vocabulary_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = RHNConfig(vocabulary_size=5, hidden_size=4, intermediate_size=6, depth=2, rank=2)
-    save_language_model(tmp_path / "model", random_network(config, 0))
-    assert main([str(tmp_path / "model")]) == 2
-    assert "expected a model of 256 bytes, got one of 5 tokens" in capsys.readouterr().err

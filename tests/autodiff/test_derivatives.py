@@ -45,19 +45,6 @@ def test_third_derivatives():
     torch.testing.assert_close(evaluate([thrice], values)[0].permute(3, 2, 1, 0), expected)
 
 
-def test_fourth_derivative_of_a_scalar():
-    x = LeafNode([], dtype=DOUBLE)
-    actual: Node = NonlinearNode(x, Function.parse("gelu(tanh(x))"))
-    for _ in range(4):
-        actual = gradient(actual, x)
-    point = torch.tensor(0.7, dtype=DOUBLE)
-    function = expected = lambda x: torch.nn.functional.gelu(torch.tanh(x))
-    for _ in range(4):
-        expected = torch.func.grad(expected)
-    assert function(point) > 0
-    torch.testing.assert_close(evaluate([actual], {x: point})[0], expected(point))
-
-
 def test_gradient_by_node_and_its_input():
     x = leaf("a")
     y = NonlinearNode(x, Function.parse("square"))

@@ -33,14 +33,6 @@ def run(sink: Node, val: float = 1.0) -> Tensor:
     return sink.value()
 
 
-def test_nodes_are_in_topological_order_and_the_sink_is_last() -> None:
-    x = parameter(3)
-    first, second = build.Tanh(x), build.Exp(x)
-    sink = first + second
-    assert Graph(sink).nodes() == (x, first, second, sink)
-    assert Graph(first).nodes() == (x, first)
-
-
 def test_graph_without_sink_raises() -> None:
     with pytest.raises(ValueError, match="Graph: expected at least one sink, got none"):
         Graph([])
@@ -141,18 +133,6 @@ def test_constants_move_to_device_of_leaves() -> None:
         assert device == "meta" or loss.value().item() == pytest.approx(2 * math.log(3))
 
 
-def test_graphs_accumulate_in_shared_leaves() -> None:
-    w = parameter(3)
-    expected = torch.zeros(3, dtype=DOUBLE)
-    for seed in (1, 2):
-        example = parameter(3, seed=seed)
-        graph = Graph(w @ example)
-        graph.forward()
-        graph.backward()
-        expected += example.value()
-        torch.testing.assert_close(w.grad(), expected)
-
-
 def test_leaves_without_gradient_have_none() -> None:
     x, w = build.FixedInput(torch.ones(3, dtype=DOUBLE), name="data"), parameter(3)
     fixed = build.FixedParameter(torch.ones(3, dtype=DOUBLE))
@@ -224,16 +204,6 @@ def test_forward_copies_leaf_values() -> None:
     assert y.value().tolist() == [1.0, 4.0]
     x.value().zero_()
     assert batch.tolist() == [9.0, 9.0]
-
-
-@pytest.mark.parametrize("transformation", [torch.func.jacrev, torch.func.jacfwd])
-def test_evaluate_is_differentiable_by_torch(transformation: Callable[..., Callable[[Tensor], Tensor]]) -> None:
-    x = build.Input([2, 2], dtype=DOUBLE)
-    at = torch.rand(2, 2, dtype=DOUBLE)
-    for node in (build.Transpose(x), build.Transpose(build.Tanh(x))):
-        graph = Graph(node)
-        result = transformation(lambda entries, graph=graph: graph.value(graph.sink, {x: entries}))(at)
-        torch.testing.assert_close(result, graph.jacobian(node, x, {x: at}, "forward"))
 
 
 @pytest.mark.parametrize("rank", [18, 27, 40])

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from gflownet.autodiff import factories as build
-from gflownet.autodiff.evaluation import evaluate
 from gflownet.autodiff.module import GraphModule, to_module
 from gflownet.autodiff.nodes import LeafNode, Node
 
@@ -81,16 +80,6 @@ def test_gradients_of_every_order(is_scalar: bool, differentiation: Literal["pro
     assert x.kind == 0
 
 
-def test_a_third_derivative() -> None:
-    x = build.Input([], dtype=DOUBLE)
-    module = to_module(build.Exp(x * 2.0))
-    at = torch.tensor(0.3, dtype=DOUBLE, requires_grad=True)
-    value = module(at)
-    for _ in range(3):
-        (value,) = torch.autograd.grad(value, at, create_graph=True)
-    torch.testing.assert_close(value.detach(), 8 * torch.exp(2 * at.detach()))
-
-
 def test_torch_func_with_autograd() -> None:
     logits, _, _ = network()
     module = to_module(build.Sum(logits), differentiation="autograd")
@@ -128,19 +117,6 @@ def test_state_dict_round_trip() -> None:
         duplicate.get_parameter("first").zero_()
     assert not torch.equal(module(x), duplicate(x))
     assert not torch.equal(module.get_parameter("first"), random(D, H))
-
-
-def test_deepcopy_copies_tensors_and_shares_graph() -> None:
-    w = build.Parameter(random(), name="w")
-    node: Node = w
-    for _ in range(1_500):
-        node = build.Tanh(node)
-    module = to_module(node)
-    duplicate = copy.deepcopy(module)
-    with torch.no_grad():
-        module.get_parameter("w").add_(1.0)
-    assert w.value() == duplicate.get_parameter("w") == random()
-    torch.testing.assert_close(duplicate(), evaluate([node])[0])
 
 
 @pytest.mark.parametrize("differentiation", DIFFERENTIATIONS)

@@ -89,15 +89,6 @@ def test_objective_run_logs_every_step(method, tmp_path):
     assert len(losses(tmp_path / "run")) == 2
 
 
-def test_resumed_run_repeats_losses_of_uninterrupted_run(tmp_path):
-    command = [*SMALL_RUN, "algo.method=subtb", "algo.backward_policy=maxent"]
-    assert main([*command, "num_training_steps=2", f"log_dir={tmp_path / 'uninterrupted'}"]) == 0
-    assert main([*command, "num_training_steps=1", f"log_dir={tmp_path / 'resumed'}"]) == 0
-    assert main([*command, "num_training_steps=2", f"log_dir={tmp_path / 'resumed'}", "resume=true"]) == 0
-    assert len(losses(tmp_path / "uninterrupted")) == 2
-    assert losses(tmp_path / "uninterrupted") == losses(tmp_path / "resumed")
-
-
 @pytest.mark.slow
 def test_run_on_a_device_resumes_on_the_cpu(tmp_path, monkeypatch):
     command = [*SMALL_RUN, "algo.teacher.share=0.5", "algo.qgfn.use=true", "algo.sampling_tau=0.9"]

@@ -89,24 +89,6 @@ def test_canonical_order_maps_graph_onto_form(num_examples):
         )
 
 
-# Numbers of connected graphs, and L1 distance between 1/|Aut| (normalised) and uniform.
-@pytest.mark.parametrize(
-    ("num_nodes", "num_classes", "distance"),
-    [(4, 6, 0.5965), (5, 21, 0.6264), pytest.param(6, 112, 0.6254, marks=pytest.mark.slow)],
-)
-def test_number_of_connected_graph_classes(num_nodes, num_classes, distance):
-    class_of = {}
-    num_labelled = Counter()
-    for graph in oracle.labelled_connected_graphs(num_nodes):
-        class_of.setdefault(graph.canonical_key(), graph)
-        num_labelled[graph.canonical_key()] += 1
-    assert len(class_of) == num_classes
-    assert num_labelled == {key: oracle.num_labellings(graph) for key, graph in class_of.items()}
-    shares = [1 / graph.num_automorphisms() for graph in class_of.values()]
-    l1 = sum(abs(share / sum(shares) - 1 / num_classes) for share in shares)
-    assert l1 == pytest.approx(distance, abs=5e-5)
-
-
 def test_orbit_identity_of_state_graph():
     """n_forward(G -> G') |Aut G'| = n_backward(G' -> G) |Aut G| for the adding and removing of an edge."""
     num_nodes = 5

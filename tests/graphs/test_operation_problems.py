@@ -201,24 +201,6 @@ def test_shape_problem_is_reported_once():
     assert problems(data) == [("shape_mismatch", "", 1, None), ("shape_mismatch", "", 9, None)]
 
 
-def test_merge_of_unequal_shapes():
-    data = image_chain(conv(4), conv(8), {"operation": {"name": "identity"}})
-    data["edges"].append({"source": 1, "target": 3})
-    repair = '; "align": "project" learns a projection of the channels, "pad" fills them with zeros'
-    for align, expected in (
-        (None, "shape, with axes of size 1, or vectors over the channels"),
-        ("never", "shape with align=never"),
-        ("pool", "shape with align=pool"),
-    ):
-        data["nodes"][3] |= {"align": align} if align else {}
-        (problem,) = ComputationGraph.from_dict(data).validate()
-        message = f"node 3: expected inputs of one {expected}, got image [8, 8, 8], image [4, 8, 8]{repair}"
-        assert (problem.code, problem.message) == ("shape_mismatch", message)
-    for align in ("project", "pad", "auto"):
-        data["nodes"][3]["align"] = align
-        assert problems(data) == []
-
-
 @pytest.mark.parametrize(
     ("first", "second", "fields", "message"),
     [
@@ -341,28 +323,6 @@ def test_port_weight_of_subgraph_is_refused():
     data = image_chain({"subgraph": "a"}, subgraphs={"a": inner})
     data["edges"][0]["port"] = "weight"
     assert problems(data) == [("invalid_attribute", "a", 0, None)]
-
-
-def test_all_problems_of_operation_graph_reported_together():
-    data = copy.deepcopy(EXAMPLE)
-    data["graph"] = {"translation": {"dtype": "int8"}}
-    data["nodes"][0]["shape"] = [-1]
-    data["nodes"][1] |= {"activation_function": "nope", "operation": {"name": "conv2d", "features": 0}}
-    data["nodes"][2] |= {"repeat": -1, "align": 3}
-    data["edges"] += [{"source": 5, "target": 6}, {"source": 1, "target": 2}]
-    data["subgraphs"]["cell"] = cell(conv(0))
-    assert [code for code, *_ in problems(data)] == [
-        "invalid_translation_setting",
-        "invalid_shape",
-        "invalid_activation",
-        "invalid_setting",
-        "invalid_align",
-        "invalid_repeat",
-        "dangling_edge",
-        "dangling_edge",
-        "duplicate_edge",
-        "invalid_setting",
-    ]
 
 
 def test_size_limits():

@@ -16,7 +16,6 @@ import torch
 
 from gflownet.evaluation.language_training import LanguageDivergedError, LanguageSteps, LanguageTraining
 from gflownet.language.__main__ import main
-from gflownet.language.text import read_text
 from gflownet.records.status import RunState, read_status
 from gflownet.rhn.checkpoint import describe, load_language_model, load_text_model
 from gflownet.rhn.config import StackConfig, StackLayer
@@ -58,17 +57,6 @@ def test_run_writes_metrics_samples_status_and_model(run: Path) -> None:
     assert status.state is RunState.COMPLETED
     best = min(row["validation_bits_per_byte"] for row in rows if "validation_bits_per_byte" in row)
     assert best < rows[0]["loss"] / math.log(2)
-
-
-def test_test_bits_equal_token_by_token_oracle(tmp_path: Path, capsys: Captured) -> None:
-    """One stream: the test part is shorter than two of the shortest streams."""
-    assert train(tmp_path, "test_tokens=100000", "sample.every=0", model="gru.yaml") == 0
-    text = read_text([str(tmp_path / "text.txt")], megabytes=1, run_folder=tmp_path / "run")
-    printed = re.search(r"bits per byte: test ([\d.]+)", capsys.readouterr().out)
-    assert printed is not None
-    assert len("".join(text.test).encode()) < 2 * 512 * 2
-    expected = oracle_bits(tmp_path / "run", text.test)
-    assert float(printed[1]) == pytest.approx(expected, abs=0.02)
 
 
 def test_closing_lines_name_the_next_commands(tmp_path: Path, capsys: Captured) -> None:

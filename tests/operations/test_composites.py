@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from gflownet.graphs.composite import Composite
 from gflownet.graphs.operation import read_operation
-from gflownet.graphs.operation_costs import graph_cost
 from gflownet.operations.operation import Operation
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.translation import to_pytorch_model
@@ -173,17 +172,6 @@ def test_composite_graph_is_a_copy() -> None:
     assert issubclass(row, Composite)
     row.computation_graph(inputs, applied.settings).add_node(99, "hidden", output_size=3)
     assert 99 not in row.computation_graph(inputs, applied.settings).nodes
-
-
-def test_composite_costs_equal_its_graph() -> None:
-    row, inputs, settings = parts("transformer_block", Shape.of((5, 8)), heads=2, gated=True, norm="rms_norm")
-    assert issubclass(row, Composite)
-    cost = graph_cost(row.computation_graph(inputs, settings))
-    assert (cost.num_parameters, cost.multiply_adds) == (
-        row.num_parameters(inputs, settings),
-        row.multiply_adds(inputs, settings),
-    )
-    assert cost.num_parameters == 4 * 64 + 4 * 8 + (2 * 8 * 32 + 64) + (32 * 8 + 8) + 2 * 8
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise, permutations
-from math import factorial
 from random import Random
 
 import networkx as nx
@@ -80,11 +79,6 @@ def _is_connected(num_nodes: int, edges: Sequence[tuple[int, int]]) -> bool:
             if reached >> first & 1 or reached >> second & 1:
                 reached |= 1 << first | 1 << second
     return reached == 2**num_nodes - 1
-
-
-def num_labellings(graph: ColouredGraph) -> int:
-    """Return the number of labelled graphs isomorphic to this one-coloured graph, n! / |Aut|."""
-    return factorial(len(graph.node_colours)) // graph.num_automorphisms()
 
 
 def random_computation_graph(rng: Random, *, num_hidden: int = 5, num_edges: int = 10) -> ComputationGraph:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 import torch
 
 from gflownet.rhn import decoding
 from gflownet.rhn.config import RHNConfig
-from gflownet.rhn.decoding import RHNDecoder, many_rows
+from gflownet.rhn.decoding import RHNDecoder
 from gflownet.rhn.network import RHN, RecurrentStack
 from tests.oracles import rhn as oracle
 from tests.rhn.random_networks import Case, random_case, random_network, random_stack
@@ -68,23 +67,6 @@ def test_step_outputs_can_be_changed_and_differentiated() -> None:
         assert not made.is_inference()
         made.add_(1)
         (made * torch.ones_like(made, requires_grad=True)).sum().backward()
-
-
-def test_layers_run_in_turn_when_adapters_exceed_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = RHNDecoder(random_case(0).network)
-    calls = []
-
-    def counted(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        calls.append(given)
-        return many_rows(*given)
-
-    monkeypatch.setattr(decoding, "many_rows", counted)
-    tokens, states = torch.zeros(3, dtype=torch.long), torch.zeros(decoder.state_shape[0], 3, decoder.state_shape[1])
-    decoder.step(tokens, states.double(), None)
-    assert not calls
-    monkeypatch.setattr(decoding, "ADAPTER_BYTES", 0)
-    decoder.step(tokens, states.double(), None)
-    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

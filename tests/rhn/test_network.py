@@ -177,19 +177,6 @@ def test_decoder_steps_and_prefill_equal_forward(seed: int) -> None:
     torch.testing.assert_close(given, last, rtol=0, atol=1e-10)
 
 
-def test_step_mixes_first_and_later_tokens() -> None:
-    for seed in range(12):
-        model, _, _ = case(2 * seed)
-        decoder, tokens = model.decoder(), torch.tensor([0, 1, 1])
-        generator = torch.Generator().manual_seed(seed)
-        state = torch.randn(decoder.state_shape[0], 3, decoder.state_shape[1], generator=generator).double()
-        logits, states = decoder.step(tokens, state, torch.tensor([True, False, True]))
-        alone = decoder.prefill(tokens[:, None], None), decoder.prefill(tokens[:, None], state)
-        for row, (wanted, kept) in enumerate((alone[0], alone[1], alone[0])):
-            torch.testing.assert_close(logits[row], wanted[row], rtol=0, atol=1e-10)
-            torch.testing.assert_close(states[:, row], kept[:, row], rtol=0, atol=1e-10)
-
-
 def test_unadapted_projections_have_no_parameters_and_equal_neighbours_share_a_run() -> None:
     plain = StackLayer(projections=("up",), beta=False)
     layers = (StackLayer(), plain, StackLayer("repeat"), StackLayer("lstm"), StackLayer(rank=2), StackLayer(rank=3))

@@ -42,13 +42,6 @@ def test_encode_and_decode_round_trip(each_codec: TextCodec) -> None:
     assert max(tokens) < each_codec.vocabulary_size
 
 
-def test_stream_pieces_join_to_the_text(each_codec: TextCodec) -> None:
-    stream, tokens = each_codec.stream(), each_codec.encode(TEXT)
-    pieces = [stream.text([token]) for token in tokens]
-    assert "".join(pieces) + stream.rest() == TEXT
-    assert all("\N{REPLACEMENT CHARACTER}" not in piece for piece in pieces)
-
-
 def test_stream_of_random_tokens_joins_to_their_text(each_codec: TextCodec) -> None:
     chance = random.Random(0)
     for _ in range(20):

@@ -104,14 +104,6 @@ def test_parameter_budget_is_met_within_one_per_cent() -> None:
         assert num_parameters(fitted) == pytest.approx(budget, rel=0.01), [layer.cell for layer in layers]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("max_depth", "budget"), [(3, 59_000), (4, 293_000)])
-def test_parameter_budget_is_met_by_all_cells(max_depth: int, budget: int) -> None:
-    for names in cells_without_rhn(max_depth):
-        fitted = fit_parameters(StackConfig(tuple(map(StackLayer, names))), budget)
-        assert num_parameters(fitted) == pytest.approx(budget, rel=0.01), names
-
-
 def test_words_name_cells_sizes_and_repetitions(task: LanguageTask) -> None:
     width = stack_config(task, stack(task, **RHN, cell2="repeat", cell3="lstm")).width
     words = task.words(stack(task, **RHN, cell2="repeat", cell3="lstm"))

@@ -171,10 +171,6 @@ def test_factors_by_hand(name, values, expected):
     assert [schedule.factor(quarter / 4) for quarter in range(5)] == pytest.approx(expected)
 
 
-def test_trapezoid_falls_in_its_last_fifth():
-    assert Schedule.named("trapezoid").factor(0.9) == pytest.approx(0.5)
-
-
 def images() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 17, 1), nn.Flatten()).double()

@@ -164,18 +164,6 @@ def test_diverging_candidate_does_not_affect_others():
     assert all(parameter.isfinite().all() for k in (0, 2) for parameter in models[k].parameters())
 
 
-def test_the_models_are_the_trained_ones():
-    (model,) = models_of(chain(4, 6, 3), (0,))
-    x, targets = draw(model, 6)
-    before = model(x).detach().clone()
-    training = DirectTraining([model])
-    assert torch.equal(model(x), before)
-    training.backward([x], [targets])
-    torch.optim.SGD([training.parameter], lr=0.5).step()
-    assert not torch.equal(model(x), before)
-    assert torch.equal(copy.deepcopy(model)(x), model(x))
-
-
 @pytest.mark.parametrize("data", [mixed(), recurrent()], ids=["mixed", "recurrent"])
 def test_a_model_without_direct_code_is_refused(data):
     model = to_pytorch_model(ComputationGraph.from_dict(data))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import OperationCost, graph_cost
-from gflownet.translation import summary, to_onnx, to_pytorch_model, to_source
+from gflownet.translation import summary, to_pytorch_model, to_source
 from gflownet.translation.graph_summary import GraphSummary
 from gflownet.translation.model import TranslatedModel
 from tests.translation.operation_graphs import Data, graph_of, hidden, random_graph
@@ -252,33 +252,6 @@ def test_costs_of_shared_subgraph():
     assert (result.num_parameters, result.multiply_adds) == (136, 256)
     assert [node.num_parameters for node in result.nodes if node.is_live] == [136, 0, 0]
     assert graph_cost(siamese()) == OperationCost(136, 256)
-
-
-def gates() -> ComputationGraph:
-    """A gated image next to itself along the height, times a spatial gate."""
-    nodes: list[Data] = [{"id": place, "shape": shape} for place, shape in enumerate(([8, 6, 5], [8], [1, 12, 5]))]
-    nodes.append(hidden(3, "conv2d", features=8, aggregation="product"))
-    nodes.append(hidden(4, "identity", aggregation="concat", axis="positions"))
-    nodes.append(hidden(5, "identity", kind="output", aggregation="max"))
-    return graph_of(nodes, [(0, 3), (1, 3), (0, 4), (3, 4), (4, 5), (2, 5)])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [siamese, gates])
-@pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself
-def test_merges_and_shared_weights_as_onnx(make, tmp_path):
-    runtime = pytest.importorskip("onnxruntime")
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxscript")
-    model, inputs = to_pytorch_model(make()).eval(), samples(make())
-    path = tmp_path / "model.onnx"
-    to_onnx(model, path)
-    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_inputs()]
-    (output,) = session.run(None, {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
-    torch.testing.assert_close(torch.from_numpy(output), model(*inputs).detach(), rtol=0, atol=1e-6)
-    num_weights = sum(len(each.dims) > 1 for each in onnx.load(str(path)).graph.initializer)
-    assert num_weights == sum(parameter.dim() > 1 for parameter in model.parameters()) == 1
 
 
 def test_identity_of_shared_subgraphs():

@@ -54,27 +54,6 @@ def test_unknown_names_are_refused_with_the_known_ones():
         build(data)
 
 
-def test_an_activation_without_a_translation_is_refused():
-    with pytest.raises(ValueError, match=r"node 1: expected an activation out of .*relu.*got 'rnn'"):
-        build(chain(4, 3, 2, activation="rnn"))
-
-
-def test_an_edge_into_an_input_is_refused():
-    data = chain(4, 3, 2)
-    data["edges"].append({"source": 1, "target": 0, "edge_id": 9, "attributes": {"is_recurrent": True}})
-    with pytest.raises(ValueError, match="edge 9: expected no edge into an input"):
-        build(data)
-
-
-def test_a_value_that_is_not_finite_is_refused_also_when_the_structure_is_cached():
-    build(chain(4, 3, 2))
-    data = chain(4, 3, 2)
-    data["nodes"][1]["bias"] = float("nan")
-    data["edges"][0]["weight"] = float("inf")
-    with pytest.raises(ValueError, match=r"(?s)finite bias.*finite weight"):
-        build(data)
-
-
 def test_config_errors_name_the_key():
     graph = ComputationGraph.from_dict(chain(2, 2))
     with pytest.raises(ValueError, match="unknown key 'devise', did you mean device"):

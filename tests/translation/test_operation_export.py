@@ -9,9 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations.tensor_shape import Layout
-from gflownet.translation import export_program, measure_latency, summary, to_onnx, to_pytorch_model, to_source
+from gflownet.translation import export_program, summary, to_onnx, to_pytorch_model, to_source
 from gflownet.translation.graph_summary import GraphSummary
-from tests.translation.operation_graphs import block, graph_of, hidden, image_input, random_graph
+from tests.translation.operation_graphs import block, graph_of, hidden, image_input
 
 OUTSIDE = "tests.translation.outside_operation"
 
@@ -124,14 +124,6 @@ def test_onnx_gives_the_same_numbers(make, tmp_path):
     assert_close([torch.from_numpy(value) for value in outputs], expected)
 
 
-@BUILT_IN
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compile_captures_the_whole_graph(make):
-    model = to_pytorch_model(make()).eval()
-    inputs = inputs_of(model)
-    assert_close(torch.compile(model, backend="eager", fullgraph=True)(*inputs), model(*inputs))
-
-
 @pytest.mark.parametrize("make", [images, tokens])
 def test_summary_counts_parameters_and_flops(make):
     graph = make()
@@ -171,23 +163,3 @@ def test_projection_reaches_nodes_without_operation():
         model = to_pytorch_model(graph, {"projection": projection})
         assert sum(parameter.numel() for parameter in model.parameters()) == count
         assert summary(graph, projection=projection).num_parameters == count
-
-
-def test_latency_of_tokens_and_images():
-    for make in (images, tokens):
-        model = to_pytorch_model(make())
-        latency = measure_latency(model, batch_size=2, num_calls=3)
-        assert 0 < latency.fastest_seconds <= latency.median_seconds <= latency.slowest_seconds
-        assert model.training
-
-
-def test_source_of_random_graphs():
-    for seed in range(6):
-        graph = random_graph(seed)
-        namespace: dict = {"__name__": "network"}
-        exec(to_source(graph), namespace)
-        model = to_pytorch_model(graph)
-        other = namespace["Model"]()
-        other.load_state_dict(model.state_dict())
-        inputs = inputs_of(model)
-        assert_close(other.eval()(*inputs), model.eval()(*inputs))

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import pickle
-from hashlib import sha256
 
 import pytest
 import torch
-from safetensors.torch import save
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import graph_cost
 from gflownet.operations.tensor_shape import Layout
-from gflownet.translation import (
-    clear_translation_cache,
-    get_translation_cache_metrics,
-    load,
-    set_translation_cache_enabled,
-    summary,
-    to_pytorch_model,
-    to_source,
-)
+from gflownet.translation import summary, to_pytorch_model, to_source
 from gflownet.translation.model import TranslatedModel
 from tests.translation.operation_graphs import block, graph_of, hidden, image_input
 
@@ -158,21 +147,6 @@ def test_unmarked_cycle_among_tensors_is_refused():
         to_pytorch_model(graph)
 
 
-def test_cache_holds_classes_and_changes_no_output(x):
-    clear_translation_cache()
-    outputs = []
-    for enabled in (True, True, False):
-        set_translation_cache_enabled(enabled)
-        torch.manual_seed(5)
-        outputs.append(to_pytorch_model(small())(x))
-        set_translation_cache_enabled(True)
-    assert torch.equal(outputs[0], outputs[1])
-    assert torch.equal(outputs[0], outputs[2])
-    metrics = get_translation_cache_metrics()
-    assert metrics["hits"] == 1
-    assert metrics["entries"] == metrics["misses"]
-
-
 def test_cache_separates_subgraphs_and_weights(x):
     first, second = (
         graph_of(
@@ -255,20 +229,6 @@ def test_train_and_eval_reach_subgraphs(x):
     model = to_pytorch_model(graph_of(nodes, [(0, 1)], subgraphs={"drop": inner}))
     assert (model(x) == 0).float().mean() > 0.3
     assert torch.equal(model.eval()(x), x)
-
-
-def test_load_returns_the_trained_operation_graph(tmp_path, x):
-    model = to_pytorch_model(small())
-    with torch.no_grad():
-        model.bias_6.fill_(3.0)
-    content = save(model.state_dict())
-    (tmp_path / "rank_0.safetensors").write_bytes(content)
-    weights = {"file": "rank_0.safetensors", "sha256": sha256(content).hexdigest()}
-    path = tmp_path / "top_architectures.json"
-    path.write_text(json.dumps([{"rank": 0, "graph": small().to_dict(), "weights": weights}]))
-    loaded = load(path)
-    assert not loaded.training
-    assert torch.equal(loaded(x), model.eval()(x))
 
 
 def test_edge_weights_are_exact_in_float64():

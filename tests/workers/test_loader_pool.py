@@ -164,10 +164,3 @@ def test_get_worker_rng_is_part_of_random_state(monkeypatch):
     set_worker_rng_seed(7)
     assert get_worker_rng().random_sample() == np.random.RandomState(10).random_sample() != in_main
     set_random_state(state)
-
-
-def test_ported_module_names():
-    from gflownet import workers
-    from gflownet.utils import multiprocessing_proxy
-
-    assert multiprocessing_proxy.SharedPinnedBuffer is workers.SharedPinnedBuffer

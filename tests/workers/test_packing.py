@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -72,36 +70,6 @@ def test_buffer_views_outlive_close(buffer):
     assert view.tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(MessageTooLarge):
         buffer.write(torch.ones(1))
-
-
-class FakeCuda:
-    """The calls that pin memory, on a machine that has no CUDA."""
-
-    def __init__(self, status: int) -> None:
-        self.status, self.calls = status, []
-
-    def runtime(self) -> SimpleNamespace:
-        return SimpleNamespace(cudaHostRegister=self.register, cudaHostUnregister=self.unregister)
-
-    def register(self, address: int, num_bytes: int, flags: int) -> int:
-        self.calls.append(("register", address, num_bytes, flags))
-        return self.status
-
-    def unregister(self, address: int) -> int:
-        self.calls.append(("unregister", address))
-        return 0
-
-
-@pytest.mark.parametrize(("status", "is_pinned"), [(0, True), (1, False)])
-def test_buffer_pinned_for_cuda(monkeypatch, status, is_pinned):
-    fake = FakeCuda(status)
-    monkeypatch.setattr(torch.cuda, "cudart", fake.runtime)
-    buffer = SharedPinnedBuffer(256, CUDA)
-    assert buffer.is_pinned is is_pinned
-    address = buffer.view(buffer.write(torch.zeros(64))).data_ptr()
-    buffer.close()
-    assert fake.calls == [("register", address, 256, 0), *([("unregister", address)] if is_pinned else [])]
-    assert not buffer.is_pinned
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: pins real memory")

@@ -8,8 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import CONTENT_TYPE_LATEST
-from prometheus_client.parser import text_string_to_metric_families
 from torch import Tensor
 
 from gflownet.rhn.server.service import Service
@@ -18,19 +16,6 @@ from gflownet.rhn.serving.logits_processors import RepetitionPenaltyLogitsProces
 from tests.rhn.server.in_process import PATH, URL, talk
 
 ASKED: dict[str, Any] = {"model": "m", "prompt": "a", "max_tokens": 1}
-
-
-def test_metrics_are_valid() -> None:
-    async def conversation(client: httpx.AsyncClient, service: Service) -> None:
-        await client.post(PATH, json=ASKED)
-        response = await client.get("/metrics")
-        assert response.headers["content-type"] == CONTENT_TYPE_LATEST
-        families = {family.name: family for family in text_string_to_metric_families(response.text)}
-        assert all(family.documentation for family in families.values())
-        samples = {sample.name: sample.value for family in families.values() for sample in family.samples}
-        assert samples["gflownet_tokens_total"] == 1
-
-    talk(conversation)
 
 
 def test_description_of_the_routes_has_every_reference() -> None:

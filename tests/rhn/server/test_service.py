@@ -14,7 +14,7 @@ from gflownet.rhn.server.requests import Submission
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.sampling import SamplingParams
-from gflownet.rhn.serving.scheduler import QueueFullError, SchedulerConfig
+from gflownet.rhn.serving.scheduler import SchedulerConfig
 from tests.rhn.random_networks import random_network
 from tests.rhn.server.clients import CONFIG, NEVER_ENDS, PATIENCE
 
@@ -70,25 +70,6 @@ def deadline() -> float:
     return asyncio.get_running_loop().time() + PATIENCE
 
 
-def test_closed_answer_frees_its_slot_within_one_step() -> None:
-    model = Watched(random_network(CONFIG, 0).decoder())
-
-    async def talk(service: Service) -> None:
-        answers = [service.submit(Submission([[1]], ENDLESS)) for _ in range(3)]
-        while 3 not in model.rows:
-            await asyncio.sleep(0)
-        answers[1].close()
-        before = len(model.rows)  # the step that is under way may still have its row, and so may none after that
-        while len(model.rows) < before + 20:
-            await asyncio.sleep(0)
-        assert set(model.rows[before + 1 :]) == {2}
-        for answer in answers:
-            answer.close()
-        await until_idle(service.engine)
-
-    serve(engine_of(model), talk)
-
-
 def test_engine_failure_ends_every_answer_and_the_service() -> None:
     model = Watched(random_network(CONFIG, 0).decoder(), num_steps=5)
 
@@ -102,17 +83,6 @@ def test_engine_failure_ends_every_answer_and_the_service() -> None:
             service.check_open()
 
     assert serve(engine_of(model), talk).failed
-
-
-def test_prompt_list_over_the_queue_limit_leaves_no_request() -> None:
-    engine = engine_of()
-
-    async def talk(service: Service) -> None:
-        with pytest.raises(QueueFullError):
-            service.submit(Submission([[1]] * 6, ENDLESS))
-        await until_idle(engine)
-
-    serve(engine, talk)
 
 
 def test_pieces_are_complete_when_the_event_loop_is_busy() -> None:

@@ -143,6 +143,10 @@ def test_invalid_requests_raise() -> None:
         EngineConfig(prefix_interval=0)
     with pytest.raises(ValueError, match="prefix_bytes: expected at least 0, got -1"):
         EngineConfig(prefix_bytes=-1)
+    with pytest.raises(ValueError, match="max_slots: expected at least 1, got 0"):
+        SchedulerConfig(max_slots=0)
+    with pytest.raises(ValueError, match="max_queue: expected at least 0, got -1"):
+        SchedulerConfig(max_queue=-1)
 
 
 def test_cached_prefix_is_skipped_and_counted() -> None:

@@ -47,22 +47,6 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill, "MIN_CHUNK", 2)
 
 
-def test_chunks_end_at_every_interval_and_before_the_last_token() -> None:
-    request, borders = active(300), []
-    request.num_read = 10  # of a cached prefix
-    for config in (PrefillConfig(tokens=64), PrefillConfig(tokens=40)):
-        scheduled = Prefill(config, interval=64)
-        request.num_read, borders = 10, [10]
-        while request.num_unread > prefill.MIN_CHUNK:
-            _, chunk = scheduled.plan([request])
-            assert chunk is not None
-            assert chunk.num_tokens <= config.tokens
-            request.num_read += chunk.num_tokens
-            borders.append(request.num_read)
-        assert {64, 128, 192, 256} <= set(borders)
-        assert 300 - prefill.MIN_CHUNK <= borders[-1] <= 299
-
-
 def test_chunk_takes_equal_parts_of_several_prompts_in_turn() -> None:
     requests = [active(5 * LONG) for _ in range(5)]
     scheduled = Prefill(PrefillConfig(tokens=8, prompts=2), interval=64)
