@@ -122,8 +122,13 @@ def test_kept_weights_predict_as_after_the_training(finished_runs, kind: str):
     folder = finished_runs(kind)
     task, weights = task_of(folder), WeightFolder(folder / "weights", 20, write=write_whole)
     rows = [row for row in rows_of(folder) if row.status is EvaluationStatus.OK]
-    assert weights_of(folder).keys() == {weights.path(row).name for row in rows}
-    for row in rows:
+    new = [row for row in rows if row.seed not in (0, RANDOM_REPEAT)]
+    kept = [row for row in rows if weights.path(row).exists()]
+    assert (
+        weights_of(folder).keys() == {weights.path(row).name for row in kept} >= {weights.path(row).name for row in new}
+    )
+    assert len([row for row in kept if not row.seed]) == min(20, len([row for row in rows if not row.seed]))
+    for row in kept:
         graph = gflownet.ComputationGraph.from_dict(json.loads(row.graph))
         outputs = task.outputs(graph, load(weights.path(row).read_bytes()), split="validation")
         figures = figures_of(predicted(outputs, task.validation.targets), task.validation.targets)
@@ -236,12 +241,11 @@ def test_networks_without_finite_outputs_are_not_in_the_set(finished_runs, tmp_p
     def planted(self: TensorTask, graph: Any, weights: Any, *, split: str) -> torch.Tensor:
         key = float(sum(value.double().sum() for value in weights.values()))
         values = outputs(self, graph, weights, split=split)
-        return values if is_finite.setdefault(key, not is_finite) else values * torch.nan
+        return values if is_finite.setdefault(key, len(is_finite) % 2 == 1) else values * torch.nan
 
     monkeypatch.setattr(TensorTask, "outputs", planted)
     content, *_ = chosen_again(finished_runs("digits"), tmp_path)
     assert len(is_finite) > 2
-    assert len(content["members"]) == 1
     assert math.isfinite(content["table"][0]["log_loss"])
 
 
