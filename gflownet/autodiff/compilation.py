@@ -85,11 +85,6 @@ def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((), value, dtype=dtype, device=device)
 
 
-def _is_transformed() -> bool:
-    """Return whether a torch.func transformation or forward-mode differentiation is active."""
-    return _are_functorch_transforms_active() or forward_ad._current_level >= 0
-
-
 def _compiled(source: str, instructions: Instructions) -> Callable[..., Result]:
     namespace: dict[str, Any] = {"torch": torch, "inf": math.inf, "nan": math.nan, "scalar": _scalar}
     namespace |= {f"call{number}": function for function, number in instructions.functions.items()}
@@ -152,7 +147,8 @@ class Program:
         # comprehensions, not a loop: a small program runs a few microseconds
         if [t.shape for t in tensors] != self._shapes or [t.dtype for t in tensors] != self._dtypes:
             self._refuse(tensors)
-        if (torch.is_grad_enabled() and True in [t.requires_grad for t in tensors]) or _is_transformed():
+        is_transformed = _are_functorch_transforms_active() or forward_ad._current_level >= 0
+        if (torch.is_grad_enabled() and True in [t.requires_grad for t in tensors]) or is_transformed:
             return self._code.differentiable(*tensors)
         if self._has_functions:  # functions of whole tensors may differentiate with torch
             with torch.no_grad():

@@ -33,11 +33,6 @@ class Primitive:
     in_place: str = ""  # statement that overwrites the operand, where torch has one
 
 
-def _softplus(x: Tensor) -> Tensor:
-    # torch's own softplus is x above 20, which is off by 2e-9
-    return torch.logaddexp(x, torch.zeros_like(x))
-
-
 def _step(x: Tensor) -> Tensor:
     return (x > 0).to(x.dtype)
 
@@ -58,7 +53,10 @@ PRIMITIVES: dict[str, Primitive] = {
     "sigmoid": _in_torch("sigmoid", "sigmoid(x)*(1 - sigmoid(x))"),
     "relu": _in_torch("relu", "step(x)"),
     "gelu": Primitive(torch.nn.functional.gelu, f"ndtr(x) + x*{_NORMAL_DENSITY}", "torch._C._nn.gelu({0})"),
-    "softplus": Primitive(_softplus, "sigmoid(x)", "torch.logaddexp({0}, torch.zeros_like({0}))"),
+    # torch's own softplus is x above 20, which is off by 2e-9
+    "softplus": Primitive(
+        lambda x: torch.logaddexp(x, torch.zeros_like(x)), "sigmoid(x)", "torch.logaddexp({0}, torch.zeros_like({0}))"
+    ),
     "silu": Primitive(torch.nn.functional.silu, "sigmoid(x) + x*sigmoid(x)*(1 - sigmoid(x))", "torch._C._nn.silu({0})"),
     "abs": _in_torch("abs", "sign(x)"),
     "erf": _in_torch("erf", "1.1283791670955126*exp(-x**2)"),

@@ -56,10 +56,12 @@ def _all_commands(words: Sequence[str]) -> CommandLine:
 def _add_completers(parser: CommandLine, command: str, words: Sequence[str]) -> None:
     """Let argcomplete complete names of configs and KEY=VALUE; other values are choices or files."""
     from gflownet.config import config_names
-    from gflownet.language.config import ROOM
+    from gflownet.language.config import FLAG_KEYS, OPTIONS, ROOM
+
+    own = {key: item for key, item in OPTIONS.items() if key not in FLAG_KEYS}  # of gflownet language
 
     def complete_option(*, prefix: str, **_: Any) -> dict[str, str]:
-        options = _options_of_language() if command == "language" else _options_of_run(words, prefix)
+        options = own if command == "language" else _options_of_run(words, prefix)
         files = FilesCompleter()(prefix) if action.metavar != "KEY=VALUE" and "=" not in prefix else ()
         return _completions(options, prefix) | dict.fromkeys(files, "")
 
@@ -77,13 +79,6 @@ def _completions(options: Mapping[str, Option], prefix: str) -> dict[str, str]:
         return {f"{name}=": item.help for name, item in options.items()}
     values = _values(key, options[key].type_hint) if key in options else []
     return dict.fromkeys((f"{key}={each}" for each in values or FilesCompleter()(value)), "")
-
-
-def _options_of_language() -> dict[str, Option]:
-    """Return the options of gflownet language, without those that FILE and --from set."""
-    from gflownet.language.config import FLAG_KEYS, OPTIONS
-
-    return {key: item for key, item in OPTIONS.items() if key not in FLAG_KEYS}
 
 
 def _options_of_run(words: Sequence[str], prefix: str) -> dict[str, Option]:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from gflownet.files import parse_json
-from gflownet.graphs import node_link, ordering, short_form, subgraphs
+from gflownet.graphs import node_link, ordering, subgraphs
 from gflownet.graphs.canonical import CanonicalForm, EqualUpToIsomorphism
 from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, Node, NodeType, is_dense
 from gflownet.graphs.identity import coloured_graph
@@ -206,7 +206,7 @@ class ComputationGraph(EqualUpToIsomorphism):
         """
         from networkx import node_link_graph
 
-        data = self.to_dict() if is_dense(self) else short_form.networkx_dict(self.to_dict())
+        data = self.to_dict() if is_dense(self) else node_link.networkx_dict(self.to_dict())
         return cast("networkx.DiGraph", node_link_graph(data, edges="edges"))
 
     @classmethod
@@ -214,7 +214,7 @@ class ComputationGraph(EqualUpToIsomorphism):
         """Return the graph of a networkx graph with the fields of to_dict as data."""
         from networkx import node_link_data
 
-        return cls.from_dict(short_form.from_networkx_dict(node_link_data(graph, edges="edges")))
+        return cls.from_dict(node_link.from_networkx_dict(node_link_data(graph, edges="edges")))
 
     def _insert_node(self, node: Node) -> None:
         if node.node_id in self._nodes:

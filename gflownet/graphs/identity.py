@@ -52,7 +52,10 @@ def coloured_graph(
     if has_operations:
         node_colours = _operation_node_colours(graph, subgraph_key, is_subgraph=is_subgraph)
     else:
-        node_colours = {node_id: _node_colour(node) for node_id, node in graph.nodes.items()}
+        node_colours = {
+            node_id: _head(node, node.output_size) + _attributes_colour(node.attributes, _NODE_DEFAULTS, _LABELS)
+            for node_id, node in graph.nodes.items()
+        }
     ids, colours = [], []
     for group in (_input_ids(graph, is_subgraph=is_subgraph), _ids_of(graph, NodeType.OUTPUT)):
         ids += group
@@ -71,7 +74,8 @@ def coloured_graph(
     merged: dict[tuple[int, int], list[str]] = {}
     for edge in graph.edges.values():
         ends = index_of[edge.source], index_of[edge.target]
-        merged.setdefault(ends, []).append(ranks.get(edge.edge_id, "") + _edge_colour(edge, defaults))
+        head = f"{ranks.get(edge.edge_id, '')}{edge.weight!r} {'on' if edge.enabled else 'off'}"
+        merged.setdefault(ends, []).append(head + _attributes_colour(edge.attributes, defaults, _EDGE_LABELS))
     edges = {ends: each[0] if len(each) == 1 else json.dumps(sorted(each)) for ends, each in merged.items()}
     # One more node for every set of weights that several nodes share, joined to these.
     for node_ids in _sharing_nodes(graph):
@@ -167,10 +171,6 @@ def _ordered_in_edges(graph: GraphElements) -> dict[int, list[Edge]]:
     return in_edges
 
 
-def _node_colour(node: Node) -> str:
-    return _head(node, node.output_size) + _attributes_colour(node.attributes, _NODE_DEFAULTS, _LABELS)
-
-
 def _operation_node_colours(
     graph: GraphElements, subgraph_key: Callable[[str], str], *, is_subgraph: bool
 ) -> dict[int, str]:
@@ -239,11 +239,6 @@ def _applied(name: Any, subgraph_key: Callable[[str], str]) -> Any:
         return {"content": subgraph_key(name)}
     except ValueError:
         return name
-
-
-def _edge_colour(edge: Edge, defaults: Mapping[str, Any]) -> str:
-    head = f"{edge.weight!r} {'on' if edge.enabled else 'off'}"
-    return head + _attributes_colour(edge.attributes, defaults, _EDGE_LABELS)
 
 
 def _head(node: Node, size: Any) -> str:

@@ -66,7 +66,8 @@ def operation_node_problems(graph: GraphElements, node: Node, *, is_subgraph: bo
     if "operation" not in node.attributes and "subgraph" not in node.attributes:
         remaining = {key: value for key, value in node.attributes.items() if key != "align"}
         yield from node_problems(replace(node, attributes=remaining))
-        yield from _align_problems(node)
+        if "align" in node.attributes and not _ALIGN.accepts(value := node.attributes["align"]):
+            yield at_node(node.node_id, "invalid_align", unexpected_value(_ALIGN.expected, "align", value))
         return
     yield from value_problems(node)
     yield from _state_problems(node)
@@ -104,7 +105,7 @@ def operation_edge_problems(graph: GraphElements, edge: Edge) -> Iterator[GraphP
     target = nodes.get(edge.target)
     if target is None or edge.weight == DEFAULT_WEIGHT or target.node_type is NodeType.INPUT:
         return
-    if _is_tied(edge, target):
+    if edge.attributes.get("port") == WEIGHT_PORT and "operation" in target.attributes:  # tied: not scaled
         message = f"expected weight {DEFAULT_WEIGHT} into the port {WEIGHT_PORT}, got {edge.weight}"
         yield at_edge(edge.edge_id, "unused_weight", message)
     elif {"operation", "subgraph"} & target.attributes.keys() and not target.attributes.get("edge_weight"):
@@ -129,12 +130,6 @@ def _attribute_problems(
             names = listed([*accepted, *other_names])
             message = f"expected attributes of {kind} out of {names}, got {shown(key)}"
             yield at_node(node.node_id, "unknown_attribute", message)
-
-
-def _align_problems(node: Node) -> Iterator[GraphProblem]:
-    """Yield a problem for the alignment of a node without operation."""
-    if "align" in node.attributes and not _ALIGN.accepts(value := node.attributes["align"]):
-        yield at_node(node.node_id, "invalid_align", unexpected_value(_ALIGN.expected, "align", value))
 
 
 def _shape_problems(node: Node, *, is_subgraph: bool) -> Iterator[GraphProblem]:
@@ -178,7 +173,9 @@ def _subgraph_problems(graph: GraphElements, node: Node) -> Iterator[GraphProble
     except ValueError as error:
         yield at_node(node.node_id, "invalid_subgraph", str(error))
     else:
-        names = [each.attributes.get("port", INPUT_PORT) for each in inner.nodes.values() if _is_input(each)]
+        names = [
+            each.attributes.get("port", INPUT_PORT) for each in inner.nodes.values() if each.node_type is NodeType.INPUT
+        ]
         if not names or not all(isinstance(name, str) for name in names):
             return  # reported in the subgraph
         if len(set(names)) < len(names):
@@ -189,15 +186,6 @@ def _subgraph_problems(graph: GraphElements, node: Node) -> Iterator[GraphProble
             if INPUT_PORT not in names and node.attributes.get("repeat", 1) != 1:
                 message = f"expected a port {INPUT_PORT} of a repeated subgraph, got {', '.join(names)}"
                 yield at_node(node.node_id, "repeat_mismatch", message)
-
-
-def _is_tied(edge: Edge, target: Node) -> bool:
-    """Return whether an edge carries the weight of its source's module, which is not scaled."""
-    return edge.attributes.get("port") == WEIGHT_PORT and "operation" in target.attributes
-
-
-def _is_input(node: Node) -> bool:
-    return node.node_type is NodeType.INPUT
 
 
 def _port_problems(graph: GraphElements, node: Node, ports: tuple[str, ...]) -> Iterator[GraphProblem]:

@@ -69,7 +69,7 @@ def node_text(node: Node, layout: Layout | None) -> str:
     activation = "" if activation in ("linear", "identity") else activation
     applied = applied_operation(node)
     if applied is None:
-        text = unread_operation(node)
+        text = short_name(name) if isinstance(name := _name(node), str) else "?"  # invalid or not imported
     elif applied.name == "identity":
         text, activation = activation, ""
     else:
@@ -112,12 +112,6 @@ def applied_operation(node: Node) -> AppliedOperation | None:
         return read_operation(node.attributes["operation"])
     except ValueError:
         return None
-
-
-def unread_operation(node: Node) -> str:
-    """Return the name of an operation that is invalid or not imported; a question mark without a name."""
-    name = _name(node)
-    return short_name(name) if isinstance(name, str) else "?"
 
 
 def _name(node: Node) -> object:

@@ -9,9 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gflownet.graphs.element_problems import GraphProblem, duplicate_edges, missing_ends
+from gflownet.graphs.element_problems import (
+    MAX_ELEMENTS,
+    MAX_EXPANDED_NODES,
+    MAX_PARAMETERS,
+    GraphProblem,
+    duplicate_edges,
+    missing_ends,
+)
 from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType
-from gflownet.graphs.limits import MAX_ELEMENTS, MAX_EXPANDED_NODES, MAX_PARAMETERS
 from gflownet.graphs.operation_costs import own_projection, total_cost
 from gflownet.graphs.operation_element_problems import REPEAT, operation_edge_problems, operation_node_problems
 from gflownet.graphs.operation_shapes import NodeShapeError, NodeShapes, infer_shapes, inner_ports, merge_plans

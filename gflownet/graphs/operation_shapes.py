@@ -156,7 +156,8 @@ def _shapes_of(
         if node.node_type is NodeType.INPUT:
             return NodeShapes(node, None, {}, outside.get(node_id) or input_shape(node))
         shapes = _inferred(graph, node, incoming.get(node_id, ()), node_shapes)
-        _check_tokens(node, shapes.output)
+        if shapes.output.layout is Layout.TOKENS and node.activation_function not in ("linear", "identity"):
+            raise ShapeError(f"expected activation linear of {shapes.output}, got {node.activation_function}")
         return shapes
     except ValueError as error:
         raise NodeShapeError(node_id, str(error)) from None
@@ -258,12 +259,6 @@ def _check_shared(shapes: NodeShapes, first: NodeShapes) -> None:
             message = f"expected {expected[port]} at the port {port} of the shared subgraph {name}"
             reason = f"{message}, as at node {first.node.node_id}, got {shape}"
             raise NodeShapeError(shapes.node.node_id, reason, is_share=True)
-
-
-def _check_tokens(node: Node, output: Shape) -> None:
-    """Raise ShapeError for an activation of tokens."""
-    if output.layout is Layout.TOKENS and node.activation_function not in ("linear", "identity"):
-        raise ShapeError(f"expected activation linear of {output}, got {node.activation_function}")
 
 
 def _merged(node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeShapes]) -> MergePlan:

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gflownet.graphs.element_problems import (
+    MAX_MAGNITUDE,
+    MAX_PARAMETERS,
     GraphProblem,
     at_edge,
     duplicate_edges,
     edge_problems,
+    has_too_many_parameters,
     is_plain,
     listed,
+    message_size,
     missing_ends,
     node_problems,
     unexpected_value,
     unreachable_outputs,
 )
 from gflownet.graphs.elements import GraphElements, NodeType, is_dense
-from gflownet.graphs.limits import MAX_MAGNITUDE, MAX_PARAMETERS, has_too_many_parameters, message_size
 from gflownet.graphs.operation_problems import operation_graph_problems
 from gflownet.operations.values import shown
 from gflownet.operations.vocabulary import TRANSLATION_SETTINGS

@@ -184,7 +184,7 @@ class RHN(Cell):
 
     @classmethod
     def multiply_adds(cls, size: int) -> int:
-        return rhn_matrix_multiply_adds(size)
+        return rhn_config(size).step_multiply_adds
 
     @classmethod
     def elementwise_flops(cls, size: int) -> int:
@@ -204,11 +204,6 @@ def projections(config: RHNConfig) -> Iterator[tuple[str, int, int]]:
     """Yield name, input width and output width of the three projections."""
     for name, (size_in, size_out) in zip(PROJECTIONS, config.projection_sizes, strict=True):
         yield name, size_in, size_out
-
-
-def rhn_matrix_multiply_adds(size: int) -> int:
-    """Return the multiply-adds of matrix products of one step of one row."""
-    return rhn_config(size).step_multiply_adds
 
 
 def rhn_elementwise(size: int) -> int:

@@ -19,12 +19,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 MODULE = Parameter("module:Class of an nn.Module", is_module_class)
-ARGUMENTS = Parameter("an object of keyword arguments without device and dtype", lambda value: _are_arguments(value))
-
-
-def _are_arguments(value: object) -> bool:
-    """Return whether arguments are an object; the device is chosen by the translation: shapes need no memory."""
-    return value == () or (isinstance(value, Mapping) and not {"device", "dtype"} & value.keys())
+# The device is chosen by the translation: shapes need no memory.
+ARGUMENTS = Parameter(
+    "an object of keyword arguments without device and dtype",
+    lambda value: value == () or (isinstance(value, Mapping) and not {"device", "dtype"} & value.keys()),
+)
 
 
 class Opaque(Operation):

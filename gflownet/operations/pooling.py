@@ -18,11 +18,6 @@ _SIGNAL = Shape((3, 7), Layout.SIGNAL)
 _IMAGE = Shape((3, 5, 6), Layout.IMAGE)
 
 
-def position_axes(shape: Shape) -> tuple[int, ...]:
-    """Return the axes of the positions, the batch counted."""
-    return tuple(axis + 1 for axis in range(len(shape.sizes)) if axis != shape.channel_axis)
-
-
 class _WindowPool(Operation):
     category = Category.POOLING
     has_products = False
@@ -93,4 +88,6 @@ class GlobalPool(Operation):
     @classmethod
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         function = {"mean": "mean", "max": "amax"}[settings["reduction"]]
-        return f"{{input}}.{function}(dim={position_axes(single_input(inputs))})"
+        shape = single_input(inputs)
+        axes = tuple(axis + 1 for axis in range(len(shape.sizes)) if axis != shape.channel_axis)  # after the batch
+        return f"{{input}}.{function}(dim={axes})"

@@ -131,7 +131,9 @@ def split_parameters(
         for_muon: from a name and a matrix or kernel, whether Muon updates it.
         decays: whether any parameter has weight decay.
     """
-    norms = {id(p) for module in model.modules() if _is_norm(module) for p in module.parameters(recurse=False)}
+    norms = {
+        id(p) for module in model.modules() if "Norm" in type(module).__name__ for p in module.parameters(recurse=False)
+    }
     matrices, decayed, elementwise = [], [], []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -144,29 +146,17 @@ def split_parameters(
     return matrices, decayed, elementwise
 
 
-def _is_norm(module: nn.Module) -> bool:
-    return "Norm" in type(module).__name__
-
-
 # First and last learning rate of one_cycle, as shares of the largest one (torch.optim.lr_scheduler.OneCycleLR).
 _FIRST_RATE, _LAST_RATE = 1 / 25, 1 / 250_000
 _TRAPEZOID_SHARE = 0.8  # of a training before the rate of trapezoid falls (Hägele et al. 2024)
 
 
-def _linear(first: float, last: float, share: float) -> float:
-    return first + (last - first) * share
-
-
-def _half_cosine(first: float, last: float, share: float) -> float:
-    return last + (first - last) * (1 + math.cos(math.pi * share)) / 2
-
-
-def _constant(first: float, last: float, share: float) -> float:
-    return first
-
-
-# cosine: Loshchilov and Hutter 2017, equation 5
-_CURVES = {"constant": _constant, "linear": _linear, "cosine": _half_cosine}
+# Rate between a first and a last one; cosine: Loshchilov and Hutter 2017, equation 5.
+_CURVES: dict[str, Callable[[float, float, float], float]] = {
+    "constant": lambda first, last, share: first,
+    "linear": lambda first, last, share: first + (last - first) * share,
+    "cosine": lambda first, last, share: last + (first - last) * (1 + math.cos(math.pi * share)) / 2,
+}
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def add_parameters(
         else:
             data = random_values(parameter, torch.empty(shape, dtype=dtype, device=device))
         holder = _layer(model, parameter)._parameters if parameter.module else model._parameters
-        holder[parameter.leaf] = _parameter(data)
+        holder[parameter.leaf] = torch.Tensor._make_subclass(nn.Parameter, data, True)
 
 
 def random_values(parameter: ParameterPlan, data: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -46,10 +46,6 @@ def random_values(parameter: ParameterPlan, data: Tensor, generator: torch.Gener
     if parameter.initial in (Initial.ZERO, Initial.ONE):
         return data.fill_(float(parameter.initial is Initial.ONE))
     return data.uniform_(-parameter.bound, parameter.bound, generator=generator)
-
-
-def _parameter(data: Tensor) -> nn.Parameter:
-    return torch.Tensor._make_subclass(nn.Parameter, data, True)
 
 
 def _layer(model: nn.Module, parameter: ParameterPlan) -> nn.Module:

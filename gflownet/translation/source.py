@@ -13,7 +13,6 @@ from gflownet.operations import layers
 from gflownet.operations.activations import Cell
 from gflownet.operations.neuron_code import PLAIN, identifier, outside_name
 from gflownet.operations.parameters import QUERY_STD, Initial, ParameterPlan
-from gflownet.operations.tensor_shape import Shape
 from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import activation
 from gflownet.translation.code import ClassWriter, has_own_build, shape_text
@@ -106,7 +105,10 @@ class _FileWriter(ClassWriter):
 
     def own_build(self, step: StepPlan) -> str:
         assert step.shapes.operation is not None
-        shapes = ", ".join(f'"{port}": {_shape_code(shape)}' for port, shape in step.input_shapes.items())
+        shapes = ", ".join(
+            f'"{port}": Shape({shape.sizes}, Layout("{shape.layout.value}"))'
+            for port, shape in step.input_shapes.items()
+        )
         settings = {key: thawed(value) for key, value in step.shapes.operation.items}
         return f"{outside_name(step.shapes.operation.row_home)}.build({{{shapes}}}, {settings!r})"
 
@@ -193,13 +195,10 @@ def _imports(plan: ModelPlan) -> Iterator[str]:
             yield f"from {module} import {leaf} as {outside_name(applied.row_home)}"
 
 
-def _shape_code(shape: Shape) -> str:
-    return f'Shape({shape.sizes}, Layout("{shape.layout.value}"))'
-
-
 def _layer_sources(text: str) -> list[str]:
     """Return the source of the layers that a text uses, and of the layers that these use."""
-    classes = {name: value for name, value in vars(layers).items() if _is_layer(value)}
+    every = vars(layers).items()
+    classes = {name: kind for name, kind in every if isinstance(kind, type) and kind.__module__ == layers.__name__}
     needed: dict[str, str] = {}
     pending = [text]
     while pending:
@@ -208,10 +207,6 @@ def _layer_sources(text: str) -> list[str]:
                 needed[word] = inspect.getsource(classes[word])
                 pending.append(needed[word])
     return [needed[name] for name in classes if name in needed]
-
-
-def _is_layer(value: object) -> bool:
-    return isinstance(value, type) and value.__module__ == layers.__name__
 
 
 def initial_code(parameter: ParameterPlan, values: Mapping[str, float], option: str = "") -> str:

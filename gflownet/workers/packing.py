@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
 from multiprocessing import reduction
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -251,7 +251,10 @@ class SharedPinnedBuffer:
         self._descriptor = os.memfd_create("gflownet-messages")
         os.ftruncate(self._descriptor, self.num_bytes)
         self._map()
-        self.is_pinned = device.type == "cuda" and _pin(self._memory)
+        self.is_pinned = False
+        if device.type == "cuda":  # lock the pages, where that works
+            register = cast(Any, torch.cuda.cudart()).cudaHostRegister
+            self.is_pinned = int(register(self._memory.data_ptr(), self._memory.nbytes, 0)) == 0
 
     def _map(self) -> None:
         path = f"/proc/self/fd/{self._descriptor}"
@@ -281,7 +284,7 @@ class SharedPinnedBuffer:
         """Release the memory; it is freed with the last tensor that views it."""
         self.detach()
         if self.is_pinned:
-            _cuda_runtime().cudaHostUnregister(self._memory.data_ptr())
+            cast(Any, torch.cuda.cudart()).cudaHostUnregister(self._memory.data_ptr())
             self.is_pinned = False
         self._memory, self._typed = torch.empty(0, dtype=torch.uint8), []
 
@@ -312,15 +315,6 @@ class SharedPinnedBuffer:
         (num_used,) = _HEADER.unpack_from(structure)
         memory = self._memory[:num_used].to(device)
         return unpack(structure[_HEADER.size :], _reader([memory.view(dtype) for dtype in DTYPES]))
-
-
-def _cuda_runtime() -> Any:
-    return torch.cuda.cudart()
-
-
-def _pin(memory: Tensor) -> bool:
-    """Lock the pages of this memory for CUDA; return whether that worked."""
-    return int(_cuda_runtime().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
 
 
 def _store(packed: Packed, memory: Tensor) -> None:

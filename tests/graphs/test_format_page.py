@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from gflownet.graphs.short_form import OPERATION_NODE_FIELDS
+from gflownet.graphs.node_link import OPERATION_NODE_FIELDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "graph-format.md").read_text(encoding="utf-8")

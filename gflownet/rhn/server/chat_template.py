@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,7 +35,7 @@ class ChatTemplate:
     def __post_init__(self) -> None:
         """Compile the template in Jinja2's sandbox; raises TemplateError."""
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = _to_json
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja2's own escapes for HTML
         environment.globals["raise_exception"] = _raise_exception
         object.__setattr__(self, "_template", environment.from_string(self.source))
 
@@ -69,11 +70,6 @@ def load_chat_template(path: Path | None, stops: Sequence[str], folder: Path) ->
         raise UserError(f"--chat-template: {chosen}: cannot be read ({error})") from None
     except (ValueError, TemplateError) as error:
         raise UserError(f"--chat-template: {chosen}: expected a Jinja2 template, got an error: {error}") from None
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """Return JSON as it is: the filter of Jinja2 escapes for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _raise_exception(message: str) -> NoReturn:

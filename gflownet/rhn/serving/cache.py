@@ -6,7 +6,6 @@ import heapq
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
@@ -36,15 +35,6 @@ class CacheManager:
         self._free = list(range(num_slots))  # a heap: the lowest slot first, so that used slots are contiguous
         self._slots: dict[int, int] = {}
         self._last: tuple[list[int], slice | Tensor] | None = None  # latest request ids, and the index of their slots
-
-    @property
-    def num_free(self) -> int:
-        """Slots without a request."""
-        return len(self._free)
-
-    def slot_of(self, request_id: int) -> int:
-        """Return the slot of a request."""
-        return self._slots[request_id]
 
     def allocate(self, request_id: int, state: Tensor | None = None) -> int:
         """Give a request a slot with a state [layers, width], default zeros, and return the slot.
@@ -98,14 +88,6 @@ class CacheManager:
         return index
 
 
-@dataclass(frozen=True)
-class PrefixHit:
-    """The longest cached prefix of a prompt."""
-
-    num_tokens: int
-    state: Tensor  # [layers, width], read-only
-
-
 class PrefixCache:
     """States after prefixes of prompts, with LRU eviction. Not thread-safe."""
 
@@ -141,13 +123,13 @@ class PrefixCache:
             self._lengths[length] -= 1
             self.num_bytes -= dropped.nbytes
 
-    def longest(self, prompt: Sequence[int]) -> PrefixHit | None:
-        """Return the longest cached prefix that leaves at least one token to read; None if there is none."""
+    def longest(self, prompt: Sequence[int]) -> tuple[int, Tensor] | None:
+        """Return tokens and read-only state of the longest cached prefix that leaves a token to read; None without."""
         lengths = sorted(length for length, count in self._lengths.items() if count and length < len(prompt))
         for key in reversed(list(_keys(prompt, lengths))):
             if key in self._states:
                 self._states.move_to_end(key)
-                return PrefixHit(key[0], self._states[key])
+                return key[0], self._states[key]
         return None
 
 
@@ -180,9 +162,9 @@ class PromptPrefixes:
             self._tally.prefix_hits += hit is not None
             self._tally.prefix_misses += hit is None
         if hit is not None:
-            request.num_read = request.num_cached = hit.num_tokens
+            request.num_read = request.num_cached = hit[0]
         self._plan(request)
-        return None if hit is None else hit.state
+        return None if hit is None else hit[1]
 
     def add(self, request: ActiveRequest, state: Tensor) -> None:
         """Cache the state [layers, width] after the tokens that were read; it is not copied."""

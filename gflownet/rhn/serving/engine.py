@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from operator import attrgetter
 
-from torch import Tensor
-
 from gflownet.rhn.decoding import LanguageModel
 from gflownet.rhn.serving.cache import CacheManager, PrefixCache, PromptPrefixes
 from gflownet.rhn.serving.prefill import Chunk, Prefill, PrefillConfig, read_chunk, read_tokens
@@ -188,7 +186,8 @@ class Engine:
             return
         for request_id in self._scheduler.schedule():
             request = self._requests[request_id]
-            request.slot = self._cache.allocate(request_id, self._first_state(request))
+            prefix = self._prefixes.first_state(request)
+            request.slot = self._cache.allocate(request_id, request.request.state if prefix is None else prefix)
             request.admitted = now
             self._tally.num_admitted += 1
             self._tally.waited_seconds += now - request.submitted
@@ -199,11 +198,6 @@ class Engine:
                 _log.exception("request %d cannot be sampled", request_id)
                 message = f"sampling failed: {type(error).__name__}: {error}"
                 self._end(request, FinishReason.ERROR, now, events, message)
-
-    def _first_state(self, request: ActiveRequest) -> Tensor | None:
-        """Return the state after the tokens of the prompt that were read before; None if there is none."""
-        prefix = self._prefixes.first_state(request)
-        return request.request.state if prefix is None else prefix
 
     def _take(
         self, request: ActiveRequest, sampled: Draw, now: float, events: list[Event]
