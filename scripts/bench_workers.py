@@ -135,11 +135,6 @@ def open_streams(policy_class: Callable[..., Policy], *, num_trajectories: int =
         yield Streams(source, policy, evaluator, ReplayBuffer(replay))
 
 
-def worker_pids() -> dict[str, int]:
-    """Return the process ids of the live workers by name."""
-    return {process.name: process.pid for process in multiprocessing.active_children() if process.pid is not None}
-
-
 def cpu_seconds(pid: int) -> float:
     """Return the CPU time of a process (proc(5), fields utime and stime)."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -317,7 +312,7 @@ def measure_speed(side: str, load: Load) -> Speed:
         with closing(stream):
             for _ in range(NUM_WORKERS):
                 next(stream)
-            pids = worker_pids().values()
+            pids = [process.pid for process in multiprocessing.active_children() if process.pid is not None]
             start, cpu_before = time.perf_counter(), (cpu_seconds(os.getpid()), sum(map(cpu_seconds, pids)))
             rollouts = islice(stream, load.num_rollouts)
             num_new = sum(not e.cached for rollout in rollouts for e in rollout.evaluations)
