@@ -21,7 +21,7 @@ LINE_BUDGETS = {
     "gflownet": 75_498,
     "tests": 59_445,
     "gflownet/evaluation": 10_943,
-    "scripts": 8_002,
+    "scripts": 7_997,
     "gflownet/autodiff": 6_505,
     "gflownet/rhn": 5_213,
     "gflownet/run": 5_150,
@@ -51,7 +51,7 @@ LINE_BUDGETS = {
     "gflownet/utils": 135,
 }
 NUM_PACKAGE_FILES = 408
-NUM_DOC_WORDS = 80_049
+NUM_DOC_WORDS = 79_994
 # Lines that a room may have below its budget before the budget has to follow.
 SLACK = 150
 # Top-level folders with Python code.
