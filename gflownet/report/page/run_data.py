@@ -76,9 +76,9 @@ class RunData:
 
     @property
     def num_planned(self) -> int:
-        """The evaluations of the search in the budget, 0 without a limit."""
+        """The evaluations of the search and of its sampler in the budget, 0 without a limit."""
         budget = int(self.number("budget.evaluations") or 0)
-        return int(self.plan.get("num_search", budget)) if budget else 0
+        return int(self.plan.get("num_search", budget)) + int(self.plan.get("num_verified", 0)) if budget else 0
 
     @property
     def is_running(self) -> bool:
