@@ -18,17 +18,17 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # The ratchet: at most so many lines of Python per room, words of docs, and files of the package. A commit that shortens
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
-    "gflownet": 75_498,
-    "tests": 59_445,
-    "gflownet/evaluation": 10_943,
+    "gflownet": 75_499,
+    "tests": 59_447,
+    "gflownet/evaluation": 10_932,
     "scripts": 7_997,
     "gflownet/autodiff": 6_505,
     "gflownet/rhn": 5_213,
-    "gflownet/run": 5_150,
+    "gflownet/run": 5_159,
     "gflownet/search": 4_932,
     "gflownet/graphs": 4_607,
     "gflownet/envs": 4_574,
-    "gflownet/report": 4_100,
+    "gflownet/report": 4_099,
     "gflownet/operations": 3_641,
     "gflownet/mdp": 3_552,
     "gflownet/translation": 3_353,
@@ -38,20 +38,20 @@ LINE_BUDGETS = {
     "gflownet/data": 1_695,
     "gflownet/objectives": 1_635,
     "gflownet/workers": 1_602,
-    "gflownet/testing": 1_355,
+    "gflownet/testing": 1_357,
     "gflownet/language": 1_238,
     "gflownet/pictures": 1_211,
     "gflownet/policy": 934,
     "gflownet/training": 719,
     "gflownet/learning": 687,
     "gflownet/records": 640,
-    "gflownet/comparison": 275,
+    "gflownet/comparison": 277,
     "gflownet/metrics": 241,
     "gflownet/scaffold": 143,
     "gflownet/utils": 135,
 }
 NUM_PACKAGE_FILES = 408
-NUM_DOC_WORDS = 79_994
+NUM_DOC_WORDS = 80_289
 # Lines that a room may have below its budget before the budget has to follow.
 SLACK = 150
 # Top-level folders with Python code.

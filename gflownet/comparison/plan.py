@@ -12,11 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console
-
-from gflownet.cli.console import duration, print_line
 from gflownet.cli.interrupts import StopRequest
 from gflownet.config import CONFIG_NAME, load_config, to_mapping
 from gflownet.errors import UserError
@@ -26,6 +23,9 @@ from gflownet.records.marker import read_marker
 from gflownet.records.status import RunState, read_status
 from gflownet.run.extensions import validate
 from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Labels are names of folders.
 _LABEL = re.compile(r"[A-Za-z0-9][\w.+=-]*")
@@ -224,6 +224,8 @@ class Plan:
         Raises:
             UserError: a run that cannot be started or resumed, or a folder with a run of other options.
         """
+        from gflownet.cli.console import duration, print_line  # rich takes longer than the checks before
+
         jobs, start = self.jobs(), time.monotonic()
         open_jobs = [job for job in jobs if not job.is_finished()]
         num_before = num_finished = len(jobs) - len(open_jobs)

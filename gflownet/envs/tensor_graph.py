@@ -335,7 +335,7 @@ class TensorGraphEnv(Environment):
         return rules
 
     @cached_property
-    def sizes(self) -> Tensor:
+    def extents(self) -> Tensor:
         """Return all extents of axes, ascending."""
         return self.kinds.extent.unique()[1:]  # the first is 0, of other types
 
@@ -346,7 +346,7 @@ class TensorGraphContext(GraphBuildingEnvContext):
     env: TensorGraphEnv
 
     def __init__(self, env: TensorGraphEnv, *, num_cond_dim: int = 1) -> None:
-        self.num_extra_node_features = len(env.sizes) + 5
+        self.num_extra_node_features = len(env.extents) + 5
         super().__init__(env, num_cond_dim=num_cond_dim)
 
     @classmethod
@@ -363,7 +363,7 @@ class TensorGraphContext(GraphBuildingEnvContext):
         """Return extents, the flags open, unplaced and unused, and the number of axes and of operands."""
         facts = TensorGraphFacts(self.env.kinds, states)
         flags = [facts.is_open, facts.is_pending, facts.is_sink, facts.rank / 4, facts.num_operands / 2]
-        extents = facts.extent[:, :, None] == self.env.sizes
+        extents = facts.extent[:, :, None] == self.env.extents
         return torch.cat([extents.float(), torch.stack([flag.float() for flag in flags], -1)], -1)
 
 

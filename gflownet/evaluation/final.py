@@ -48,10 +48,6 @@ class TopArchitecture:
         return math.fsum(tests) / len(tests) if tests else None
 
 
-# Without final.caps, finalists are chosen up to these shares of the largest size.
-SHARES = (0.125, 0.25, 0.5, 1.0)
-
-
 @dataclass(frozen=True)
 class Sizes:
     """Caps of a metric, each with finalists of its own: those above the cap before."""
@@ -67,13 +63,6 @@ class Sizes:
         """Return the rank of the first architecture at or below a cap with trainings, none of them failed."""
         complete = ((rank, each) for rank, each in enumerate(architectures) if each.scores and not each.errors)
         return next((rank for rank, each in complete if each.record.metrics[self.metric] <= cap), None)
-
-
-def capped_objective(task: GFNTask) -> str:
-    """Return the cost of two objectives of which the other is the score; empty for others."""
-    directions = task.directions()
-    costs = [name for name, direction in directions.items() if direction == "min"]
-    return costs[0] if len(directions) == 2 and len(costs) == 1 and task.score_name in directions else ""
 
 
 @dataclass(frozen=True)

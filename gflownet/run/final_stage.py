@@ -19,14 +19,12 @@ from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import best_within, exceeded, utilities_of
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.final import (
-    SHARES,
     Finalists,
     FinalStage,
     FinalTrainings,
     NoStore,
     Sizes,
     TopArchitecture,
-    capped_objective,
     with_test_scores,
 )
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, num_finalists, shrunk, spread_of
@@ -36,6 +34,7 @@ from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.records.status import Phase
 from gflownet.run.final_set import with_set
 from gflownet.run.parts import RANDOM_STREAM, Parts
+from gflownet.run.plan import SHARES, capped_objective
 from gflownet.run.run import Run
 from gflownet.run.stage import Stage
 from gflownet.search.method import random_draws

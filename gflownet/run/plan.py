@@ -13,7 +13,6 @@ from gflownet.errors import counted
 from gflownet.evaluation.budget import Reserve
 from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.executors.choice import places
-from gflownet.evaluation.final import SHARES, capped_objective
 from gflownet.evaluation.task import GFNTask
 
 # Largest number of trainings of the random reference, unless final.num_random names one.
@@ -24,6 +23,10 @@ _MIN_PER_VERIFIED = 10
 _MIN_STEPS = 20
 # Options of methods that begin with so many random architectures.
 _RANDOM_STARTS = {"evolution": "population", "tpe": "num_startup"}
+
+
+# Without final.caps, finalists are chosen up to these shares of the largest size.
+SHARES = (0.125, 0.25, 0.5, 1.0)
 
 
 class MethodClass(Protocol):
@@ -106,6 +109,13 @@ class Plan:
             f"plan: about {duration(seconds)} for {at_most}{counted(num, 'more training')} of {mean_seconds:.2g} s, "
             f"{self.num_places} at a time"
         )
+
+
+def capped_objective(task: GFNTask) -> str:
+    """Return the cost of two objectives of which the other is the score; empty for others."""
+    directions = task.directions()
+    costs = [name for name, direction in directions.items() if direction == "min"]
+    return costs[0] if len(directions) == 2 and len(costs) == 1 and task.score_name in directions else ""
 
 
 def divided(num: int, share: float, *, most: int) -> tuple[int, int]:

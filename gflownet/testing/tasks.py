@@ -107,7 +107,9 @@ class TaskContract(Contract):
         expect(value == self.task.test(self.graph, seed=1), "expected equal test scores with equal seeds")
 
     def check_log_reward_grows_with_the_score(self) -> None:
-        task = self.task
+        task, vocabulary = self.task, self.env.vocabulary
+        if task.config.cond.limit.metric is not None:
+            task.use_limits(vocabulary.limits, smallest=self.env.smallest_sizes, caps=vocabulary.caps)
         conditioning = task.sample_conditioning(2, generator=torch.Generator().manual_seed(0))
         shape, expected = tuple(conditioning.encoding.shape), (2, task.num_cond_dim)
         expect(shape == expected, f"expected conditioning {list(expected)}, got {list(shape)}")

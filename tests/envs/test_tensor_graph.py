@@ -271,7 +271,7 @@ def test_tensor_graph_context_from_config_and_node_features():
     assert facts.extent[0, :4].tolist() == [0, 2, 3, 0]
     assert facts.is_pending[0, :4].tolist() == [False, True, True, False]
     features = context.extra_node_features(states)
-    assert env.sizes.tolist() == [2, 3, 5]
+    assert env.extents.tolist() == [2, 3, 5]
     assert features.shape == (1, env.vocabulary.max_nodes, context.num_extra_node_features)
     assert features[0, 1].tolist() == [1, 0, 0, 0, 1, 0, 0, 0]
     assert features[0, 3].tolist() == [0, 0, 0, 1, 0, 1, 0, 0.5]

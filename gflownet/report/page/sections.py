@@ -12,7 +12,6 @@ import numpy as np
 
 from gflownet.certificate.words import sentence, table
 from gflownet.errors import counted
-from gflownet.evaluation.sets import FIGURES
 from gflownet.evaluation.store_rows import EvaluationRecord, EvaluationStatus, failure_kind, first_line
 from gflownet.metrics.statistics import Interval, non_dominated
 from gflownet.pictures.bar_charts import Bar, Estimate, bar_chart, interval_chart
@@ -85,7 +84,7 @@ def set_section(run: RunData) -> tuple[Table, Sequence[Chart], str] | None:
     rows = run.set_of_networks.get("table")
     if not rows:
         return None
-    shown = [name for name in FIGURES if name in rows[0]]
+    shown = [name for name, value in rows[0].items() if isinstance(value, float)]
     cells = [[row["name"], f"{row['num_parameters']:,}", *(number_text(row[name]) for name in shown)] for row in rows]
     curves = [(row["name"], row["calibration"]) for row in rows[:2] if "calibration" in row]
     lines = [Line(name, [sure for sure, *_ in bins], [right for _, right, _ in bins]) for name, bins in curves]
