@@ -18,13 +18,13 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # The ratchet: at most so many lines of Python per room, words of docs, and files of the package. A commit that shortens
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
-    "gflownet": 75_499,
-    "tests": 59_447,
+    "gflownet": 75_504,
+    "tests": 59_454,
     "gflownet/evaluation": 10_932,
     "scripts": 7_997,
     "gflownet/autodiff": 6_505,
     "gflownet/rhn": 5_213,
-    "gflownet/run": 5_159,
+    "gflownet/run": 5_164,
     "gflownet/search": 4_932,
     "gflownet/graphs": 4_607,
     "gflownet/envs": 4_574,

@@ -124,7 +124,7 @@ def test_sample_unused_conditioning_raises(several, given, message):
         gflownet.sample(several, 2, **given)
 
 
-def test_sample_choices_scored_by_a_function(tmp_path):
+def test_sample_choices_scored_by_a_function(tmp_path, capsys):
     """Such a task has no training data, so no translation settings."""
     folder = tmp_path / "run"
     config = {
@@ -134,4 +134,11 @@ def test_sample_choices_scored_by_a_function(tmp_path):
     }
     (tmp_path / "widths.yaml").write_text(json.dumps(config))  # YAML contains JSON
     assert main(["--config", str(tmp_path / "widths.yaml"), *TINY_RUN, f"log_dir={folder}"]) == 0
-    assert all(set(setting.as_dict()) == {"width", "depth"} for setting in gflownet.sample(folder, 4, seed=1))
+    capsys.readouterr()
+    known = gflownet.sample(folder, 4, varied=True, seed=1)
+    assert [set(setting.as_dict()) for setting in known] == [{"width", "depth"}] * 4
+    assert capsys.readouterr().err == ""
+    new = gflownet.sample(folder, 5, seed=1)
+    assert len(new) < 4, "of four architectures some are evaluated"
+    found = f"{len(new)} new architecture{'' if len(new) == 1 else 's'} of 5 found"
+    assert capsys.readouterr().err == f"{found}; varied (--varied) gives known ones, too\n"

@@ -123,6 +123,11 @@ class RestoredPolicy:
             if len(best) == num:
                 break
             batch = TrajectoryBatch.cat([batch, self._sampled(_BATCH_SIZE, generator, **conditions)])
+        if len(best) < num:
+            words = (
+                f"{counted(len(best), 'new architecture')} of {num:,} found; varied (--varied) gives known ones, too"
+            )
+            print(words, file=sys.stderr)
         return batch.rows(best)
 
     def _sampled(
