@@ -18,9 +18,9 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # The ratchet: at most so many lines of Python per room, words of docs, and files of the package. A commit that shortens
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
-    "gflownet": 75_504,
+    "gflownet": 75_505,
     "tests": 59_454,
-    "gflownet/evaluation": 10_932,
+    "gflownet/evaluation": 10_933,
     "scripts": 7_997,
     "gflownet/autodiff": 6_505,
     "gflownet/rhn": 5_213,
@@ -51,7 +51,7 @@ LINE_BUDGETS = {
     "gflownet/utils": 135,
 }
 NUM_PACKAGE_FILES = 408
-NUM_DOC_WORDS = 80_289
+NUM_DOC_WORDS = 80_287
 # Lines that a room may have below its budget before the budget has to follow.
 SLACK = 150
 # Top-level folders with Python code.

@@ -292,18 +292,19 @@ class FinalTrainings:
         rows = [ticket.record for ticket in singles or () if ticket.record is not None]
         chosen = random_finalists([row for row in rows if row.status is EvaluationStatus.OK])
         heats += [] if self.is_stopped else map(self._heat, chosen)
-        own, others = heats[: len(finalists)], heats[len(finalists) :]
+        search_heats, random_heats = heats[: len(finalists)], heats[len(finalists) :]
         while not self.is_stopped and self._round(heats) is not None:
             pass
         is_complete, weights = not self.is_stopped, self.dispatcher.weights
-        top, random_top = ([each for heat in part for each in heat.architectures(weights)] for part in (own, others))
+        parts = (search_heats, random_heats)
+        top, random_top = ([each for heat in part for each in heat.architectures(weights)] for part in parts)
         return FinalStage(
             ranked(top),
             num_seeds=self.config.num_seeds,
             fidelity=self.fidelity,
             random_top=ranked(random_top) if is_complete else (),
             num_random=len(rows),
-            num_random_trainings=len(rows) + sum(len(scores) for each in others for scores in each.race.scores),
+            num_random_trainings=len(rows) + sum(len(scores) for each in random_heats for scores in each.race.scores),
             correlation=_correlation(top) if self.has_other_length else None,
             references=self._references(),
             notes=tuple(self._notes),
