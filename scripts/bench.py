@@ -75,14 +75,20 @@ def cpu_seconds(call: Callable[[], object], num_calls: int = 1) -> float:
 def parse_arguments(
     description: str | None,
     *,
+    texts: Mapping[str, str] | None = None,
     numbers: Mapping[str, str] | None = None,
     paths: Mapping[str, str] | None = None,
     **flags: str,
 ) -> argparse.Namespace:
-    """Parse `--quick`, `--json` and the script's own flags, whole numbers and paths, given by name with their help."""
+    """Parse `--quick`, `--json` and the script's own options, given by name with their help.
+
+    These are flags, texts, whole numbers and paths; None where they are not given.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, text in flags.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
+    for name, text in (texts or {}).items():
+        parser.add_argument(f"--{name}", metavar="NAME,...", help=text)
     for name, text in (numbers or {}).items():
         parser.add_argument(f"--{name}", type=int, metavar="N", help=text)
     for name, text in (paths or {}).items():

@@ -19,7 +19,6 @@ sides get more trainings, `MULTIPLES`.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import multiprocessing
@@ -54,7 +53,7 @@ from gflownet.run.trainer import GFNTrainer
 from gflownet.search.loop import round_size
 from gflownet.search.tpe import construct
 from gflownet.train import main as train
-from scripts.bench import Row, at_least, figure, finish
+from scripts.bench import Row, at_least, figure, finish, parse_arguments
 from scripts.real_problems import MODULE_PLACES, PLACES
 
 NUM_TRAININGS, NUM_SEEDS, NUM_FRESH = 60, 4, 5
@@ -272,7 +271,17 @@ def _start() -> None:
 
 def main() -> int:
     """Run the comparison and return the exit status."""
-    arguments = _parser().parse_args()
+    arguments = parse_arguments(
+        __doc__,
+        texts={"only": f"of {', '.join(PROBLEMS)} (default: all), {', '.join(RECORDED)}"},
+        numbers={
+            "seeds": f"default: {NUM_SEEDS}, with --front {FRONT_SEEDS}",
+            "trainings": f"default: {NUM_TRAININGS}, with --front {FRONT_TRAININGS}",
+            "jobs": "sides at the same time; default: 2",
+        },
+        paths={"out": "folder of results that stay"},
+        front="two objectives: accuracy and parameters",
+    )
     chosen = arguments.only.split(",") if arguments.only else PROBLEMS
     names = [name for name in (*PROBLEMS, *RECORDED) if name in chosen]
     names = names[-1:] if arguments.quick and not arguments.only else names
@@ -287,7 +296,7 @@ def main() -> int:
         nums = {key: trainings_of(*key[:2], num_trainings, is_front=is_front) for key in keys}
         jobs = {key: out / "_".join(map(str, (*key, num, *["front"] * is_front))) for key, num in nums.items()}
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(arguments.jobs, context, _start) as pool:
+        with ProcessPoolExecutor(arguments.jobs or 2, context, _start) as pool:
             futures = [pool.submit(_job, path, *key, nums[key], is_front) for key, path in jobs.items()]
             for future in futures:
                 future.result()
@@ -300,24 +309,6 @@ def main() -> int:
     if is_front:
         rows += front_rows(rows, len(names))
     return finish(rows, json_path=arguments.json)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--only",
-        metavar="PROBLEM,...",
-        default="",
-        help=f"of {', '.join(PROBLEMS)} (default: all), {', '.join(RECORDED)}",
-    )
-    parser.add_argument("--front", action="store_true", help="two objectives: accuracy and parameters")
-    for name, default, front in (("seeds", NUM_SEEDS, FRONT_SEEDS), ("trainings", NUM_TRAININGS, FRONT_TRAININGS)):
-        parser.add_argument(f"--{name}", type=int, metavar="N", help=f"default: {default}, with --front {front}")
-    parser.add_argument("--jobs", type=int, metavar="N", default=2, help="sides at the same time; default: 2")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="results that stay")
-    parser.add_argument("--quick", action="store_true", help="a smaller run of less than 60 CPU seconds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
-    return parser
 
 
 if __name__ == "__main__":

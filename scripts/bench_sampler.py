@@ -12,7 +12,6 @@ repeated command continues in --out.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import sys
@@ -36,7 +35,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.run.sampling import RestoredPolicy, restore
 from gflownet.search.proposals import distinct, mutations, unknown_mask
 from gflownet.train import main as train
-from scripts.bench import Row, at_least, figure, finish
+from scripts.bench import Row, at_least, figure, finish, parse_arguments
 from scripts.bench_real import FRESH_REPEAT, interval_of, trained
 
 NUM_TRAININGS, NUM_SEEDS, QUICK_TRAININGS = 100, 5, 12
@@ -147,11 +146,16 @@ def rows_of(problem: str, results: Sequence[Mapping[str, Any]], *, has_goals: bo
 
 def main() -> int:
     """Run the comparison and return the exit status."""
-    arguments = _parser().parse_args()
+    arguments = parse_arguments(
+        __doc__,
+        texts={"only": f"of {', '.join(PROBLEMS)}; default: all"},
+        numbers={"seeds": f"default: {NUM_SEEDS}", "trainings": f"default: {NUM_TRAININGS}"},
+        paths={"out": "folder of results that stay"},
+    )
     torch.set_num_threads(1)
     names = arguments.only.split(",") if arguments.only else ["classification"] if arguments.quick else list(PROBLEMS)
-    num_trainings, num = (QUICK_TRAININGS, 2) if arguments.quick else (arguments.trainings, NUM_BEST)
-    rows, seeds = list[Row](), range(1 if arguments.quick else arguments.seeds)
+    num_trainings, num = (QUICK_TRAININGS, 2) if arguments.quick else (arguments.trainings or NUM_TRAININGS, NUM_BEST)
+    rows, seeds = list[Row](), range(1 if arguments.quick else arguments.seeds or NUM_SEEDS)
     with tempfile.TemporaryDirectory() as temporary:
         out = arguments.out or Path(temporary)
         found: dict[str, list[Any]] = {name: [] for name in names}
@@ -166,17 +170,6 @@ def main() -> int:
     for name, results in found.items():
         rows += rows_of(name, results, has_goals=len(results) > 1)
     return finish(rows, json_path=arguments.json)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="PROBLEM,...", default="", help=f"of {', '.join(PROBLEMS)}; default: all")
-    parser.add_argument("--seeds", type=int, metavar="N", default=NUM_SEEDS, help=f"default: {NUM_SEEDS}")
-    parser.add_argument("--trainings", type=int, metavar="N", default=NUM_TRAININGS, help=f"default: {NUM_TRAININGS}")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="results that stay")
-    parser.add_argument("--quick", action="store_true", help="a smaller run of less than 60 CPU seconds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
-    return parser
 
 
 if __name__ == "__main__":

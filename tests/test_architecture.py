@@ -18,17 +18,17 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # The ratchet: at most so many lines of Python per room, words of docs, and files of the package. A commit that shortens
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
-    "gflownet": 75_505,
-    "tests": 59_454,
+    "gflownet": 75_512,
+    "tests": 59_459,
     "gflownet/evaluation": 10_933,
-    "scripts": 7_997,
+    "scripts": 7_987,
     "gflownet/autodiff": 6_505,
     "gflownet/rhn": 5_213,
     "gflownet/run": 5_164,
     "gflownet/search": 4_932,
     "gflownet/graphs": 4_607,
     "gflownet/envs": 4_574,
-    "gflownet/report": 4_099,
+    "gflownet/report": 4_106,
     "gflownet/operations": 3_641,
     "gflownet/mdp": 3_552,
     "gflownet/translation": 3_353,

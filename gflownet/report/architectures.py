@@ -19,6 +19,7 @@ from gflownet.files import parse_json, read_entries, sealed, write_whole
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.drawing import to_svg
 from gflownet.metrics.statistics import Interval, simultaneous_intervals
+from gflownet.report.verdict import full_name
 
 TOP_NAME = "top_architectures.json"
 PICTURES_NAME = "architectures"
@@ -234,7 +235,7 @@ def leader_of(entry: Mapping[str, Any], path: Path) -> Leader:
     low, high = final.get("interval") or entry.get("interval") or (None, None)
     if rank is None:
         figures = {"low": low, "high": high, "test_score": entry["test_score"]}
-        words = ", ".join(filter(None, (entry["name"], entry.get("measure"))))
+        words = full_name(entry["name"], entry.get("measure", ""))
         return Leader(None, entry["mean"], entry["num_parameters"], words=words, load=entry["load"], **figures)
     picture = path.parent / PICTURES_NAME / f"rank_{rank}.svg"
     is_loadable = "module" in entry or (picture.exists() and "network" not in entry)

@@ -107,14 +107,15 @@ def front_volume(architectures: Sequence[TopArchitecture], task: GFNTask, sizes:
         return hypervolume(np.array([task.utilities(Score(0.0, None, each)) for each in metrics]))
 
     means = np.array([each.mean for each in complete])
+    value = volume(means)
     error, num_freedom = standard_errors([each.scores for each in complete], sizes.groups(complete))
     noise = np.random.default_rng(0).standard_t(np.maximum(num_freedom, 1), (_NUM_DRAWS, len(means))) * error
     if np.isnan(noise).any():
-        return Interval(volume(means), math.nan, math.nan)
+        return Interval(value, math.nan, math.nan)
     volumes = [volume(drawn) for drawn in np.clip(means + noise, 0.0, 1.0 if means.max() <= 1 else task.max_score)]
     low, high = np.quantile(volumes, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     margin = (high - low) / 2  # around the estimate: noise alone makes the front of many drawn means larger
-    return Interval(volume(means), volume(means) - margin, volume(means) + margin)
+    return Interval(value, value - margin, value + margin)
 
 
 def _entry(reference: Reference, interval: Interval) -> dict[str, Any]:

@@ -51,6 +51,11 @@ def side_of(name: str, entry: Mapping[str, Any]) -> Side | None:
     return None
 
 
+def full_name(name: str, measure: str) -> str:
+    """Return the name of a reference with its measure, if it has one."""
+    return f"{name}, {measure}" if measure else name
+
+
 def verdict_of(best: Side | None, references: Iterable[Side | None]) -> list[str]:
     """Return a line for every reference: those with a measure, then those better than rank 0, equal, and beaten."""
     known = [each for each in references if each is not None]

@@ -21,7 +21,7 @@ from gflownet.files import write_whole
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.metrics.statistics import hypervolume, simultaneous_intervals
-from gflownet.report.architectures import Leader
+from gflownet.report.architectures import Leader, leader_of
 from gflownet.report.closing import FRONT_NAME, ParetoFront, print_front, print_leaders, report_run, write_pareto_front
 from gflownet.report.references import write_references
 from gflownet.report.verdict import Side, side_of, spent_line, verdict_of
@@ -125,6 +125,7 @@ def test_two_objectives_are_compared_within_caps_and_by_hypervolume(tmp_path):
     (first, second) = json.loads((tmp_path / "random_architecture.json").read_text())
     assert [first["final"]["mean"], second["final"]["mean"]] == pytest.approx([0.2, 0.6])
     assert "rank=1" in large["load"]
+    assert leader_of(small, tmp_path / "top_architectures.json").words == f"{small['name']}, at most 100 parameters"
 
 
 def test_best_random_architecture_without_a_module_has_a_load_line(tmp_path):

@@ -79,6 +79,9 @@ def test_plan_divides_budget_and_gives_random_as_many():
     assert (mostly_final.num_search, mostly_final.num_verified, mostly_final.num_final) == (1, 0, 9)
     assert plan("budget.evaluations=900", "search.sampler.num_verified=0").num_verified == 0
     assert plan("budget.evaluations=60", "search.train_sampler=false").num_search == 45
+    fronts = "evaluation.objectives=[accuracy,parameters]", "final.top=1", "final.num_seeds=2", "budget.evaluations=100"
+    assert [plan(*fronts, f"final.caps={caps}").num_final for caps in ("[]", "[300,600]", "[300,300]")] == [8, 4, 2]
+    assert plan(*fronts[1:]).num_final == 2, "one objective"
 
 
 @pytest.mark.parametrize("options", [HYPERGRID, ("final.top=0",), ("final.share=0",)])

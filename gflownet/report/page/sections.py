@@ -22,7 +22,7 @@ from gflownet.report.page.drawings import drawing_of
 from gflownet.report.page.overview import has_search_method
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of
 from gflownet.report.page.secrets import masked
-from gflownet.report.verdict import HYPERVOLUME, Side, is_beaten, is_random, side_of, spent_on, verdict_of
+from gflownet.report.verdict import HYPERVOLUME, Side, full_name, is_beaten, is_random, side_of, spent_on, verdict_of
 
 NUM_RANKS = 5
 
@@ -64,7 +64,7 @@ def reference_section(run: RunData) -> ReferenceSection | None:
     return ReferenceSection(
         chart,
         sentences=verdict_of(ranks[0][0], [replace(side, load="") for side in sides]) if ranks else (),
-        loads=[(", ".join(filter(None, (side.name, side.measure))), side.load) for side in sides if side.load],
+        loads=[(full_name(side.name, side.measure), side.load) for side in sides if side.load],
         is_above_random=bool(ranks) and all(is_beaten(side, ranks[0][0]) for side in random),
     )
 
@@ -75,7 +75,7 @@ def _estimate(side: Side, entry: Mapping[str, Any], *, href: str = "") -> Estima
     num_parameters = entry.get("num_parameters")
     size = f"{num_parameters:,}" if isinstance(num_parameters, int) else number_text(None)
     cells = [score_words(entry.get("test_score"), None), size]
-    name = side.name.capitalize() if href else ", ".join(filter(None, (side.name, side.measure)))
+    name = side.name.capitalize() if href else full_name(side.name, side.measure)
     return Estimate(name, side.mean, low, high, cells=cells, is_marked=bool(href), href=href)
 
 

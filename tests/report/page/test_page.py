@@ -229,7 +229,8 @@ def test_state_in_words(tmp_path, state, message, words):
 def test_search_method_counts_evaluations(tmp_path):
     rows = [{"step": i, "score_mean": 0.5, "seconds": 1.0 * i} for i in range(1, 11)]
     options = ["search.method=random", "budget.evaluations=80"]
-    folder = write_run(tmp_path, choices(40), rows=rows, status=status_of("interrupted"), options=options)
+    status = status_of("interrupted") | {"plan": {"num_search": 72, "num_verified": 8}}
+    folder = write_run(tmp_path, choices(40), rows=rows, status=status, options=options)
     read = page(folder)
     assert "evaluation 40 of 80" in read.sections["header"]
     assert "uniformly random actions (random)" in read.sections["header"]
