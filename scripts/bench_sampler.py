@@ -4,10 +4,10 @@
         [--json FILE]
 
 Each seed is a search of `--trainings` evaluations for accuracy and parameters, with a sampler that is conditioned on a
-cap of parameters. At each of four caps three groups of twelve networks are trained once, on seeds that no run has:
-the best by prediction of 256 samples (`gflownet.sample`), the best by prediction of 200 mutations of the ten best
-evaluated networks within the cap, and networks of random actions with a third of the cap to the cap. All are new. A
-repeated command continues in --out.
+cap of parameters. At each of four caps three groups of twelve networks are trained once, on seeds that no run has, and
+judged by their validation scores: the best by prediction of 256 samples (`gflownet.sample`), the best by prediction of
+200 mutations of the ten best evaluated networks within the cap, and networks of random actions with a third of the cap
+to the cap. All are new. A repeated command continues in --out.
 """
 
 from __future__ import annotations

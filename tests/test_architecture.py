@@ -51,7 +51,7 @@ LINE_BUDGETS = {
     "gflownet/utils": 135,
 }
 NUM_PACKAGE_FILES = 408
-NUM_DOC_WORDS = 80_287
+NUM_DOC_WORDS = 80_341
 # Lines that a room may have below its budget before the budget has to follow.
 SLACK = 150
 # Top-level folders with Python code.
