@@ -34,7 +34,7 @@ from scripts.bench import Row, at_least, figure, finish, interleaved, median_rat
 from scripts.bench_candidates import sample_architectures
 
 NUM_CLASSES, BATCH_SIZE, NUM_BATCHES = 10, 64, 4
-ROUNDS, ROUNDS_QUICK = 15, 5
+ROUNDS, ROUNDS_QUICK = 15, 3
 GOAL_CONVOLUTIONS = 1.8  # times as fast on 28 x 28
 
 
@@ -50,7 +50,7 @@ SIDES = tuple(Numerics(*pair) for pair in product(("contiguous", "channels_last"
 
 
 NUM_SEEDS, GOAL_SEEDS = 5, 2.0
-NUM_GRAPHS, NUM_GRAPHS_QUICK = 12, 4
+NUM_GRAPHS, NUM_GRAPHS_QUICK = 12, 2
 FORMATS = ("contiguous", "channels_last")
 
 
@@ -144,7 +144,7 @@ def main() -> int:
         skip("trainings on a GPU", "not measured, no CUDA device")
     rounds = ROUNDS_QUICK if arguments.quick else ROUNDS
     rows = [row for device in devices for size in (8, 28) for row in rows_of(device, size=size, rounds=rounds)]
-    for name in ("images", "mnist1d"):
+    for name in ("images",) if arguments.quick else ("images", "mnist1d"):
         rows += rows_of_candidates(name, num=NUM_GRAPHS_QUICK if arguments.quick else NUM_GRAPHS)
     return finish(rows, json_path=arguments.json)
 

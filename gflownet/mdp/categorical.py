@@ -291,7 +291,8 @@ def sent(values: Tensor, device: torch.device) -> Tensor:
         return values
     if device.type != "cuda" or values.device.type != "cpu":
         return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)
+    # Expanded values share memory, which is pinned as a copy.
+    return values.contiguous().pin_memory().to(device, non_blocking=True)
 
 
 @lru_cache(maxsize=256)

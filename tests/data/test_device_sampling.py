@@ -5,6 +5,7 @@ The meta device has no values: every operation that reads one fails there, as do
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import gflownet
 from gflownet.data import sampler
 from gflownet.data.sampler import Exploration, sample_forward, sampled_steps
 from gflownet.envs.operation_graph import OperationGraphContext, OperationGraphEnv
@@ -25,6 +27,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.train import main
 from tests.contracts.environments import ENVIRONMENTS
 from tests.device_with_values import device_with_values
 from tests.waits import counted_waits
@@ -140,6 +143,18 @@ def test_device_samples_as_the_cpu(name):
 @pytest.mark.parametrize("name", sorted(QUICK))
 def test_cuda_samples_as_the_cpu(name):
     assert_samples_as_the_cpu(name, torch.device("cuda"))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_default_run_and_its_sampler_work_on_cuda(tmp_path):
+    """A cap, one row for all samples, is expanded: its memory is pinned as a copy."""
+    folder = tmp_path / "run"
+    devices, sizes = ("device=cuda", "evaluation.device=cuda"), ("budget.evaluations=16", "final.num_seeds=2")
+    assert main([*devices, *sizes, "final.caps=[600]", f"log_dir={folder}", "wandb.mode=disabled"]) == 0
+    assert json.loads((folder / "sampler.json").read_text())
+    assert len(gflownet.sample(folder, 3, max_parameters=800, device="cuda")) == 3
+    assert gflownet.load(folder, set=True)(torch.zeros(2, 1, 40)).shape == (2, 10)
 
 
 def assert_samples_as_the_cpu(name: str, device: torch.device) -> None:
