@@ -19,7 +19,7 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
     "gflownet": 75_512,
-    "tests": 59_459,
+    "tests": 59_474,
     "gflownet/evaluation": 10_933,
     "scripts": 7_987,
     "gflownet/autodiff": 6_505,
@@ -51,7 +51,7 @@ LINE_BUDGETS = {
     "gflownet/utils": 135,
 }
 NUM_PACKAGE_FILES = 408
-NUM_DOC_WORDS = 80_341
+NUM_DOC_WORDS = 80_384
 # Lines that a room may have below its budget before the budget has to follow.
 SLACK = 150
 # Top-level folders with Python code.

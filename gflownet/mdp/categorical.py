@@ -286,12 +286,11 @@ def refuse_invalid(kinds: Tensor) -> None:
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
-    """Return values on a device; a copy to a GPU goes from pinned memory, and the host does not wait for it."""
+    """Return values on a device; a GPU gets a copy of pinned memory (not of expanded values); the host does not wait."""
     if values.device == device:
         return values
     if device.type != "cuda" or values.device.type != "cpu":
         return values.to(device)
-    # Expanded values share memory, which is pinned as a copy.
     return values.contiguous().pin_memory().to(device, non_blocking=True)
 
 
