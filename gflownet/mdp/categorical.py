@@ -286,7 +286,7 @@ def refuse_invalid(kinds: Tensor) -> None:
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
-    """Return values on a device; a GPU gets a copy of pinned memory (not of expanded values); the host does not wait."""
+    """Return values on a device; a GPU gets a copy from pinned memory, and the host does not wait."""
     if values.device == device:
         return values
     if device.type != "cuda" or values.device.type != "cpu":
