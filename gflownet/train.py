@@ -91,9 +91,9 @@ def _build(command: Command) -> GFNTrainer | None:
     check_start(config)
     startup = StartUp(config.console)
     with startup.step("import of the packages"):
-        from gflownet.run.trainer import GFNTrainer
+        from gflownet.run.trainer import build_trainer
     with startup.step(f"task {config.task} with its data, environment {config.env.name}, policy"):
-        trainer = GFNTrainer(config)
+        trainer = build_trainer(config)
     trainer.default_folder = default
     return trainer
 

@@ -99,7 +99,6 @@ def _graphs(run: RestoredPolicy, states: GraphStates) -> list[Any]:
 
 def _within(run: RestoredPolicy, states: GraphStates, low: float, cap: int) -> GraphStates:
     """Return the new ones of states, each once, with sizes above `low` and at most `cap`."""
-    assert run.trainer.search is not None
     states = distinct(run.trainer.env, states)
     size = run.trainer.env.sizes(states)[:, 0]
     return states[unknown_mask(run.trainer.search.history, states) & (size > low) & (size <= cap)]
@@ -107,7 +106,6 @@ def _within(run: RestoredPolicy, states: GraphStates, low: float, cap: int) -> G
 
 def _best_mutations(run: RestoredPolicy, cap: int, num: int, generator: torch.Generator) -> GraphStates:
     search, env = run.trainer.search, run.trainer.env
-    assert search is not None
     assert run.predict is not None
     states = search.history.states
     small = (env.sizes(states)[:, 0] <= cap).nonzero().squeeze(1).tolist()

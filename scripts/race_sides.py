@@ -30,7 +30,7 @@ from gflownet.data.source import Rollout
 from gflownet.envs.slots import BitSequenceEnv, HypergridEnv
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.learning import learner as learning
-from gflownet.learning.learner import fit, sampled_rollouts
+from gflownet.learning.learner import sampled_rollouts
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
@@ -180,7 +180,7 @@ class OurLearner(Learner):
         )
         self.terminal = space.env.initial_states(0)
         self.target = target_distribution(space.graph, space.log_reward)
-        self._steps = fit(self.learner, self.rollouts(), num_steps=MAX_STEPS)
+        self._rollouts = self.rollouts()
         gc.collect()
         gc.freeze()  # exclude long-lived objects from later collections
 
@@ -188,15 +188,14 @@ class OurLearner(Learner):
         """Take training steps as the trainer does."""
         start = time.process_time()
         for _ in range(steps):
-            next(self._steps)
+            self.learner.learn(next(self._rollouts))
         seconds, graph = time.process_time() - start, self.space.graph
         scores = forward_scores(self.context, self.learner.policy, torch.zeros(1, 1))
         distribution = terminating_distribution(graph, policy_log_prob(graph, scores, chunk=4096))
         return Progress(seconds, total_variation(distribution, self.target))
 
     def close(self) -> None:
-        """End the training loop."""
-        self._steps.close()
+        """Release nothing: it is collected."""
 
     def rollouts(self) -> Iterator[Rollout]:
         """Yield sampled batches, with backward trajectories where the setting has them."""

@@ -17,7 +17,7 @@ import torch
 from gflownet.data.sampler import sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
-from gflownet.learning.learner import Learner, LearnerOptions, fit, sampled_rollouts
+from gflownet.learning.learner import Learner, LearnerOptions, sampled_rollouts
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy
@@ -94,15 +94,14 @@ class Ours:
         self.generator = torch.Generator().manual_seed(SEED)
         objective = TrajectoryBalance(self.context, AlgoConfig())
         options = LearnerOptions(num_steps=NUM_STEPS)
-        learner = Learner(self.policy, objective, self.context, config=OptimizerConfig(), options=options)
-        rollouts = sampled_rollouts(
+        self._learner = Learner(self.policy, objective, self.context, config=OptimizerConfig(), options=options)
+        self._rollouts = sampled_rollouts(
             self.context,
             self.policy,
             log_reward=lambda terminal, _: torch.zeros(len(terminal)),
             conditioning=lambda _: self.conditioning,
             generator=self.generator,
         )
-        self._steps = fit(learner, rollouts, num_steps=NUM_STEPS)
 
     def sample(self) -> Turn:
         """Time a batch of trajectories."""
@@ -110,7 +109,12 @@ class Ours:
 
     def train(self) -> Turn:
         """Time a training step on a batch of new trajectories."""
-        return _timed(lambda: next(self._steps).rollout.trajectories)
+        return _timed(self._trained_batch)
+
+    def _trained_batch(self) -> TrajectoryBatch:
+        rollout = next(self._rollouts)
+        self._learner.learn(rollout)
+        return rollout.trajectories
 
     def sample_batch(self) -> TrajectoryBatch:
         """Return a batch of trajectories."""

@@ -24,6 +24,7 @@ from gflownet.evaluation.store_rows import EvaluationStatus
 from gflownet.mdp.states import GraphStates
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search.config import SURROGATES, SurrogateConfig
+from gflownet.search.method import Results
 from gflownet.search.proposals import distinct
 from gflownet.search.surrogate import Surrogate, rank_correlation
 from gflownet.search.surrogate_search import SurrogateSearch
@@ -124,15 +125,13 @@ def proposal_rows(table: Path, num: int) -> list[Row]:
     space = next(each for each in spaces(table.parent) if each.table == table)
     options = ["wandb.mode=disabled", "search.method=surrogate", f"task_options.table={table}", *space.overrides]
     trainer = GFNTrainer(load_config(str(_ROOT / "configs" / f"{space.config}.yaml"), options))
-    assert trainer.search is not None
     method, seconds = cast(SurrogateSearch, trainer.search.method), list[float]()
     assert method.space is not None
     order = torch.randperm(len(method.space.states), generator=torch.Generator().manual_seed(0))
     before = _memory("VmRSS")
     method.space.features(method.model)  # once in a search, by its first proposal
     for call, rows in enumerate((order[:num], order[num : num + 1]), start=1):
-        _add_scores(trainer, method.space.states[rows])
-        method.observe(call)
+        method.observe(_add_scores(trainer, call, method.space.states[rows]))
         start = time.process_time()
         method.propose(call, 1)
         seconds.append(time.process_time() - start)
@@ -145,15 +144,14 @@ def proposal_rows(table: Path, num: int) -> list[Row]:
     ]
 
 
-def _add_scores(trainer: GFNTrainer, states: GraphStates) -> None:
-    """Add the scores of the table to the history of a search."""
-    assert trainer.search is not None
-    evaluations = []
-    for row in range(len(states)):
-        candidate = trainer.env.terminal(states, row)
+def _add_scores(trainer: GFNTrainer, round: int, states: GraphStates) -> Results:
+    """Add the scores of the table to the history of a search, and return them."""
+    candidates, evaluations = [trainer.env.terminal(states, row) for row in range(len(states))], []
+    for candidate in candidates:
         score, key = trainer.task.evaluate(candidate, seed=0).value, candidate.canonical_key()
         evaluations.append(Evaluation(score, EvaluationStatus.OK, 0.0, None, 1, {}, False, hash=key))
     trainer.search.history.add(states, evaluations)
+    return Results(round, states, candidates, evaluations)
 
 
 def _memory(name: str) -> float:

@@ -12,7 +12,7 @@ import torch
 from gflownet import Search, to_pytorch_model
 from gflownet.errors import UserError
 from gflownet.search.config import SEARCH_METHODS
-from tests.contracts.test_search_methods import OPTIONS, SHARED, STATUSES, loop_of, searching
+from tests.contracts.test_search_methods import OPTIONS, SHARED, STATUSES, searching
 from tests.search.searches import PLACES, run_search, score_of
 
 SPACE = [each for each in PLACES if not each.startswith(("task=", "env.name=", "search.batch_size="))]
@@ -66,7 +66,7 @@ def test_ask_and_tell_equals_a_run(method):
     while len(search) < num:
         tell_all(search, search.ask(min(2, num - len(search))))
     assert all_proposals(search) == expected
-    assert loop_of(trainer).history.num_new == len(search) == num
+    assert trainer.search.history.num_new == len(search) == num
 
 
 def test_seed_decides_the_proposals(method):

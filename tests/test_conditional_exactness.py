@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from gflownet.data.sampler import Exploration, sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.learning.learner import Learner, LearnerOptions, fit, sampled_rollouts
+from gflownet.learning.learner import Learner, LearnerOptions, sampled_rollouts
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.states import GraphStates
@@ -163,8 +164,8 @@ def test_conditional_policy_samples_every_target():
         generator=generator,
         exploration=Exploration(random_action_prob=0.1),
     )
-    for _ in fit(learner, rollouts, num_steps=NUM_STEPS):
-        pass
+    for rollout in islice(rollouts, NUM_STEPS):
+        learner.learn(rollout)
     drawn = space.task.sample_conditioning(1, generator=generator)
     ones = [
         space.task.override_conditioning(drawn, beta=beta, preferences=preferences)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from gflownet.config import load_config
-from gflownet.data.rollouts import local_rollouts
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationStatus
@@ -16,6 +15,7 @@ from gflownet.mdp.trajectory import Origin
 from gflownet.run.extensions import validate
 from gflownet.run.logging import TIME_KEYS
 from gflownet.run.trainer import GFNTrainer
+from tests.data.rollouts import local_rollouts
 from tests.evaluation.stub_rows import open_store
 
 SMALL = (
@@ -59,14 +59,14 @@ def made(tmp_path: Path, *overrides: str) -> GFNTrainer:
 
 def rollouts_of(trainer: GFNTrainer):
     policy = trainer.learner.sampling
-    return local_rollouts(trainer.source, policy=policy, evaluator=OneScore(), replay=trainer.replay, first_step=1)
+    return local_rollouts(trainer.source, policy=policy, evaluator=OneScore(), replay=trainer.replay)
 
 
 def test_run_samples_from_moving_average(tmp_path):
     """A policy that would stop at once does not show in samples until the average has come near it."""
     trainer = made(tmp_path, "algo.sampling_tau=0.9", "algo.train_random_action_prob=0", "replay.use=false")
     before = {name: value.clone() for name, value in trainer.learner.sampling_policy.state_dict().items()}
-    next(trainer.fit(rollouts_of(trainer)))
+    trainer.learner.learn(next(rollouts_of(trainer)))
     trained, average = trainer.policy.state_dict(), trainer.learner.sampling_policy.state_dict()
     for name, value in before.items():
         assert torch.allclose(average[name], 0.9 * value + 0.1 * trained[name], atol=1e-6), name
@@ -83,11 +83,9 @@ def test_run_samples_from_moving_average(tmp_path):
 def test_run_num_updates_on_replayed_states(tmp_path):
     trainer = made(tmp_path, "replay.num_updates=3", "opt.opt=sgd")
     rollouts, num_steps = rollouts_of(trainer), []
-    trainer.learner.optimizer.register_step_post_hook(lambda *_: num_steps.append(trainer.step))
-    learn, learned = trainer.learner.learn, []
-    trainer.learner.learn = lambda rollout: learned.append(rollout) or learn(rollout)
-    list(trainer.fit(itertools.islice(rollouts, 3)))
-    rollout = learned[-1]
+    trainer.learner.optimizer.register_step_post_hook(lambda *_: num_steps.append(trainer.learner.num_steps_done))
+    for rollout in itertools.islice(rollouts, 3):
+        trainer.learner.learn(rollout)
     assert num_steps.count(2) == 4  # counted by the steps before
     assert len(rollout.replays) == 3
     assert all(len(batch) == 3 for batch in rollout.replays)
@@ -131,7 +129,8 @@ def test_max_likelihood_learns_offline_graphs(tmp_path):
         f"offline.path={tmp_path}/found.jsonl",
     )
     keys = {record.key for record in found}
-    list(trainer.fit(rollouts_of(trainer)))
+    for rollout in itertools.islice(rollouts_of(trainer), 45):
+        trainer.learner.learn(rollout)
     drawn = [trainer.source.sample_on_policy(step, policy=trainer.learner.trained) for step in range(10)]
     graphs = [trainer.env.terminal(batch.terminal, i).canonical_key() for batch in drawn for i in range(4)]
     assert sum(key in keys for key in graphs) > 10

@@ -95,7 +95,7 @@ PAGES: Mapping[str, str] = {
     "search.train_sampler": "search-proposals",
     "search.random.": "search-baselines",
     "search.sampler.": "search-proposals",
-    "search.lookahead": "search-proposals",
+    "search.width": "search-proposals",
     "search.surrogate.": "search-surrogate",
     "search.surrogate.proxies": "search-signals",
     "search.acquisition.": "search-surrogate",

@@ -179,7 +179,7 @@ def sample_records(
     restored: RestoredPolicy, batch: TrajectoryBatch, *, scores: KnownScores, probability: TerminatingProbability | None
 ) -> Iterator[SampleRecord]:
     """Yield the records of a batch of trajectories."""
-    graphs, task, search = restored.graphs(batch), restored.trainer.task, restored.trainer.search
+    graphs, task, scale = restored.graphs(batch), restored.trainer.task, restored.trainer.sampler.scale
     context, owned = restored.trainer.context, batch
     if context.backward_types:  # log P_B of the run's policy
         owned = with_learned_backward(context, restored.trainer.learner.sampling, batch)
@@ -189,10 +189,10 @@ def sample_records(
     log_forward = (ratio + log_backward).tolist()
     log_probs = [None] * len(batch) if probability is None else probability.log_probs(batch)
     conditioning, predictions, log_rewards = conditions_of(batch), None, list[float | None]([None] * len(batch))
-    if restored.predict is not None and search is not None and search.scale is not None and len(batch):
+    if restored.predict is not None and scale is not None and len(batch):
         predictions = restored.predict(batch.terminal)
-        log_rewards = search.scale.log_reward(predictions, conditioning).tolist()
-        conditioning = replace(conditioning, beta=search.scale.levels(conditioning)[1])
+        log_rewards = scale.log_reward(predictions, conditioning).tolist()
+        conditioning = replace(conditioning, beta=scale.levels(conditioning)[1])
     for i, (graph, evaluation) in enumerate(zip(graphs, scores.evaluations(graphs), strict=True)):
         if evaluation is not None and predictions is None:
             measured = torch.tensor([evaluation.utilities or evaluation.score], dtype=torch.float32)

@@ -247,14 +247,14 @@ def _run(job: Job) -> bool:
     Raises:
         UserError: options that do not fit together, or a folder with another run.
     """
-    from gflownet.run.trainer import GFNTrainer  # the command itself does not wait for torch
+    from gflownet.run.trainer import build_trainer  # the command itself does not wait for torch
 
     job.folder.mkdir(parents=True, exist_ok=True)
     with (job.folder / OUTPUT_NAME).open("a", encoding="utf-8") as file, _output_to(file):
         if not file.tell():
             file.write(f"{OUTPUT_HEADER}{job.name}\n")
         try:
-            return GFNTrainer(load_config(job.config, job.options())).run() is None
+            return build_trainer(load_config(job.config, job.options())).run() is None
         except ValueError as error:
             raise UserError(f"{job.name}: {error}") from None
 

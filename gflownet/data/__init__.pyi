@@ -3,8 +3,7 @@ from .replay import ActionSequences as ActionSequences
 from .replay import ReplayBuffer as ReplayBuffer
 from .replay import SeenStates as SeenStates
 from .replay import load_offline as load_offline
-from .rollouts import local_rollouts as local_rollouts
-from .rollouts import worker_rollouts as worker_rollouts
+from .rollouts import worker_samples as worker_samples
 from .sampler import Exploration as Exploration
 from .sampler import sample_backward as sample_backward
 from .sampler import sample_forward as sample_forward

@@ -1,11 +1,9 @@
-"""Rollouts without end, in this process or from workers that call it for policy, replay buffer and evaluations."""
+"""Trajectories from worker processes, which call the policy in the main process."""
 
 from __future__ import annotations
 
 import copy
-import threading
-import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -14,15 +12,10 @@ import torch
 from torch import Tensor
 
 from gflownet.data.config import WorkersConfig
-from gflownet.data.replay import ReplayBuffer
-from gflownet.data.source import GLOBAL_STREAM, Rollout, TrajectorySource
+from gflownet.data.source import GLOBAL_STREAM, TrajectorySource
 from gflownet.errors import UserError
-from gflownet.evaluation.dispatcher import EvaluationStoppedError
-from gflownet.evaluation.evaluator import AsynchronousEvaluator, Evaluation, Evaluator
-from gflownet.evaluation.job import Request, Ticket
-from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.layout import Batch, BatchLayout, Kinds
-from gflownet.mdp.policy import PolicyFunction
+from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.policy.on_device import PolicyOnDevice
 from gflownet.workers.loader_pool import LoaderPool
 from gflownet.workers.packing import MessageError
@@ -32,148 +25,60 @@ from gflownet.workers.proxy import Endpoint
 from gflownet.workers.server import ProxyServer, Served
 from gflownet.workers.transport import Transport
 
-# Shortest and longest pause between two polls of a worker, seconds.
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
-
-
-class EvaluationDesk:
-    """The dispatcher in calls that return at once, so that the server's thread keeps answering other workers."""
-
-    def __init__(self, dispatcher: AsynchronousEvaluator) -> None:
-        self._dispatcher = dispatcher
-        self._numbers = count()
-        self._open: dict[int, tuple[list[Ticket], int]] = {}
-
-    def submit(self, candidates: Sequence[Any], step: int) -> int:
-        """Start the evaluation of candidates and return its number."""
-        number = next(self._numbers)
-        self._open[number] = self._dispatcher.submit([Request(each) for each in candidates], step=step), step
-        return number
-
-    def take(self, number: int) -> list[Evaluation] | None:
-        """Return the evaluations of `submit`, None while one is running."""
-        tickets, step = self._open[number]
-        if any(ticket.record is None for ticket in tickets):
-            self._dispatcher.advance(timeout=0)
-        if any(ticket.record is None for ticket in tickets):
-            return None
-        del self._open[number]
-        return self._dispatcher.evaluations(tickets, step=step)
-
-
-class RemoteEvaluator(Evaluator):
-    """The evaluator in a worker."""
-
-    def __init__(self, desk: Any) -> None:
-        """`desk`: proxy of an `EvaluationDesk`."""
-        self._desk = desk
-
-    def evaluate(self, candidates: Sequence[Any], *, step: int) -> list[Evaluation]:
-        number = self._desk.submit(list(candidates), step)
-        pause = _SHORTEST_PAUSE_S
-        while (evaluations := self._desk.take(number)) is None:
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-        return evaluations
-
-
 POOLS: dict[str, type[Pool]] = {"processes": WorkerPool, "dataloader": LoaderPool}
-_NUM_PUBLISHED = 2  # a rollout starts after its predecessor was taken: it may need the second-last weights
+_NUM_COPIES = 2  # of the weights: of the workers' last turn and of their next one
 
 
-def local_rollouts(
-    source: TrajectorySource,
-    *,
-    policy: PolicyFunction,
-    evaluator: Evaluator,
-    replay: ReplayBuffer,
-    first_step: int,
-    teacher: PolicyFunction | None = None,
-) -> Generator[Rollout]:
-    """Yield the rollouts from `first_step` on, each sampled on demand with the current weights."""
-    for step in count(first_step):
-        yield source.rollout(step, policy=policy, evaluator=evaluator, replay=replay, teacher=teacher)
-
-
-def worker_rollouts(
+def worker_samples(
     source: TrajectorySource,
     *,
     policy: PolicyOnDevice,
-    evaluator: AsynchronousEvaluator,
-    replay: ReplayBuffer,
     first_step: int,
     num_workers: int,
     transport: Transport,
     config: WorkersConfig,
     teacher: PolicyOnDevice | None = None,
-) -> Generator[Rollout]:
-    """Yield the rollouts from `first_step` on, taken from the workers in turn.
+) -> Generator[TrajectoryBatch]:
+    """Yield the trajectories of each step from `first_step` on, without rewards, sampled by the workers in turn.
+
+    The weights depend on no timing: n workers sample n steps with those that the policy had n steps before the first.
 
     Raises:
         WorkerError: the user's own code raised in a worker; the cause carries the worker's traceback.
         UserError: workers die or time out, cannot be started that way, or the task cannot be pickled for them.
-        EvaluationStoppedError: a stop request, or the budget is spent.
     """
-    policies = {"policy": policy} if teacher is None else {"policy": policy, "teacher": teacher}
-    served = {name: ServedPolicy(each) for name, each in policies.items()}
-    _publish(served)  # before a worker refreshes its weights
+    trained = {"policy": policy} if teacher is None else {"policy": policy, "teacher": teacher}
+    copies = [{name: _copied(each) for name, each in trained.items()} for _ in range(_NUM_COPIES)]
     context = source.context
     mergers = {
         "__call__": MergedPolicyCalls(context.layout),
         "both": MergedPolicyCalls(context.layout, context.action_types, context.backward_types),
     }
-    objects = {
-        **{name: Served(each, mergers) for name, each in served.items()},
-        "replay": Served(replay),
-        "evaluations": Served(EvaluationDesk(evaluator)),
-    }
-    producer = _RolloutProducer(source, first_step)
+    objects = {_name(name, of): Served(each, mergers) for of, row in enumerate(copies) for name, each in row.items()}
+    producer = _SampleProducer(source, first_step)
     with (
         _failures_as_user_errors(num_workers, config),
         ProxyServer(objects, transport=transport, device=policy.device) as server,
         _pool(producer, server, num_workers=num_workers, config=config) as pool,
     ):
-        while True:
+        for number in count():
+            turn, place = divmod(number, num_workers)
+            if place == 0:  # the last workers with this copy are done, the next ones start when this one is taken
+                for name, each in copies[(turn + 1) % _NUM_COPIES].items():
+                    each.policy.load_state_dict(trained[name].policy.state_dict())
             yield pool.next()
-            _publish(served)
 
 
-class ServedPolicy:
-    """Copy of the policy for workers: `publish` offers new weights, `refresh` switches to them.
+def _copied(policy: PolicyOnDevice) -> PolicyOnDevice:
+    """Return the policy with weights of its own."""
+    copied = copy.copy(policy)
+    copied.policy = copy.deepcopy(policy.policy)
+    return copied
 
-    The trainer publishes before it waits for a rollout; a worker refreshes before it starts one. A single worker names
-    the publication it needs, so that each of its rollouts has one set of weights, independent of timing. Several
-    workers share the weights, which change in the middle of a rollout when another worker starts one.
-    """
 
-    def __init__(self, policy: PolicyOnDevice) -> None:
-        self._policy = policy.policy
-        self._served = copy.copy(policy)
-        self._served.policy = copy.deepcopy(policy.policy)
-        self._published: dict[int, dict[str, Tensor]] = {}  # weights by number of the publication
-        self._num_published = 0
-        self._lock = threading.Lock()
-
-    def __call__(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
-        """Return the policy's output, see `Policy.forward`."""
-        return self._served(batch, conditioning)
-
-    def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
-        """Return a two-way policy's output, see `TwoWayPolicy.both`."""
-        return self._served.both(batch, conditioning)
-
-    def publish(self) -> None:
-        """Offer the policy's current weights; the first publication has the number 1."""
-        weights = {name: value.detach().clone() for name, value in self._policy.state_dict().items()}
-        with self._lock:
-            self._num_published += 1
-            self._published[self._num_published] = weights
-            self._published.pop(self._num_published - _NUM_PUBLISHED, None)
-
-    def refresh(self, number: int | None) -> None:
-        """Switch to the weights of this publication; None: the latest."""
-        with self._lock:
-            self._served.policy.load_state_dict(self._published[self._num_published if number is None else number])
+def _name(name: str, turn: int) -> str:
+    """Return the name of a policy's copy for the workers of a turn."""
+    return f"{name}_{turn % _NUM_COPIES}"
 
 
 class MergedPolicyCalls:
@@ -196,35 +101,25 @@ class MergedPolicyCalls:
         return list(zip(*splits, outputs.split(sizes), strict=True))
 
 
-class _RolloutProducer:
-    """The `Produce` of workers: rollouts of every n-th step."""
+class _SampleProducer:
+    """The `Produce` of workers: trajectories of every n-th step."""
 
     def __init__(self, source: TrajectorySource, first_step: int) -> None:
         self._source, self._first_step = source, first_step
         self.seed = source.seed
 
-    def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[Rollout]:
+    def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[TrajectoryBatch]:
         keep_freed_memory()
-        policy: Any = endpoint.proxy("policy")
-        teacher: Any = endpoint.proxy("teacher") if self._source.options.num_taught else None
-        replay: Any = endpoint.proxy("replay")
-        evaluator = RemoteEvaluator(endpoint.proxy("evaluations"))
-        for turn in count(info.id + info.num_taken * info.num_workers, info.num_workers):
-            step = self._first_step + turn
+        has_teacher = bool(self._source.options.num_taught)
+        for turn in count(info.num_taken):
+            step = self._first_step + turn * info.num_workers + info.id
             seed_all(stream_seed(self._source.seed, step, GLOBAL_STREAM))
-            # Several workers share one set of weights, so that calls can be merged; a single worker has its own.
-            publication = max(turn, 1) if info.num_workers == 1 else None
-            for each in (policy,) if teacher is None else (policy, teacher):
-                each.refresh(publication)
-            yield self._source.rollout(step, policy=policy, evaluator=evaluator, replay=replay, teacher=teacher)
+            policy: Any = endpoint.proxy(_name("policy", turn))
+            teacher: Any = endpoint.proxy(_name("teacher", turn)) if has_teacher else None
+            yield self._source.sample(step, policy, teacher)
 
 
-def _publish(served: Mapping[str, ServedPolicy]) -> None:
-    for policy in served.values():
-        policy.publish()
-
-
-def _pool(producer: _RolloutProducer, server: ProxyServer, *, num_workers: int, config: WorkersConfig) -> Pool:
+def _pool(producer: _SampleProducer, server: ProxyServer, *, num_workers: int, config: WorkersConfig) -> Pool:
     try:
         return POOLS[config.backend](
             producer,
@@ -248,10 +143,6 @@ def _failures_as_user_errors(num_workers: int, config: WorkersConfig) -> Iterato
     try:
         yield
     except WorkerError as error:
-        if isinstance(error.__cause__, UserError):  # raised by a served object, such as the store
-            raise UserError(str(error.__cause__)) from error
-        if isinstance(error.__cause__, EvaluationStoppedError):
-            raise EvaluationStoppedError(str(error.__cause__)) from None
         if isinstance(error.__cause__, FloatingPointError):  # of a policy that cannot be sampled
             raise FloatingPointError(str(error.__cause__)) from error
         if error.__cause__ is not None:

@@ -82,18 +82,27 @@ class StepScorer:
         indices = [i for i, key in enumerate(keys) if key not in self._cache]
         results = self._evaluator.evaluate([graphs[i] for i in indices], step=self._step) if indices else []
         new = dict(zip(indices, results, strict=True))
-        evaluations = [new.get(i) or replace(self._cache[key], cached=True) for i, key in enumerate(keys)]
-        for i, evaluation in new.items():
-            self._cache.setdefault(keys[i], evaluation)
+        return self.add(keys, [new.get(i) or replace(self._cache[key], cached=True) for i, key in enumerate(keys)])
+
+    def add(self, keys: Sequence[str], evaluations: Sequence[Evaluation]) -> Tensor:
+        """Add evaluations of graphs by canonical key, and return their scores or utilities."""
+        for key, evaluation in zip(keys, evaluations, strict=True):
+            self._cache.setdefault(key, evaluation)
         self.evaluations += evaluations
         self.keys += keys
-        return torch.tensor([evaluation.utilities or evaluation.score for evaluation in evaluations])
+        return scores_of(evaluations)
+
+
+def scores_of(evaluations: Sequence[Evaluation]) -> Tensor:
+    """Return scores [B], or utilities [B, K] of several objectives."""
+    return torch.tensor([evaluation.utilities or evaluation.score for evaluation in evaluations])
 
 
 class TrajectorySource:
-    """Produces the rollout of a step as a function of seed, step, weights and contents of the replay buffer.
+    """Samples the trajectories of a step, and makes its rollout of their evaluations.
 
-    Stateless: any process can compute any step, repeatedly.
+    Both are functions of seed, step, weights and contents of the replay buffer: any process can compute any step,
+    repeatedly.
     """
 
     def __init__(
@@ -111,28 +120,43 @@ class TrajectorySource:
     def rollout(
         self,
         step: int,
+        fresh: TrajectoryBatch,
+        keys: Sequence[str],
+        evaluations: Sequence[Evaluation],
         *,
         policy: PolicyFunction,
         evaluator: Evaluator,
         replay: ReplayBuffer,
-        teacher: PolicyFunction | None = None,
     ) -> Rollout:
-        """Sample, score and replay the trajectories of a step; in a worker, `replay` is a proxy."""
+        """Return the fresh trajectories with their rewards, and those of local search, replay and offline data.
+
+        Args:
+            step: of the training.
+            fresh: B sampled trajectories.
+            keys: B canonical keys of its terminal graphs.
+            evaluations: B of them.
+            policy: samples the other trajectories.
+            evaluator: scores further states, of local search and on the way.
+            replay: gets all scored terminal states.
+        """
         scorer, metrics = StepScorer(self.context.env, evaluator, step=step), {}
 
-        def scored(batch: TrajectoryBatch) -> TrajectoryBatch:
-            scores = scorer.scores(batch.terminal)
+        def rewarded(batch: TrajectoryBatch, scores: Tensor) -> TrajectoryBatch:
             if self.options.replay.use:
                 size = self._remember(batch, scores, scorer.keys[-len(batch) :], replay)
                 metrics["replay_size"] = float(size)
             return self._rewarded(batch, scores)
 
-        fresh = scored(self.fresh(step, policy, teacher))
+        fresh = rewarded(fresh, scorer.add(keys, evaluations))
         batches, num_fresh = [fresh], len(fresh)
         start = self._search_start(step, fresh, replay)
         if start is not None:
-            generator = self._generator(step, _SEARCH)
-            refined = self._search.refine(*start, policy=policy, score=scored, generator=generator)
+            refined = self._search.refine(
+                *start,
+                policy=policy,
+                score=lambda batch: rewarded(batch, scorer.scores(batch.terminal)),
+                generator=self._generator(step, _SEARCH),
+            )
             batches += refined.proposals
             metrics["local_search_accepted"] = refined.accepted_share
         batches += self.replayed(step, replay, policy) + self.offline_trajectories(step, policy)
@@ -141,22 +165,20 @@ class TrajectorySource:
             updates += self.replayed(step, replay, policy, turn)
         if self.options.scores_states:
             updates = [self._with_state_rewards(batch, scorer) for batch in updates]
-        evaluations, other_evaluations = scorer.evaluations[:num_fresh], scorer.evaluations[num_fresh:]
-        return Rollout(updates[0], num_fresh, evaluations, other_evaluations, updates[1:], metrics)
+        return Rollout(updates[0], num_fresh, evaluations, scorer.evaluations[num_fresh:], updates[1:], metrics)
 
     def sample_on_policy(self, step: int, *, policy: PolicyFunction) -> TrajectoryBatch:
         """Sample trajectories without exploration, from a separate random stream, without rewards."""
         return self._sample(step, _VALIDATION, policy, Exploration(), self.options.num_trajectories)
 
-    def evaluated(
-        self, trajectories: TrajectoryBatch, evaluator: Evaluator, *, step: int
-    ) -> tuple[TrajectoryBatch, list[Evaluation]]:
-        """Return the trajectories with their rewards, and the evaluations."""
+    def mean_score(self, step: int, *, policy: PolicyFunction, evaluator: Evaluator) -> float:
+        """Return the mean score of trajectories sampled without exploration."""
         scorer = StepScorer(self.context.env, evaluator, step=step)
-        return self._rewarded(trajectories, scorer.scores(trajectories.terminal)), scorer.evaluations
+        scorer.scores(self.sample_on_policy(step, policy=policy).terminal)
+        return sum(each.score for each in scorer.evaluations) / len(scorer.evaluations)
 
-    def fresh(
-        self, step: int, policy: PolicyFunction, teacher: PolicyFunction | None, *, num: int | None = None
+    def sample(
+        self, step: int, policy: PolicyFunction, teacher: PolicyFunction | None = None, *, num: int | None = None
     ) -> TrajectoryBatch:
         """Sample `num` trajectories (default: those of a step) from the policy and the teacher, without rewards."""
         num = self.options.num_trajectories if num is None else num
@@ -227,8 +249,11 @@ class TrajectorySource:
         index = torch.randint(len(self.offline), (self.options.offline.num,), generator=generator)
         return [self._resampled(self.offline[index], policy, generator)]
 
-    def resampled(self, step: int, states: SeenStates, policy: PolicyFunction) -> TrajectoryBatch:
+    def resampled(
+        self, step: int, terminal: GraphStates, evaluations: Sequence[Evaluation], policy: PolicyFunction
+    ) -> TrajectoryBatch:
         """Return a new trajectory into each of these scored states."""
+        states = SeenStates(terminal, scores_of(evaluations))
         return self._resampled(states, policy, self._generator(step, _FINISHED))
 
     def _resampled(self, states: SeenStates, policy: PolicyFunction, generator: torch.Generator) -> TrajectoryBatch:

@@ -3,8 +3,6 @@ from .auxiliary import AuxiliaryNetworks as AuxiliaryNetworks
 from .auxiliary import Teacher as Teacher
 from .learner import Learner as Learner
 from .learner import LearnerOptions as LearnerOptions
-from .learner import TrainingStep as TrainingStep
 from .learner import TrajectoryMemory as TrajectoryMemory
-from .learner import fit as fit
 from .learner import merge_isomorphic as merge_isomorphic
 from .learner import sampled_rollouts as sampled_rollouts

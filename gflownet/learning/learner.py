@@ -1,4 +1,4 @@
-"""The training loop shared by trainer, benchmarks and tests, and its optimiser steps."""
+"""The training step of a policy: its optimiser, schedule, and memory of earlier batches."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import copy
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -205,13 +205,26 @@ class LearnerOptions:
     seed: int = 0  # of the draws from memory
 
 
+class Auxiliary(Protocol):
+    """Networks trained with the policy on the same trajectories."""
+
+    def learn(
+        self, policy: PolicyFunction, objective: Objective, trajectories: TrajectoryBatch, *, is_first: bool
+    ) -> dict[str, float]:
+        """Take their optimiser steps on a batch, and return their metrics."""
+        ...
+
+
 class Learner:
     """Policy and objective with their optimiser, schedule, and memory of earlier batches.
 
     Attributes:
         on_skip: called for an optimiser step without finite loss or gradient, which is skipped if it returns; default:
             it raises the error.
+        batch: the last trajectories of `learn`.
     """
+
+    batch: TrajectoryBatch | None = None
 
     def __init__(
         self,
@@ -251,15 +264,27 @@ class Learner:
         """Return the number of completed training steps."""
         return self.schedule.last_epoch
 
-    def learn(self, rollout: Rollout) -> dict[str, float]:
+    def learn(self, rollout: Rollout, auxiliary: Auxiliary | None = None) -> dict[str, float]:
         """Take the optimiser steps of one training step, and return the metrics of the last one on the rollout.
 
         If all are skipped, weights, optimiser, moving average and memory stay as they are.
 
+        Args:
+            rollout: of the step; the objective is prepared with that of the first step.
+            auxiliary: networks trained before the policy, on the same trajectories.
+
         Raises:
             FloatingPointError: a loss or gradient is not finite, see `on_skip`.
         """
-        num_updates = self._num_updates
+        num_updates, is_first, self.batch = self._num_updates, self.num_steps_done == 0, rollout.trajectories
+        if is_first:
+            self.objective.prepare(self.trained, rollout.trajectories)
+        of_auxiliary: dict[str, float] = {}
+        if auxiliary is not None:
+            try:
+                of_auxiliary = auxiliary.learn(self.trained, self.objective, rollout.trajectories, is_first=is_first)
+            except FloatingPointError as error:
+                self.on_skip(error, rollout.trajectories)
         trajectories = self.objective.annotated(self.trained, rollout.trajectories)
         batch = formed(self._env, trajectories, merges=self.options.merge_isomorphic)
         metrics: dict[str, float] = {}
@@ -268,6 +293,7 @@ class Learner:
         for replayed in rollout.replays:
             self._update(self.objective.annotated(self.trained, replayed))
         advance(self.schedule)
+        metrics |= of_auxiliary
         if self._num_updates == num_updates:
             return metrics
         if self.options.num_remembered:
@@ -336,57 +362,6 @@ class Learner:
 
 def _raise(error: FloatingPointError, _: TrajectoryBatch) -> None:
     raise error
-
-
-@dataclass(frozen=True)
-class TrainingStep:
-    """A completed training step."""
-
-    number: int  # from 1 on
-    rollout: Rollout
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-class Auxiliary(Protocol):
-    """Networks trained with the policy on the same trajectories."""
-
-    def learn(
-        self, policy: PolicyFunction, objective: Objective, trajectories: TrajectoryBatch, *, is_first: bool
-    ) -> dict[str, float]:
-        """Take their optimiser steps on a batch, and return their metrics."""
-        ...
-
-
-def fit(
-    learner: Learner,
-    rollouts: Iterable[Rollout],
-    *,
-    num_steps: int,
-    first_step: int = 1,
-    auxiliary: Auxiliary | None = None,
-) -> Generator[TrainingStep]:
-    """Yield each training step from `first_step` to `num_steps` after it was taken.
-
-    The next rollout is requested after the step was consumed, so that a caller may stop between two steps.
-
-    Raises:
-        FloatingPointError: a loss or gradient is not finite, see `Learner.on_skip`; the message names the step.
-    """
-    for number, rollout in zip(range(first_step, num_steps + 1), rollouts):  # noqa: B905 (rollouts never end)
-        batch, is_first = rollout.trajectories, number == 1
-        if is_first:
-            learner.objective.prepare(learner.trained, batch)
-        try:
-            auxiliary_metrics: dict[str, float] = {}
-            if auxiliary is not None:
-                try:
-                    auxiliary_metrics = auxiliary.learn(learner.trained, learner.objective, batch, is_first=is_first)
-                except FloatingPointError as error:
-                    learner.on_skip(error, batch)
-            metrics = learner.learn(rollout)
-        except FloatingPointError as error:
-            raise FloatingPointError(f"step {number}: {error}") from error
-        yield TrainingStep(number, rollout, {**metrics, **auxiliary_metrics})
 
 
 def sampled_rollouts(

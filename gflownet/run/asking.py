@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,8 +31,10 @@ from gflownet.graphs.canonical import Candidate
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.mdp.states import GraphStates
 from gflownet.operations.tensor_shape import Shape
-from gflownet.run.trainer import GFNTrainer
+from gflownet.run.trainer import build_trainer
 from gflownet.search.config import AUTO, GFLOWNET, SEARCH_METHODS
+from gflownet.search.loop import NO_PROPOSALS
+from gflownet.search.method import Results
 from gflownet.training.random_states import get_random_state, set_random_state
 
 # Format of a saved search; another number is another format.
@@ -144,15 +147,14 @@ class Search:
 
     def _start(self, config: Config) -> None:
         if config.search.method in (AUTO, GFLOWNET):
-            names = ", ".join(SEARCH_METHODS)
+            names = ", ".join(name for name in SEARCH_METHODS if name != GFLOWNET)
             raise UserError(f"search.method: expected one of {names} or module:Class, got {config.search.method}")
         random_state, num_threads = get_random_state(), torch.get_num_threads()
         try:
-            components = GFNTrainer(config)
+            components = build_trainer(config)
         finally:  # of the program that uses the search
             set_random_state(random_state)
             torch.set_num_threads(num_threads)
-        assert components.search is not None
         self.config, self.task, self.env = components.config, components.task, components.env
         self._loop = components.search
         self._entries: list[_Entry] = []  # not in the history yet
@@ -180,8 +182,10 @@ class Search:
             raise UserError(f"ask: expected a number of graphs >= 1, got {num!r}")
         while True:
             self._learn()
-            states = None if self._loop.end else self._loop.propose(num)
-            if states is None:
+            states = self.env.initial_states(0) if self._loop.end else self._loop.propose(num)
+            if not len(states):
+                if not self._loop.history.in_flight:  # whose results may lead to others
+                    self._loop.end = self._loop.end or NO_PROPOSALS
                 return []
             new = self._enter(states)
             if new or not any(each.evaluation for each in self._entries):  # only graphs that are asked for already
@@ -292,12 +296,15 @@ class Search:
 
     def _learn(self) -> None:
         """Pass the results since the last call to the method, in the order of the proposals."""
-        finished = [(each.state, [each.evaluation]) for each in self._entries if each.evaluation is not None]
+        finished = [each for each in self._entries if each.evaluation is not None]
         if not finished:
             return
         self._entries = [each for each in self._entries if each.evaluation is None]
-        self._loop.round += 1
-        self._loop.learn(self._loop.round, finished)
+        states = GraphStates.cat([each.state for each in finished])
+        graphs = [self.env.terminal(each.state, 0) for each in finished]
+        evaluations = [each.evaluation for each in finished if each.evaluation is not None]
+        self._loop.learn(Results(self._loop.round + 1, states, graphs, evaluations))
+        deque(self._loop.work(), maxlen=0)
 
     def _enter(self, states: GraphStates) -> list[Any]:
         """Remember proposals, and return the graphs that have neither a result nor are asked for already."""

@@ -22,15 +22,14 @@ from gflownet.evaluation.store import EvaluationStore
 from gflownet.records.status import Phase
 from gflownet.report.architectures import Leader, final_leaders
 from gflownet.report.closing import report_run
+from gflownet.run.components import CERTIFICATE_STREAM, Components
 from gflownet.run.failures import Quarantine, refuse_failures
 from gflownet.run.final_stage import FinalTrainingsStage, best_tested
 from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, SAMPLER_NAME
-from gflownet.run.parts import CERTIFICATE_STREAM, Parts
 from gflownet.run.progress import mean
 from gflownet.run.run import Run
-from gflownet.run.search_stage import NUM_REPORTED, check_samples, closing_line, leaders_of
+from gflownet.run.search_stage import NUM_REPORTED, closing_line, leaders_of
 from gflownet.run.stage import Stage
-from gflownet.search.loop import SearchLoop
 from gflownet.search.proposals import distinct
 from gflownet.search.sampler import RewardScale
 from gflownet.search.surrogate import rank_correlation
@@ -44,7 +43,7 @@ _PREFERRED = 0.95  # weight of an objective that samples prefer
 NUM_LOGGED = 100  # candidates in the tables of wandb and TensorBoard at the end
 
 
-def sampler_words(parts: Parts, search: SearchLoop, scale: RewardScale, random_scores: Sequence[float]) -> str:
+def sampler_words(parts: Components, scale: RewardScale, random_scores: Sequence[float]) -> str:
     """Return scores of evaluated samples of the sampler of a search, and how p compares with R on all checked ones.
 
     p and R are those under the condition of the first sample. Without scores of random architectures their mean is
@@ -54,7 +53,8 @@ def sampler_words(parts: Parts, search: SearchLoop, scale: RewardScale, random_s
     from gflownet.certificate import estimates
     from gflownet.certificate.words import CONVERGED
 
-    batch, seed = check_samples(parts), stream_seed(parts.config.seed, CERTIFICATE_STREAM)
+    search, sampler = parts.search, parts.sampler
+    batch, seed = sampler.samples(), stream_seed(parts.config.seed, CERTIFICATE_STREAM)
     states, generator = distinct(parts.env, batch.terminal), torch.Generator().manual_seed(seed)
     num, policy = len(states), parts.learner.sampling
     one = conditions_of(batch)[torch.zeros(num, dtype=torch.int64)]
@@ -62,12 +62,12 @@ def sampler_words(parts: Parts, search: SearchLoop, scale: RewardScale, random_s
     rollouts = estimates.rolled_back(parts.context, policy, states, one, num=num_rollouts, generator=generator)
     ratios = estimates.log_ratio(parts.context, policy, rollouts).reshape(num, num_rollouts)
     log_prob = estimates.terminating_log_prob(ratios, rollouts.log_symmetry[::num_rollouts])
-    log_reward = scale.log_reward(search.score_model()(states), one)
+    log_reward = scale.log_reward(sampler.score_model()(states), one)
     subsets = estimates.disjoint_subsets(num, size=min(num, estimates.SUBSET_SIZE), generator=generator)
     consistency = estimates.flow_consistency(log_prob, log_reward, subsets, seed=seed)
     places = [search.history.position(code) for code in parts.env.identify(states).tolist()]
-    num_known = sum(place is not None and place < search.num_trained_on for place in places)
-    scores, random = [each.score for each in search.verified], f"predicted {scale.random_score:.3f}"
+    num_known = sum(place is not None and place < sampler.num_trained_on for place in places)
+    scores, random = [each.score for each in sampler.verified], f"predicted {scale.random_score:.3f}"
     if random_scores:
         random = f"{mean(random_scores):.3f}"
     verified = f"{counted(len(scores), 'new sample')}: {mean(scores):.3f}" if scores else "no sample was evaluated"
@@ -78,15 +78,15 @@ def sampler_words(parts: Parts, search: SearchLoop, scale: RewardScale, random_s
     )
 
 
-def preferences_words(parts: Parts, search: SearchLoop, scale: RewardScale) -> str:
+def preferences_words(parts: Components, scale: RewardScale) -> str:
     """Return predicted utilities and sizes of samples that prefer each objective in turn; empty without preferences."""
     names, task = parts.task.chosen_objectives, parts.task
     if scale.scores.dim() == 1 or parts.config.cond.preferences.weights:
         return ""
-    model, words = search.score_model(), list[str]()
+    model, words = parts.sampler.score_model(), list[str]()
     for place, name in enumerate(names):
         weights = [_PREFERRED if each == place else (1 - _PREFERRED) / (len(names) - 1) for each in range(len(names))]
-        terminal = check_samples(parts, preferences=weights).terminal
+        terminal = parts.sampler.samples(preferences=weights).terminal
         utilities = zip(names, model(terminal).mean(0).tolist(), strict=True)
         costs = [task.cost(parts.env.terminal(terminal, index)) for index in range(len(terminal))]
         sizes = [float(cost.num_parameters) for cost in costs if cost is not None]
@@ -105,7 +105,7 @@ class CertificateStage(Stage):
 
     result: RunCertificate | None = None
 
-    def __init__(self, parts: Parts, evaluator: Dispatcher) -> None:
+    def __init__(self, parts: Components, evaluator: Dispatcher) -> None:
         """Take the evaluator of the search."""
         self._parts, self._evaluator = parts, evaluator
 
@@ -118,8 +118,8 @@ class CertificateStage(Stage):
         parts, config = self._parts, self._parts.config
         if not config.certify or run.is_stopped:
             return None
-        search = parts.search
-        if search is not None and search.scale is None:
+        trains_policy, scale = parts.search.method.trains_policy, parts.sampler.scale
+        if not trains_policy and scale is None:
             run.logger.print(f"certificate: none, search.method={config.search.method} has trained no policy")
             return None
         # Imported here: it takes a second, which runs without a certificate save.
@@ -129,8 +129,8 @@ class CertificateStage(Stage):
         seed = stream_seed(config.seed, CERTIFICATE_STREAM)
         states = parts.replay.sample(config.certify_samples, seed=seed)
         extra_states = None if states is None else states.terminal
-        if search is not None:
-            extra_states = search.history.states[: config.certify_samples]
+        if not trains_policy:
+            extra_states = parts.search.history.states[: config.certify_samples]
         folder = run.folder.path
         extra_store = EvaluationStore(folder / CERTIFICATE_STORE_NAME, context=parts.scoring_context)
         store = CertificateStore(self._evaluator.store, extra_store)
@@ -146,8 +146,8 @@ class CertificateStage(Stage):
                 store=store,
                 step=parts.step,
                 seed=seed,
-                predict=None if search is None else search.score_model(),
-                scale=None if search is None or search.scale is None else search.scale.log_reward,
+                predict=None if scale is None else parts.sampler.score_model(),
+                scale=None if scale is None else scale.log_reward,
             )
             try:
                 with run.stop.abandonable():
@@ -176,7 +176,7 @@ class ReportStage(Stage):
 
     def __init__(
         self,
-        parts: Parts,
+        parts: Components,
         evaluator: Dispatcher,
         quarantine: Quarantine,
         *,
@@ -198,17 +198,22 @@ class ReportStage(Stage):
             from gflownet.certificate.words import print_certificate
 
             print_certificate(certificate, path=run.folder.path / CERTIFICATE_NAME, console=run.logger.console)
-        if (search := self._parts.search) is not None:
-            run.logger.print(closing_line(self._parts, search))
-            if search.scale is None:
-                run.logger.print("sampler: none was trained")
-            elif not run.is_stopped:
-                words = sampler_words(self._parts, search, search.scale, self._random_scores(run))
-                run.folder.write(run.folder.path / SAMPLER_NAME, json.dumps({"words": words}))
-                for line in filter(None, (words, preferences_words(self._parts, search, search.scale))):
-                    run.logger.print(line)
+        run.logger.print(closing_line(self._parts))
+        if not self._parts.search.method.trains_policy:
+            self._report_sampler(run)
         if write_errors:
             raise write_errors[0]
+
+    def _report_sampler(self, run: Run) -> None:
+        """Write and print what the sampler has learned."""
+        parts, scale = self._parts, self._parts.sampler.scale
+        if scale is None:
+            run.logger.print("sampler: none was trained")
+        elif not run.is_stopped:
+            words = sampler_words(parts, scale, self._random_scores(run))
+            run.folder.write(run.folder.path / SAMPLER_NAME, json.dumps({"words": words}))
+            for line in filter(None, (words, preferences_words(parts, scale))):
+                run.logger.print(line)
 
     def _random_scores(self, run: Run) -> list[float]:
         rows = (row for row in run.store if row.run == self._parts.run_id and row.seed == RANDOM_REPEAT)

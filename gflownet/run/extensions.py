@@ -39,8 +39,8 @@ class Extensions:
     context: type[GraphBuildingEnvContext]
     policy: Any  # a subclass of Policy; its __init__ takes (context, config.model)
     objective: type[Objective]
-    method: type[SearchMethod] | None = None  # None: the training of the policy on scores
-    surrogate: type[Surrogate] | None = None  # None without a method
+    method: type[SearchMethod]
+    surrogate: type[Surrogate] | None  # None where the policy is trained on scores
 
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -62,7 +62,7 @@ def validate(config: Config) -> None:
     """
     for option in OPTIONS.values():
         option.check(resolved(config, option))
-    check_name(SEARCH_METHODS.key, config.search.method, {AUTO: "", GFLOWNET: "", **SEARCH_METHODS.homes})
+    check_name(SEARCH_METHODS.key, config.search.method, {AUTO: "", **SEARCH_METHODS.homes})
     for point, name in choices(config):
         point.check_name(name)
         _warn_of_hidden_class(point, name)
@@ -170,11 +170,11 @@ def check_resources(config: Config) -> None:
 def choices(config: Config) -> list[tuple[ExtensionPoint, str]]:
     """Return the extension points with the class that the config chooses of each, by name or module:Class.
 
-    The search method is missing where the policy is trained on the scores, and before `auto` is resolved.
+    The search method is missing before `auto` is resolved.
     """
     names = (config.task, config.env.name, config.model.name, config.algo.method, config.algo.regression)
     chosen = list(zip(EXTENSION_POINTS, names, strict=False))
-    if config.search.method not in (GFLOWNET, AUTO):
+    if config.search.method != AUTO:
         chosen.append((SEARCH_METHODS, config.search.method))
     return chosen
 
@@ -218,8 +218,8 @@ def load_extensions(config: Config) -> tuple[Config, Extensions]:
         ValueError: a class that cannot be loaded, an option of a class, or a combination that a class refuses.
     """
     classes = {point.key: point.load(name) for point, name in choices(config)}
-    method = classes.get(SEARCH_METHODS.key)
-    if method is not None:  # every search ends with a sampler, which learns from predictions
+    method: Any = classes.get(SEARCH_METHODS.key)  # none before auto is resolved
+    if method is not None and not method.trains_policy:  # the search ends with a sampler, which learns from predictions
         classes[SURROGATES.key] = SURROGATES.load(config.search.surrogate.name)
         classes[ACQUISITIONS.key] = ACQUISITIONS.load(config.search.acquisition.name)
     unresolved = _OF_METHOD if config.search.method == AUTO else ()

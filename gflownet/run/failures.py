@@ -103,32 +103,30 @@ class Quarantine:
 
 
 class SkippedSteps:
-    """Training steps without finite loss or gradient: their batches are written, and too many in a row end the run.
-
-    Attributes:
-        batch: the last trajectories that the policy learned from.
-    """
+    """Training steps without finite loss or gradient: their batches are written, and too many in a row end the run."""
 
     def __init__(self, options: OptimizerConfig) -> None:
         self._options = options
         self._first = self.last = -1  # numbers of the last steps in a row
-        self.batch: TrajectoryBatch | None = None
 
     def add(self, run: Run, step: int, error: FloatingPointError, batch: TrajectoryBatch) -> None:
         """Write the batch of a skipped step. Raises the error if no further one in a row may be skipped."""
         if step != self.last:
             self._first = self._first if step == self.last + 1 else step
-            self.last, self.batch = step, batch
-            self._write(run.folder, step)
+            self.last = step
+            self._write(run.folder, step, batch)
             run.logger.warn(f"step {step}: {error}; the step is skipped")
         if step - self._first + 1 >= self._options.max_skipped:
             raise error
 
-    def end(self, run: Run, error: FloatingPointError, *, step: int) -> UserError:
-        """Return the error that ends the run after `step`; no later checkpoint has the state that led to it."""
+    def end(self, run: Run, error: FloatingPointError, *, step: int, batch: TrajectoryBatch | None) -> UserError:
+        """Return the error that ends the run after `step`; no later checkpoint has the state that led to it.
+
+        `batch` are the last trajectories that the policy learned from.
+        """
         is_skipped = step <= self.last
-        if not is_skipped:  # for example, sampling has failed
-            self._write(run.folder, step)
+        if not is_skipped and batch is not None:  # for example, sampling has failed
+            self._write(run.folder, step, batch)
         start = run.folder.checkpoints.set_aside_from(self._first - 1 if is_skipped else step, suffix=DIVERGED_SUFFIX)
         place = "" if str(error).startswith("step ") else f"after step {step}: "
         options, folder = self._options, run.folder.path / SKIPPED_NAME
@@ -139,13 +137,13 @@ class SkippedSteps:
             f"{options.clip_grad_param:g}){batches}"
         )
 
-    def _write(self, folder: RunFolder, step: int) -> None:
+    def _write(self, folder: RunFolder, step: int, batch: TrajectoryBatch) -> None:
         """Write the batch, unless the folder has enough of them. Raises UserError like `RunFolder.write`."""
         path = folder.path / SKIPPED_NAME / f"step_{step:08d}.pt"
         num = len(list(path.parent.glob("*"))) - path.exists()
-        if self.batch is not None and num < MAX_BATCHES:
+        if num < MAX_BATCHES:
             content = io.BytesIO()
-            torch.save(asdict(self.batch), content)
+            torch.save(asdict(batch), content)
             folder.write(path, content.getvalue())
 
 

@@ -35,13 +35,13 @@ from gflownet.evaluation.task import GFNTask
 from gflownet.evaluation.tensor_task import TensorTask
 from gflownet.files import sealed
 from gflownet.report.architectures import SET_NAME, entries_of
-from gflownet.run.parts import Parts
+from gflownet.run.components import Components
 from gflownet.run.run import Run
 
 _Row = dict[str, Any]  # key, name, number of parameters and test figures of a set or network
 
 
-def kept_weights(parts: Parts, run: Run) -> WeightFolder | None:
+def kept_weights(parts: Components, run: Run) -> WeightFolder | None:
     """Return the folder of the weights that a run keeps, None without final trainings of modules."""
     options, task = parts.config.final, parts.task
     if not (parts.plan.num_final and task.max_fidelity):
@@ -63,11 +63,11 @@ def kept_weights(parts: Parts, run: Run) -> WeightFolder | None:
     )
 
 
-def _has_set(parts: Parts) -> bool:
+def _has_set(parts: Components) -> bool:
     return bool(parts.config.final.set) and type(parts.task).outputs is not GFNTask.outputs
 
 
-def with_set(parts: Parts, evaluator: Dispatcher, run: Run, final: FinalStage) -> FinalStage:
+def with_set(parts: Components, evaluator: Dispatcher, run: Run, final: FinalStage) -> FinalStage:
     """Choose and write the set; return the final stage with a line about it, or the reason why there is none."""
     if not parts.config.final.set or run.is_stopped:
         return final
@@ -89,7 +89,7 @@ def with_set(parts: Parts, evaluator: Dispatcher, run: Run, final: FinalStage) -
 class _Choice:
     """Choice and figures of a set."""
 
-    parts: Parts
+    parts: Components
     run: Run
     weights: WeightFolder
     dispatcher: Dispatcher

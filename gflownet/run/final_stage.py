@@ -32,8 +32,8 @@ from gflownet.evaluation.store import EvaluationRecord
 from gflownet.graphs.canonical import Candidate
 from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.records.status import Phase
+from gflownet.run.components import RANDOM_STREAM, Components
 from gflownet.run.final_set import with_set
-from gflownet.run.parts import RANDOM_STREAM, Parts
 from gflownet.run.plan import SHARES, capped_objective
 from gflownet.run.run import Run
 from gflownet.run.stage import Stage
@@ -55,7 +55,7 @@ class FinalTrainingsStage(Stage):
 
     result: FinalStage | None = None
 
-    def __init__(self, parts: Parts, evaluator: Dispatcher) -> None:
+    def __init__(self, parts: Components, evaluator: Dispatcher) -> None:
         """Take the evaluator of the search."""
         self._parts, self._evaluator = parts, evaluator
 
@@ -65,7 +65,7 @@ class FinalTrainingsStage(Stage):
             self.result = final_stage(self._parts, self._evaluator, run)
 
 
-def final_stage(parts: Parts, evaluator: Dispatcher, run: Run) -> FinalStage | None:
+def final_stage(parts: Components, evaluator: Dispatcher, run: Run) -> FinalStage | None:
     """Train the best architectures of a run on new seeds; None if off, after a signal or without any success."""
     config, plan, store = parts.config, parts.plan, run.store
     if not plan.num_final or run.is_stopped:
@@ -130,7 +130,7 @@ def final_metrics(rows: Sequence[EvaluationRecord]) -> dict[str, float]:
     return metrics
 
 
-def sizes_of(parts: Parts, records: Sequence[EvaluationRecord]) -> Sizes | None:
+def sizes_of(parts: Components, records: Sequence[EvaluationRecord]) -> Sizes | None:
     """Return the caps for which finalists are chosen; None unless the objectives are the score and a cost.
 
     None, too, where every row is above the largest cap.
@@ -151,7 +151,7 @@ def _rounded_up(value: float) -> float:
 
 
 def _races(
-    parts: Parts,
+    parts: Components,
     records: Sequence[EvaluationRecord],
     num_trainings: int,
     *,
@@ -193,7 +193,9 @@ def _prior(known: Belief | None, scores: Sequence[float], places: list[int], noi
     return Belief(belief.mean[places], belief.std[places])
 
 
-def _on_front(parts: Parts, groups: Sequence[Sequence[EvaluationRecord]], quotas: Sequence[int]) -> list[list[int]]:
+def _on_front(
+    parts: Components, groups: Sequence[Sequence[EvaluationRecord]], quotas: Sequence[int]
+) -> list[list[int]]:
     """Return the positions of the finalists of each group, on its front.
 
     The best score of each, then those that add most to the hypervolume of all finalists so far.
@@ -217,12 +219,12 @@ def _on_front(parts: Parts, groups: Sequence[Sequence[EvaluationRecord]], quotas
     return chosen
 
 
-def _predicted(parts: Parts, records: Sequence[EvaluationRecord]) -> tuple[Belief, float] | None:
+def _predicted(parts: Components, records: Sequence[EvaluationRecord]) -> tuple[Belief, float] | None:
     """Return the posterior of the method's model for rows of the search and its noise, None without a model.
 
     Rows that the method has not seen, such as those of another run, keep the empirical Bayes posterior.
     """
-    if parts.search is None or not len(parts.search.history) or parts.task.chosen_objectives:
+    if not len(parts.search.history) or parts.task.chosen_objectives:
         return None
     history = parts.search.history
     prediction = parts.search.method.predicted(history.states)
@@ -240,7 +242,7 @@ def _predicted(parts: Parts, records: Sequence[EvaluationRecord]) -> tuple[Belie
     return Belief(mean, std), noise
 
 
-def random_candidates(parts: Parts, num: int) -> tuple[list[Candidate], float]:
+def random_candidates(parts: Components, num: int) -> tuple[list[Candidate], float]:
     """Return up to `num` different random architectures within the caps of the budget, and the share spread over sizes.
 
     They are drawn as those of search.method=random.
@@ -263,7 +265,7 @@ def random_candidates(parts: Parts, num: int) -> tuple[list[Candidate], float]:
 
 
 def best_tested(
-    parts: Parts, records: Sequence[EvaluationRecord], executor: Executor, run: Run
+    parts: Components, records: Sequence[EvaluationRecord], executor: Executor, run: Run
 ) -> tuple[TopArchitecture, ...]:
     """Return the best architectures of a run without a final stage, with test scores.
 

@@ -35,6 +35,9 @@ class MethodClass(Protocol):
     @property
     def uses_surrogate(self) -> bool: ...
 
+    @property
+    def trains_policy(self) -> bool: ...
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -126,13 +129,13 @@ def divided(num: int, share: float, *, most: int) -> tuple[int, int]:
     return num - num_final, num_final
 
 
-def plan_of(config: Config, task: GFNTask, method: MethodClass | None, *, reason: str = "") -> Plan:
+def plan_of(config: Config, task: GFNTask, method: MethodClass, *, reason: str = "") -> Plan:
     """Return the plan of a run.
 
     Args:
         config: with the search method resolved.
         task: of the run.
-        method: class of the search method; None: the policy is trained on the scores.
+        method: class of the search method.
         reason: of search.method=auto.
     """
     final, num = config.final, config.budget.evaluations
@@ -145,7 +148,7 @@ def plan_of(config: Config, task: GFNTask, method: MethodClass | None, *, reason
         num_final = min(max(round(num_search * final.share / (1 - final.share)), 1), most) if final.share else 0
     num_random = _num_random(final, num_search + num_final) if num_final else 0
     num_places, steps, num_verified = places(task, config.evaluation), config.num_training_steps, 0
-    if method is None:
+    if method.trains_policy:
         steps = min(steps, math.ceil(num_search / config.algo.num_from_policy))
     elif config.search.train_sampler:
         sampler = config.search.sampler
@@ -175,14 +178,14 @@ def _num_random(final: FinalConfig, num_trainings: int) -> int:
     return min(num_trainings, _MAX_RANDOM) if final.num_random is None else final.num_random
 
 
-def _warning(config: Config, method: MethodClass | None, num: int, num_steps: int) -> str:
+def _warning(config: Config, method: MethodClass, num: int, num_steps: int) -> str:
     """Return a line where the budget leaves a method no choice but random architectures, otherwise empty."""
     options, start = config.search, f"search.method={config.search.method} is random search here"
     evaluations = counted(num, "evaluation")
-    if method is None and num_steps < _MIN_STEPS:
+    if method.trains_policy and num_steps < _MIN_STEPS:
         steps = f"{counted(num_steps, 'policy step')} in {evaluations}, fewer than {_MIN_STEPS}"
         return f"{start}: {steps}; search.method=surrogate learns from {options.num_initial} evaluations on"
-    if method is not None and method.uses_surrogate and num <= options.num_initial:
+    if method.uses_surrogate and num <= options.num_initial:
         return f"{start}: search.num_initial={options.num_initial} random candidates are all {evaluations}"
     name = _RANDOM_STARTS.get(options.method)
     num_start = getattr(options.options, name) if name else 0

@@ -15,6 +15,7 @@ from gflownet.evaluation.store_rows import EvaluationStatus, failure_kind
 from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.run.failures import failure_line
 from gflownet.run.run_log import StepSamples
+from gflownet.search.loop import SearchStep
 
 
 @dataclass
@@ -31,26 +32,18 @@ class Progress:
     new_failures: list[str] = field(default_factory=list)  # lines for the kinds that are new in the last step
     samples: StepSamples = field(default_factory=StepSamples)  # fresh ones of the last step
 
-    def add(
-        self,
-        evaluations: Sequence[Evaluation],
-        *,
-        other_evaluations: Sequence[Evaluation] = (),
-        log_rewards: Sequence[float] = (),
-    ) -> dict[str, float]:
-        """Count a step's evaluations, and return its metrics; means and shares cover the fresh samples.
+    def add(self, step: SearchStep) -> dict[str, float]:
+        """Count a step's evaluations, and return its metrics.
 
-        Args:
-            evaluations: of the step's fresh samples.
-            other_evaluations: of other scored graphs, included in best score, distinct graphs, failures and front.
-            log_rewards: of the step's fresh samples.
+        Means and shares cover its proposals; best score, distinct graphs, failures and front other states, too.
         """
-        scores, every = [evaluation.score for evaluation in evaluations], [*evaluations, *other_evaluations]
+        evaluations, every = step.evaluations, [*step.evaluations, *step.other_evaluations]
+        scores = [evaluation.score for evaluation in evaluations]
         num = len(evaluations)
         self._count_failures(every)
         self.best_score = max(self.best_score, *(evaluation.score for evaluation in every))
         self.score_means.append(mean(scores))
-        self.samples = StepSamples.of(scores, log_rewards)
+        self.samples = StepSamples.of(scores, step.log_rewards)
         self.num_distinct += sum(not e.cached and e.status is not EvaluationStatus.REFUSED for e in every)
         return {
             "score_mean": self.score_means[-1],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,11 +23,9 @@ from gflownet.records.marker import MARKER_NAME
 from gflownet.records.trust import limited, trusting
 from gflownet.run.checkpoint import Checkpoint, CheckpointFolder, RunLock
 from gflownet.run.folder import CHECKPOINTS_NAME, last_checkpoint
-from gflownet.run.search_stage import sampler_training
-from gflownet.run.trainer import GFNTrainer
+from gflownet.run.trainer import GFNTrainer, build_trainer
 from gflownet.search.amortised_search import PredictedOnce
 from gflownet.search.candidate_model import observed
-from gflownet.search.loop import SearchLoop
 from gflownet.search.proposals import accepted, unknown_mask
 from gflownet.search.sampler import capped_conditioning, log_score
 from gflownet.training.random_states import get_random_state, set_random_state
@@ -95,31 +94,32 @@ class RestoredPolicy:
     @cached_property
     def predict(self) -> PredictedOnce | None:
         """The predictions that the sampler of a search was trained on; None where the policy was trained on scores."""
-        search = self.trainer.search
-        return None if search is None else PredictedOnce(self.trainer.env, search.score_model())
+        trainer = self.trainer
+        if trainer.search.method.trains_policy:
+            return None
+        return PredictedOnce(trainer.env, trainer.sampler.score_model())
 
     def batches(self, num: int, *, seed: int, varied: bool = False, **conditions: Any) -> Iterator[TrajectoryBatch]:
         """Yield batches of `num` trajectories in all; conditions as in `sample`, with `caps` by metric."""
         generator = torch.Generator().manual_seed(seed)
-        if not varied and self.trainer.search is not None:
-            batch = self._best(self.trainer.search, num, generator, conditions)
+        if not varied and self.predict is not None:
+            batch = self._best(self.predict, num, generator, conditions)
             yield from [batch] if len(batch) else []
             return
         for start in range(0, num, _BATCH_SIZE):
             yield self._sampled(min(_BATCH_SIZE, num - start), generator, **conditions)
 
     def _best(
-        self, search: SearchLoop, num: int, generator: torch.Generator, conditions: Mapping[str, Any]
+        self, predict: PredictedOnce, num: int, generator: torch.Generator, conditions: Mapping[str, Any]
     ) -> TrajectoryBatch:
         """Return up to `num` new samples with the best predicted scores, best first."""
-        assert self.predict is not None
-        batch, setup = self._sampled(_BATCH_SIZE, generator, **conditions), search.method.setup
+        batch, method = self._sampled(_BATCH_SIZE, generator, **conditions), self.trainer.search.method
         for _ in range(_MAX_BATCHES):
-            new = unknown_mask(search.history, batch.terminal).nonzero().squeeze(1)
+            new = unknown_mask(method.history, batch.terminal).nonzero().squeeze(1)
             if len(new):
-                scores = log_score(self.trainer.task, self.predict(batch.terminal[new]), conditions_of(batch)[new])
+                scores = log_score(self.trainer.task, predict(batch.terminal[new]), conditions_of(batch)[new])
                 new = new[scores.argsort(descending=True, stable=True)]
-            best = accepted(batch.terminal, new, num, setup.is_refused_at)
+            best = accepted(batch.terminal, new, num, method.setup.is_refused_at)
             if len(best) == num:
                 break
             batch = TrajectoryBatch.cat([batch, self._sampled(_BATCH_SIZE, generator, **conditions)])
@@ -139,7 +139,7 @@ class RestoredPolicy:
         **fixed: Any,
     ) -> TrajectoryBatch:
         trainer, task = self.trainer, self.trainer.task
-        if trainer.search is None and not any(caps.values()):  # trained on scores, with caps as drawn
+        if trainer.search.method.trains_policy and not any(caps.values()):  # trained on scores, with caps as drawn
             conditioning = task.override_conditioning(task.sample_conditioning(num, generator=generator), **fixed)
         else:
             conditioning = capped_conditioning(task, trainer.env, num, generator, caps=caps, **fixed)
@@ -194,9 +194,9 @@ def _restored(folder: Path, *, device: str) -> GFNTrainer:
         checkpoint = last_checkpoint(folder, option="run_folder")
     random_state, num_threads = get_random_state(), torch.get_num_threads()
     try:
-        trainer = GFNTrainer(config)
+        trainer = build_trainer(config)
         trainer.load_state_dict(checkpoint.state)
-        if trainer.search is not None and trainer.search.scale is None:
+        if not trainer.search.method.trains_policy and trainer.sampler.scale is None:
             _train(trainer, folder, checkpoint)
     finally:
         set_random_state(random_state)
@@ -206,13 +206,12 @@ def _restored(folder: Path, *, device: str) -> GFNTrainer:
 
 def _train(trainer: GFNTrainer, folder: Path, checkpoint: Checkpoint) -> None:
     """Train the sampler of a run without one, and keep it in the checkpoint, with one line."""
-    assert trainer.search is not None
     num = len(observed(trainer.search.history))
     if not num:
         raise UserError(f"run_folder: expected a run with evaluations, got {folder}, which has none")
     print(f"{folder}: the sampler is trained on predictions from {counted(num, 'evaluation')}", file=sys.stderr)
-    for _ in sampler_training(trainer, on_skip=lambda error, batch: None):
-        pass
+    trainer.learner.on_skip = lambda error, batch: None
+    deque(trainer.sampler.work(0), maxlen=0)
     state = trainer.state_dict() | {"random_state": checkpoint.state["random_state"]}
     try:
         with RunLock(folder):

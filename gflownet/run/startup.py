@@ -13,7 +13,7 @@ from gflownet.cli.console import make_console, print_line
 from gflownet.errors import counted
 
 if TYPE_CHECKING:
-    from gflownet.run.parts import Parts
+    from gflownet.run.components import Components
 
 # A finished step that took longer is printed where there is no terminal.
 LONG_STEP_S = 5.0
@@ -49,7 +49,7 @@ class StartUp:
         self._console.file.flush()
 
 
-def start_details(run: Parts) -> Iterator[str]:
+def start_details(run: Components) -> Iterator[str]:
     """Yield the details of a run that starts: versions, device, and the size of its components."""
     import torch
 

@@ -6,8 +6,9 @@ Letters: B trajectories, C conditioning features.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
@@ -114,9 +115,7 @@ class AmortisedPolicy:
         self.context, self.learner, self.num_updates = context, learner, 0
         self.sampled: TrajectoryBatch | None = None
 
-    def train(
-        self, num_updates: int, target: Target, generators: Generators, first: TrajectoryBatch | None = None
-    ) -> Iterator[Mapping[str, float]]:
+    def train(self, num_updates: int, target: Target, generators: Generators) -> Generator[Mapping[str, float]]:
         """Take at least `num_updates` optimiser steps, and yield the metrics of each; empty ones after a sampling.
 
         Trajectories are sampled together, by the policy and into good candidates, and learned from in small batches.
@@ -126,7 +125,6 @@ class AmortisedPolicy:
             num_updates: optimiser steps.
             target: conditions and rewards.
             generators: of each sampling.
-            first: trajectories of the policy for the first sampling; None: sampled.
 
         Raises:
             FloatingPointError: a loss is not finite.
@@ -138,10 +136,10 @@ class AmortisedPolicy:
             if left <= 0:
                 return
             num, batches = min(_NUM_SAMPLED, left * size), list[TrajectoryBatch]()
-            streams = lambda stream, sampling=sampling: generators(sampling, stream)  # noqa: E731
+            streams = partial(generators, sampling)
             if not objective.imitates:
-                self.sampled = self._forward(num, target, streams, first)
-                batches, first, num = [self.sampled], None, len(self.sampled)
+                self.sampled = self._forward(num, target, streams)
+                batches = [self.sampled]
                 yield {}
             if not objective.is_on_policy and (backward := self._backward(num, target, streams)) is not None:
                 batches.append(backward)
@@ -163,20 +161,14 @@ class AmortisedPolicy:
         self.num_updates = state["num_updates"]
 
     def _update(self, batch: TrajectoryBatch) -> Mapping[str, float]:
-        if not self.num_updates:
-            self.learner.objective.prepare(self.learner.trained, batch)
         metrics = self.learner.learn(Rollout(batch, len(batch), ()))
         self.num_updates += self.learner.options.num_updates * self.learner.objective.num_epochs
         return metrics
 
-    def _forward(
-        self, num: int, target: Target, generators: Callable[[int], torch.Generator], first: TrajectoryBatch | None
-    ) -> TrajectoryBatch:
+    def _forward(self, num: int, target: Target, generators: Callable[[int], torch.Generator]) -> TrajectoryBatch:
         conditioning = target.conditioning(num, generators(_CONDITIONS))
-        batch = None if first is None else first.part(0, num)
-        if batch is None:
-            options: dict[str, Any] = {"generator": generators(_FORWARD), "random_action_prob": _RANDOM_ACTION_PROB}
-            batch = sample_forward(self.context, self.learner.sampling, conditioning=conditioning, **options)
+        options: dict[str, Any] = {"generator": generators(_FORWARD), "random_action_prob": _RANDOM_ACTION_PROB}
+        batch = sample_forward(self.context, self.learner.sampling, conditioning=conditioning, **options)
         return batch.with_rewards(target.log_reward(batch.terminal, conditioning))
 
     def _backward(
@@ -208,10 +200,7 @@ class SurrogateGFlowNet(SurrogateSearch):
     def __init__(self, setup: SearchSetup) -> None:
         super().__init__(setup)
         self.policy: AmortisedPolicy | None = None
-        self._num_due = 0  # updates between this round and the next
-        self._sampled: TrajectoryBatch | None = None  # by the policy for the last proposal
-        self._sampled_call = 0  # that sampled them; 0: none since the last update
-        self._before: dict[str, Any] | None = None  # state of the policy before work that is not done
+        self._num_learned = 0  # architectures of the history at the end of the last work
         if self.space is None:
             with seeded(stream_seed(setup.seed, _WEIGHTS) % 2**32):  # of numpy, too
                 self.policy = AmortisedPolicy(setup.context, setup.build_learner())
@@ -227,47 +216,56 @@ class SurrogateGFlowNet(SurrogateSearch):
                 f"search.method=surrogate_gflownet, such as tb, got {config.algo.method}"
             )
 
+    def propose(self, call: int, num: int) -> GraphStates:
+        """Return up to `num` unknown terminal states; none before the updates that are due, if nothing is in flight."""
+        if self._has_work and not self.history.in_flight:
+            return self.env.initial_states(0)
+        return super().propose(call, num)
+
     def samples(self, call: int) -> GraphStates:
         """Return samples of the policy; random architectures before its first update."""
         if self.policy is None or not self.policy.num_updates:
             return self.random_states(call)
-        self._sampled_call, self._sampled = call, self._sampled_at(call, self.policy)
-        return self._sampled.terminal
+        conditioning = no_conditioning(self.config.proposals.num_sampled, self.setup.context.num_cond_dim)
+        return self.policy.sample(conditioning, self.setup.generator(call, _SAMPLES)).terminal
 
     @property
     def samples_origin(self) -> ProposalOrigin:
         is_trained = self.policy is not None and self.policy.num_updates
         return ProposalOrigin.POLICY if is_trained else ProposalOrigin.RANDOM
 
-    def learn(self, round: int) -> Mapping[str, float]:
-        if self.policy is None:
-            return {}
-        if not self.calibration.is_worse_than_mean:
-            self._num_due = self._num_updates(self.policy)
-        return {"policy_updates": float(self.policy.num_updates)}
+    def learn(self) -> Mapping[str, float]:
+        return {} if self.policy is None else {"policy_updates": float(self.policy.num_updates)}
 
-    def work(self, round: int) -> Iterator[None]:
-        """Train the policy on the acquisition, on its last samples and on trajectories into the best candidates."""
+    def work(self, round: int) -> Generator[Mapping[str, float]]:
+        """Train the policy on the acquisition, on its samples and on trajectories into the best candidates."""
         yield from super().work(round)
-        if self.policy is None or not self._num_due:
+        if self.policy is None or not self._has_work:
             return
-        self._before = map_tensors(torch.Tensor.clone, self.policy.state_dict())
-        yield from self._training(self.policy, round)
-        self._num_due, self._sampled_call, self._sampled, self._before = 0, 0, None, None
+        before = map_tensors(torch.Tensor.clone, self.policy.state_dict())
+        try:
+            yield from self._training(self.policy, round)
+        except GeneratorExit:  # a resumed run repeats it
+            self.policy.load_state_dict(before)
+            raise
+        self._num_learned = len(self.history)
 
-    def _training(self, policy: AmortisedPolicy, round: int) -> Iterator[None]:
+    @property
+    def _has_work(self) -> bool:
+        return self.policy is not None and self._num_fitted > 0 and self._num_learned < len(self.history)
+
+    def _training(self, policy: AmortisedPolicy, round: int) -> Generator[Mapping[str, float]]:
+        if self.calibration.is_worse_than_mean:
+            return
         generator = self.setup.generator(round, _CANDIDATES)
         best = self.best_of_pool(_NUM_BEST)
         if best is None:
             best = self.evolved_pool(round, generator).best(_NUM_BEST).states
-        yield
+        yield {}
         if not len(best):
             return
         values = self.log_values(best, generator)
-        yield
-        sampled = self._sampled
-        if sampled is None and self._sampled_call:  # of a checkpoint
-            sampled = self._sampled_at(self._sampled_call, policy)
+        yield {}
         target = AcquisitionTarget(
             self.setup.context.num_cond_dim,
             best,
@@ -275,24 +273,18 @@ class SurrogateGFlowNet(SurrogateSearch):
             beta=self.config.acquisition.beta,
             maximum=float(values.max()),
         )
-        generators = lambda *stream: self.setup.generator(round, _UPDATE, *stream)  # noqa: E731
-        for _ in policy.train(self._num_due, target, generators, sampled):
-            yield
+        for _ in policy.train(self._num_updates(policy), target, partial(self.setup.generator, round, _UPDATE)):
+            yield {}
 
     def state_dict(self) -> dict[str, Any]:
-        policy = self._before or (None if self.policy is None else self.policy.state_dict())
-        return {**super().state_dict(), "policy": policy, "num_due": self._num_due, "sampled_call": self._sampled_call}
+        policy = None if self.policy is None else self.policy.state_dict()
+        return {**super().state_dict(), "policy": policy, "num_learned": self._num_learned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._num_due, self._sampled_call = state["num_due"], state["sampled_call"]
-        self._sampled, self._before = None, None
+        self._num_learned = state["num_learned"]
         if self.policy is not None:
             self.policy.load_state_dict(state["policy"])
-
-    def _sampled_at(self, call: int, policy: AmortisedPolicy) -> TrajectoryBatch:
-        conditioning = no_conditioning(self.config.proposals.num_sampled, self.setup.context.num_cond_dim)
-        return policy.sample(conditioning, self.setup.generator(call, _SAMPLES))
 
     def _num_updates(self, policy: AmortisedPolicy) -> int:
         """Return the updates that are due after a round."""
@@ -300,4 +292,4 @@ class SurrogateGFlowNet(SurrogateSearch):
             return self.config.proposals.num_updates
         rate = self.config.proposals.updates_per_evaluation
         evaluations = min(len(self.history), policy.num_updates / max(rate, 1e-9) + _MAX_CAUGHT_UP)
-        return max(round(rate * evaluations) - policy.num_updates, 0)
+        return round(rate * evaluations) - policy.num_updates

@@ -16,7 +16,7 @@ from gflownet.data.sampler import uniform_states
 from gflownet.mdp.states import GraphStates
 from gflownet.options import AT_LEAST_ONE, option
 from gflownet.search.history import first_mask
-from gflownet.search.method import SearchMethod, SearchSetup
+from gflownet.search.method import Results, SearchMethod, SearchSetup
 from gflownet.search.proposals import SpreadDraws, mutated, neighbours
 
 # Rounds of samples per call: where all of them are refused or known, the space has hardly any other candidate.
@@ -158,7 +158,7 @@ class FirstImprovement(SearchMethod):
         generator = self.setup.generator(_START, call)
         return allowed_states(self.setup, num, lambda num: uniform_states(self.env, num, generator=generator))
 
-    def observe(self, round: int) -> Mapping[str, float]:
+    def observe(self, results: Results) -> Mapping[str, float]:
         """Move to the first better neighbour, or to the best start; give up a local optimum."""
         proposals = self.history.proposals[self._num_read :]
         self._num_read = len(self.history.proposals)

@@ -8,7 +8,7 @@ from typing import Any
 from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Interval, option
 from gflownet.plugins import BuiltIn, ExtensionPoint
 
-# The method whose loop is the training of the policy on the scores themselves.
+# The method that trains the policy on the scores themselves.
 GFLOWNET = "gflownet"
 # Chosen by the task and the options of the run (gflownet.run.extensions.automatic_method).
 AUTO = "auto"
@@ -29,6 +29,7 @@ SEARCH_METHODS = ExtensionPoint(
     contract=f"{_ROOM}.method:SearchMethod",
     options_key="search.options",
     built_in={
+        GFLOWNET: BuiltIn(f"{_ROOM}.gflownet:GFlowNet", "the policy, trained on scores"),
         "random": BuiltIn(f"{_ROOM}.baselines:RandomSearch", "uniformly random actions"),
         "evolution": BuiltIn(f"{_ROOM}.baselines:RegularizedEvolution", "mutations of the best of the youngest"),
         "local_search": BuiltIn(f"{_ROOM}.baselines:FirstImprovement", "first better neighbour, with restarts"),
@@ -64,10 +65,7 @@ ACQUISITIONS = ExtensionPoint(
     },
 )
 _METHOD_HELP = SEARCH_METHODS.help("search method").replace(
-    ": ",
-    f": {AUTO} (surrogate for scores that depend on a training, {GFLOWNET} for others), "
-    f"{GFLOWNET} (the policy, trained on scores), ",
-    1,
+    ": ", f": {AUTO} (surrogate for scores that depend on a training, {GFLOWNET} for others), ", 1
 )
 
 
@@ -148,10 +146,10 @@ class SearchConfig:
     )
     num_initial: int = option(10, "candidates before the first prediction, unlike each other", AT_LEAST_ONE)
     train_sampler: bool = option(True, "train the policy on predicted scores after the search")
-    lookahead: int | None = option(
-        None,
-        "rounds that are proposed before the results of the last ones, while these train; null: 1, or 0 where scores "
-        "are looked up",
+    width: int = option(
+        0,
+        "candidates without a result at the same time; 0: twice search.batch_size where scores depend on a training, "
+        "else, and with search.method=gflownet, as many as are proposed together",
         NOT_NEGATIVE,
     )
     patience: int = option(

@@ -62,6 +62,7 @@ class History:
         self.seconds: list[float] = []  # n, of the evaluations
         self.statuses: list[EvaluationStatus] = []  # n
         self.in_flight: dict[int, InFlight] = {}  # by code
+        self.num_new = 0  # proposals that were evaluated for this search
         self.method_seconds = 0.0  # of proposing and learning
         self._position: dict[int, int] = {}  # code -> position
         self._chunks: list[GraphStates] = []
@@ -78,11 +79,6 @@ class History:
         if len(self._chunks) > 1:
             self._chunks = [GraphStates.cat(self._chunks)]
         return self._chunks[0]
-
-    @property
-    def num_new(self) -> int:
-        """Return the number of proposals that were evaluated for this search."""
-        return sum(proposal.is_new for proposal in self.proposals)
 
     def position(self, code: int) -> int | None:
         """Return the position of the architecture with a code (`Environment.identify`), None for an unknown one."""
@@ -115,6 +111,7 @@ class History:
             is_new = not evaluation.cached and evaluation.status is not EvaluationStatus.REFUSED
             position = self._position.get(code, len(self.scores))
             origin = None if started is None else started.origin
+            self.num_new += is_new
             self.proposals.append(Proposal(evaluation.hash, evaluation.score, is_new, position, origin))
             if code in self._position:
                 continue
@@ -157,6 +154,7 @@ class History:
             Proposal(*row, origin=None if origin is None else ProposalOrigin(origin))
             for *row, origin in state["proposals"]
         ]
+        self.num_new = sum(proposal.is_new for proposal in self.proposals)
         self.scores, self.seconds = list(state["scores"]), list(state["seconds"])
         self.measured = list(state["measured"])
         self.utilities = [tuple(values) for values in state["utilities"]]

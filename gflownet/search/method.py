@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from gflownet.data.replay import ReplayBuffer
+from gflownet.data.source import TrajectorySource
 from gflownet.errors import UserError
+from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.task import GFNTask
+from gflownet.learning.auxiliary import AuxiliaryNetworks
 from gflownet.learning.learner import Learner
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import SIZES, Environment
 from gflownet.mdp.states import GraphStates
+from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.plugins import Configurable
 from gflownet.search.config import SearchConfig
@@ -25,6 +30,29 @@ from gflownet.search.history import History
 from gflownet.search.proposals import SpreadDraws
 from gflownet.search.surrogate import Prediction, Surrogate
 from gflownet.workers.process import stream_seed
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of one round."""
+
+    round: int  # from 1 on
+    states: GraphStates  # B terminal states
+    candidates: Sequence[Any]  # B, their graphs or isomorphic ones
+    evaluations: Sequence[Evaluation]  # B
+
+
+@dataclass(frozen=True)
+class PolicyTraining:
+    """The policy of a run with what trains it on scores, for search.method=gflownet."""
+
+    learner: Learner
+    auxiliary: AuxiliaryNetworks
+    source: TrajectorySource
+    replay: ReplayBuffer
+    in_order: bool  # learn the sampled trajectories; False: trajectories sampled backwards from finished states
+    validate_every: int  # training steps; 0: never
+    start_workers: Callable[[int], Generator[TrajectoryBatch]] | None  # from a step on; None: sample in this process
 
 
 @dataclass(frozen=True)
@@ -38,6 +66,7 @@ class SearchSetup:
     seed: int
     build_learner: Callable[[], Learner]  # a new policy with its objective and optimiser, of the run's options
     build_surrogate: Callable[[], Surrogate]
+    build_training: Callable[[], PolicyTraining]
     num_evaluations: int  # expected evaluations of the search, for schedules
     is_refused: Callable[[Any], bool] = lambda candidate: False  # whether a hard cap of the budget refuses it
 
@@ -84,18 +113,26 @@ def random_draws(
 
 
 class SearchMethod(Configurable, ABC):
-    """Proposes candidates from the history of a search.
+    """Proposes candidates, and learns from their results.
 
-    Between two calls of `propose` the history grows by results, not always by all that were proposed: with
-    asynchronous evaluation some are still in flight. Randomness comes from `setup.generator(call, ...)`, so that a
-    resumed run proposes the same candidates.
+    Between two calls of `propose` the history grows by results, not always by all that were proposed: some are still in
+    flight. Randomness comes from `setup.generator(call, ...)`, so that a resumed run proposes the same candidates.
+
+    Attributes:
+        origins: [B] int64 of the last proposals, each a ProposalOrigin; None: not known.
+        log_rewards: of the trajectories of the last training step; none for methods without a policy.
+        other_evaluations: of further states that `observe` has scored.
     """
 
     uses_surrogate: ClassVar[bool] = False
+    trains_policy: ClassVar[bool] = False  # on scores: its proposals are samples of the policy of the run
+    keeps_history: ClassVar[bool] = True  # False: it learns from the results of each round once
 
     def __init__(self, setup: SearchSetup) -> None:
         self.setup, self.history, self.env = setup, setup.history, setup.context.env
-        self.origins: Tensor | None = None  # [B] int64 of the last proposals, each a ProposalOrigin; None: not known
+        self.origins: Tensor | None = None
+        self.log_rewards: Sequence[float] = ()
+        self.other_evaluations: Sequence[Evaluation] = ()
 
     @classmethod
     def check_config(cls, config: Any) -> None:
@@ -114,29 +151,43 @@ class SearchMethod(Configurable, ABC):
                 f"search.method={config.search.method}, such as tb, got {config.algo.method}"
             )
 
+    @property
+    def num_first(self) -> int:
+        """Number of first candidates, which depend on no results; the next ones wait for all of theirs."""
+        return 0
+
+    def session(self, evaluator: Evaluator, *, first_call: int) -> AbstractContextManager[object]:
+        """Return the context of a process that searches, for worker processes.
+
+        Args:
+            evaluator: scores further states, which are no proposals.
+            first_call: number of the next call of `propose`.
+        """
+        return nullcontext()
+
     @abstractmethod
     def propose(self, call: int, num: int) -> GraphStates:
-        """Return up to `num` terminal states to evaluate next; fewer where the method has no more, none at its end.
+        """Return up to `num` terminal states to evaluate next.
 
-        A repeated call returns the same, and leaves the same state: an interrupted round is repeated after a resume.
-        Known states are allowed: their result comes from the store, without an evaluation, and is a proposal.
+        None where results in flight or work come first; else none at the end. A repeated call returns the same, and
+        leaves the same state. Known states are allowed: their result comes from the store, without an evaluation.
 
         Args:
             call: number of the call, from 1 on.
             num: at least 1.
         """
 
-    def observe(self, round: int) -> Mapping[str, float]:
-        """Learn from the results of the round, which the history has, and return metrics of the method."""
+    def observe(self, results: Results) -> Mapping[str, float]:
+        """Learn from the results of a round, which the history has, and return metrics of the method."""
         return {}
 
-    def work(self, round: int) -> Iterator[None]:
-        """Return the work between `observe` of a round and of the next, in pieces of some milliseconds.
+    def work(self, round: int) -> Generator[Mapping[str, float]]:
+        """Yield after each piece of the work that is due after a round, of some milliseconds, while candidates train.
 
-        It is done while candidates train, whole or, before an interruption, in part: until it is done, `state_dict`
-        returns the state before it.
+        A piece that is a step of the run has its metrics, others have none. Work that is closed before its end leaves
+        the state before it.
         """
-        return iter(())
+        yield from ()
 
     def predicted(self, states: GraphStates) -> Prediction | None:
         """Return the distributions of the scores of terminal states [B] given all evaluations; None without a model.

@@ -1,4 +1,4 @@
-"""The target of the sampler that is trained after a search: predicted scores, relative to good candidates.
+"""The sampler that is trained after a search, and its target: predicted scores, relative to good candidates.
 
 Letters: B trajectories or terminal states, P candidates of a pool, K objectives, L limits of the environment, n
 candidates of a ranking.
@@ -6,23 +6,28 @@ candidates of a ranking.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gflownet.data.sampler import conditions_of
+from gflownet.data.sampler import conditions_of, sample_forward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask
+from gflownet.learning.learner import Learner
 from gflownet.mdp.environment import Environment
+from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
+from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.search.amortised_search import LOG_RANGE, AmortisedPolicy, PredictedOnce
 from gflownet.search.candidate_model import CandidateModel, observed
-from gflownet.search.method import SearchSetup
-from gflownet.search.proposals import distinct, mutations
+from gflownet.search.history import Proposal, ProposalOrigin
+from gflownet.search.method import Results, SearchMethod, SearchSetup
+from gflownet.search.proposals import accepted, distinct, mutations, origin_of, unknown_mask
 from gflownet.search.surrogate import rank_correlation
 
 _RANDOM = 20  # random stream of the search
@@ -34,6 +39,8 @@ _NUM_RANDOM, _NUM_GENERATIONS, _NUM_CONDITIONS, _NUM_PARENTS, _NUM_MUTATIONS = 5
 # Learning rates of maximum likelihood and of the objective, which fall to 0.
 LIKELIHOOD_RATE, OBJECTIVE_RATE = 0.003, 0.0007
 _CHUNK = 4_096  # architectures predicted at once, to bound memory
+# Samples on which the trained sampler is checked, and their random stream.
+_NUM_CHECKED, _CHECK = 64, 2
 
 
 class ScoreModel:
@@ -233,3 +240,105 @@ def sample_metrics(policy: AmortisedPolicy, target: SamplerTarget) -> dict[str, 
         log_z = objective.log_partition(policy.learner.trained, conditioning.encoding, conditioning.limit)
     log_prob = steps.log_ratio() + steps.log_reward + (0.0 if log_z is None else log_z)
     return metrics | {"sampler_rank_correlation": rank_correlation(log_prob, steps.log_reward)}
+
+
+class Sampler(SearchMethod):
+    """Trains the policy of a run on predicted scores, from its first weights, then proposes new samples of it.
+
+    Attributes:
+        searched: the method of the search, which learns from the samples, too.
+        num_trained_on: architectures of the history when the policy was trained on it; 0: it was not.
+        scale: of the rewards of that training.
+    """
+
+    def __init__(
+        self,
+        searched: SearchMethod,
+        *,
+        build_learners: Callable[[], Sequence[tuple[Learner, int]]],
+        sampling: Callable[[], PolicyFunction],
+        generator: Callable[..., torch.Generator],
+        chooses_beta: bool,
+    ) -> None:
+        """Keep the components.
+
+        Args:
+            searched: method of the search.
+            build_learners: returns the learners of the policy, in order, with their numbers of updates.
+            sampling: returns the trained policy.
+            generator: returns the random generator of a stream.
+            chooses_beta: whether the scores choose the temperature.
+        """
+        super().__init__(searched.setup)
+        self.searched, self.sampling = searched, sampling
+        self.num_trained_on, self.scale = 0, None
+        self._build_learners, self._generator, self._chooses_beta = build_learners, generator, chooses_beta
+        self._model: ScoreModel | None = None  # the last one
+
+    scale: RewardScale | None
+
+    @property
+    def is_trained(self) -> bool:
+        """Return whether the policy was trained on all evaluations but those of its own samples."""
+        return self.num_trained_on > 0 and self.num_trained_on + len(self.verified) == len(self.history)
+
+    @property
+    def verified(self) -> list[Proposal]:
+        """Return the evaluated samples."""
+        is_later = (each for each in self.history.proposals if each.position >= self.num_trained_on)
+        return [each for each in is_later if each.origin is ProposalOrigin.SAMPLER]
+
+    def score_model(self) -> ScoreModel:
+        """Return the surrogate, fitted to the evaluations that the policy was trained on, to all before."""
+        num = self.num_trained_on or len(self.history)
+        if self._model is None or self._model.num != num:
+            self._model = ScoreModel(self.setup, num)
+        return self._model
+
+    def samples(self, **fixed: Any) -> TrajectoryBatch:
+        """Return the samples that are checked, without exploration; some conditions are fixed."""
+        generator = self._generator(_CHECK)
+        conditioning = capped_conditioning(self.setup.task, self.env, _NUM_CHECKED, generator, caps={}, **fixed)
+        return sample_forward(self.setup.context, self.sampling(), conditioning=conditioning, generator=generator)
+
+    def propose(self, call: int, num: int) -> GraphStates:
+        """Return up to `num` samples that are not evaluated yet; none before the training."""
+        if not self.is_trained:
+            return self.env.initial_states(0)
+        states = self.samples().terminal
+        new = unknown_mask(self.history, states).nonzero().squeeze(1)
+        states = states[accepted(states, new, num, self.setup.is_refused_at)]
+        self.origins = origin_of((ProposalOrigin.SAMPLER, len(states)))
+        return states
+
+    def observe(self, results: Results) -> Mapping[str, float]:
+        return self.searched.observe(results)
+
+    def work(self, round: int) -> Generator[Mapping[str, float]]:
+        """Train the policy, unless it has learned from all evaluations; each update is a step of the run."""
+        if self.is_trained:
+            return
+        self.num_trained_on, self.scale = 0, None
+        target = SamplerTarget(
+            self.setup, self.score_model(), chooses_beta=self._chooses_beta, generator=self._generator()
+        )
+        for phase, (learner, num) in enumerate(self._build_learners()):
+            policy, sampled, of_samples = AmortisedPolicy(self.setup.context, learner), None, dict[str, float]()
+            for metrics in policy.train(num, target, partial(self._generator, phase)):
+                if policy.sampled is not None and policy.sampled is not sampled:
+                    sampled = policy.sampled
+                    of_samples = sample_metrics(policy, target)
+                    self.log_rewards = sampled.log_reward.tolist()
+                if metrics and learner.objective.imitates:
+                    yield {f"likelihood_{name}": value for name, value in metrics.items()}
+                elif metrics:
+                    yield {**metrics, **of_samples}
+        self.num_trained_on, self.scale = len(self.history), target.scale
+
+    def state_dict(self) -> dict[str, Any]:
+        scale = None if self.scale is None else self.scale.state_dict()
+        return {"num_trained_on": self.num_trained_on, "scale": scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num_trained_on, scale = state["num_trained_on"], state["scale"]
+        self.scale = None if scale is None else RewardScale(self.setup.task, **scale)

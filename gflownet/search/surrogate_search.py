@@ -6,7 +6,7 @@ Letters: B terminal states, n observations.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ from gflownet.search.candidate_model import BelievedModel, CandidateModel, in_sc
 from gflownet.search.descriptors import Descriptors
 from gflownet.search.enumeration import ScoredSpace, enumerated
 from gflownet.search.history import History, ProposalOrigin
-from gflownet.search.method import SearchMethod, SearchSetup
+from gflownet.search.method import Results, SearchMethod, SearchSetup
 from gflownet.search.proposals import (
     Pool,
     accepted,
@@ -68,6 +68,10 @@ class SurrogateSearch(SearchMethod):
         """The surrogate of the score, or of the first objective."""
         return self.model.surrogate
 
+    @property
+    def num_first(self) -> int:
+        return self.config.num_initial
+
     def propose(self, call: int, num: int) -> GraphStates:
         """Return up to `num` unknown terminal states."""
         num_initial = self.config.num_initial - len(self.history) - len(self.history.in_flight)
@@ -80,7 +84,7 @@ class SurrogateSearch(SearchMethod):
             return states
         return self._chosen(_equal(self.random_states(call), ProposalOrigin.RANDOM), num, call)
 
-    def observe(self, round: int) -> Mapping[str, float]:
+    def observe(self, results: Results) -> Mapping[str, float]:
         """Compare the predictions of the new results with their scores, then fit the surrogate to all."""
         if len(self.history) > self._num_fitted:
             if self._num_fitted:
@@ -88,13 +92,13 @@ class SurrogateSearch(SearchMethod):
             if len(self.history) >= self.config.num_initial:
                 self._fit()
         metrics = {**self.calibration.metrics(), "fallback": float(self.calibration.is_worse_than_mean)}
-        return {**metrics, **self.surrogate.metrics(), **(self.learn(round) if self._num_fitted else {})}
+        return {**metrics, **self.surrogate.metrics(), **(self.learn() if self._num_fitted else {})}
 
-    def work(self, round: int) -> Iterator[None]:
+    def work(self, round: int) -> Generator[Mapping[str, float]]:
         """Prepare the first fit, while the first design trains."""
         if not self._num_fitted:
             self.surrogate.prepare()
-            yield
+            yield {}
 
     @abstractmethod
     def samples(self, call: int) -> GraphStates:
@@ -106,7 +110,7 @@ class SurrogateSearch(SearchMethod):
         return ProposalOrigin.RANDOM
 
     @abstractmethod
-    def learn(self, round: int) -> Mapping[str, float]:
+    def learn(self) -> Mapping[str, float]:
         """Learn from the fitted surrogate, and return metrics."""
 
     def predicted(self, states: GraphStates) -> Prediction | None:
@@ -287,5 +291,5 @@ class SurrogateAlone(SurrogateSearch):
     def samples(self, call: int) -> GraphStates:
         return self.random_states(call)
 
-    def learn(self, round: int) -> Mapping[str, float]:
+    def learn(self) -> Mapping[str, float]:
         return {}

@@ -18,7 +18,7 @@ from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.options import AT_LEAST_ONE, option
 from gflownet.search.baselines import allowed_states
-from gflownet.search.method import SearchMethod, SearchSetup
+from gflownet.search.method import Results, SearchMethod, SearchSetup
 from gflownet.workers.process import stream_seed
 
 _NUM_SEEDS = 2**32  # numpy's
@@ -102,8 +102,12 @@ class TreeParzen(SearchMethod):
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         return states
 
-    def observe(self, round: int) -> Mapping[str, float]:
+    def observe(self, results: Results) -> Mapping[str, float]:
         """Add the finished proposals to the study."""
+        self._read()
+        return {}
+
+    def _read(self) -> None:
         proposals, categorical = self.history.proposals, self._optuna.distributions.CategoricalDistribution
         for proposal in proposals[self._num_read :]:
             code = int(self.env.identify(self.history.states[torch.tensor([proposal.position])]))
@@ -113,7 +117,6 @@ class TreeParzen(SearchMethod):
                 trial = self._optuna.trial.create_trial(params=params, distributions=spaces, value=proposal.score)
                 self._study.add_trial(trial)
         self._num_read = len(proposals)
-        return {}
 
     def state_dict(self) -> dict[str, Any]:
         return {"choices": dict(self._choices)}
@@ -121,7 +124,7 @@ class TreeParzen(SearchMethod):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._study, self._num_read = self._optuna.create_study(direction="maximize"), 0
         self._choices = dict(state["choices"])
-        self.observe(0)
+        self._read()
 
 
 def _choose(trial: Any, name: str, size: int) -> int:

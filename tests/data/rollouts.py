@@ -5,6 +5,7 @@ import os
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,20 @@ import torch
 
 from gflownet.data.config import ReplayConfig, WorkersConfig
 from gflownet.data.replay import ReplayBuffer, SeenStates
-from gflownet.data.rollouts import local_rollouts, worker_rollouts
+from gflownet.data.rollouts import worker_samples
 from gflownet.data.sampler import Exploration
 from gflownet.data.source import Rollout, SourceOptions, TrajectorySource
 from gflownet.envs.config import EnvConfig
 from gflownet.evaluation.config import ConditionalsConfig, EvaluationConfig, FinalConfig, TemperatureConfig
 from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.evaluator import Evaluator
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy
+from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
@@ -73,15 +76,31 @@ class Parts:
         parts = {"policy": self.policy, "evaluator": self.evaluator, "replay": self.replay}
         return local_rollouts(self.source, **parts, first_step=first_step)
 
+    def sampled_here(self) -> Iterator[TrajectoryBatch]:
+        return (self.source.sample(step, self.policy) for step in count(1))
+
     def of_workers(
         self, transport: str, *, num_workers: int = 1, config: WorkersConfig | None = None, device: torch.device = CPU
-    ) -> Generator[Rollout]:
-        parts = {"evaluator": self.evaluator, "replay": self.replay, "config": config or WorkersConfig()}
+    ) -> Generator[TrajectoryBatch]:
         policy = PolicyOnDevice(self.policy, device=device, precision="float32")
-        messages = make_transport(**TRANSPORTS[transport])
-        return worker_rollouts(
-            self.source, policy=policy, first_step=1, num_workers=num_workers, transport=messages, **parts
-        )
+        options = {"transport": make_transport(**TRANSPORTS[transport]), "config": config or WorkersConfig()}
+        return worker_samples(self.source, policy=policy, first_step=1, num_workers=num_workers, **options)
+
+
+def local_rollouts(source: TrajectorySource, *, first_step: int = 1, **parts: Any) -> Generator[Rollout]:
+    """Yield the rollouts from `first_step` on, each sampled on demand with the current weights."""
+    for step in count(first_step):
+        yield rollout(source, step, **parts)
+
+
+def rollout(
+    source: TrajectorySource, step: int, *, policy: Any, evaluator: Evaluator, teacher: Any = None, **parts: Any
+) -> Rollout:
+    fresh = source.sample(step, policy, teacher)
+    graphs = [source.context.env.terminal(fresh.terminal, index) for index in range(len(fresh))]
+    evaluations = evaluator.evaluate(graphs, step=step)
+    keys = [graph.canonical_key() for graph in graphs]
+    return source.rollout(step, fresh, keys, evaluations, policy=policy, evaluator=evaluator, **parts)
 
 
 @contextmanager
@@ -123,11 +142,8 @@ def tensors(value: Any) -> list[torch.Tensor | None]:
     return [value]
 
 
-def assert_same(ours: Rollout, theirs: Rollout) -> None:
-    assert ours.num_fresh == theirs.num_fresh
-    assert [e.score for e in ours.evaluations] == [e.score for e in theirs.evaluations]
-    assert [e.cached for e in ours.evaluations] == [e.cached for e in theirs.evaluations]
-    for mine, other in zip(tensors(ours.trajectories), tensors(theirs.trajectories), strict=True):
+def assert_same_tensors(ours: TrajectoryBatch, theirs: TrajectoryBatch) -> None:
+    for mine, other in zip(tensors(ours), tensors(theirs), strict=True):
         if mine is None or other is None:
             assert mine is other
         else:

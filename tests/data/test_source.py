@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from gflownet.data import rollouts as rollout_module
 from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig, WorkersConfig
 from gflownet.data.replay import SeenStates, load_offline
 from gflownet.data.rollouts import MergedPolicyCalls, _failures_as_user_errors
@@ -30,7 +29,7 @@ from gflownet.workers.pool import WorkerError
 from gflownet.workers.process import get_worker_info
 from tests.contracts.environments import ENVIRONMENTS
 from tests.data.policies import keys
-from tests.data.rollouts import Config, CountsNodes, Parts, assert_same, num_nodes, parts, write_stop
+from tests.data.rollouts import Config, CountsNodes, Parts, assert_same_tensors, num_nodes, parts, rollout, write_stop
 
 BACKENDS = ("processes", "dataloader")
 
@@ -102,90 +101,77 @@ def test_sample_on_policy_separate_stream(tmp_path):
     ],
 )
 @pytest.mark.filterwarnings("ignore:mp_buffer_size")
-def test_worker_rollouts_one_worker_bit_equal(tmp_path, transport, dense, backend):
-    with parts(tmp_path / "here", dense=dense) as here, parts(tmp_path / "there", dense=dense) as there:
-        expected = list(islice(here.here(), 4))
-        with closing(there.of_workers(transport, config=WorkersConfig(backend=backend))) as stream:
-            for rollout in expected:
-                ours = next(stream)
-                assert_same(ours, rollout)
-                pids = {e.metrics["pid"] for e in ours.evaluations}
-                assert pids == {float(os.getpid())}, "evaluated in the main process"
-        assert there.store.count() == here.store.count()
-        assert there.replay.state_dict()["keys"][: len(here.replay)] == here.replay.state_dict()["keys"]
+def test_worker_samples_bit_equal(tmp_path, transport, dense, backend):
+    config = WorkersConfig(backend=backend)
+    with (
+        parts(tmp_path / "here", dense=dense) as here,
+        parts(tmp_path / "there", dense=dense) as there,
+        closing(there.of_workers(transport, config=config)) as stream,
+    ):
+        for ours, theirs in zip(islice(stream, 4), here.sampled_here(), strict=False):
+            assert_same_tensors(ours, theirs)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_worker_rollouts_policy_on_cuda(tmp_path, backend):
+def test_worker_samples_policy_on_cuda(tmp_path, backend):
     with parts(tmp_path) as built:
         built.policy.cuda()
         config = WorkersConfig(backend=backend)
         with closing(built.of_workers("buffer", num_workers=2, config=config, device=torch.device("cuda"))) as stream:
-            for rollout in islice(stream, 4):
-                assert rollout.trajectories.log_reward.device.type == "cpu"
-                assert bool(rollout.trajectories.log_reward.isfinite().all())
+            for batch in islice(stream, 4):
+                assert batch.terminal.num_nodes.device.type == "cpu"
+                assert len(batch) == 6
 
 
 @pytest.mark.parametrize("backend", ["processes", pytest.param("dataloader", marks=pytest.mark.slow)])
-def test_worker_rollouts_two_workers_alternate(tmp_path, backend):
-    with parts(tmp_path / "here") as here, parts(tmp_path / "there") as there:
-        expected = list(islice(here.here(), 4))
-        with closing(there.of_workers("buffer", num_workers=2, config=WorkersConfig(backend=backend))) as stream:
-            ours = list(islice(stream, 4))
-        assert [num_nodes(r) for r in ours] == [num_nodes(r) for r in expected]
-        assert {e.metrics["pid"] for r in ours for e in r.evaluations} == {float(os.getpid())}
+def test_worker_samples_two_workers_alternate(tmp_path, backend):
+    config = WorkersConfig(backend=backend)
+    with (
+        parts(tmp_path / "here") as here,
+        parts(tmp_path / "there") as there,
+        closing(there.of_workers("buffer", num_workers=2, config=config)) as stream,
+    ):
+        for ours, theirs in zip(islice(stream, 4), here.sampled_here(), strict=False):
+            assert ours.terminal.num_nodes.tolist() == theirs.terminal.num_nodes.tolist()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_worker_rollouts_use_published_weights(tmp_path, backend):
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_worker_samples_have_the_weights_of_one_turn_before(tmp_path, backend, num_workers):
+    """The weights at the first step of a turn are those of the next turn, whatever takes long."""
     config = WorkersConfig(backend=backend)
-    with parts(tmp_path, epsilon=0.0) as built, closing(built.of_workers("buffer", config=config)) as stream:
-        first = next(stream)
-        assert max(num_nodes(first)) > 1
-        write_stop(built.policy, bias=1e4)  # while the second one, which began with the first weights, is prepared
-        assert max(num_nodes(next(stream))) > 1
-        assert num_nodes(next(stream)) == [1] * 6
+    with (
+        parts(tmp_path, epsilon=0.0) as built,
+        closing(built.of_workers("buffer", num_workers=num_workers, config=config)) as stream,
+    ):
+
+        def turn() -> list[list[int]]:
+            return [next(stream).terminal.num_nodes.tolist() for _ in range(num_workers)]
+
+        assert max(map(max, turn())) > 1
+        write_stop(built.policy, bias=1e4)  # while the second turn, which began with the first weights, is prepared
+        assert max(map(max, turn())) > 1
         write_stop(built.policy, bias=-1e4)
-        assert num_nodes(next(stream)) == [1] * 6
-        assert num_nodes(next(stream)) == [4] * 6
+        assert turn() == [[1] * 6] * num_workers
+        assert turn() == [[4] * 6] * num_workers
 
 
-def test_worker_rollouts_publish_before_first_refresh(tmp_path, monkeypatch):
-    start = rollout_module._pool
-
-    def asked_at_once(work, server, **options):
-        first = server.connect()
-        first.proxy("policy").refresh(1)
-        first.channel.close()
-        return start(work, server, **options)
-
-    monkeypatch.setattr(rollout_module, "_pool", asked_at_once)
-    with parts(tmp_path) as built, closing(built.of_workers("pickle")) as stream:
-        assert len(num_nodes(next(stream))) == 6
-
-
-def test_worker_rollouts_replace_killed_worker(tmp_path):
+def test_worker_samples_replace_killed_worker(tmp_path):
     sign = tmp_path / "sign"
     with parts(tmp_path / "here") as here, parts(tmp_path / "there", task=DiesOnce, sign=sign) as there:
-        expected = list(islice(here.here(), 5))
         with closing(there.of_workers("buffer", num_workers=2)) as stream:
             ours = list(islice(stream, 1))
             sign.touch()
             with pytest.warns(UserWarning, match="killed by SIGKILL"):
                 ours += islice(stream, 4)
-        assert [num_nodes(r) for r in ours] == [num_nodes(r) for r in expected]
+        theirs = islice(here.sampled_here(), 5)
+        assert [b.terminal.num_nodes.tolist() for b in ours] == [b.terminal.num_nodes.tolist() for b in theirs]
 
 
 def fail(cause: BaseException | None) -> None:
     with _failures_as_user_errors(2, WorkersConfig()):
         raise WorkerError("worker 0 failed") from cause
-
-
-def test_worker_failure_with_user_error_cause():
-    """A full disk under the store is one line, as without workers."""
-    with pytest.raises(UserError, match=r"^store: cannot be written$"):
-        fail(UserError("store: cannot be written"))
 
 
 def test_worker_failure_with_other_or_no_cause():
@@ -270,7 +256,7 @@ def test_source_extra_updates_use_separate_streams(tmp_path):
                 return seen
 
         sources: dict[str, Any] = {"evaluator": built.evaluator, "replay": SameStates()}
-        rollouts = [built.source.rollout(step, policy=built.policy, **sources) for step in (4, 5)]
+        rollouts = [rollout(built.source, step, policy=built.policy, **sources) for step in (4, 5)]
         assert len(seeds) == len(set(seeds)) == 2 * (1 + 2)
         ways = [str([part.tolist() for part in batch.actions.parts]) for r in rollouts for batch in r.replays]
         assert len(ways) == len(set(ways)) == 2 * 2
@@ -320,32 +306,14 @@ def test_source_intermediate_state_rewards(tmp_path):
 @pytest.mark.parametrize(
     ("transport", "dense"), [("buffer", True), pytest.param("pickle", False, marks=pytest.mark.slow)]
 )
-def test_worker_rollouts_with_learned_backward_policy(tmp_path, transport, dense):
-    """Replay and a filtered search through a learned P_B, bit for bit as without the worker."""
-    search = LocalSearchConfig(num=3, num_iterations=2, accept="metropolis")
-    made_of = {"dense": dense, "two_way": True, "replay": ReplayConfig(warmup=4, num_from_replay=3)}
-    options = {"local_search": search, "scores_states": True}
+def test_worker_samples_of_a_two_way_policy(tmp_path, transport, dense):
     with (
-        parts(tmp_path / "here", options=options, **made_of) as here,
-        parts(tmp_path / "there", options=options, **made_of) as there,
+        parts(tmp_path / "here", two_way=True, dense=dense) as here,
+        parts(tmp_path / "there", two_way=True, dense=dense) as there,
+        closing(there.of_workers(transport)) as stream,
     ):
-        expected = list(islice(here.here(), 2))
-        with closing(there.of_workers("buffer")) as stream:
-            for rollout in expected:
-                assert_same(next(stream), rollout)
-
-
-@pytest.mark.slow
-def test_worker_rollouts_replay_original_trajectories(tmp_path):
-    with (
-        parts(tmp_path / "here", replay=REMEMBERS, options=SEARCHES) as here,
-        parts(tmp_path / "there", replay=REMEMBERS, options=SEARCHES) as there,
-    ):
-        expected = list(islice(here.here(), 2))
-        assert of_origin(expected[-1], Origin.REMEMBERED)
-        with closing(there.of_workers("buffer")) as stream:
-            for rollout in expected:
-                assert_same(next(stream), rollout)
+        for ours, theirs in zip(islice(stream, 2), here.sampled_here(), strict=False):
+            assert_same_tensors(ours, theirs)
 
 
 def test_replay_state_dict_keeps_action_sequences(tmp_path):

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gflownet.data.rollouts import EvaluationDesk
 from gflownet.errors import UserError
 from gflownet.evaluation.config import BudgetConfig
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
@@ -83,16 +82,6 @@ def test_budget_excludes_rows_of_other_runs_and_seeds(build: Build, store: Evalu
     evaluate(dispatcher_of(task, store, run="other"), "ab")
     assert store.num_evaluations(run="mine") == 0
     assert len(evaluate(build(task, BudgetConfig(evaluations=2)), "abcd")) == 4
-
-
-def test_budget_is_spent_for_every_caller(build: Build) -> None:
-    """Two workers: the candidates of both are forgotten when those of the first one end the run."""
-    desk = EvaluationDesk(build(StubTask(dict.fromkeys("abcd", 0.5)), BudgetConfig(evaluations=1)))
-    numbers = [desk.submit([StubCandidate(key) for key in keys], 1) for keys in ("ab", "cd")]
-    assert desk.take(numbers[0]) is None
-    for number in numbers * 2:
-        with pytest.raises(EvaluationStoppedError):
-            desk.take(number)
 
 
 def test_budget_seconds_end_the_run(build: Build) -> None:

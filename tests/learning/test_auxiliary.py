@@ -24,6 +24,7 @@ from gflownet.objectives.teacher import teacher_log_reward
 from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.run.trainer import GFNTrainer
 from gflownet.train import main
+from tests.data.rollouts import rollout
 from tests.objectives.spaces import log_symmetries, make_space, rewards_of
 from tests.oracles.tabular import labelled_flows, tabular, uniform_backward
 from tests.tiny_run import metric_rows
@@ -194,8 +195,13 @@ def test_teacher_share_of_trajectories_is_off_policy(tmp_path):
         return call
 
     def trajectories(**others):
-        return trainer.source.rollout(
-            1, policy=counting("policy", trainer.policy), evaluator=_OneScore(), replay=trainer.replay, **others
+        return rollout(
+            trainer.source,
+            1,
+            policy=counting("policy", trainer.policy),
+            evaluator=_OneScore(),
+            replay=trainer.replay,
+            **others,
         ).trajectories
 
     both = trajectories(teacher=counting("teacher", teacher.policy))
@@ -209,10 +215,10 @@ def test_action_values_target_is_moving_average(tmp_path):
     trainer = GFNTrainer(load_config(None, [*RUN, f"log_dir={tmp_path}", *options]))
     values = trainer.auxiliary.action_values
     assert values is not None
-    rollout = trainer.source.rollout(1, policy=trainer.policy, evaluator=_OneScore(), replay=trainer.replay)
+    sampled = rollout(trainer.source, 1, policy=trainer.policy, evaluator=_OneScore(), replay=trainer.replay)
     first = {name: value.clone() for name, value in values.state_dict()["network"].items()}
     assert all(torch.equal(value, first[name]) for name, value in values.state_dict()["average"].items())
-    values.learn(rollout.trajectories)
+    values.learn(sampled.trajectories)
     state = values.state_dict()
     for name, value in state["average"].items():
         assert torch.allclose(value, 0.9 * first[name] + 0.1 * state["network"][name], atol=1e-6)

@@ -1,16 +1,16 @@
 """Searches over 81 settings of four places, with scores computed from the values; no evaluator, no run folder."""
 
 import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from gflownet.config import load_config
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
-from gflownet.evaluation.evaluator import Evaluation
+from gflownet.evaluation.evaluator import AsynchronousEvaluator, Evaluation
 from gflownet.evaluation.fingerprint import context_of
 from gflownet.evaluation.job import Outcome, Request, Ticket, record_of
 from gflownet.evaluation.store import EvaluationStore
@@ -21,7 +21,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search.history import History
 from gflownet.search.loop import SearchLoop, SearchStep
-from gflownet.search.method import SearchMethod
+from gflownet.search.method import Results, SearchMethod
 
 RIDGE = "search.surrogate.name=tests.search.toy_surrogates:RidgeRegression"
 PLACES = (
@@ -83,7 +83,6 @@ def build(method: str, *overrides: str) -> GFNTrainer:
 
 
 def method_of(trainer: GFNTrainer) -> tuple[SearchMethod, History]:
-    assert trainer.search is not None
     return trainer.search.method, trainer.search.history
 
 
@@ -95,11 +94,16 @@ def proposals(trainer: GFNTrainer, num_calls: int, *, batch_size: int = 1) -> It
         if not len(states):
             return
         history.start(states)
-        history.add(states, evaluations(trainer, states))
-        method.observe(call)
-        for _ in method.work(call):
-            pass
+        results = results_of(trainer, call, states)
+        history.add(states, results.evaluations)
+        method.observe(results)
+        deque(method.work(call), maxlen=0)
         yield states
+
+
+def results_of(trainer: GFNTrainer, round: int, states: GraphStates) -> Results:
+    graphs = [trainer.env.terminal(states, index) for index in range(len(states))]
+    return Results(round, states, graphs, evaluations(trainer, states))
 
 
 def evaluations(trainer: GFNTrainer, states: GraphStates) -> list[Evaluation]:
@@ -121,38 +125,23 @@ def outcome(task: Any, candidate: Any) -> tuple[float, EvaluationStatus]:
         return 0.01, EvaluationStatus.FAILED
 
 
-class DirectEvaluator:
-    """Scores candidates in the main process, without a store."""
-
-    run = "test"
-
-    def __init__(self, task: Any) -> None:
-        self.task, self.hashes = task, set()
-        self.executor = SimpleNamespace(isolates=False)
-
-    def evaluate(self, candidates: Sequence[Any], *, step: int) -> list[Evaluation]:
-        evaluations = []
-        for candidate in candidates:
-            identity = candidate.canonical_hash()
-            score, status = outcome(self.task, candidate)
-            evaluations.append(Evaluation(score, status, 0.0, None, None, {}, identity in self.hashes, hash=identity))
-            self.hashes.add(identity)
-        return evaluations
-
-
-class UnorderedEvaluator:
-    """Finishes candidates in random order, and is stopped after a number of them."""
+class UnorderedEvaluator(AsynchronousEvaluator):
+    """Finishes candidates in random order, without a store, and is stopped after a number of them."""
 
     run = "test"
 
     def __init__(self, task: Any, *, seed: int = 0, num_until_stop: int = 10**6) -> None:
         self.task, self.num_until_stop = task, num_until_stop
-        self.executor = SimpleNamespace(isolates=True)
-        self._random, self._unfinished = Random(seed), list[Ticket]()
+        self._random, self._unfinished, self._tickets = Random(seed), list[Ticket](), dict[str, Ticket]()
 
     def submit(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
-        tickets = [Ticket(request, step) for request in requests]
-        self._unfinished += tickets
+        tickets = []
+        for request in requests:
+            key = request.candidate.canonical_key()
+            if key not in self._tickets:
+                self._tickets[key] = Ticket(request, step)
+                self._unfinished.append(self._tickets[key])
+            tickets.append(self._tickets[key])
         return tickets
 
     def advance(self, *, timeout: float | None) -> int:
@@ -160,23 +149,37 @@ class UnorderedEvaluator:
             raise EvaluationStoppedError("test")
         if not self._unfinished or (timeout == 0 and self._random.random() < 0.5):
             return 0
-        ticket = self._unfinished.pop(self._random.randrange(len(self._unfinished)))
-        score, status = outcome(self.task, ticket.request.candidate)
-        result = Outcome(status, 1.0, score=Score(score), error=None if status is EvaluationStatus.OK else "test")
-        ticket.record = record_of(ticket, result, run=self.run, floor_score=0.01)
+        self._finish(self._unfinished.pop(self._random.randrange(len(self._unfinished))))
         self.num_until_stop -= 1
         return 1
 
     def flush(self) -> None:
         """Do nothing: there is no store."""
 
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._unfinished)
+
+    def _finish(self, ticket: Ticket) -> None:
+        score, status = outcome(self.task, ticket.request.candidate)
+        result = Outcome(status, 1.0, score=Score(score), error=None if status is EvaluationStatus.OK else "test")
+        ticket.record = record_of(ticket, result, run=self.run, floor_score=0.01)
+
+
+class DirectEvaluator(UnorderedEvaluator):
+    """Scores candidates at once."""
+
+    def submit(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
+        tickets = super().submit(requests, step=step)
+        while self._unfinished:
+            self._finish(self._unfinished.pop())
+        return tickets
+
 
 def run_search(
-    components: GFNTrainer, evaluator: DirectEvaluator | UnorderedEvaluator | None = None
+    components: GFNTrainer, evaluator: UnorderedEvaluator | None = None
 ) -> tuple[SearchLoop, list[SearchStep]]:
-    assert components.search is not None
-    steps = components.search.steps(cast(Dispatcher, evaluator or DirectEvaluator(components.task)))
-    return components.search, list(steps)
+    return components.search, list(components.search.steps(evaluator or DirectEvaluator(components.task)))
 
 
 def values_of(trainer: GFNTrainer, states: GraphStates) -> list[tuple]:

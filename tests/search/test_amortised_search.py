@@ -73,17 +73,17 @@ def test_updates_follow_the_number_of_evaluations():
 
 
 def test_work_is_done_in_pieces_and_repeated_after_an_interruption():
-    options = ("search.proposals.updates_per_evaluation=1", "search.num_initial=4")
+    options = ("search.proposals.num_updates=6", "search.num_initial=4")
     first, second = (build("surrogate_gflownet", RIDGE, *SEARCH, *options) for _ in range(2))
     for trainer in (first, second):
         list(proposals(trainer, 1, batch_size=4))
         method = gflownet_of(trainer)
         method.history.start(method.propose(2, 2))
-        method._num_due = 6
+        method._num_learned = 0
     work = gflownet_of(first).work(1)
     assert sum(1 for _ in zip(range(6), work, strict=False)) == 6
     assert policy_of(first).num_updates > policy_of(second).num_updates
-    gflownet_of(first).load_state_dict(gflownet_of(first).state_dict())
+    work.close()
     for trainer in (first, second):
         assert len(list(gflownet_of(trainer).work(1))) >= 6
     weights = [policy_of(trainer).learner.policy.state_dict() for trainer in (first, second)]

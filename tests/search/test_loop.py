@@ -17,16 +17,11 @@ NINE_SETTINGS = "env.choices.places={c: [0], d: [0]}"
 TRAINS = "task=tests.search.searches:TrainsPlaces"
 
 
-def loop_of(trainer):
-    assert trainer.search is not None
-    return trainer.search
-
-
 def finished(folder, *overrides: str):
     trainer = build("random", *overrides)
     with dispatcher(trainer, folder) as evaluator:
-        steps = list(loop_of(trainer).steps(evaluator))
-    return loop_of(trainer), steps
+        steps = list(trainer.search.steps(evaluator))
+    return trainer.search, steps
 
 
 def test_rounds_end_with_the_budget(tmp_path):
@@ -82,21 +77,21 @@ def test_interrupted_round_is_repeated(tmp_path, monkeypatch):
     options = ("budget.evaluations=8", "search.batch_size=4")
     trainer, whole = build("random", *options), build("random", *options)
     with dispatcher(whole, tmp_path) as evaluator:
-        list(loop_of(whole).steps(evaluator))
+        list(whole.search.steps(evaluator))
     (folder := tmp_path / "interrupted").mkdir()
     with dispatcher(trainer, folder) as evaluator:
-        steps = loop_of(trainer).steps(evaluator)
+        steps = trainer.search.steps(evaluator)
         next(steps)
         monkeypatch.setattr(evaluator, "_stopped", lambda: True)
         with pytest.raises(EvaluationStoppedError):
             next(steps)
     resumed = build("random", *options)
     resumed.run_id = trainer.run_id
-    loop_of(resumed).load_state_dict(loop_of(trainer).state_dict())
-    assert loop_of(resumed).round == 1
+    resumed.search.load_state_dict(trainer.search.state_dict())
+    assert resumed.search.round == 1
     with dispatcher(resumed, folder) as evaluator:
-        list(loop_of(resumed).steps(evaluator))
-    names = [[proposal.hash for proposal in loop_of(each).history.proposals] for each in (resumed, whole)]
+        list(resumed.search.steps(evaluator))
+    names = [[proposal.hash for proposal in each.search.history.proposals] for each in (resumed, whole)]
     assert names[0] == names[1]
 
 
@@ -104,39 +99,37 @@ def test_candidates_in_flight_are_not_proposed_again(tmp_path, monkeypatch):
     options = ("budget.evaluations=20", "asynchronous.max_in_flight=2", "search.batch_size=2")
     trainer = build("random", *options)
     calls = []
-    propose = loop_of(trainer).method.propose
-    monkeypatch.setattr(
-        loop_of(trainer).method, "propose", lambda call, num: (calls.append(call), propose(call, num))[1]
-    )
+    propose = trainer.search.method.propose
+    monkeypatch.setattr(trainer.search.method, "propose", lambda call, num: (calls.append(call), propose(call, num))[1])
     with dispatcher(trainer, tmp_path) as evaluator:
         monkeypatch.setattr(evaluator, "_stopped", lambda: bool(calls))
         with pytest.raises(EvaluationStoppedError):
-            next(loop_of(trainer).steps(evaluator))
-    state = loop_of(trainer).state_dict()
-    assert calls == [1]
-    assert (state["num_calls"], state["pending"] is None) == (1, False)
+            next(trainer.search.steps(evaluator))
+    state = trainer.search.state_dict()
+    assert calls == [1, 2]
+    assert (state["num_calls"], len(state["in_flight"])) == (2, 2)
 
 
 @pytest.mark.parametrize(("states", "expected"), [(None, "GraphStates"), ("initial", "terminal states")])
 def test_invalid_proposals_name_the_method(tmp_path, monkeypatch, states, expected):
     trainer = build("random")
     result = trainer.env.initial_states(1) if states == "initial" else None
-    monkeypatch.setattr(loop_of(trainer).method, "propose", lambda call, num: result)
+    monkeypatch.setattr(trainer.search.method, "propose", lambda call, num: result)
     with dispatcher(trainer, tmp_path) as evaluator, pytest.raises(UserError, match=expected) as error:
-        next(loop_of(trainer).steps(evaluator))
+        next(trainer.search.steps(evaluator))
     assert str(error.value).startswith("search.method=random: expected ")
 
 
 def test_overlapped_rounds_are_proposed_before_the_last_results(monkeypatch):
-    options = (RIDGE, "search.num_initial=4", "budget.evaluations=12", "search.batch_size=2", "search.lookahead=1")
+    options = (RIDGE, "search.num_initial=4", "budget.evaluations=12", "search.batch_size=2", "search.width=4")
     trainer, known = build("surrogate", *options), []
-    propose, history = loop_of(trainer).method.propose, loop_of(trainer).history
+    propose, history = trainer.search.method.propose, trainer.search.history
 
     def propose_and_note(call: int, num: int):
         known.append((len(history), len(history.in_flight)))
         return propose(call, num)
 
-    monkeypatch.setattr(loop_of(trainer).method, "propose", propose_and_note)
+    monkeypatch.setattr(trainer.search.method, "propose", propose_and_note)
     _, steps = run_search(trainer, UnorderedEvaluator(trainer.task))
     # The first prediction waits for the first design of four; then one round is ahead.
     assert known == [(0, 0), (0, 2), (4, 0), (4, 2), (6, 2), (8, 2)]
@@ -144,9 +137,23 @@ def test_overlapped_rounds_are_proposed_before_the_last_results(monkeypatch):
     assert [step.number for step in steps] == list(range(1, 7))
 
 
-@pytest.mark.parametrize(("options", "lookahead"), [((), 0), ((TRAINS,), 1), ((TRAINS, "search.lookahead=3"), 3)])
-def test_default_lookahead(options, lookahead):
-    assert loop_of(build("random", "budget.evaluations=4", *options)).lookahead == lookahead
+@pytest.mark.parametrize(
+    ("method", "options", "rule"),
+    [
+        ("random", (), (3, 3, True)),
+        ("random", (TRAINS,), (3, 6, True)),
+        ("random", (TRAINS, "search.width=12"), (3, 12, True)),
+        ("random", (TRAINS, "search.width=2"), (3, 3, True)),
+        ("random", (TRAINS, "asynchronous.max_in_flight=5"), (1, 5, False)),
+        ("gflownet", (TRAINS,), (4, 4, True)),
+        ("gflownet", (TRAINS, "search.width=8"), (4, 8, True)),
+        ("gflownet", (TRAINS, "asynchronous.max_in_flight=3"), (3, 3, False)),
+        ("gflownet", (TRAINS, "asynchronous.max_in_flight=3", "asynchronous.updates_per_reward=0.5"), (2, 3, False)),
+    ],
+)
+def test_default_rule(method, options, rule):
+    built = build(method, "budget.evaluations=4", "search.batch_size=3", *options).search.rule
+    assert (built.batch, built.width, built.in_order) == rule
 
 
 @pytest.mark.parametrize(
@@ -158,23 +165,9 @@ def test_round_size_follows_counts(num, places, size):
 
 def test_size_of_rounds_is_that_of_the_options():
     options = (RIDGE, "search.batch_size=0", "evaluation.capacity=2", "budget.evaluations=96")
-    sizes = [loop_of(build(*each, *options)).batch_size for each in (("surrogate", TRAINS), ("random", TRAINS))]
+    sizes = [build(*each, *options).search.rule.batch for each in (("surrogate", TRAINS), ("random", TRAINS))]
     assert sizes == [4, 2]
-    assert loop_of(build("surrogate", *options)).batch_size == 1, "scores that are looked up: one at a time"
-
-
-def test_first_design_is_in_flight_at_once(monkeypatch):
-    trainer, num_unfinished = build("surrogate", RIDGE, TRAINS, "search.num_initial=7", "budget.evaluations=12"), []
-    evaluator = UnorderedEvaluator(trainer.task)
-    advance = evaluator.advance
-
-    def counted_advance(*, timeout):
-        num_unfinished.append(len(evaluator._unfinished))
-        return advance(timeout=timeout)
-
-    monkeypatch.setattr(evaluator, "advance", counted_advance)
-    run_search(trainer, evaluator)
-    assert num_unfinished[0] == 7, "of the first design, and no prediction before its results"
+    assert build("surrogate", *options).search.rule.batch == 1, "scores that are looked up: one at a time"
 
 
 @pytest.mark.parametrize("method", ["surrogate", "surrogate_gflownet"])
@@ -187,7 +180,7 @@ def test_times_of_evaluations_decide_no_candidates(method, monkeypatch):
         monkeypatch.setattr(loop_module, "time", times)
         trainer = build(method, *options, "evaluation.capacity=2", "budget.evaluations=18")
         run_search(trainer, UnorderedEvaluator(trainer.task, seed=seed))
-        names.append([proposal.hash for proposal in loop_of(trainer).history.proposals])
+        names.append([proposal.hash for proposal in trainer.search.history.proposals])
     assert names[0] == names[1] == names[2]
 
 
@@ -212,8 +205,8 @@ def test_resumed_search_continues_with_a_larger_budget(tmp_path):
     for trainer, earlier in ((first, None), (second, first)):
         if earlier is not None:
             trainer.run_id = earlier.run_id
-            loop_of(trainer).load_state_dict(loop_of(earlier).state_dict())
+            trainer.search.load_state_dict(earlier.search.state_dict())
         with dispatcher(trainer, tmp_path) as evaluator:
-            list(loop_of(trainer).steps(evaluator))
-    assert loop_of(first).history.num_new == 4
-    assert loop_of(second).history.num_new == 9
+            list(trainer.search.steps(evaluator))
+    assert first.search.history.num_new == 4
+    assert second.search.history.num_new == 9

@@ -21,7 +21,6 @@ from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask
 from gflownet.metrics.statistics import spearman
-from gflownet.run.search_stage import sampler_training
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search.sampler import (
     RewardScale,
@@ -44,10 +43,7 @@ def searched(*overrides: str, num_rounds: int = 3) -> GFNTrainer:
 
 
 def train(trainer: GFNTrainer) -> list[dict[str, float]]:
-    def on_skip(error: FloatingPointError, batch: Any) -> None:
-        raise error
-
-    return list(sampler_training(trainer, on_skip=on_skip))
+    return [dict(metrics) for metrics in trainer.sampler.work(0)]
 
 
 def target_of(trainer: GFNTrainer, *, chooses_beta: bool = True) -> SamplerTarget:

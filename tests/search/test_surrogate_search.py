@@ -15,6 +15,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search.descriptors import Descriptors
 from gflownet.search.loop import SearchLoop
+from gflownet.search.method import Results
 from gflownet.search.proposals import Pool
 from gflownet.search.sampler import ScoreModel
 from gflownet.search.surrogate_search import SurrogateSearch
@@ -87,7 +88,6 @@ def test_predicted_scores_have_no_noise_of_one_evaluation(macro):
 
 def test_first_design_is_spread_and_the_same_in_any_batches(macro):
     components = build_components([*macro, "search.batch_size=5"])
-    assert components.search is not None
     method, history = method_of(components.search), components.search.history
     whole = method.propose(1, 10)
     descriptors = Descriptors(method.env, seed=0)
@@ -147,14 +147,14 @@ def test_random_candidates_replace_an_empty_pool(macro, monkeypatch):
 
 def test_failed_evaluations_count_with_the_floor_and_refused_ones_do_not(macro):
     components = build_components([*macro, "search.num_initial=2"])
-    assert components.search is not None
     method, history = method_of(components.search), components.search.history
     states = method.env.initial_states(3)
     for value in range(3):
         states.node_attr[value] = value
     results = zip((0.5, 0.01, 0.01), ("ok", "failed", "refused"), strict=True)
-    history.add(states, [Evaluation(s, EvaluationStatus(name), 0.0, "", None, {}, False) for s, name in results])
-    method.observe(1)
+    evaluations = [Evaluation(s, EvaluationStatus(name), 0.0, "", None, {}, False) for s, name in results]
+    history.add(states, evaluations)
+    method.observe(Results(1, states, [], evaluations))
     positions, observed = method.observations()
     assert (positions.tolist(), observed.tolist()) == ([0, 1], [0.5, 0.01])
 
@@ -174,7 +174,6 @@ def test_search_of_a_space_with_few_architectures_ends():
 
 def test_first_fit_is_prepared_while_the_design_trains(monkeypatch):
     trainer, calls = build("surrogate", RIDGE, "search.num_initial=4"), []
-    assert trainer.search is not None
     method = method_of(trainer.search)
     monkeypatch.setattr(method.surrogate, "prepare", lambda: calls.append(len(method.history)))
     list(proposals(trainer, 3, batch_size=2))

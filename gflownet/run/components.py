@@ -1,0 +1,399 @@
+"""The components of a search, built from its config."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from gflownet.config import Config
+from gflownet.data.replay import ReplayBuffer, load_offline
+from gflownet.data.rollouts import worker_samples
+from gflownet.data.sampler import Exploration
+from gflownet.data.source import SourceOptions, TrajectorySource
+from gflownet.errors import UserError
+from gflownet.evaluation.budget import Budget
+from gflownet.evaluation.claims import Store
+from gflownet.evaluation.config import BudgetConfig, TemperatureConfig
+from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.executors.base import Executor
+from gflownet.evaluation.executors.choice import build_executor, places
+from gflownet.evaluation.halving import build_halving
+from gflownet.evaluation.task import GFNTask
+from gflownet.learning.auxiliary import AuxiliaryNetworks, Setup
+from gflownet.learning.learner import Learner, LearnerOptions
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.policy import Policy, TwoWayPolicy
+from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.objectives.base import Objective
+from gflownet.objectives.config import OptimizerConfig, num_taught
+from gflownet.objectives.max_likelihood import MaxLikelihood
+from gflownet.run.extensions import automatic_method, load_extensions, validate
+from gflownet.run.folder import policy_weights
+from gflownet.run.plan import Plan, plan_of
+from gflownet.run.progress import Progress
+from gflownet.search.config import AUTO, GFLOWNET
+from gflownet.search.enumeration import check_space
+from gflownet.search.history import History
+from gflownet.search.loop import Rule, SearchLoop, round_size
+from gflownet.search.method import PolicyTraining, SearchSetup
+from gflownet.search.sampler import LIKELIHOOD_RATE, OBJECTIVE_RATE, Sampler
+from gflownet.search.surrogate import Surrogate
+from gflownet.training.precision import choose_device
+from gflownet.training.random_states import get_random_state, seeded, set_random_state
+from gflownet.workers.process import keep_freed_memory, seed_all, set_main_process_device, stream_seed
+from gflownet.workers.transport import make_transport
+
+# Independent random streams of a run.
+(
+    POLICY_STREAM,
+    TRAJECTORY_STREAM,
+    CERTIFICATE_STREAM,
+    AUXILIARY_STREAM,
+    MEMORY_STREAM,
+    RANDOM_STREAM,
+    SEARCH_STREAM,
+    SAMPLER_STREAM,
+) = range(8)
+_ROUNDING = 1e-9  # of 1 / updates_per_reward
+
+
+class Components:
+    """Task, environment, policy, learner, replay buffer, search loop and sampler of a run, and their state.
+
+    Attributes:
+        config: with the search method that search.method=auto stands for; `chosen_config` has `auto`.
+        plan: method and trainings of the run.
+        search: the loop over the search method, which may train the policy.
+        sampler: trains the policy after a search of another method.
+        scoring_context: what scores depend on, beside the graph; `GFNTrainer.run` sets it.
+    """
+
+    scoring_context: str
+
+    def __init__(self, config: Config) -> None:
+        """Build all components. Raises ValueError (mostly UserError) with the name of an invalid option."""
+        start = time.monotonic()
+        validate(config)
+        self.config, self.extensions = load_extensions(config)
+        config = self.config
+        keep_freed_memory()
+        torch.set_num_threads(config.num_threads)
+        self.device = choose_device(config.device)
+        set_main_process_device(self.device)
+        self.task = self.build_task()
+        self.plan = self._resolve_method()
+        config = self.config
+        self.halving = build_halving(self.task, config)
+        self.context = self.build_context()
+        self.env = self.context.env
+        if config.cond.limit.metric is not None:
+            vocabulary = self.env.vocabulary
+            self.task.use_limits(vocabulary.limits, smallest=self.env.smallest_sizes, caps=vocabulary.caps)
+        seed_all(stream_seed(config.seed, POLICY_STREAM))
+        self.policy = self.build_policy().to(self.device)
+        self.objective = self.build_objective().to(self.device)
+        self.learner = self.build_learner()
+        self.auxiliary = self.build_auxiliary()
+        self.replay = ReplayBuffer(config.replay)
+        self.source = self.build_source()
+        self.search = self.build_search()
+        self.sampler = self.build_sampler()
+        self.run_id = uuid.uuid4().hex  # marks rows of a shared store; `run` sets the id of the run folder
+        self.step = 0
+        self.progress = Progress()
+        self.start_seconds = time.monotonic() - start  # `train` adds the imports
+        self.default_folder = ""  # log_dir where no option names one: a new run takes the next free one
+
+    def _resolve_method(self) -> Plan:
+        """Replace search.method=auto, and return the plan."""
+        reason, is_automatic = "", self.config.search.method == AUTO
+        if is_automatic:
+            config = copy.deepcopy(self.config)
+            config.search.method, reason = automatic_method(config, self.task)
+            if config.search.method == GFLOWNET:  # a resumed run may have options of a surrogate that it would not use
+                config.search.options = config.search.surrogate.options = config.search.acquisition.options = {}
+            self.config, self.extensions = load_extensions(config)
+        self.chosen_config = copy.deepcopy(self.config)
+        if is_automatic:
+            self.chosen_config.search.method = AUTO
+        return plan_of(self.config, self.task, self.extensions.method, reason=reason)
+
+    @property
+    def num_steps(self) -> int:
+        """Return the expected number of steps: rounds of the search method and training steps of the policy."""
+        steps_after = self.plan.num_steps + bool(self.plan.num_verified) if self.trains_sampler else 0
+        return self.search.num_rounds + steps_after
+
+    @property
+    def trains_sampler(self) -> bool:
+        """Return whether a sampler is trained after the search, on predicted scores."""
+        return not self.search.method.trains_policy and self.config.search.train_sampler
+
+    def build_task(self) -> GFNTask:
+        """Build the task that scores terminal graphs."""
+        return self.extensions.task(self.config)
+
+    def build_context(self) -> GraphBuildingEnvContext:
+        """Build the context and the environment of the search space."""
+        context = self.extensions.context.from_config(
+            self.config.env,
+            input_sizes=self.task.input_sizes,
+            output_sizes=self.task.output_sizes,
+            num_cond_dim=self.task.num_cond_dim,
+        )
+        check_space(context.env)
+        context = context.with_layout(self.extensions.policy.layout)
+        if self.config.algo.backward_policy == "uniform":
+            return context
+        if not issubclass(self.extensions.policy, TwoWayPolicy):
+            raise UserError(f"algo.backward_policy: expected uniform with model.name={self.config.model.name}")
+        return context.with_backward()
+
+    def build_policy(self) -> Policy:
+        """Build the policy network."""
+        return self.extensions.policy(self.context, self.config.model)
+
+    def build_objective(self) -> Objective:
+        """Build the objective."""
+        return self.extensions.objective.build(self.context, self.config.algo, load_policy=self._policy_of)
+
+    def _policy_of(self, folder: str, option: str) -> Policy:
+        """Load the policy of the finished run in a folder; `option` is named in errors."""
+        policy = self.build_policy()
+        try:
+            policy.load_state_dict(policy_weights(Path(folder), option=option))
+        except RuntimeError as error:
+            raise UserError(
+                f"{option}: expected a run with this env and model, got {folder}, whose policy has other weights"
+            ) from error
+        return policy
+
+    def build_learner(self) -> Learner:
+        """Build the learner: policy and objective with optimiser, schedule and memory."""
+        config, algo, replay = self.config, self.config.algo, self.config.replay
+        options = LearnerOptions(
+            num_steps=config.num_training_steps,
+            num_updates=algo.num_updates,
+            merge_isomorphic=algo.merge_isomorphic,
+            num_remembered=replay.num_batches if replay.use else 0,
+            remembered_growth=replay.batch_growth,
+            sampling_tau=algo.sampling_tau,
+            seed=stream_seed(config.seed, MEMORY_STREAM),
+        )
+        return Learner(
+            self.policy, self.objective, self.context, config=config.opt, options=options, device=self.device
+        )
+
+    def build_sampler_learners(self) -> Iterator[tuple[Learner, int]]:
+        """Yield the learners of the sampler after a search, in order, with their numbers of updates.
+
+        Both train the policy, which gets its first weights again; then it has a new learner.
+        """
+        config, options = self.config, self.config.search.sampler
+        with seeded(stream_seed(config.seed, POLICY_STREAM) % 2**32):  # of numpy, too
+            self.policy, self.objective = self.build_policy().to(self.device), self.build_objective().to(self.device)
+        for objective, num, rate in (
+            (MaxLikelihood(self.context, config.algo), options.num_likelihood_updates, LIKELIHOOD_RATE),
+            (self.objective, options.num_updates, OBJECTIVE_RATE),
+        ):
+            opt = OptimizerConfig(
+                **{**cast(Mapping[str, Any], config.opt), "learning_rate": rate, "schedule": "linear", "warmup": 0}
+            )
+            updates = LearnerOptions(num_steps=max(num, 1), merge_isomorphic=config.algo.merge_isomorphic)
+            learner = Learner(self.policy, objective, self.context, config=opt, options=updates, device=self.device)
+            learner.on_skip = self.learner.on_skip
+            yield learner, num
+        on_skip, self.learner = self.learner.on_skip, self.build_learner()
+        self.learner.on_skip = on_skip
+
+    def build_auxiliary(self) -> AuxiliaryNetworks:
+        """Build the auxiliary networks trained with the policy."""
+        config = self.config
+        return AuxiliaryNetworks(
+            self.build_policy,
+            Setup(self.context, config.opt, num_steps=config.num_training_steps, device=self.device),
+            algo=config.algo,
+            seed=lambda number: stream_seed(config.seed, AUXILIARY_STREAM, number),
+        )
+
+    def build_source(self) -> TrajectorySource:
+        """Build the source of rollouts."""
+        config, algo = self.config, self.config.algo
+        options = SourceOptions(
+            num_trajectories=algo.num_from_policy,
+            num_taught=num_taught(algo),
+            exploration=Exploration(algo.train_random_action_prob, algo.sampling_temperature),
+            replay=config.replay,
+            local_search=config.local_search,
+            offline=config.offline,
+            scales_rewards=algo.symmetry != "none",
+            scores_states=self.objective.needs_state_rewards,
+        )
+        offline = load_offline(config.offline, self.context, self.task)
+        seed = stream_seed(config.seed, TRAJECTORY_STREAM)
+        return TrajectorySource(self.context, options, task=self.task, seed=seed, offline=offline)
+
+    def build_search(self) -> SearchLoop:
+        """Build the loop over the search method."""
+        config = self.config
+        limits = Budget(config.budget)
+        setup = SearchSetup(
+            context=self.context,
+            task=self.task,
+            config=config.search,
+            history=History(self.env),
+            seed=stream_seed(config.seed, SEARCH_STREAM),
+            build_learner=self.build_learner_of_new_policy,
+            build_surrogate=self.build_surrogate,
+            build_training=self.build_training,
+            num_evaluations=self.plan.num_search,
+            is_refused=lambda candidate: limits.refusal(self.task, candidate) is not None,
+        )
+        return SearchLoop(self.extensions.method(setup), self.build_rule())
+
+    def build_rule(self) -> Rule:
+        """Build the rule of the loop: functions of options and counts."""
+        config, options, method = self.config, self.config.search, self.extensions.method
+        num_in_flight = config.asynchronous.max_in_flight
+        if method.trains_policy:
+            batch, rewards = config.algo.num_from_policy, config.asynchronous.updates_per_reward
+            if num_in_flight:
+                batch = min(batch, num_in_flight) if rewards is None else math.ceil(1 / rewards - _ROUNDING)
+            width = num_in_flight or max(options.width, batch)
+            return Rule(max(batch, 1), width, in_order=not num_in_flight, num_rounds=config.num_training_steps)
+        batch = num_places = places(self.task, config.evaluation)
+        if method.uses_surrogate and not self.task.is_cheap:
+            batch = round_size(self.plan.num_search, places=num_places)
+        batch = options.batch_size or batch
+        width = options.width or (batch if self.task.is_cheap else 2 * batch)
+        return Rule(
+            1 if num_in_flight else batch,
+            num_in_flight or max(width, batch),
+            in_order=not num_in_flight,
+            num_evaluations=self.plan.num_search,
+            patience=options.patience,
+        )
+
+    def build_training(self) -> PolicyTraining:
+        """Build the training of the policy on scores, of search.method=gflownet."""
+        config = self.config
+        return PolicyTraining(
+            self.learner,
+            self.auxiliary,
+            self.source,
+            self.replay,
+            in_order=not config.asynchronous.max_in_flight,
+            validate_every=config.validate_every,
+            start_workers=self._start_workers if config.num_workers else None,
+        )
+
+    def _start_workers(self, first_step: int) -> Generator[TrajectoryBatch]:
+        config, teacher = self.config, self.auxiliary.teacher
+        return worker_samples(
+            self.source,
+            policy=self.learner.sampling,
+            teacher=None if teacher is None else teacher.policy,
+            first_step=first_step,
+            num_workers=config.num_workers,
+            transport=make_transport(buffer_size=config.mp_buffer_size, pickle_messages=config.pickle_mp_messages),
+            config=config.workers,
+        )
+
+    def build_sampler(self) -> Sampler:
+        """Build the sampler, which is trained after a search."""
+        config = self.config
+
+        def generator(*stream: int) -> torch.Generator:
+            return torch.Generator().manual_seed(stream_seed(config.seed, SAMPLER_STREAM, *stream))
+
+        return Sampler(
+            self.search.method,
+            build_learners=self.build_sampler_learners,
+            sampling=lambda: self.learner.sampling,
+            generator=generator,
+            chooses_beta=dict(cast(Mapping[str, Any], config.cond.temperature)) == asdict(TemperatureConfig()),
+        )
+
+    def build_surrogate(self) -> Surrogate:
+        """Build the surrogate of the search method."""
+        seed = stream_seed(self.config.seed, SEARCH_STREAM)
+        return self.extensions.surrogate(self.env, self.config.search.surrogate, seed=seed)
+
+    def build_learner_of_new_policy(self) -> Learner:
+        """Build a learner with new weights, for a search method that trains a policy on predictions."""
+        policy, objective = self.build_policy().to(self.device), self.build_objective().to(self.device)
+        options = LearnerOptions(num_steps=self.config.num_training_steps, num_updates=self.config.algo.num_updates)
+        learner = Learner(policy, objective, self.context, config=self.config.opt, options=options, device=self.device)
+        learner.on_skip = lambda error, batch: self.learner.on_skip(error, batch)  # steps are skipped by one rule
+        return learner
+
+    def build_executor(self) -> Executor:
+        """Build the executor of candidate evaluations."""
+        return build_executor(self.task, self.config.evaluation)
+
+    def build_evaluator(
+        self,
+        store: Store,
+        executor: Executor,
+        *,
+        stopped: Callable[[], bool] = lambda: False,
+        num_evaluated: int | None = None,
+    ) -> Dispatcher:
+        """Build the evaluator of sampled graphs.
+
+        Args:
+            store: of the results.
+            executor: runs the evaluations.
+            stopped: returns whether the run should stop.
+            num_evaluated: evaluations of the search so far; None: not part of the search, which alone has a budget.
+        """
+        config, budget = self.config, self.config.budget
+        if num_evaluated is None:
+            budget = BudgetConfig(parameters=budget.parameters, flops=budget.flops)
+        return Dispatcher(
+            self.task,
+            store,
+            executor,
+            config=config.evaluation,
+            seed=config.seed,
+            run=self.run_id,
+            budget=budget,
+            reserve=None if num_evaluated is None else self.plan.reserve(budget.evaluations),
+            num_evaluated=num_evaluated or 0,
+            seconds=self.progress.seconds,
+            stopped=stopped,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the complete state for a checkpoint: a resumed run continues exactly."""
+        return {
+            "run_id": self.run_id,
+            "step": self.step,
+            "progress": self.progress.state_dict(),
+            **self.learner.state_dict(),
+            "companions": self.auxiliary.state_dict(),
+            "replay": self.replay.state_dict(),
+            "search": self.search.state_dict(),
+            "sampler": self.sampler.state_dict(),
+            "random_state": get_random_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`."""
+        self.run_id = state["run_id"]
+        self.step = state["step"]
+        self.progress.load_state_dict(state["progress"])
+        self.learner.load_state_dict(state)
+        self.auxiliary.load_state_dict(state["companions"])
+        self.replay.load_state_dict(state["replay"])
+        self.search.load_state_dict(state["search"])
+        self.sampler.load_state_dict(state["sampler"])
+        set_random_state(state["random_state"])
