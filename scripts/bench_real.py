@@ -103,10 +103,7 @@ BUILT = (
 )
 # Trainings are looked up: problems that run only when they are named, with the columns of their single trainings.
 RECORDED = {"recorded_mnist1d": 3, "recorded_digits": 2}
-_LOOKED_UP = (
-    *("search.train_sampler=false", "report.every=null", "search.proposals.num_enumerated=0"),
-    "search.lookahead=1",  # as for trainings
-)
+_LOOKED_UP = (*("search.train_sampler=false", "report.every=null", "search.proposals.num_enumerated=0"),)
 # Trainings of each side on a recorded space, in those of the searched side.
 MULTIPLES = {"random": 3.0, "evolution": 1.5, TPE: 1.5}
 
@@ -150,7 +147,8 @@ def result_of(problem: str, side: str, seed: int, num_trainings: int, *, is_fron
             method = [f"search.method={side.partition(',')[0]}", f"budget.evaluations={num_trainings}"]
             method += EVOLUTION if side == "evolution" else ()
             if side == SEARCHED and problem in RECORDED:  # as for trainings
-                method.append(f"search.batch_size={round_size(num_trainings, places=1)}")
+                size = round_size(num_trainings, places=1)
+                method += [f"search.batch_size={size}", f"search.width={2 * size}"]
             if status := train(["--config", config, *overrides, *method]):
                 raise SystemExit(status)
             with EvaluationStore(Path(folder, "run", STORE_NAME), context=context_of(components.task)) as store:

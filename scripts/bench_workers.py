@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,7 +35,7 @@ from torch import Tensor
 from gflownet.config import load_config
 from gflownet.data.config import ReplayConfig, WorkersConfig
 from gflownet.data.replay import ReplayBuffer
-from gflownet.data.rollouts import MergedPolicyCalls, local_rollouts, worker_rollouts
+from gflownet.data.rollouts import MergedPolicyCalls, worker_samples
 from gflownet.data.sampler import Exploration
 from gflownet.data.source import Rollout, SourceOptions, TrajectorySource
 from gflownet.evaluation.dispatcher import Dispatcher
@@ -45,6 +45,7 @@ from gflownet.evaluation.task import GFNTask, Score
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import Policy, PolicyFunction
+from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
@@ -100,22 +101,31 @@ class Streams:
 
     def here(self) -> Generator[Rollout]:
         """Return rollouts made in this process."""
-        return local_rollouts(self.source, **self._shared(), first_step=1)
+        return self._rollouts(self.source.sample(step, self._policy) for step in count(1))
 
     def of_workers(self, transport: str) -> Generator[Rollout]:
-        """Return rollouts made by workers."""
-        return worker_rollouts(
+        """Return rollouts of trajectories that workers sample."""
+        samples = worker_samples(
             self.source,
-            **self._shared(),
+            policy=self._policy,
             first_step=1,
             num_workers=NUM_WORKERS,
             transport=TRANSPORTS[transport](),
             config=WorkersConfig(),
         )
+        with closing(samples):
+            yield from self._rollouts(samples)
 
-    def _shared(self) -> dict[str, Any]:
-        policy = PolicyOnDevice(self.policy, device=CPU, precision="float32")
-        return {"policy": policy, "evaluator": self.evaluator, "replay": self.replay}
+    def _rollouts(self, samples: Iterator[TrajectoryBatch]) -> Generator[Rollout]:
+        policy, evaluator, replay = self._policy, self.evaluator, self.replay
+        for step, fresh in enumerate(samples, start=1):
+            graphs = [self.context.env.terminal(fresh.terminal, index) for index in range(len(fresh))]
+            keys, evaluations = [graph.canonical_key() for graph in graphs], evaluator.evaluate(graphs, step=step)
+            yield self.source.rollout(step, fresh, keys, evaluations, policy=policy, evaluator=evaluator, replay=replay)
+
+    @property
+    def _policy(self) -> PolicyOnDevice:
+        return PolicyOnDevice(self.policy, device=CPU, precision="float32")
 
 
 @contextmanager

@@ -64,11 +64,13 @@ def test_time_includes_imports_and_data(run, monkeypatch: pytest.MonkeyPatch) ->
 def test_interrupted_run_ends_with_the_line_that_resumes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def until_stopped(self: SearchStage, rollouts, run: Run):
-        yield next(rollouts)
+    write = SearchStage.write
+
+    def write_and_stop(self: SearchStage, run: Run, metrics: dict[str, float]) -> None:
+        write(self, run, metrics)
         run.stop.signal = 2
 
-    monkeypatch.setattr(SearchStage, "_until_stopped", until_stopped)
+    monkeypatch.setattr(SearchStage, "write", write_and_stop)
     folder = tmp_path / "my run"
     assert main([*TINY_RUN, *SPACE, f"log_dir={folder}", "report.every=null"]) == 130
     lines = capsys.readouterr().out.splitlines()

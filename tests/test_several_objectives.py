@@ -57,8 +57,11 @@ def test_rewards_follow_conditioning_of_trajectory(tmp_path, monkeypatch):
     rollouts_of_run: list[tuple[GFNTrainer, Rollout]] = []
 
     class Watched(GFNTrainer):
-        def fit(self, rollouts):
-            return super().fit(rollouts_of_run.append((self, rollout)) or rollout for rollout in rollouts)
+        def build_learner(self):
+            learner = super().build_learner()
+            learn = learner.learn
+            learner.learn = lambda rollout, *others: rollouts_of_run.append((self, rollout)) or learn(rollout, *others)
+            return learner
 
     monkeypatch.setattr("gflownet.run.trainer.GFNTrainer", Watched)
     assert main([*SETTINGS, f"log_dir={tmp_path}"]) == 0

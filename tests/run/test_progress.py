@@ -6,6 +6,7 @@ from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.store import EvaluationStatus
 from gflownet.evaluation.store_rows import failure_kind
 from gflownet.run.progress import Progress
+from gflownet.search.loop import SearchStep
 
 
 def evaluation(*utilities: float, status: EvaluationStatus = EvaluationStatus.OK) -> Evaluation:
@@ -13,7 +14,7 @@ def evaluation(*utilities: float, status: EvaluationStatus = EvaluationStatus.OK
 
 
 def trade_offs(progress: Progress, *evaluations: Evaluation) -> tuple[float, int]:
-    metrics = progress.add(evaluations)
+    metrics = progress.add(SearchStep(1, evaluations))
     return metrics["hypervolume"], int(metrics["front_size"])
 
 
@@ -33,7 +34,7 @@ def test_progress_front_excludes_failures():
 
 
 def test_progress_without_front_for_one_objective():
-    assert not {"hypervolume", "front_size"} & Progress().add([evaluation()]).keys()
+    assert not {"hypervolume", "front_size"} & Progress().add(SearchStep(1, [evaluation()])).keys()
 
 
 def test_progress_counts_new_failures_only():
@@ -41,9 +42,8 @@ def test_progress_counts_new_failures_only():
         return Evaluation(0.05, EvaluationStatus.FAILED, 0.1, reason, None, {}, cached=cached)
 
     progress = Progress()
-    metrics = progress.add(
-        [failed("new", cached=False), failed("known", cached=True)], other_evaluations=[failed("x", cached=True)]
-    )
+    own, other = [failed("new", cached=False), failed("known", cached=True)], [failed("x", cached=True)]
+    metrics = progress.add(SearchStep(1, own, other_evaluations=other))
     assert progress.errors == {"failed: new": 1}
     assert (metrics["failed_share"], metrics["num_distinct"]) == (1.0, 1)
 
@@ -73,13 +73,12 @@ def test_progress_reports_first_failure_of_each_kind():
         return Evaluation(0.05, EvaluationStatus(status), 0.1, error, None, {}, cached=False, hash=hash)
 
     progress = Progress()
-    progress.add(
-        [failed("failed", "ValueError: 1 (a.py:1)", "1" * 64), failed("failed", "ValueError: 2 (a.py:1)", "2")]
-    )
+    two = [failed("failed", "ValueError: 1 (a.py:1)", "1" * 64), failed("failed", "ValueError: 2 (a.py:1)", "2")]
+    progress.add(SearchStep(1, two))
     assert progress.new_failures == ["evaluation of 111111111111 failed: ValueError: 1 (a.py:1)"]
-    progress.add([failed("failed", "ValueError: 3 (a.py:1)", "3"), failed("timeout", "600 s", "4")])
+    progress.add(SearchStep(1, [failed("failed", "ValueError: 3 (a.py:1)", "3"), failed("timeout", "600 s", "4")]))
     assert progress.new_failures == ["evaluation of 4 exceeded its deadline: 600 s"]
-    progress.add([failed("timeout", "700 s", "5"), failed("refused", "too large", "6")])
+    progress.add(SearchStep(1, [failed("timeout", "700 s", "5"), failed("refused", "too large", "6")]))
     assert progress.new_failures == ["evaluation of 6 was refused: too large"]
     assert progress.errors == {"failed: ValueError (a.py:1)": 3, "timeout": 2, "refused: too large": 1}
     assert progress.num_distinct == 5

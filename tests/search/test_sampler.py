@@ -215,12 +215,11 @@ def test_sampler_approaches_the_reward_of_predictions(factor, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(RewardScale, "levels", lambda *args: (levels(*args)[0], factor * levels(*args)[1]))
         train(trainer)
-    graph, search = enumerate_states(trainer.env), trainer.search
-    assert search is not None
-    assert search.scale is not None
+    graph, sampler = enumerate_states(trainer.env), trainer.sampler
+    assert sampler.scale is not None
     condition = sampler_conditioning(trainer.task, 1, torch.Generator().manual_seed(0))
     each = condition[torch.zeros(len(graph.terminal), dtype=torch.int64)]
-    log_reward = search.scale.log_reward(search.score_model()(graph.states[graph.terminal]), each)
+    log_reward = sampler.scale.log_reward(sampler.score_model()(graph.states[graph.terminal]), each)
     target = torch.zeros(len(graph), dtype=torch.float64)
     target[graph.terminal] = log_reward.double().softmax(0)
     scores = forward_scores(trainer.context, trainer.learner.sampling, condition.encoding[0])
