@@ -66,13 +66,13 @@ def test_policy_steps_without_finite_loss_are_skipped_until_too_many_rounds(tmp_
     break_losses(monkeypatch, {2})  # one of the first round with predictions
     assert run(tmp_path / "skipped", *options) == 0
     out, rows = capsys.readouterr().out, metric_rows(tmp_path / "skipped")
-    assert "step 2: expected a finite loss, got nan; the step is skipped" in out
-    assert [path.name for path in (tmp_path / "skipped" / "skipped").iterdir()] == ["step_00000002.pt"]
+    assert "step 3: expected a finite loss, got nan; the step is skipped" in out
+    assert [path.name for path in (tmp_path / "skipped" / "skipped").iterdir()] == ["step_00000003.pt"]
     assert [row["policy_updates"] for row in rows[1:]] == [0, 2, 4, 6]
     break_losses(monkeypatch, set(range(3, 9)))  # all of the next rounds
     assert run(tmp_path / "ended", *options) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: after step 3: expected a finite loss, got nan; resume=true continues from step 1: ")
+    assert error.startswith("error: after step 4: expected a finite loss, got nan; resume=true continues from step 2: ")
 
 
 def test_rounds_and_training_steps_are_numbered_together(finished):

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 
-from gflownet.config import Config
+from gflownet.config import Config, with_task_options
 from gflownet.data.replay import ReplayBuffer, load_offline
 from gflownet.data.rollouts import worker_samples
 from gflownet.data.sampler import Exploration
@@ -35,6 +35,7 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import OptimizerConfig, num_taught
 from gflownet.objectives.max_likelihood import MaxLikelihood
+from gflownet.plugins import is_module_class
 from gflownet.run.extensions import automatic_method, load_extensions, validate
 from gflownet.run.folder import policy_weights
 from gflownet.run.plan import Plan, plan_of
@@ -89,6 +90,7 @@ class Components:
         self.device = choose_device(config.device)
         set_main_process_device(self.device)
         self.task = self.build_task()
+        self._name_task()
         self.plan = self._resolve_method()
         config = self.config
         self.halving = build_halving(self.task, config)
@@ -111,6 +113,16 @@ class Components:
         self.progress = Progress()
         self.start_seconds = time.monotonic() - start  # `train` adds the imports
         self.default_folder = ""  # log_dir where no option names one: a new run takes the next free one
+
+    def _name_task(self) -> None:
+        """Name the class of the task in the config where `build_task` has returned another one than the option."""
+        config, kind = self.config, type(self.task)
+        if kind is self.extensions.task or not is_importable(name_of(kind)):
+            return
+        config.log_dir, config.task = str(config.log_dir), name_of(kind)
+        if kind.Config is not self.extensions.task.Config:
+            config.task_options = {}
+            config.task_options = with_task_options(config, kind.Config).task_options
 
     def _resolve_method(self) -> Plan:
         """Replace search.method=auto, and return the plan."""
@@ -397,3 +409,13 @@ class Components:
         self.search.load_state_dict(state["search"])
         self.sampler.load_state_dict(state["sampler"])
         set_random_state(state["random_state"])
+
+
+def name_of(kind: type) -> str:
+    """Return module:Class."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def is_importable(name: str) -> bool:
+    """Return whether a class is at the top level of a module other than the program that runs."""
+    return is_module_class(name) and not name.startswith("__main__:")

@@ -6,16 +6,16 @@ import math
 from contextlib import closing, suppress
 from dataclasses import asdict
 
-from gflownet.config import Config, with_task_options
+from gflownet.config import Config
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.final import check_final
 from gflownet.evaluation.fingerprint import context_of, report_earlier_versions
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
-from gflownet.plugins import is_module_class, load_class
+from gflownet.plugins import load_class
 from gflownet.records.status import Phase, read_status
 from gflownet.run.closing_stages import CertificateStage, ReportStage
-from gflownet.run.components import Components
+from gflownet.run.components import Components, is_importable, name_of
 from gflownet.run.extensions import unused_line
 from gflownet.run.failures import Quarantine, evaluation_line
 from gflownet.run.final_set import kept_weights
@@ -36,13 +36,7 @@ class GFNTrainer(Components):
     def __init__(self, config: Config) -> None:
         """Build all components. Raises ValueError (mostly UserError) with the name of an invalid option."""
         super().__init__(config)
-        chosen, task = self.chosen_config, type(self.task)
-        chosen.trainer = "" if type(self) is GFNTrainer else name_of(type(self))
-        if task is not self.extensions.task and is_importable(name_of(task)):
-            chosen.log_dir, chosen.task = str(self.config.log_dir), name_of(task)
-            if task.Config is not self.extensions.task.Config:
-                chosen.task_options = {}
-                self.chosen_config = with_task_options(chosen, task.Config)
+        self.chosen_config.trainer = "" if type(self) is GFNTrainer else name_of(type(self))
 
     def run(self) -> int | None:
         """Search, write the report, and return the number of the signal that stopped the run, None without one.
@@ -199,13 +193,3 @@ def build_trainer(config: Config) -> GFNTrainer:
             "from the program that defines it"
         )
     return load_class("trainer", config.trainer, {}, contract=GFNTrainer)(config)
-
-
-def name_of(kind: type) -> str:
-    """Return module:Class."""
-    return f"{kind.__module__}:{kind.__qualname__}"
-
-
-def is_importable(name: str) -> bool:
-    """Return whether a class is at the top level of a module other than the program that runs."""
-    return is_module_class(name) and not name.startswith("__main__:")

@@ -29,6 +29,10 @@ class GFlowNet(SearchMethod):
     _evaluator: Evaluator
     _workers: Generator[TrajectoryBatch] | None = None  # sample in other processes
 
+    @classmethod
+    def check_config(cls, config: Any) -> None:
+        """Accept every objective: it checks the options that it needs itself."""
+
     def __init__(self, setup: SearchSetup) -> None:
         super().__init__(setup)
         self.training = setup.build_training()
