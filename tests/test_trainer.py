@@ -28,6 +28,7 @@ from tests.data.rollouts import rollout
 from tests.evaluation.stub_rows import open_store
 from tests.small_run import SMALL, main, run
 from tests.tiny_run import metric_rows
+from tests.toy_tasks import RewardsHiddenNodes
 
 finished = small_run.finished_toy
 
@@ -358,12 +359,19 @@ def test_run_unsupported_worker_options_raise(tmp_path, capsys, options, message
     torch.set_num_threads(1)
 
 
+class BreaksItsConditions(RewardsHiddenNodes):
+    """Has no conditions."""
+
+    def sample_conditioning(self, num, *, generator):
+        raise RuntimeError("no conditions today")
+
+
 def test_run_user_exception_in_worker_has_traceback(tmp_path):
-    with pytest.raises(WorkerError, match="no reward today") as caught:
-        run(tmp_path / "run", "num_workers=1", "task=tests.toy_tasks:BreaksItsReward")
+    with pytest.raises(WorkerError, match="no conditions today") as caught:
+        run(tmp_path / "run", "num_workers=1", f"task={__name__}:BreaksItsConditions")
     cause = caught.value.__cause__
     assert isinstance(cause, RuntimeError)
-    assert "in log_reward" in str(cause.__cause__)
+    assert "in sample_conditioning" in str(cause.__cause__)
 
 
 def test_second_run_in_folder_raises(tmp_path):
