@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from gflownet.cli.console import duration
 from gflownet.config import Config
@@ -14,6 +13,7 @@ from gflownet.evaluation.budget import Reserve
 from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.executors.choice import places
 from gflownet.evaluation.task import GFNTask
+from gflownet.search.method import SearchMethod
 
 # Largest number of trainings of the random reference, unless final.num_random names one.
 _MAX_RANDOM = 100
@@ -27,16 +27,6 @@ _RANDOM_STARTS = {"evolution": "population", "tpe": "num_startup"}
 
 # Without final.caps, finalists are chosen up to these shares of the largest size.
 SHARES = (0.125, 0.25, 0.5, 1.0)
-
-
-class MethodClass(Protocol):
-    """The class of a search method, gflownet.search.method.SearchMethod."""
-
-    @property
-    def uses_surrogate(self) -> bool: ...
-
-    @property
-    def trains_policy(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -129,7 +119,7 @@ def divided(num: int, share: float, *, most: int) -> tuple[int, int]:
     return num - num_final, num_final
 
 
-def plan_of(config: Config, task: GFNTask, method: MethodClass, *, reason: str = "") -> Plan:
+def plan_of(config: Config, task: GFNTask, method: type[SearchMethod], *, reason: str = "") -> Plan:
     """Return the plan of a run.
 
     Args:
@@ -178,7 +168,7 @@ def _num_random(final: FinalConfig, num_trainings: int) -> int:
     return min(num_trainings, _MAX_RANDOM) if final.num_random is None else final.num_random
 
 
-def _warning(config: Config, method: MethodClass, num: int, num_steps: int) -> str:
+def _warning(config: Config, method: type[SearchMethod], num: int, num_steps: int) -> str:
     """Return a line where the budget leaves a method no choice but random architectures, otherwise empty."""
     options, start = config.search, f"search.method={config.search.method} is random search here"
     evaluations = counted(num, "evaluation")

@@ -76,9 +76,10 @@ class SearchStage(StepStage):
 
         evaluator.watch = watch
         parts.learner.on_skip = lambda error, batch: self.skipped.add(run, self.step + 1, error, batch)
-        if parts.config.num_workers:
+        trains_policy = parts.search.method.trains_policy
+        if trains_policy and parts.config.num_workers:
             run.logger.print(f"starting {counted(parts.config.num_workers, 'worker')}")
-        with run.phase(Phase.TRAINING if parts.search.method.trains_policy else Phase.SEARCH):
+        with run.phase(Phase.TRAINING if trains_policy else Phase.SEARCH):
             yield from self._taken(parts.search, run)
         if parts.search.end and not run.is_stopped:
             run.logger.print(f"the search ends after step {parts.step}: {parts.search.end}")
@@ -111,15 +112,15 @@ class SearchStage(StepStage):
                     self._num_open = 0
                     return
                 parts.step += 1
+                was_fallback = _report_fallback(step, was_fallback, parts.step, run)
                 if step.evaluations:
                     self._num_open = 0
                     yield parts.progress.add(step) | step.metrics
                 else:
                     self._num_open += 1
                     run.logger.view.stage(Phase.SAMPLER, self._num_open, parts.plan.num_steps)
-                    parts.progress.samples = StepSamples.of(log_rewards=step.log_rewards)
+                    parts.progress.samples, parts.progress.new_failures = StepSamples.of((), step.log_rewards), []
                     yield step.metrics
-                was_fallback = _report_fallback(step, was_fallback, parts.step, run)
         if run.is_stopped:
             parts.step -= self._num_open
 
