@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gflownet.config import DEFAULT_CONFIG, OPTIONS, Config, load_config, resolved, to_mapping, with_options
 from gflownet.data.config import check_data
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from gflownet.mdp.context import GraphBuildingEnvContext
     from gflownet.objectives.base import Objective
     from gflownet.search.method import SearchMethod
-    from gflownet.search.surrogate import Surrogate
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Extensions:
     policy: Any  # a subclass of Policy; its __init__ takes (context, config.model)
     objective: type[Objective]
     method: type[SearchMethod]
-    surrogate: type[Surrogate] | None  # None where the policy is trained on scores
+    surrogate: Any  # a subclass of Surrogate; None where the policy is trained on scores
 
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -233,7 +232,7 @@ def load_extensions(config: Config) -> tuple[Config, Extensions]:
             raise UserError(str(error)) from error
     extensions = Extensions(
         *(classes[key] for key in ("task", "env.name", "model.name", "algo.method")),
-        method=method,
+        method=cast(Any, method),
         surrogate=classes.get(SURROGATES.key),
     )
     return config, extensions

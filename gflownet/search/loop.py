@@ -147,7 +147,7 @@ class SearchLoop:
         metrics |= origin_counts(history.proposals, num_proposals) | (self._metrics() if method.keeps_history else {})
         return SearchStep(self.round, results.evaluations, metrics, method.other_evaluations, method.log_rewards)
 
-    def work(self) -> Iterator[SearchStep]:
+    def work(self) -> Generator[SearchStep]:
         """Do the work of the method after a round, in pieces; the training steps among them are steps of the run."""
         with closing(self.method.work(self.round)) as work:
             while True:

@@ -6,7 +6,7 @@ candidates of a ranking.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -255,7 +255,7 @@ class Sampler(SearchMethod):
         self,
         searched: SearchMethod,
         *,
-        build_learners: Callable[[], Sequence[tuple[Learner, int]]],
+        build_learners: Callable[[], Iterable[tuple[Learner, int]]],
         sampling: Callable[[], PolicyFunction],
         generator: Callable[..., torch.Generator],
         chooses_beta: bool,
