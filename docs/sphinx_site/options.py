@@ -29,6 +29,7 @@ PAGES: Mapping[str, str] = {
     "validate_every": "greedy-sampling",
     "task": "tasks/README",
     "task_options": "tasks/README",
+    "trainer": "extending",
     "num_workers": "workers",
     "mp_buffer_size": "workers",
     "pickle_mp_messages": "workers",
