@@ -53,12 +53,13 @@ class Database:
         self._engine = _sqlite_engine(url) if self.dialect == "sqlite" else _postgresql_engine(url)
         self._pid = os.getpid()
         self.patience = 0.0  # seconds for which an absent server is waited for
+        self._inode: int | None = None  # of the file in use; None: not opened yet
 
     def read(self, query: Callable[[sql.Connection], T], *, verb: str = "used") -> T:
         """Return the result of a function that reads. Raises UserError where the database cannot be read."""
 
         def attempt() -> T:
-            with self._errors_in_one_line(verb), self._engine.connect() as connection:
+            with self._errors_in_one_line(verb), self._connected() as connection:
                 return query(connection)
 
         return self._patiently(attempt)
@@ -84,7 +85,7 @@ class Database:
         """
 
         def attempt() -> T:
-            with self._errors_in_one_line(verb), self._engine.connect() as connection:
+            with self._errors_in_one_line(verb), self._connected() as connection:
                 connection = connection.execution_options(writes="FULL" if is_result else "NORMAL")
                 with connection.begin():
                     if self.dialect == "postgresql" and not is_result:
@@ -98,6 +99,30 @@ class Database:
                 if not retries or _state_of(error.__cause__) not in _RETRIED_STATES:
                     raise
         raise AssertionError
+
+    @contextmanager
+    def _connected(self) -> Iterator[sql.Connection]:
+        """Open a connection; a file that was deleted since the last use is written again from the open one.
+
+        Raises:
+            UserError: another file has its place.
+        """
+        found = self.path.stat().st_ino if self.path is not None and self.path.exists() else None
+        if self._inode is not None and found is None:
+            try:
+                with closing(self._engine.raw_connection()) as connection:
+                    connection.cursor().execute("VACUUM INTO ?", (str(self.path),))
+            except sqlite3.Error as error:
+                raise UserError(
+                    f"{self.location}: deleted during the run, and cannot be written again ({error})"
+                ) from None
+            self._engine.dispose()
+            _log.warning("%s: deleted while it was in use; written again with all results", self.location)
+        elif self._inode not in (None, found):
+            raise UserError(f"{self.location}: expected the evaluation store of this run, another file replaced it")
+        with self._engine.connect() as connection:
+            self._inode = None if self.path is None else self.path.stat().st_ino
+            yield connection
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
         """Return the result of an attempt, repeated for `patience` seconds while the PostgreSQL server is away.

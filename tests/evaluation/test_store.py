@@ -241,6 +241,21 @@ def test_errors_of_a_connection_raise_one_line(path, error, expected):
             database.read(fails)
 
 
+def test_deleted_file_is_written_again(store, path, caplog):
+    store.add([record("first")])
+    for each in path.parent.glob(f"{path.name}*"):
+        each.unlink()
+    store.add([record("second")])
+    assert [each.key for each in store] == ["first", "second"]
+    with EvaluationStore(path) as other:
+        assert other.count() == 2
+    assert [each for each in caplog.messages if "written again" in each] == caplog.messages != []
+    path.unlink()
+    path.touch()
+    with pytest.raises(UserError, match="another file replaced it"):
+        store.add([record("third")])
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(missing_server() is not None, reason=missing_server() or "")
 def test_server_that_goes_away_is_waited_for(caplog):
