@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Collection
 from contextlib import suppress
 
 import psutil
@@ -22,9 +23,9 @@ def adopt_orphans() -> None:
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
-def end_with_parent(number: signal.Signals) -> None:
-    """Receive a signal when the parent of this process ends; Linux only."""
-    _prctl(_SET_PARENT_DEATH_SIGNAL, number)
+def end_with_parent() -> None:
+    """Receive SIGKILL when the thread that started this process ends; Linux only."""
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def has_descendants() -> bool:
@@ -36,16 +37,23 @@ def has_descendants() -> bool:
     return True
 
 
-def end_descendants(pid: int | None = None) -> None:
-    """Kill all descendants of a process that adopts and reaps orphans, by default this one, and wait for their end."""
+def end_descendants(*, spared: Collection[int] = ()) -> None:
+    """Kill all descendants of this process, which adopts orphans, and wait for their end.
+
+    Args:
+        spared: children that go on, with their descendants.
+    """
     end = time.monotonic() + _END_TIMEOUT_S
-    with suppress(psutil.NoSuchProcess):  # it has ended
-        root = psutil.Process(pid)
-        while (processes := root.children(recursive=True)) and time.monotonic() < end:
-            for process in processes:
-                with suppress(psutil.Error):
-                    process.kill()
-            psutil.wait_procs(processes, timeout=_END_TIMEOUT_S)  # reaps those of this process
+    while time.monotonic() < end:
+        children = [child for child in psutil.Process().children() if child.pid not in spared]
+        if not children:
+            return
+        with suppress(psutil.Error):
+            children += [each for child in children for each in child.children(recursive=True)]
+        for process in children:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(children, timeout=_END_TIMEOUT_S)  # reaps those of this process
 
 
 def _prctl(option: int, value: int) -> None:
