@@ -79,6 +79,11 @@ def start_program_and_spin() -> None:
     spin()
 
 
+def kill_owner() -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    spin()
+
+
 PRODUCTS: Any = torch.backends.cuda.matmul
 
 
@@ -167,6 +172,7 @@ POISONS = {
         fork_and_segfault,
         start_program,
         start_program_and_spin,
+        kill_owner,
         sys.exit,
         print_much,
         set_default_dtype,
