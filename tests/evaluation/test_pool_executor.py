@@ -18,10 +18,10 @@ import pytest
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Handle
-from gflownet.evaluation.executors.devices import CORE, DEVICES
+from gflownet.evaluation.executors.devices import CORE
 from gflownet.evaluation.executors.machine import memory, num_cores, num_kills_without_memory
 from gflownet.evaluation.executors.pool import PoolExecutor, pickled_task
-from gflownet.evaluation.executors.worker import MessageKind, WorkerSettings, _prepare
+from gflownet.evaluation.executors.worker import MessageKind, _prepare
 from gflownet.evaluation.job import EvaluationStatus, Job
 from gflownet.evaluation.store import EvaluationStore
 from tests.evaluation.candidates import StubCandidate, config_with
@@ -184,11 +184,11 @@ def test_task_is_warm_before_its_first_candidate():
 
 def test_worker_warms_its_task_up_before_it_is_ready():
     ours, theirs = multiprocessing.Pipe()
-    task, settings = WarmTask(), WorkerSettings(1, CORE, DEVICES)
-    assert _prepare(task, settings, theirs)
+    task = WarmTask()
+    assert _prepare(task, None, CORE, theirs)
     assert "data" in vars(task)
     assert ours.recv() == (MessageKind.READY, None)
-    assert not _prepare(WarmTask(fails=True), settings, theirs)
+    assert not _prepare(WarmTask(fails=True), None, CORE, theirs)
     kind, reason = ours.recv()
     assert kind is MessageKind.REFUSED
     assert reason.startswith("WarmTask.warm_up: FileNotFoundError: no data (warm_task.py:")

@@ -12,8 +12,9 @@ import pytest
 
 from gflownet.errors import UserError
 from gflownet.evaluation.executors.devices import CORE, DEVICES
-from gflownet.evaluation.executors.owner import PoolSettings, _loaded
+from gflownet.evaluation.executors.owner import _loaded
 from gflownet.evaluation.executors.pool import PickledTask, PoolExecutor
+from gflownet.evaluation.executors.worker import PoolSettings
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
 from gflownet.evaluation.task import GFNTask, Score
 from tests.evaluation.candidates import StubCandidate, config_with

@@ -6,6 +6,7 @@ No candidate runs in it, so it survives every end of a worker; it adopts and end
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import pickle
 import re
@@ -19,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import psutil
 import threadpoolctl
@@ -28,9 +29,8 @@ import torch
 from gflownet.errors import UserError
 from gflownet.evaluation.execution import capped, describe
 from gflownet.evaluation.executors.descendants import adopt_orphans, end_descendants
-from gflownet.evaluation.executors.devices import Devices, Slot
 from gflownet.evaluation.executors.machine import num_kills_without_memory
-from gflownet.evaluation.executors.worker import MessageKind, WorkerSettings, work
+from gflownet.evaluation.executors.worker import MessageKind, PoolSettings, work
 from gflownet.evaluation.fingerprint import code_digest, modules_of
 from gflownet.evaluation.job import EvaluationStatus, Outcome
 from gflownet.evaluation.task import GFNTask
@@ -42,22 +42,11 @@ MAX_LOST_STARTS = 3
 # Bytes of output kept for the error text of a crash.
 MAX_TAIL = 3_500
 _READ_SIZE = 1 << 16
-# Time between two looks at the memory of a worker without a limit of the system, seconds.
-_WATCH_EVERY_S = 0.2
+# Time between two looks at limits, and at ends that a connection does not show: a candidate's program may hold it open.
+_LOOK_EVERY_S = 0.1
 # The first optimiser of torch.optim in a process imports this module: a second or more.
 _OPTIMISER_MODULE = "torch._dynamo"
 _OPTIMISER = re.compile(r"\btorch\.optim\b|\bfrom torch import .*\boptim\b")
-
-
-@dataclass(frozen=True)
-class PoolSettings:
-    """The task of a pool and its places."""
-
-    task: bytes  # pickled
-    source: str  # digest of its code in the main process
-    memory_limit: int  # bytes per worker
-    slots: tuple[Slot, ...]
-    devices: Devices
 
 
 class Order(NamedTuple):
@@ -68,28 +57,23 @@ class Order(NamedTuple):
     deadline: float | None = None  # seconds per outcome
 
 
-class Reply(NamedTuple):
-    """A message for the main process."""
-
-    number: int  # of the job; -1: none
-    kind: MessageKind
-    content: Any = None
-
-
 def own(main: Connection) -> NoReturn:
-    """Serve a pool until its main process closes the connection or ends. The target of a new process."""
+    """Serve a pool until its main process ends, or ends this one. The target of a new process.
+
+    A reply is the number of a job, -1 for none, with the kind and the content of a message.
+    """
     settings = main.recv()
     try:
         task = _loaded(settings)
     except Exception as error:
-        main.send(Reply(-1, MessageKind.REFUSED, str(error) if isinstance(error, UserError) else describe(error)))
+        main.send((-1, MessageKind.REFUSED, str(error) if isinstance(error, UserError) else describe(error)))
         os._exit(0)
     signal.setitimer(signal.ITIMER_REAL, 0.0)  # from now on the connection shows the end of the main process
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     adopt_orphans()
     try:
-        main.send(Reply(-1, MessageKind.READY))
+        main.send((-1, MessageKind.READY, None))
         Owner(task, settings, main).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the main process has ended
@@ -138,19 +122,22 @@ class _Worker:
     job: Order | None
     is_ready: bool = False
     start: float = field(default_factory=time.monotonic)  # of the process, then of the job
-    limit: float | None = START_LIMIT_S  # seconds from the last message
-    last: float = field(default_factory=time.monotonic)  # time of the last message
+    end: float = field(default_factory=lambda: time.monotonic() + START_LIMIT_S)  # of its time for the next message
     tail: bytes = b""
-    num_kills: int = field(default_factory=num_kills_without_memory)
+    num_kills: int = 0
 
     def begin(self, job: Order) -> None:
         """Send a job."""
-        self.job, self.limit, self.tail = job, job.deadline, b""
-        self.start = self.last = time.monotonic()
+        self.is_ready, self.job, self.start, self.tail = True, job, time.monotonic(), b""
         self.num_kills = num_kills_without_memory()
+        self.renew()
         with suppress(BrokenPipeError, ConnectionResetError):  # its end is noticed later
-            assert job.job is not None
-            self.connection.send_bytes(job.job)
+            self.connection.send_bytes(job.job or b"")
+
+    def renew(self) -> None:
+        """Start the time for the next message of the job."""
+        assert self.job is not None
+        self.end = time.monotonic() + (math.inf if self.job.deadline is None else self.job.deadline)
 
     def read_output(self) -> bool:
         """Keep the last output; return whether there was any."""
@@ -160,6 +147,10 @@ class _Worker:
             return False
         self.tail = (self.tail + text)[-MAX_TAIL:]
         return bool(text)
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 class Owner:
@@ -178,41 +169,30 @@ class Owner:
         self._workers: list[_Worker] = []
         self._lost_starts: Counter[int] = Counter()  # by slot, in a row
         self._lost_slots: set[int] = set()
-        self._signals, wakeup = os.pipe()  # readable after the end of a child
-        for descriptor in (self._signals, wakeup):
-            os.set_blocking(descriptor, False)
-        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def run(self) -> None:
         """Serve until the main process closes its connection. Raises EOFError then."""
         while True:
             self._give_jobs()
-            outputs = {worker.output: worker for worker in self._workers}
-            connections = {worker.connection: worker for worker in self._workers}
-            ready = wait([self._main, self._signals, *outputs, *connections], self._time_left())
-            if self._signals in ready:
-                os.read(self._signals, _READ_SIZE)
+            sources = (source for worker in self._workers for source in (worker.connection, worker.output))
+            ready = wait([self._main, *sources], _LOOK_EVERY_S if self._workers else None)
             if self._main in ready:
                 self._take(self._main.recv())
-            for source in ready:
-                if source in outputs:
-                    outputs[source].read_output()
             for worker in list(self._workers):
+                if worker.output in ready:
+                    worker.read_output()
                 self._receive(worker)
-            self._reap()
-            for worker in list(self._workers):
-                self._check(worker)
+                if worker in self._workers:
+                    self._check(worker)
 
     def _take(self, order: Order) -> None:
         if order.job is not None:
             self._jobs.append(order)
             return
         self._jobs = deque(each for each in self._jobs if each.number != order.number)
-        for worker in self._workers:
+        for worker in list(self._workers):
             if worker.job is not None and worker.job.number == order.number:
                 self._end(worker)
-                break
 
     def _give_jobs(self) -> None:
         """Give waiting jobs to idle workers, then to new ones on free slots."""
@@ -226,80 +206,62 @@ class Owner:
 
     def _start(self, slot: int, job: Order) -> None:
         """Fork a worker, which gets its job when it is ready."""
-        settings = self._settings
-        limits = WorkerSettings(settings.memory_limit, settings.slots[slot], settings.devices)
         connection, theirs = Pipe()
         read, output = os.pipe()
         os.set_blocking(read, False)
-        worker = _Worker(slot, -1, connection, read, job)
         try:
-            worker.pid = os.fork()
+            pid = os.fork()
         except OSError as error:
-            self._main.send(Reply(job.number, MessageKind.REFUSED, f"cannot start processes: {describe(error)}"))
-        if worker.pid == 0:
+            return self._main.send((job.number, MessageKind.REFUSED, f"cannot start processes: {describe(error)}"))
+        if pid == 0:
             for each in (self._main, connection, *(other.connection for other in self._workers)):
                 each.close()
-            for number in (read, self._signals, *(other.output for other in self._workers)):
+            for number in (read, *(other.output for other in self._workers)):
                 os.close(number)
-            work(self._task, limits, theirs, output)
+            work(self._task, self._settings, self._settings.slots[slot], theirs, output)
         theirs.close()
         os.close(output)
-        if worker.pid > 0:
-            self._workers.append(worker)
+        self._workers.append(_Worker(slot, pid, connection, read, job))
+        return None
 
     def _receive(self, worker: _Worker) -> None:
         """Take the messages of a worker; a closed connection is its end."""
         while worker in self._workers and worker.connection.poll():
             try:
                 kind, content = worker.connection.recv()
-            except Exception:  # its process has ended, or a candidate has written there
-                self._lose(worker)
-                return
-            worker.last = time.monotonic()
+            except Exception:  # it has ended, or a candidate has written there
+                return self._lose(worker)
             job = worker.job
             assert job is not None
             if kind is MessageKind.READY:
-                worker.is_ready = True
                 self._lost_starts[worker.slot] = 0
                 worker.begin(job)
             elif kind is MessageKind.DEVICE_LOST:
                 self._lose_device(worker, content)
             else:
-                self._main.send(Reply(job.number, kind, content))
-                if kind is not MessageKind.OUTCOME:
-                    worker.job = None
-                    worker.limit = None
-                if (kind is MessageKind.DONE and content[-1]) or not worker.is_ready:
+                self._main.send((job.number, kind, content))
+                if kind is MessageKind.OUTCOME:
+                    worker.renew()
+                elif kind is MessageKind.DONE and not content.is_leaving:
+                    worker.job, worker.end = None, math.inf
+                else:
                     self._end(worker)
-
-    def _reap(self) -> None:
-        """Notice the ended children: workers, and orphans of candidates."""
-        with suppress(ChildProcessError):
-            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                worker = next((each for each in self._workers if each.pid == ended.si_pid), None)
-                if worker is None:
-                    os.waitpid(ended.si_pid, 0)
-                    continue
-                self._receive(worker)
-                if worker in self._workers:
-                    self._lose(worker)
+        return None
 
     def _check(self, worker: _Worker) -> None:
-        """End a worker over its time or memory."""
-        if worker.limit is not None and time.monotonic() >= worker.last + worker.limit:
-            self._lose(worker, EvaluationStatus.TIMEOUT, f"expected a result within {worker.limit:g} s")
-        elif self._settings.slots[worker.slot].is_accelerator:
-            limit, size = self._settings.memory_limit, _memory(worker.pid)
-            if size > limit:
-                text = f"expected at most {limit / 1e9:.3g} GB of memory, got {size / 1e9:.3g} GB"
-                self._lose(worker, EvaluationStatus.OUT_OF_MEMORY, text)
-
-    def _time_left(self) -> float | None:
-        """Return the seconds until the next check, None: there is none."""
-        limits = [each.last + each.limit - time.monotonic() for each in self._workers if each.limit is not None]
-        if any(self._settings.slots[worker.slot].is_accelerator for worker in self._workers):
-            limits.append(_WATCH_EVERY_S)
-        return max(0.0, min(limits)) if limits else None
+        """End a worker that has ended by itself, or is over its time or memory."""
+        limit = self._settings.memory_limit
+        if worker.has_ended():
+            self._receive(worker)
+            if worker in self._workers:
+                self._lose(worker)
+        elif time.monotonic() >= worker.end:
+            assert worker.job is not None
+            seconds = worker.job.deadline if worker.is_ready else START_LIMIT_S
+            self._lose(worker, EvaluationStatus.TIMEOUT, f"expected a result within {seconds:g} s")
+        elif self._settings.slots[worker.slot].is_accelerator and (size := _memory(worker.pid)) > limit:
+            text = f"expected at most {limit / 1e9:.3g} GB of memory, got {size / 1e9:.3g} GB"
+            self._lose(worker, EvaluationStatus.OUT_OF_MEMORY, text)
 
     def _end(self, worker: _Worker) -> int:
         """End a worker and all its descendants, and return its exit status, negative for a signal."""
@@ -327,14 +289,12 @@ class Owner:
             text = capped(f"its process {text}{f'; it printed last: {tail}' if tail.strip() else ''}")
         if worker.is_ready:
             outcome = Outcome(status, time.monotonic() - worker.start, error=text, is_transient=True)
-            self._main.send(Reply(worker.job.number, MessageKind.LOSS, pickle.dumps(outcome)))
-        elif status is not EvaluationStatus.TIMEOUT and self._may_start_again(worker):
-            self._jobs.appendleft(worker.job)
+            self._main.send((worker.job.number, MessageKind.LOSS, pickle.dumps(outcome)))
+        elif status is EvaluationStatus.TIMEOUT or not self._may_start_again(worker):
+            reason = f"task {type(self._task).__name__}: expected a process that gets ready: {text}"
+            self._main.send((worker.job.number, MessageKind.REFUSED, reason))
         else:
-            reason = f"{MAX_LOST_STARTS} processes ended while they loaded it: {text}"
-            if status is EvaluationStatus.TIMEOUT:
-                reason = f"expected to load the task within {START_LIMIT_S:g} s"
-            self._main.send(Reply(worker.job.number, MessageKind.REFUSED, reason))
+            self._jobs.appendleft(worker.job)
 
     def _lose_device(self, worker: _Worker, reason: str) -> None:
         """Give the job to another slot, unless another start may find the memory of an ended process free."""
@@ -343,7 +303,7 @@ class Owner:
         self._jobs.appendleft(worker.job)
         if worker.is_ready or not self._may_start_again(worker):
             self._lost_slots.add(worker.slot)
-            self._main.send(Reply(worker.job.number, MessageKind.DEVICE_LOST, (worker.slot, reason)))
+            self._main.send((worker.job.number, MessageKind.DEVICE_LOST, (worker.slot, reason)))
 
     def _may_start_again(self, worker: _Worker) -> bool:
         self._lost_starts[worker.slot] += 1

@@ -28,8 +28,8 @@ from gflownet.evaluation.execution import capped, describe, lost_job
 from gflownet.evaluation.executors.base import Executor, Handle
 from gflownet.evaluation.executors.devices import DEVICES, Devices, Slot, slots_of
 from gflownet.evaluation.executors.machine import memory_per_process
-from gflownet.evaluation.executors.owner import MAX_LOST_STARTS, MAX_TAIL, Order, PoolSettings, Reply, end_of, own
-from gflownet.evaluation.executors.worker import MessageKind
+from gflownet.evaluation.executors.owner import MAX_LOST_STARTS, MAX_TAIL, Order, end_of, own
+from gflownet.evaluation.executors.worker import MessageKind, PoolSettings
 from gflownet.evaluation.fingerprint import source_digest
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
 from gflownet.evaluation.task import GFNTask
@@ -102,7 +102,7 @@ class _OwnerProcess:
             start_new_session=True,
         )
         theirs.close()
-        self.replies: SimpleQueue[Reply | None] = SimpleQueue()  # None: it has ended
+        self.replies: SimpleQueue[tuple[int, MessageKind, Any] | None] = SimpleQueue()  # None: it has ended
         # Without the thread both processes could wait for the other one to read.
         self._reader = threading.Thread(target=_read, args=(self._connection, self.replies), daemon=True)
         self._reader.start()
@@ -132,7 +132,7 @@ class _OwnerProcess:
         return capped(f"{end_of(code)}{f'; it printed last: {tail}' if tail.strip() else ''}")
 
 
-def _read(connection: Connection, replies: SimpleQueue[Reply | None]) -> None:
+def _read(connection: Connection, replies: SimpleQueue[tuple[int, MessageKind, Any] | None]) -> None:
     with suppress(EOFError, OSError):
         while True:
             replies.put(connection.recv())
@@ -185,7 +185,7 @@ class PoolExecutor(Executor):
         self._waiting: deque[Handle] = deque()
         self._running: dict[int, Handle] = {}  # sent to the owner, by number
         self._suspects: set[int] = set()  # the owner was lost while they ran: these run alone
-        self._changes: set[str] = set()  # of which the user has a line
+        self._changes = {""}  # of which the user has a line
 
     @property
     def capacity(self) -> int:
@@ -244,7 +244,7 @@ class PoolExecutor(Executor):
             self._running[handle.backend.order.number] = handle
             self._owner.send(handle.backend.order)
 
-    def _take(self, reply: Reply | None) -> None:
+    def _take(self, reply: tuple[int, MessageKind, Any] | None) -> None:
         """Process a reply of the owner, None: its end.
 
         Raises:
@@ -269,11 +269,12 @@ class PoolExecutor(Executor):
             elif kind is MessageKind.LOSS:
                 self._set_outcomes(handle, lost_job(handle.job, pickle.loads(content), finished=finished))
             else:
-                others, changed, _ = content
-                self._set_outcomes(handle, (*finished, *pickle.loads(others)))
-                if changed and changed not in self._changes:
-                    self._changes.add(changed)
-                    self.notify(f"a candidate has changed {changed}: its process is replaced, as after each that does")
+                self._set_outcomes(handle, (*finished, *pickle.loads(content.others)))
+                if content.changed not in self._changes:
+                    self._changes.add(content.changed)
+                    self.notify(
+                        f"a candidate has changed {content.changed}: after each that does, its process is replaced"
+                    )
         return None
 
     def _set_outcomes(self, handle: Handle, outcomes: tuple[Outcome, ...]) -> None:
@@ -312,7 +313,8 @@ class PoolExecutor(Executor):
             outcome = Outcome(
                 EvaluationStatus.CRASHED, 0.0, error=f"the owner of its process {reason}", is_transient=True
             )
-            return self._set_outcomes(handles[0], lost_job(handles[0].job, outcome))
+            finished = handles[0].backend.finished
+            return self._set_outcomes(handles[0], lost_job(handles[0].job, outcome, finished=finished))
         if was_ready:
             self._suspects.update(self._running)
         self._waiting.extendleft(reversed(handles))

@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from itertools import chain
 from operator import attrgetter, is_
 from pathlib import Path
 from types import ModuleType
@@ -44,9 +45,7 @@ class ProcessState:
     def __init__(self) -> None:
         self._values = _values()
         self._num_threads, self._num_files = threading.active_count(), _num_open_files()
-        self._names: dict[ModuleType | type, dict[str, Any]] = {}
-        self._num_modules = 0
-        self._add_modules()
+        self._remember_names()
 
     def changed(self) -> str:
         """Return the name of a setting that differs, or of a name of this package; empty: none does.
@@ -60,24 +59,26 @@ class ProcessState:
         now = _values()
         if now != self._values:
             return next(name for name, value in now.items() if value != self._values[name])
+        bound = list(chain.from_iterable(self._bindings))
+        is_same = len(bound) == len(self._bound) and all(map(is_, bound, self._bound))  # 0.8 ms for 16,000 names
+        if is_same and len(sys.modules) == self._num_modules:
+            return ""
         for owner, before in self._names.items():
-            names = vars(owner)
-            if len(names) != len(before) or not all(map(is_, names.values(), before.values())):
-                for name in {**before, **names}:
-                    if not _is_usual(owner, name, before.get(name, _MISSING), names.get(name, _MISSING)):
-                        return f"{owner.__name__}.{name}"
-                self._names[owner] = dict(names)
-        self._add_modules()
+            for name in {**before, **vars(owner)}:
+                if not _is_usual(owner, name, before.get(name, _MISSING), vars(owner).get(name, _MISSING)):
+                    return f"{owner.__name__}.{name}"
+        self._remember_names()
         return ""
 
-    def _add_modules(self) -> None:
-        if len(sys.modules) == self._num_modules:
-            return
+    def _remember_names(self) -> None:
+        """Keep the objects that the names in this package's loaded modules and classes are bound to."""
+        self._num_modules = len(sys.modules)
         modules = [module for name, module in list(sys.modules.items()) if f"{name}.".startswith(_OWN)]
         classes = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
-        for owner in (*modules, *(each for each in classes if each.__module__.startswith(_OWN))):
-            self._names.setdefault(owner, dict(vars(owner)))
-        self._num_modules = len(sys.modules)
+        owners = dict.fromkeys((*modules, *(each for each in classes if each.__module__.startswith(_OWN))))
+        self._names: dict[ModuleType | type, dict[str, Any]] = {owner: dict(vars(owner)) for owner in owners}
+        self._bindings = [vars(owner).values() for owner in owners]  # of the time when they are read
+        self._bound = list(chain.from_iterable(self._bindings))
 
 
 def _is_usual(owner: ModuleType | type, name: str, before: Any, now: Any) -> bool:

@@ -12,7 +12,7 @@ import traceback
 from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from gflownet.errors import UserError
 from gflownet.evaluation.execution import attempt, describe, is_device_error, is_out_of_memory
@@ -35,37 +35,48 @@ class MessageKind(StrEnum):
 
     READY = "ready"  # None
     OUTCOME = "outcome"  # of the next candidate of a job, pickled
-    DONE = "done"  # pickled outcomes of the others, the name of what has changed, whether the worker takes no other job
+    DONE = "done"  # Done
     LOSS = "loss"  # the outcome of the candidates that had none when the worker ended, pickled
     REFUSED = "refused"  # the text of a UserError
     DEVICE_LOST = "device lost"  # the text of its error; from the owner: the number of the slot, and the text
 
 
-@dataclass(frozen=True)
-class WorkerSettings:
-    """Limits and device of a worker."""
+class Done(NamedTuple):
+    """The end of a job."""
 
-    memory_limit: int  # bytes
-    slot: Slot
+    others: bytes  # outcomes of the candidates that had none, pickled
+    changed: str  # the name of what a candidate has changed in the process; empty: nothing
+    is_leaving: bool  # the worker takes no other job
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """The task of a pool and its places."""
+
+    task: bytes  # pickled
+    source: str  # digest of its code in the main process
+    memory_limit: int  # bytes per worker
+    slots: tuple[Slot, ...]
     devices: Devices
 
 
-def work(task: GFNTask, settings: WorkerSettings, connection: Connection, output: int) -> NoReturn:
+def work(task: GFNTask, settings: PoolSettings, slot: Slot, connection: Connection, output: int) -> NoReturn:
     """Evaluate the jobs in a connection until it closes, then exit. Called in a new process.
 
     Args:
         task: of the candidates, in the state in which the owner has loaded it.
-        settings: limits.
+        settings, slot: limits and place.
         connection: of jobs and messages.
         output: descriptor for stdout and stderr.
     """
     status = 1
     try:
         _become_worker(output)
-        if not settings.slot.is_accelerator:  # the address space of CUDA counts too: there the owner looks
+        devices = settings.devices if slot.is_accelerator else None
+        if devices is None:  # the address space of CUDA counts too: there the owner looks
             _limit_memory(settings.memory_limit)
-        if _prepare(task, settings, connection):
-            _serve(task, connection, settings.devices if settings.slot.is_accelerator else None)
+        if _prepare(task, devices, slot, connection):
+            _serve(task, devices, connection)
         status = 0
     except (EOFError, OSError):
         status = 0  # the owner has ended
@@ -80,9 +91,7 @@ def _become_worker(output: int) -> None:
     end_with_parent()
     adopt_orphans()
     os.setsid()
-    signal.set_wakeup_fd(-1)
-    for kind in (signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(kind, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for kind in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all; the main process ends its workers
         signal.signal(kind, signal.SIG_IGN)
     for number in (1, 2):
@@ -102,12 +111,12 @@ def _limit_memory(memory_limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, maximum))
 
 
-def _prepare(task: GFNTask, settings: WorkerSettings, connection: Connection) -> bool:
+def _prepare(task: GFNTask, devices: Devices | None, slot: Slot, connection: Connection) -> bool:
     """Return whether the task is ready; else after a message."""
     step = "take"
     try:
-        if settings.slot.is_accelerator:
-            device = settings.devices.take(settings.slot)
+        if devices is not None:
+            device = devices.take(slot)
             step = "to_device"
             task.to_device(device)
         step = "warm_up"
@@ -123,7 +132,7 @@ def _prepare(task: GFNTask, settings: WorkerSettings, connection: Connection) ->
     return True
 
 
-def _serve(task: GFNTask, connection: Connection, devices: Devices | None) -> None:
+def _serve(task: GFNTask, devices: Devices | None, connection: Connection) -> None:
     state, changed = ProcessState(), ""
     num_sent, is_leaving = 0, False
 
@@ -154,4 +163,4 @@ def _serve(task: GFNTask, connection: Connection, devices: Devices | None) -> No
         )
         if devices is not None and not is_leaving:
             devices.give_back()
-        connection.send((MessageKind.DONE, (pickle.dumps(outcomes[num_sent:]), changed, is_leaving)))
+        connection.send((MessageKind.DONE, Done(pickle.dumps(outcomes[num_sent:]), changed, is_leaving)))
