@@ -301,7 +301,7 @@ class Dispatcher(AsynchronousEvaluator):
         """Record the outcomes of a done job, or queue its candidates again; return the number of finished ones."""
         tickets = self._running.pop(handle)
         assert handle.outcomes is not None
-        if handle.process_ended and len(tickets) - handle.num_finished > 1:
+        if len(tickets) - handle.num_finished > 1:
             self._jobs.repeat_alone(tickets[handle.num_finished :], first=True)
             tickets = tickets[: handle.num_finished]
         finished = 0

@@ -20,7 +20,7 @@ from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Handle
 from gflownet.evaluation.executors.devices import CORE
 from gflownet.evaluation.executors.machine import memory, num_cores, num_kills_without_memory
-from gflownet.evaluation.executors.pool import PoolExecutor, pickled_task
+from gflownet.evaluation.executors.pool import PickledTask, PoolExecutor
 from gflownet.evaluation.executors.worker import MessageKind, _prepare
 from gflownet.evaluation.job import EvaluationStatus, Job
 from gflownet.evaluation.store import EvaluationStore
@@ -167,9 +167,9 @@ def test_task_of_main_script_needs_a_guard(monkeypatch, tmp_path, script, is_ref
     task = task_class(Path(os.devnull))
     if is_refused:
         with pytest.raises(UserError, match=r"^task Mine: defined in the main script, which has no `if __name__"):
-            pickled_task(task)
+            PickledTask.of(task)
     else:
-        assert b"__main__" in pickled_task(task)
+        assert PickledTask.of(task).is_of_main_script
 
 
 @pytest.mark.slow

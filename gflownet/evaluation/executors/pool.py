@@ -72,11 +72,16 @@ class PickledTask:
             UserError: it cannot be pickled, its source files cannot be read, or its class is in a main script that
                 every process would run again.
         """
-        content = pickled_task(task)
+        name = type(task).__name__
+        content = pickled(task, f"task {name}: expected a task")
+        if b"__main__" in content and not _has_main_guard():
+            raise UserError(
+                f"task {name}: defined in the main script, which has no `if __name__ == '__main__':` and would run "
+                f"again in every process; {_ADVICE}"
+            )
         try:
             return cls(content, source_digest(type(task)))
         except OSError as error:
-            name = type(task).__name__
             raise UserError(f"task {name}: expected source files that can be read: {describe(error)}") from None
 
     @property
@@ -93,7 +98,7 @@ class _OwnerProcess:
         self._connection, theirs = multiprocessing.Pipe()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115, closed by `end`
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
@@ -282,7 +287,6 @@ class PoolExecutor(Executor):
         self._running.pop(number)
         self._suspects.discard(number)
         handle.outcomes, handle.num_finished = outcomes, len(handle.backend.finished)
-        handle.process_ended = handle.num_finished < len(handle.job.candidates)
 
     def _lose_slot(self, number: int, reason: str) -> None:
         """Count a slot of a lost device.
@@ -332,22 +336,6 @@ def pickled(value: object, expectation: str) -> bytes:
         return pickle.dumps(value)
     except Exception as error:
         raise UserError(f"{expectation} that can be pickled: {describe(error)}; {_ADVICE}") from None
-
-
-def pickled_task(task: GFNTask) -> bytes:
-    """Return a task as bytes that another process can load.
-
-    Raises:
-        UserError: it cannot be pickled, or its class is in a main script that every process would run again.
-    """
-    name = type(task).__name__
-    payload = pickled(task, f"task {name}: expected a task")
-    if b"__main__" in payload and not _has_main_guard():
-        raise UserError(
-            f"task {name}: defined in the main script, which has no `if __name__ == '__main__':` and would run again "
-            f"in every process; {_ADVICE}"
-        )
-    return payload
 
 
 def _has_main_guard() -> bool:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import os
 import pickle
 import resource
 import signal
 import sys
+import time
 import traceback
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing.connection import Connection
 from typing import NamedTuple, NoReturn
 
+import psutil
+
 from gflownet.errors import UserError
 from gflownet.evaluation.execution import attempt, describe, is_device_error, is_out_of_memory
-from gflownet.evaluation.executors.descendants import adopt_orphans, end_descendants, end_with_parent, has_descendants
 from gflownet.evaluation.executors.devices import Devices, Slot
 from gflownet.evaluation.executors.process_state import ProcessState
 from gflownet.evaluation.job import EvaluationStatus, Outcome
@@ -24,6 +29,11 @@ from gflownet.evaluation.task import GFNTask
 
 # The state of a process after these is unknown.
 _LEAVES_AFTER = (EvaluationStatus.CRASHED, EvaluationStatus.OUT_OF_MEMORY)
+
+# Options of prctl(2).
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
+# Longest time for all descendants to end after SIGKILL, seconds.
+_END_TIMEOUT_S = 5.0
 
 
 class ChangedProcessError(BaseException):
@@ -88,7 +98,7 @@ def work(task: GFNTask, settings: PoolSettings, slot: Slot, connection: Connecti
 
 
 def _become_worker(output: int) -> None:
-    end_with_parent()
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     adopt_orphans()
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -155,8 +165,7 @@ def _serve(task: GFNTask, devices: Devices | None, connection: Connection) -> No
         if lost is not None:
             connection.send((MessageKind.DEVICE_LOST, lost))
             return
-        if has_descendants():
-            end_descendants()
+        end_descendants()
         changed = changed or state.changed()
         is_leaving = (
             bool(changed) or num_finished < len(outcomes) or any(each.status in _LEAVES_AFTER for each in outcomes)
@@ -164,3 +173,34 @@ def _serve(task: GFNTask, devices: Devices | None, connection: Connection) -> No
         if devices is not None and not is_leaving:
             devices.give_back()
         connection.send((MessageKind.DONE, Done(pickle.dumps(outcomes[num_sent:]), changed, is_leaving)))
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose parent ends; Linux only."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def end_descendants(*, spared: Collection[int] = ()) -> None:
+    """Kill all descendants of this process, which adopts orphans, and wait for their end.
+
+    Args:
+        spared: children that go on, with their descendants.
+    """
+    end = time.monotonic() + _END_TIMEOUT_S
+    with suppress(ChildProcessError):  # there is no child
+        while time.monotonic() < end:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            children = [child for child in psutil.Process().children() if child.pid not in spared]
+            if not children:
+                return
+            with suppress(psutil.Error):
+                children += [each for child in children for each in child.children(recursive=True)]
+            for process in children:
+                with suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(children, timeout=_END_TIMEOUT_S)  # reaps those of this process
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
