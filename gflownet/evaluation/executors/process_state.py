@@ -98,7 +98,7 @@ def _values() -> dict[str, Any]:
         "the file mask": mask,
         "sys.stdin, stdout or stderr": (sys.stdin, sys.stdout, sys.stderr),
         "sys.path": list(sys.path),
-        "warnings.filters": list(warnings.filters),
+        "warnings.filters": [each for each in warnings.filters if each[0] == "error"],  # imports add others
         "the recursion limit": sys.getrecursionlimit(),
         "a signal handler": [signal.getsignal(number) for number in _CATCHABLE],
         "a timer": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
