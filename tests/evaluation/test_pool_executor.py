@@ -210,6 +210,7 @@ def test_worker_warms_its_task_up_before_it_is_ready():
         ("leak_files", OK, None),
         pytest.param("leak_thread", OK, None, marks=SLOW),
         ("close_all_files", CRASHED, "its process "),
+        pytest.param("write_into_all_files", CRASHED, "its process was killed by SIGKILL", marks=SLOW),
         ("raise_broken_text", FAILED, "BrokenTextError: its text raised RuntimeError"),
     ],
 )

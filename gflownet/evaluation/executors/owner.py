@@ -11,6 +11,8 @@ import os
 import pickle
 import re
 import signal
+import socket
+import struct
 import sys
 import threading
 import time
@@ -18,7 +20,6 @@ import traceback
 from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import NamedTuple, NoReturn
 
@@ -43,6 +44,8 @@ MAX_TAIL = 3_500
 _READ_SIZE = 1 << 16
 # Time between two looks at limits, and at ends that a connection does not show: a candidate's program may hold it open.
 _LOOK_EVERY_S = 0.1
+# Longest wait for the rest of a message, seconds and microseconds: a candidate may write into any open file.
+_MESSAGE_LIMIT = struct.pack("ll", 5, 0)
 # The first optimiser of torch.optim in a process imports this module: a second or more.
 _OPTIMISER_MODULE = "torch._dynamo"
 _OPTIMISER = re.compile(r"\btorch\.optim\b|\bfrom torch import .*\boptim\b")
@@ -130,7 +133,7 @@ class _Worker:
         self.is_ready, self.job, self.start, self.tail = True, job, time.monotonic(), b""
         self.num_kills = num_kills_without_memory()
         self.renew()
-        with suppress(BrokenPipeError, ConnectionResetError):  # its end is noticed later
+        with suppress(OSError):  # its end, or its deadline, is noticed later
             self.connection.send_bytes(job.job or b"")
 
     def renew(self) -> None:
@@ -205,7 +208,10 @@ class Owner:
 
     def _start(self, slot: int, job: Order) -> None:
         """Fork a worker, which gets its job when it is ready."""
-        connection, theirs = Pipe()
+        sockets = socket.socketpair()
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            sockets[0].setsockopt(socket.SOL_SOCKET, option, _MESSAGE_LIMIT)
+        connection, theirs = (Connection(each.detach()) for each in sockets)
         read, output = os.pipe()
         os.set_blocking(read, False)
         try:
@@ -228,7 +234,7 @@ class Owner:
         while worker in self._workers and worker.connection.poll():
             try:
                 kind, content = worker.connection.recv()
-            except Exception:  # it has ended, or a candidate has written there
+            except Exception:  # it has ended, or a candidate has written into the connection
                 return self._lose(worker)
             job = worker.job
             assert job is not None
