@@ -59,12 +59,11 @@ class Order(NamedTuple):
     deadline: float | None = None  # seconds per outcome
 
 
-def own(main: Connection) -> NoReturn:
+def own(settings: PoolSettings, main: Connection) -> NoReturn:
     """Serve a pool until its main process ends, or ends this one. The target of a new process.
 
     A reply is the number of a job, -1 for none, with the kind and the content of a message.
     """
-    settings = main.recv()
     try:
         task = _loaded(settings)
     except Exception as error:
@@ -130,6 +129,8 @@ class _Worker:
 
     def begin(self, job: Order) -> None:
         """Send a job."""
+        while self.read_output():  # of the previous job
+            pass
         self.is_ready, self.job, self.start, self.tail = True, job, time.monotonic(), b""
         self.num_kills = num_kills_without_memory()
         self.renew()

@@ -43,15 +43,15 @@ _ENVIRONMENT = {
 # The owner's program. Its imports take seconds, in which a timer notices the end of the main process; a parent-death
 # signal would be sent at the end of the thread that has started it.
 _PROGRAM = """
-import os, signal, sys
+import os, pickle, signal, sys
 from multiprocessing.connection import Connection
 from multiprocessing.spawn import prepare
 descriptor, parent = map(int, sys.argv[1:])
 signal.signal(signal.SIGALRM, lambda *_: os.getppid() == parent or os._exit(1))
 signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
-main = Connection(descriptor)
-prepare(main.recv())
-main.recv()(main)
+prepare(pickle.load(sys.stdin.buffer))
+own, settings = pickle.load(sys.stdin.buffer)
+own(settings, Connection(descriptor))
 """
 _PATHS, _MAIN_SCRIPT = {"sys_path", "sys_argv"}, {"init_main_from_name", "init_main_from_path"}
 _END_LIMIT_S = 10.0
@@ -97,29 +97,31 @@ class _OwnerProcess:
         """Start it. Its session is another one: signals of a terminal are for the main process."""
         self._connection, theirs = multiprocessing.Pipe()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115, closed by `end`
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._output,
-            env={**os.environ, **_ENVIRONMENT},
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
+        data = spawn.get_preparation_data("owner")
+        kept = _PATHS | _MAIN_SCRIPT if imports_main else _PATHS
+        with tempfile.TemporaryFile() as file:  # a connection would wait until it is read
+            pickle.dump({name: data[name] for name in kept & data.keys()}, file)
+            pickle.dump((own, settings), file)
+            file.seek(0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), str(os.getpid())],
+                stdin=file,
+                stdout=self._output,
+                stderr=self._output,
+                env={**os.environ, **_ENVIRONMENT},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
         theirs.close()
         self.replies: SimpleQueue[tuple[int, MessageKind, Any] | None] = SimpleQueue()  # None: it has ended
         # Without the thread both processes could wait for the other one to read.
         self._reader = threading.Thread(target=_read, args=(self._connection, self.replies), daemon=True)
         self._reader.start()
-        data = spawn.get_preparation_data("owner")
-        kept = _PATHS | _MAIN_SCRIPT if imports_main else _PATHS
-        for message in ({name: data[name] for name in kept & data.keys()}, own, settings):
-            self.send(message)
 
-    def send(self, message: Any) -> None:
+    def send(self, order: Order) -> None:
         """Send an order; `replies` show whether the owner has ended."""
         with suppress(BrokenPipeError, ConnectionResetError):
-            self._connection.send(message)
+            self._connection.send(order)
 
     def end(self) -> str:
         """End it with all workers, and return its end and its last output in words."""
