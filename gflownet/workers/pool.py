@@ -192,10 +192,10 @@ class WorkerPool(Closing):
     def _accept(self) -> None:
         """Wait until one more worker is ready."""
         by_sentinel = {process.sentinel: process for process in self._processes.values()}
-        ready = wait([self._listener, *by_sentinel], self._deadline_s)
+        ready = wait([self._listener.socket, *by_sentinel], self._deadline_s)
         if not ready:
             raise self._missed("a worker")
-        if self._listener not in ready:
+        if self._listener.socket not in ready:
             process = by_sentinel[ready[0]]
             raise WorkerError(f"a worker (pid {process.pid}) {_cause_of_death(process)} during its start")
         try:

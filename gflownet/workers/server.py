@@ -92,9 +92,9 @@ class ProxyServer(Closing):
     def _serve(self) -> None:
         is_open = True
         while is_open:
-            ready = wait([self._listener, *self._channels])
-            self._run_calls([self._channels[connection] for connection in ready if connection is not self._listener])
-            is_open = self._listener not in ready or self._accept()
+            ready = wait([self._listener.socket, *self._channels])
+            self._run_calls([self._channels[connection] for connection in ready if connection in self._channels])
+            is_open = self._listener.socket not in ready or self._accept()
         for channel in self._channels.values():
             channel.close()
         self._listener.close()

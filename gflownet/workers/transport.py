@@ -13,6 +13,7 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing import resource_sharer
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -286,7 +287,7 @@ class Address:
 
 
 class Listener:
-    """Accepts the channels of other processes. `multiprocessing.connection.wait` waits for the next one.
+    """Accepts the channels of other processes.
 
     Args:
         transport: how messages travel.
@@ -294,17 +295,14 @@ class Listener:
 
     Attributes:
         address: for the processes that connect.
+        socket: readable when `accept` returns at once.
     """
 
     def __init__(self, transport: Transport, device: torch.device = CPU) -> None:
-        self._socket, entrance = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket, entrance = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.address = Address(entrance, transport)
         self._transport, self._device = transport, device
         _of_this_process.add(self)
-
-    def fileno(self) -> int:
-        """Return the file descriptor that is readable when `accept` returns at once; -1 if the listener is closed."""
-        return self._socket.fileno()
 
     def accept(self) -> Channel:
         """Return the channel of the next process that connects.
@@ -313,7 +311,7 @@ class Listener:
             EOFError: the listener was stopped.
             OSError, RuntimeError: no file descriptors or memory are left; the other process reads the end of its pipe.
         """
-        message, descriptors, *_ = socket.recv_fds(self._socket, 1, _MAX_DESCRIPTORS)
+        message, descriptors, *_ = socket.recv_fds(self.socket, 1, _MAX_DESCRIPTORS)
         if not message:
             raise EOFError("the listener was stopped")
         if len(descriptors) < message[0]:
@@ -326,12 +324,12 @@ class Listener:
 
     def stop(self) -> None:
         """Refuse processes that connect, and end a wait in another thread."""
-        if self.fileno() >= 0:
-            self._socket.shutdown(socket.SHUT_RD)
+        with suppress(OSError):  # it is closed
+            self.socket.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
         """Refuse processes that connect."""
-        self._socket.close()
+        self.socket.close()
 
 
 _MAX_DESCRIPTORS = 3  # of a pipe and two buffers

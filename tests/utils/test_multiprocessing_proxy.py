@@ -182,8 +182,11 @@ def loader(dataset: Any, *, num_workers: int = 1, start: str = "fork") -> Any:
     return DataLoader(dataset, batch_size=None, num_workers=num_workers, multiprocessing_context=start)
 
 
-STARTS = ["fork", pytest.param("forkserver", marks=pytest.mark.slow), pytest.param("spawn", marks=pytest.mark.slow)]
-SIZES = [{"pickle_messages": True}, {"sb_size": 256}]
+WAYS = [
+    ("fork", {"pickle_messages": True}),
+    ("fork", {"sb_size": 256}),
+    pytest.param("forkserver", {"sb_size": 256}, marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture
@@ -193,8 +196,7 @@ def wrapper() -> Iterator[Any]:
     made.terminate()
 
 
-@pytest.mark.parametrize("options", SIZES, ids=str)
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize(("start", "options"), WAYS)
 def test_proxy_used_by_threads_of_a_worker(start, options):
     """Report lightning#19427: a reply reached another thread."""
     wrapper = mp_object_wrapper(Served(), 1, **options)
@@ -202,8 +204,7 @@ def test_proxy_used_by_threads_of_a_worker(start, options):
     wrapper.terminate()
 
 
-@pytest.mark.parametrize("options", SIZES, ids=str)
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize(("start", "options"), WAYS)
 def test_proxy_used_by_two_loaders(start, options):
     """Report pytorch/data#1198: a training and a validation loader with one wrapper, and more workers than it names."""
     wrapper = mp_object_wrapper(Served(), 1, **options)
@@ -258,7 +259,7 @@ class Endless(IterableDataset):
             yield os.getpid()
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_terminate_during_a_loader(wrapper, start):
     """Report recursionpharma/gflownet#59: the worker waited for a reply that never came."""
     stream = iter(loader(Endless(wrapper.placeholder), start=start))
