@@ -24,9 +24,8 @@ from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.layout import Batch, BatchLayout, Kinds
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.policy.on_device import PolicyOnDevice
-from gflownet.workers.loader_pool import LoaderPool
 from gflownet.workers.packing import MessageError
-from gflownet.workers.pool import Pool, WorkerError, WorkerPool
+from gflownet.workers.pool import WorkerError, WorkerPool
 from gflownet.workers.process import WorkerInfo, keep_freed_memory, seed_all, stream_seed
 from gflownet.workers.proxy import Endpoint
 from gflownet.workers.server import ProxyServer, Served
@@ -77,7 +76,6 @@ class RemoteEvaluator(Evaluator):
         return evaluations
 
 
-POOLS: dict[str, type[Pool]] = {"processes": WorkerPool, "dataloader": LoaderPool}
 _NUM_PUBLISHED = 2  # a rollout starts after its predecessor was taken: it may need the second-last weights
 
 
@@ -111,7 +109,7 @@ def worker_rollouts(
 
     Raises:
         WorkerError: the user's own code raised in a worker; the cause carries the worker's traceback.
-        UserError: workers die or time out, cannot be started that way, or the task cannot be pickled for them.
+        UserError: workers die or time out, or the task cannot be pickled for them.
         EvaluationStoppedError: a stop request, or the budget is spent.
     """
     policies = {"policy": policy} if teacher is None else {"policy": policy, "teacher": teacher}
@@ -129,9 +127,9 @@ def worker_rollouts(
     }
     producer = _RolloutProducer(source, first_step)
     with (
-        _failures_as_user_errors(num_workers, config),
+        _failures_as_user_errors(num_workers),
         ProxyServer(objects, transport=transport, device=policy.device) as server,
-        _pool(producer, server, num_workers=num_workers, config=config) as pool,
+        WorkerPool(producer, server, num_workers=num_workers, deadline_s=config.deadline, seed=source.seed) as pool,
     ):
         while True:
             yield pool.next()
@@ -201,7 +199,6 @@ class _RolloutProducer:
 
     def __init__(self, source: TrajectorySource, first_step: int) -> None:
         self._source, self._first_step = source, first_step
-        self.seed = source.seed
 
     def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[Rollout]:
         keep_freed_memory()
@@ -209,7 +206,7 @@ class _RolloutProducer:
         teacher: Any = endpoint.proxy("teacher") if self._source.options.num_taught else None
         replay: Any = endpoint.proxy("replay")
         evaluator = RemoteEvaluator(endpoint.proxy("evaluations"))
-        for turn in count(info.id + info.num_taken * info.num_workers, info.num_workers):
+        for turn in count(info.id, info.num_workers):
             step = self._first_step + turn
             seed_all(stream_seed(self._source.seed, step, GLOBAL_STREAM))
             # Several workers share one set of weights, so that calls can be merged; a single worker has its own.
@@ -224,27 +221,9 @@ def _publish(served: Mapping[str, ServedPolicy]) -> None:
         policy.publish()
 
 
-def _pool(producer: _RolloutProducer, server: ProxyServer, *, num_workers: int, config: WorkersConfig) -> Pool:
-    try:
-        return POOLS[config.backend](
-            producer,
-            server,
-            num_workers=num_workers,
-            start_method=config.start_method,
-            deadline_s=config.deadline,
-            max_restarts=config.max_restarts,
-            seed=producer.seed,
-        )
-    except MessageError:
-        raise
-    except ValueError as error:
-        raise UserError(f"workers.start_method={config.start_method}: {error}") from None
-
-
 @contextmanager
-def _failures_as_user_errors(num_workers: int, config: WorkersConfig) -> Iterator[None]:
-    """Turn failures of workers, except exceptions of the user's code, into one line with the relevant options."""
-    options = "workers.deadline" if config.backend == "dataloader" else "workers.deadline, workers.max_restarts"
+def _failures_as_user_errors(num_workers: int) -> Iterator[None]:
+    """Turn failures of workers, except exceptions of the user's code, into one line with the relevant option."""
     try:
         yield
     except WorkerError as error:
@@ -256,6 +235,6 @@ def _failures_as_user_errors(num_workers: int, config: WorkersConfig) -> Iterato
             raise FloatingPointError(str(error.__cause__)) from error
         if error.__cause__ is not None:
             raise
-        raise UserError(f"num_workers={num_workers}: {error} ({options})") from None
+        raise UserError(f"num_workers={num_workers}: {error} (workers.deadline)") from None
     except MessageError as error:
         raise UserError(f"num_workers={num_workers}: {error}") from error

@@ -4,49 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from contextlib import closing
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from gflownet.data import rollouts as rollout_module
-from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig, WorkersConfig
+from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig
 from gflownet.data.replay import SeenStates, load_offline
 from gflownet.data.rollouts import MergedPolicyCalls, _failures_as_user_errors
 from gflownet.data.sampler import Exploration
 from gflownet.data.source import Rollout
 from gflownet.errors import UserError
-from gflownet.evaluation.conditioning import Conditioning
 from gflownet.graphs import canonical
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.trajectory import Origin, Trajectory
 from gflownet.workers.pool import WorkerError
-from gflownet.workers.process import get_worker_info
 from tests.contracts.environments import ENVIRONMENTS
 from tests.data.policies import keys
 from tests.data.rollouts import Config, CountsNodes, Parts, assert_same, num_nodes, parts, write_stop
-
-BACKENDS = ("processes", "dataloader")
-
-
-class DiesOnce(CountsNodes):
-    """Kills its worker at the first sampling after a file has appeared, and removes the file."""
-
-    def __init__(self, config: Any, sign: Path) -> None:
-        super().__init__(config)
-        self.sign = sign
-
-    def sample_conditioning(self, num: int, *, generator: torch.Generator) -> Conditioning:
-        if get_worker_info() is not None and self.sign.exists():
-            self.sign.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().sample_conditioning(num, generator=generator)
 
 
 def test_rollout_scores_stores_and_replays(tmp_path):
@@ -93,19 +73,19 @@ def test_sample_on_policy_separate_stream(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("transport", "dense", "backend"),
+    ("transport", "dense"),
     [
-        ("buffer", False, "processes"),
-        ("pickle", True, "dataloader"),
-        pytest.param("small_buffer", True, "processes", marks=pytest.mark.slow),
-        pytest.param("queue", False, "dataloader", marks=pytest.mark.slow),
+        ("buffer", False),
+        pytest.param("pickle", True, marks=pytest.mark.slow),
+        pytest.param("small_buffer", True, marks=pytest.mark.slow),
+        pytest.param("queue", False, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.filterwarnings("ignore:mp_buffer_size")
-def test_worker_rollouts_one_worker_bit_equal(tmp_path, transport, dense, backend):
+def test_worker_rollouts_one_worker_bit_equal(tmp_path, transport, dense):
     with parts(tmp_path / "here", dense=dense) as here, parts(tmp_path / "there", dense=dense) as there:
         expected = list(islice(here.here(), 4))
-        with closing(there.of_workers(transport, config=WorkersConfig(backend=backend))) as stream:
+        with closing(there.of_workers(transport)) as stream:
             for rollout in expected:
                 ours = next(stream)
                 assert_same(ours, rollout)
@@ -116,31 +96,26 @@ def test_worker_rollouts_one_worker_bit_equal(tmp_path, transport, dense, backen
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_worker_rollouts_policy_on_cuda(tmp_path, backend):
+def test_worker_rollouts_policy_on_cuda(tmp_path):
     with parts(tmp_path) as built:
         built.policy.cuda()
-        config = WorkersConfig(backend=backend)
-        with closing(built.of_workers("buffer", num_workers=2, config=config, device=torch.device("cuda"))) as stream:
+        with closing(built.of_workers("buffer", num_workers=2, device=torch.device("cuda"))) as stream:
             for rollout in islice(stream, 4):
                 assert rollout.trajectories.log_reward.device.type == "cpu"
                 assert bool(rollout.trajectories.log_reward.isfinite().all())
 
 
-@pytest.mark.parametrize("backend", ["processes", pytest.param("dataloader", marks=pytest.mark.slow)])
-def test_worker_rollouts_two_workers_alternate(tmp_path, backend):
+def test_worker_rollouts_two_workers_alternate(tmp_path):
     with parts(tmp_path / "here") as here, parts(tmp_path / "there") as there:
         expected = list(islice(here.here(), 4))
-        with closing(there.of_workers("buffer", num_workers=2, config=WorkersConfig(backend=backend))) as stream:
+        with closing(there.of_workers("buffer", num_workers=2)) as stream:
             ours = list(islice(stream, 4))
         assert [num_nodes(r) for r in ours] == [num_nodes(r) for r in expected]
         assert {e.metrics["pid"] for r in ours for e in r.evaluations} == {float(os.getpid())}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_worker_rollouts_use_published_weights(tmp_path, backend):
-    config = WorkersConfig(backend=backend)
-    with parts(tmp_path, epsilon=0.0) as built, closing(built.of_workers("buffer", config=config)) as stream:
+def test_worker_rollouts_use_published_weights(tmp_path):
+    with parts(tmp_path, epsilon=0.0) as built, closing(built.of_workers("buffer")) as stream:
         first = next(stream)
         assert max(num_nodes(first)) > 1
         write_stop(built.policy, bias=1e4)  # while the second one, which began with the first weights, is prepared
@@ -152,33 +127,19 @@ def test_worker_rollouts_use_published_weights(tmp_path, backend):
 
 
 def test_worker_rollouts_publish_before_first_refresh(tmp_path, monkeypatch):
-    start = rollout_module._pool
+    start = rollout_module.WorkerPool
 
     def asked_at_once(work, server, **options):
-        first = server.connect()
-        first.proxy("policy").refresh(1)
-        first.channel.close()
+        server.endpoint.proxy("policy").refresh(1)
         return start(work, server, **options)
 
-    monkeypatch.setattr(rollout_module, "_pool", asked_at_once)
+    monkeypatch.setattr(rollout_module, "WorkerPool", asked_at_once)
     with parts(tmp_path) as built, closing(built.of_workers("pickle")) as stream:
         assert len(num_nodes(next(stream))) == 6
 
 
-def test_worker_rollouts_replace_killed_worker(tmp_path):
-    sign = tmp_path / "sign"
-    with parts(tmp_path / "here") as here, parts(tmp_path / "there", task=DiesOnce, sign=sign) as there:
-        expected = list(islice(here.here(), 5))
-        with closing(there.of_workers("buffer", num_workers=2)) as stream:
-            ours = list(islice(stream, 1))
-            sign.touch()
-            with pytest.warns(UserWarning, match="killed by SIGKILL"):
-                ours += islice(stream, 4)
-        assert [num_nodes(r) for r in ours] == [num_nodes(r) for r in expected]
-
-
 def fail(cause: BaseException | None) -> None:
-    with _failures_as_user_errors(2, WorkersConfig()):
+    with _failures_as_user_errors(2):
         raise WorkerError("worker 0 failed") from cause
 
 
@@ -191,7 +152,7 @@ def test_worker_failure_with_user_error_cause():
 def test_worker_failure_with_other_or_no_cause():
     with pytest.raises(WorkerError):
         fail(RuntimeError("the user's own"))
-    with pytest.raises(UserError, match=r"^num_workers=2: worker 0 failed \(workers.deadline, workers.max_restarts\)$"):
+    with pytest.raises(UserError, match=r"^num_workers=2: worker 0 failed \(workers.deadline\)$"):
         fail(None)
 
 
