@@ -9,26 +9,25 @@ nodes without an operation, the last one of S for shapes not known yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 
-from gflownet.envs.operation_choices import ACTIVATION, MERGE, OperationChoices, Prefix
+from gflownet.envs.operation_choices import OperationChoices, Prefix
 from gflownet.graphs.operation import AppliedOperation, operation
 from gflownet.mdp.states import NO_LIMIT
 from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.standalone import cost_of
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 
-UNKNOWN = -1  # number of a shape that is not known, and position of a prefix that does not exist
+UNKNOWN = -1  # number of a shape that is not known
 HEAD = "head"
 _MAX_SHAPES = 2_000
 _MAX_EVALUATIONS = 50_000  # of shapes by operations
 _NEVER = 2**60  # cost of an impossible completion
-Settings = tuple[str, tuple[tuple[str, Hashable], ...]]  # an operation and its varying settings
 
 
 def is_within(costs: Sequence[int], caps: Sequence[int]) -> bool:
@@ -42,7 +41,7 @@ class OperationTables:
 
     shapes: tuple[Shape, ...]
     inputs: Tensor  # [number of inputs] int64, their shapes
-    child: Tensor  # [P, C] int64, prefix after a value, or UNKNOWN
+    child: Tensor  # [P, C] int64, prefix after a value, the last one for none
     after: tuple[Tensor, ...]  # [types + 1] prefix of a type, then per attribute [P, values + 1] after a value
     open: Tensor  # [P, 1 + C] bool, whether a setting is left to be set, and to which values
     output: Tensor  # [P, S] int64, shape after a complete prefix, or UNKNOWN
@@ -162,14 +161,6 @@ class _Evaluator:
         self._num_classes, self._caps = num_classes, caps
         # By the identity of an operation, whose settings may be unhashable.
         self._results: dict[tuple[int, Shape], tuple[Shape, tuple[int, int]] | None] = {}
-        self._applied: dict[Settings, AppliedOperation] = {}
-
-    def applied(self, choices: OperationChoices, prefix: Prefix) -> AppliedOperation:
-        """Return the operation of a complete prefix, one object for all activations and merges."""
-        settings = _settings(choices, prefix)
-        if settings not in self._applied:
-            self._applied[settings] = choices.applied(prefix)
-        return self._applied[settings]
 
     def __call__(self, applied: AppliedOperation, shape: Shape) -> tuple[Shape, tuple[int, int]] | None:
         """Return output shape and cost, None if the operation does not fit the shape or the caps."""
@@ -211,30 +202,24 @@ def build_tables(
     evaluate = _Evaluator(num_classes, caps)
     prefixes = choices.prefixes
     complete = [choices.next_attribute(prefix) is None for prefix in prefixes]
-    applied = [evaluate.applied(choices, p) if c else None for p, c in zip(prefixes, complete, strict=True)]
+    applied = [choices.applied(p) if c else None for p, c in zip(prefixes, complete, strict=True)]
     shapes = _reachable(evaluate, {id(a): a for a in applied if a is not None}.values(), inputs, max_depth)
     output, cost = _results(evaluate, applied, shapes)
     head = torch.tensor([*map(evaluate.head, shapes), (0, 0)])
-    children = _children(choices)
-    child = torch.cat(children, 1) if children else torch.empty(len(prefixes) + 1, 0, dtype=torch.int64)
+    after = _after(choices, num_ends=len(inputs) + 1)
+    child = torch.cat([torch.empty(len(prefixes) + 1, 0, dtype=torch.int64), *(each[:, :-1] for each in after[1:])], 1)
     return OperationTables(
         shapes=shapes,
         inputs=torch.tensor([shapes.index(shape) for shape in inputs]),
         child=child,
-        after=_after(children, len(choices.operations), len(prefixes), num_ends=len(inputs) + 1),
-        open=torch.cat([~torch.tensor([*complete, True])[:, None], child != UNKNOWN], 1),
+        after=after,
+        open=torch.cat([~torch.tensor([*complete, True])[:, None], child < len(prefixes)], 1),
         output=output,
         cost=cost,
         head=head,
         adapter=_adapters(shapes),
         fits=_fits(shapes),
         completions=_completions(choices, output, torch.cat([cost, head[output]], -1), caps),
-    )
-
-
-def _settings(choices: OperationChoices, prefix: Prefix) -> Settings:
-    return choices.operations[prefix.operation].name, tuple(
-        item for item in prefix.values if item[0] not in (ACTIVATION, MERGE)
     )
 
 
@@ -277,29 +262,20 @@ def _too_many(limit: str) -> str:
     return f"env.operation_graph: expected operations that reach at most {limit}; offer fewer values in choices"
 
 
-def _children(choices: OperationChoices) -> list[Tensor]:
-    """Return per attribute the prefix after each value, or UNKNOWN, [P, values]."""
+def _after(choices: OperationChoices, *, num_ends: int) -> tuple[Tensor, ...]:
+    """Return the prefix of each node type, then per attribute the one after each value; the last entry is for -1."""
     position = {prefix: index for index, prefix in enumerate(choices.prefixes)}
-    children = [
-        torch.full((len(position) + 1, len(attribute.values)), UNKNOWN, dtype=torch.int64)
-        for attribute in choices.attributes
-    ]
-    names = [attribute.name for attribute in choices.attributes]
+    none = len(position)
+    itself = torch.arange(none + 1)[:, None]
+    sizes = {attribute.name: len(attribute.values) for attribute in choices.attributes}
+    after = {name: torch.cat([torch.full((none + 1, size), none), itself], 1) for name, size in sizes.items()}
+    values = {attribute.name: attribute.values for attribute in choices.attributes}
     for prefix, index in position.items():
         if prefix.values:
             name, value = prefix.values[-1]
-            attribute = names.index(name)
-            column = choices.attributes[attribute].values.index(value)
             parent = position[Prefix(prefix.operation, prefix.values[:-1])]
-            children[attribute][parent, column] = index
-    return children
-
-
-def _after(children: Sequence[Tensor], num_operations: int, none: int, *, num_ends: int) -> tuple[Tensor, ...]:
-    """Return the prefix of each node type, then per attribute the one after each value; the last entry is for -1."""
-    roots = torch.tensor([*[none] * num_ends, *range(num_operations), none])
-    itself = torch.arange(none + 1)[:, None]
-    return roots, *(torch.cat([child % (none + 1), itself], 1) for child in children)
+            after[name][parent, values[name].index(value)] = index
+    return torch.tensor([*[none] * num_ends, *range(len(choices.operations)), none]), *after.values()
 
 
 def _fits(shapes: Sequence[Shape]) -> Tensor:
