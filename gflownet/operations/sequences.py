@@ -1,16 +1,83 @@
-"""Recurrent cells over whole sequences, and the module of the operation rhn.
+"""Functions of generated code: linear layers, recurrent cells over whole sequences; the module of the operation rhn.
 
 B is the batch, T the number of time steps, D the width. A sequence [T B, D] is ordered by time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.layers import RHNBlock
 from gflownet.rhn.wavefront import along_wavefront
+
+# A forward of its own, a compiled call or a weight that is no parameter is one more.
+_NUM_ATTRIBUTES = len(vars(nn.Linear(1, 1, bias=False)))
+_PLAIN_TENSORS = {Tensor, nn.Parameter}
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a call of a module runs hooks, its own or those of all modules."""
+    own = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    return bool(own) or _has_any_global_hook()
+
+
+def plain_weight(layer: nn.Module) -> Tensor | None:
+    """Return the weight of an untouched nn.Linear without bias; None for a layer that does more: it has to be called.
+
+    Faster than `layer.weight`, which nn.Module looks up in Python.
+    """
+    if type(layer) is not nn.Linear or len(layer.__dict__) != _NUM_ATTRIBUTES or has_hooks(layer):
+        return None
+    parameters = layer._parameters
+    weight = parameters.get("weight") if parameters["bias"] is None else None
+    return weight if type(weight) in _PLAIN_TENSORS else None
+
+
+def project(
+    layer: nn.Module,
+    x: Tensor,
+    total: Tensor | None = None,
+    factor: Tensor | None = None,
+    scaled: Tensor | None = None,
+    scales_input: bool = False,
+) -> Tensor:
+    """Return total + factor * layer(x) [B, D].
+
+    Of an untouched linear layer its matrix is scaled, or the input, not the output: one gemm with the sum inside.
+
+    Args:
+        layer: of an edge, or of a neuron after its aggregation.
+        x: [B, F].
+        total: 0-d or [B, D].
+        factor: 0-d.
+        scaled: factor times the weight of the layer, from `scaled_matrices`.
+        scales_input: multiply the input, not the weight.
+    """
+    matrix = plain_weight(layer) if scaled is None else scaled
+    if matrix is None:
+        y = layer(x)
+        if factor is None:
+            return y if total is None else total + y
+        return y * factor if total is None else torch.addcmul(total, y, factor)
+    if scaled is None and factor is not None:
+        x, matrix = (x * factor, matrix) if scales_input else (x, matrix * factor)
+    if total is None or not total.dim():
+        return F.linear(x, matrix, total)
+    return torch.addmm(total, x, matrix.t())
+
+
+def scaled_matrices(layers: Sequence[nn.Module], factors: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Return the weight of each layer times its factor, of equal sizes, by one product; None where one is touched."""
+    matrices = [weight for layer in layers if (weight := plain_weight(layer)) is not None]
+    if len(matrices) < len(layers):
+        return [None] * len(layers)
+    return (torch.stack(matrices) * torch.stack(tuple(factors))[:, None, None]).unbind()
 
 
 def gru_sequence(layer: nn.GRUCell, x: Tensor, hidden: Tensor) -> Tensor:

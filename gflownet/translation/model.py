@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations import layers
 from gflownet.operations.neuron_code import FAST, Dialect, group, outside_name, slot_name, variable
-from gflownet.operations.sequences import gru_sequence, lstm_sequence, rhn_sequence
+from gflownet.operations.sequences import gru_sequence, lstm_sequence, project, rhn_sequence, scaled_matrices
 from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.vocabulary import DTYPES, activation, aggregation
 from gflownet.translation.cache import CACHE
@@ -42,7 +42,7 @@ MIN_STACKED = 8
 # Layers and functions of generated code besides those of torch.
 _NAMES: dict[str, Any] = {name: value for name, value in vars(layers).items() if isinstance(value, type)}
 _NAMES |= {each.__name__: each for each in (gru_sequence, lstm_sequence, rhn_sequence, add_parameters)}
-_NAMES |= {each.__name__: each for each in (pad_copies, concat_copies)}
+_NAMES |= {each.__name__: each for each in (project, scaled_matrices, pad_copies, concat_copies)}
 
 
 class StateManager:
@@ -229,6 +229,11 @@ class TranslatedModel(nn.Module):
         states = [slot_name(slot.kind, slot.node_id) for slot in plan.slots]
         return [*inputs, *states], [*outputs, *(f"next_{state}" for state in states)]
 
+    def _named_tensors(self) -> Mapping[str, Tensor]:
+        """Return the parameters outside of layers, by attribute if one is computed or pruned, or in a replica."""
+        names = self.plan.tensor_names
+        return p if (p := self._parameters).keys() >= names else {name: getattr(self, name) for name in names}
+
     def _sizes(self, position: int) -> tuple[int, ...]:
         """Return the sizes of an argument of forward after the batch."""
         return (self.plan.input_size,) if self.plan.is_dense else self.plan.inputs[position][2].sizes
@@ -349,7 +354,7 @@ def _source(plan: ModelPlan, writer: ClassWriter) -> str:
     # Every statement that adds parameters takes its values from the same iterator.
     initial = ["Base.__init__(self, device, dtype)", "values = iter(values or self.plan.values)"]
     functions = [_function(head, [*initial, *writer.initial_lines()])]
-    access = ["p, m = self._parameters, self._modules"]
+    access = ["p, m = self._named_tensors(), self._modules"]
     body = [*memory_format_lines(plan, writer.arguments()), *step_lines(plan, writer)]
     if plan.name:  # a subgraph: its state comes from and goes to the model
         state = [f"{slots_of(plan)} = state"] if plan.slots else []
