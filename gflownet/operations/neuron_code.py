@@ -29,12 +29,12 @@ class Dialect:
         """The weight matrix of a submodule."""
         return f"{self.module(name)}.weight"
 
-    def projected(self, name: str, x: str, total: str, factor: str = "", **options: str) -> str:
-        """The expression of total + factor * layer(x); `total` may be empty, `options` are those of `project`."""
+    def projected(self, name: str, x: str, total: str, factor: str = "", *, scales_input: bool = False) -> str:
+        """The expression of total + factor * layer(x), see `project`; `total` and `factor` may be empty."""
         layer = self.module(name)
         if not self.calls_layers:
-            given = {"total": total, "factor": factor, **options}
-            return f"project({', '.join([layer, x, *(f'{key}={value}' for key, value in given.items() if value)])})"
+            options = {"total": total, "factor": factor, "scales_input": scales_input}
+            return f"project({', '.join([layer, x, *(f'{key}={value}' for key, value in options.items() if value)])})"
         y = f"{layer}({x})"
         if not factor:
             return f"{total} + {y}" if total else y
@@ -121,21 +121,25 @@ class NodeEmitter:
         total, name, lines = start, self.name("sum"), []
         # Projected edges first: their first product takes the bias at no cost.
         pairs = sorted(zip(self.node.edges, factors, strict=True), key=lambda pair: not pair[0].is_projected)
-        for edge, factor in pairs:
-            lines.append(f"{name} = {self.added(edge, factor, total)}")
+        for position, (edge, factor) in enumerate(pairs):
+            lines.append(f"{name} = {self.added(edge, factor, total, is_matrix=position > 0)}")
             total = name
         # The last line is the expression itself.
         return lines[:-1], lines[-1].partition(" = ")[2]
 
-    def added(self, edge: EdgePlan, factor: str, total: str) -> str:
-        """The expression of total + factor * (P x); `total` may be empty, a 0-d bias or [B, d]."""
+    def added(self, edge: EdgePlan, factor: str, total: str, *, is_matrix: bool = False) -> str:
+        """The expression of total + factor * (P x); `is_matrix`: `total` is [B, d], not a 0-d bias."""
         x = self.source(edge)
         if not edge.is_projected:
             return f"torch.addcmul({total}, {x}, {factor})" if total else f"{x} * {factor}"
-        options = {} if self.node.scales_matrix(edge) else {"scales_input": "True"}
-        if edge.label in self.dialect.scaled and factor == self.dialect.parameter(f"weight_{edge.label}"):
-            options = {"scaled": self.dialect.scaled[edge.label]}
-        return self.dialect.projected(f"proj_{edge.label}", x, total, factor, **options)
+        scales_input = not self.node.scales_matrix(edge)
+        general = self.dialect.projected(f"proj_{edge.label}", x, total, factor, scales_input=scales_input)
+        matrix = self.dialect.scaled.get(edge.label)  # None in a model with a touched layer
+        if matrix is None or factor != self.dialect.parameter(f"weight_{edge.label}"):
+            return general
+        if is_matrix and total:
+            return f"({general} if {matrix} is None else torch.addmm({total}, {x}, {matrix}.t()))"
+        return f"({general} if {matrix} is None else F.linear({', '.join(filter(None, (x, matrix, total)))}))"
 
     def source(self, edge: EdgePlan) -> str:
         """The expression [B, size] of the source of an edge."""
