@@ -177,11 +177,6 @@ class ModelPlan:
         return tuple(parameter for parameter in self.parameters if parameter.shape == ())
 
     @cached_property
-    def tensor_names(self) -> frozenset[str]:
-        """The names of the parameters that code of the model reads, besides those of layers."""
-        return frozenset(each.name for step in self.live_steps for each in step.parameters if not each.module)
-
-    @cached_property
     def slots(self) -> tuple[StateSlot, ...]:
         """The recurrent state; empty for a feed-forward graph."""
         late = (edge for step in self.live_steps for plan in step.shapes.inputs.values() for edge in plan.late_edges)
