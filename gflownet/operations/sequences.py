@@ -99,6 +99,8 @@ def scaled_matrices(layers: Sequence[nn.Module], factors: Sequence[Tensor]) -> S
 
 def gru_sequence(layer: nn.GRUCell, x: Tensor, hidden: Tensor) -> Tensor:
     """Return the outputs [T B, D] on x [T B, D] from a state [B, D]."""
+    if not len(hidden):
+        return x
     outputs = []
     for moment in x.view(-1, *hidden.shape).unbind(0):
         hidden = layer(moment, hidden)
@@ -108,6 +110,8 @@ def gru_sequence(layer: nn.GRUCell, x: Tensor, hidden: Tensor) -> Tensor:
 
 def lstm_sequence(layer: nn.LSTMCell, x: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     """Return the outputs [T B, D] on x [T B, D] from a state of two [B, D], and the last memory cell [B, D]."""
+    if not len(hidden):
+        return x, cell
     outputs = []
     for moment in x.view(-1, *hidden.shape).unbind(0):
         hidden, cell = layer(moment, (hidden, cell))
@@ -117,14 +121,21 @@ def lstm_sequence(layer: nn.LSTMCell, x: Tensor, hidden: Tensor, cell: Tensor) -
 
 def rhn_sequence(block: RHNBlock, x: Tensor, hidden: Tensor, token: Tensor) -> Tensor:
     """Return the outputs [T B, D] on x [T B, D] from a state [B, D], which rows with token [B, 1] = 0 do not have."""
+    if not len(hidden):
+        return x
     moments = x.view(-1, *hidden.shape)
-    if not is_untouched(block, _OF_RHN.__contains__):
+    if _runs_by_token(block, x):
         return block(moments.transpose(0, 1), hidden, token)[0].transpose(0, 1).flatten(0, 1)
     first = block.step(moments[0], hidden, token)
     if len(moments) == 1:
         return first
     later, _ = along_wavefront([block], moments[1:].transpose(0, 1), first.unsqueeze(0))
     return torch.cat([first, later.transpose(0, 1).flatten(0, 1)])
+
+
+def _runs_by_token(block: RHNBlock, x: Tensor) -> bool:
+    """Return whether the definition computes a block: for programs, empty tensors, and modules that must be called."""
+    return x.is_meta or torch.compiler.is_compiling() or not len(x) or not is_untouched(block, _OF_RHN.__contains__)
 
 
 class RHNLayer(nn.Module):
@@ -136,8 +147,7 @@ class RHNLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the states of all tokens [B, T, D]."""
-        # Programs and tensors without data take the definition, token by token.
-        if x.is_meta or torch.compiler.is_compiling() or not is_untouched(self.block, _OF_RHN.__contains__):
+        if _runs_by_token(self.block, x):
             return self.block(x)[0]
         return along_wavefront([self.block], x, None)[0]
 
@@ -150,9 +160,9 @@ class CarriedRHNLayer(RHNLayer):
 
         `hidden` [B, D] is the state of the token before x [B, T, D], where `token` is 1.
         """
-        rows = x.transpose(0, 1).flatten(0, 1)
-        if x.is_meta or torch.compiler.is_compiling():
+        if _runs_by_token(self.block, x):
             y = self.block(x, hidden, token)[0]
         else:
+            rows = x.transpose(0, 1).flatten(0, 1)
             y = rhn_sequence(self.block, rows, hidden, token).unflatten(0, (-1, len(x))).transpose(0, 1)
         return y, y[:, -1], torch.ones_like(token)

@@ -114,7 +114,7 @@ class BHN(nn.Module):
         features = F.pad(F.silu(self.squeeze(self.norm(state))), (1, 0), value=1.0)
         if has_previous is not None:
             features = features * has_previous
-        beta = (features @ self.beta).unsqueeze(-1)
+        beta = (features * self.beta).sum(1, keepdim=True)
         return Adapters(self.gate(features), self.up(features), self.down(features), beta)
 
 
@@ -134,7 +134,7 @@ def dora(x: Tensor, layer: nn.Module, adapter: Adapter) -> Tensor:
     weight = weight if isinstance(weight, Tensor) else weight().dequantize()  # a method of quantised layers
     squared = weight.square().sum(-1)
     cross = 2 * (a @ weight.mT).mT + b @ (a @ a.mT)
-    relative = (1 + (b * cross).sum(-1) / squared).clamp(min=MIN_SQUARED_NORM)
+    relative = (1 + (b * cross).sum(2) / squared).clamp(min=MIN_SQUARED_NORM)
     return relative.rsqrt() * lora(x, layer, adapter)
 
 

@@ -41,28 +41,47 @@ def to_onnx(model: TranslatedModel | ModelSet, path: str | Path, *, batch_size: 
     of an operation graph with several are called x0, x1, ... by node id, and its outputs that are not vectors y5, ...
     The columns of a table are written next to it, NAME.columns.json: `TableColumns.from_dict` reads them.
 
-    Raises: ImportError where the packages of the extra [onnx] are missing.
+    Raises:
+        ImportError: the packages of the extra [onnx] are missing.
+        ValueError: a model in bfloat16, or one that ONNX cannot hold: no file is written.
     """
     missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
     if missing:
         raise ImportError(f"expected the packages of gflownet[onnx] for an ONNX export, missing {', '.join(missing)}")
+    autocasts = {each.plan.autocast for each in model.modules() if isinstance(each, TranslatedModel)}
+    if torch.bfloat16 in {each.dtype for each in (*model.parameters(), *model.buffers())} or "bfloat16" in autocasts:
+        raise ValueError(
+            "expected float16, float32 or float64 for ONNX, got bfloat16, which few of its operators take: "
+            "use model.float(), without the option autocast"
+        )
     input_names, output_names = model.pure_names()
     with evaluating(model):
         module, example = _traceable(model, batch_size)
-        torch.onnx.export(
+        program = torch.onnx.export(
             module,
             example,
-            str(path),
             input_names=input_names,
             output_names=output_names,
             dynamic_shapes=_free_batch(module, example),
             custom_translation_table={torch.ops.aten.sort.stable: _onnx_stable_sort()},
             dynamo=True,
-            external_data=False,
             verbose=False,
         )
+    assert program is not None
+    _check_onnx(program.model_proto, path)
+    program.save(str(path), external_data=False)
     if model.columns is not None:
         Path(path).with_suffix(".columns.json").write_text(json.dumps(model.columns.to_dict(), indent=1) + "\n")
+
+
+def _check_onnx(content: Any, path: str | Path) -> None:
+    """Raise ValueError for an invalid ONNX model."""
+    from onnx import checker, shape_inference  # pyright: ignore[reportMissingImports]
+
+    try:
+        checker.check_model(content, full_check=True)
+    except (checker.ValidationError, shape_inference.InferenceError) as error:
+        raise ValueError(f"{path}: expected a valid ONNX model, got: {' '.join(str(error).split())}") from None
 
 
 def _onnx_stable_sort() -> Callable[..., Any]:

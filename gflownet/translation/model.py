@@ -74,7 +74,7 @@ class StateManager:
                 f"expected a batch of {self.tensors[0].shape[0]}, as in the state of the previous call, "
                 f"got {batch_size}; pass reset_states=True to start a new sequence"
             )
-        # Autograd refuses tensors of inference_mode, but not copies of them. A compiled program cannot ask for the mode.
+        # Autograd refuses tensors of inference_mode, but not copies. A compiled program cannot ask for the mode.
         if (is_compiled := torch.compiler.is_compiling()) or not torch.is_inference_mode_enabled():
             self.tensors = tuple(each.clone() if is_compiled or each.is_inference() else each for each in self.tensors)
         return tuple(each.to(like.dtype) for each in self.tensors)  # of a call under autocast
