@@ -160,7 +160,7 @@ def result_of(problem: str, side: str, seed: int, num_trainings: int, *, is_fron
         if is_front:
             fresh = [_volume(components, graphs, rows)]
         else:
-            fresh = [_tested(row) for row in trained(components, graphs[:1], NUM_FRESH)]
+            fresh = [tested(row) for row in trained(components, graphs[:1], NUM_FRESH)]
     return Result(fresh, [row.score for row in rows if not row.seed], len(rows), seconds)
 
 
@@ -190,7 +190,7 @@ def _volume(components: GFNTrainer, graphs: Sequence[Any], rows: Sequence[Evalua
     is_on_front = non_dominated(np.array([utilities_of(row, task=task) for row in rows]))
     front = [graph for graph, is_best in zip(graphs, is_on_front, strict=True) if is_best]
     again = trained(components, front)
-    return hypervolume(np.array([[_tested(row), *utilities_of(row, task=task)[1:]] for row in again]))
+    return hypervolume(np.array([[tested(row), *utilities_of(row, task=task)[1:]] for row in again]))
 
 
 def trained(components: GFNTrainer, graphs: Sequence[Any], num: int = 1, *, first: int = FRESH_REPEAT) -> list[Any]:
@@ -200,7 +200,8 @@ def trained(components: GFNTrainer, graphs: Sequence[Any], num: int = 1, *, firs
         return [ticket.record for ticket in each.complete(requests, step=0)]
 
 
-def _tested(row: EvaluationRecord) -> float:
+def tested(row: EvaluationRecord) -> float:
+    """Return the test score of a training, 0 where it failed."""
     return max(row.metrics.get(TEST_METRIC, 0.0), 0.0)
 
 

@@ -5,7 +5,7 @@
 
 Each seed is a search of `--trainings` evaluations for accuracy and parameters, with a sampler that is conditioned on a
 cap of parameters. At each of four caps three groups of twelve networks are trained once, on seeds that no run has, and
-judged by their validation scores: the best by prediction of 256 samples (`gflownet.sample`), the best by prediction of
+judged by their test scores: the best by prediction of 256 samples (`gflownet.sample`), the best by prediction of
 200 mutations of the ten best evaluated networks within the cap, and networks of random actions with a third of the cap
 to the cap. All are new. A repeated command continues in --out.
 """
@@ -36,7 +36,7 @@ from gflownet.run.sampling import RestoredPolicy, restore
 from gflownet.search.proposals import distinct, mutations, unknown_mask
 from gflownet.train import main as train
 from scripts.bench import Row, at_least, figure, finish, parse_arguments
-from scripts.bench_real import FRESH_REPEAT, interval_of, trained
+from scripts.bench_real import FRESH_REPEAT, interval_of, tested, trained
 
 NUM_TRAININGS, NUM_SEEDS, QUICK_TRAININGS = 100, 5, 12
 NUM_BEST, NUM_SAMPLES, NUM_MUTATIONS, NUM_PARENTS = 12, 256, 200, 10
@@ -88,7 +88,7 @@ def result_of(problem: str, seed: int, num_trainings: int, folder: Path, *, num:
         }
         first = FRESH_REPEAT + seed
         rows = {name: trained(run.trainer, each, first=first) for name, each in groups.items()}
-        found[str(cap)] = {name: [row.score for row in each] for name, each in rows.items()}
+        found[str(cap)] = {name: [tested(row) for row in each] for name, each in rows.items()}
         found[str(cap)]["within"] = int((env.sizes(raw)[:, 0] <= cap).sum())
     return {"caps": found, "seconds": seconds}
 
@@ -125,7 +125,7 @@ def rows_of(problem: str, results: Sequence[Mapping[str, Any]], *, has_goals: bo
     for cap in results[0]["caps"]:
         means = {name: [mean(each["caps"][cap][name]) for each in results] for name in GROUPS}
         for name, values in means.items():
-            yield figure(f"{problem}, at most {cap}: {name}", mean(values), "trained score")
+            yield figure(f"{problem}, at most {cap}: {name}", mean(values), "test")
         within = min(each["caps"][cap]["within"] for each in results)
         yield at_least(f"{problem}, at most {cap}: samples within the cap", within, "of 256", NUM_SAMPLES)
         gain = [one - other for one, other in zip(means[SAMPLER], means[MUTATIONS], strict=True)]

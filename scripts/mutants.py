@@ -51,7 +51,6 @@ CONTRACTS = {
     "operations": ("operations",),
     "policy": ("policies",),
     "search": ("search_methods", "surrogates"),
-    "workers": ("worker_backends",),
 }
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\S+)?)", re.MULTILINE)
 

@@ -18,40 +18,40 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # The ratchet: at most so many lines of Python per room, words of docs, and files of the package. A commit that shortens
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
-    "gflownet": 75_512,
-    "tests": 59_474,
-    "gflownet/evaluation": 10_933,
+    "gflownet": 74_720,
+    "tests": 59_520,
+    "gflownet/evaluation": 10_613,
     "scripts": 7_987,
     "gflownet/autodiff": 6_505,
-    "gflownet/rhn": 5_213,
-    "gflownet/run": 5_164,
+    "gflownet/rhn": 5_264,
+    "gflownet/run": 5_165,
     "gflownet/search": 4_932,
-    "gflownet/graphs": 4_607,
-    "gflownet/envs": 4_574,
+    "gflownet/graphs": 4_497,
+    "gflownet/envs": 4_398,
     "gflownet/report": 4_106,
-    "gflownet/operations": 3_641,
+    "gflownet/operations": 3_740,
     "gflownet/mdp": 3_552,
-    "gflownet/translation": 3_353,
-    "gflownet/certificate": 2_791,
+    "gflownet/translation": 3_395,
+    "gflownet/certificate": 2_641,
     "gflownet/cli": 1_921,
     "gflownet/*.py": 1_706,
-    "gflownet/data": 1_695,
+    "gflownet/data": 1_667,
     "gflownet/objectives": 1_635,
-    "gflownet/workers": 1_602,
-    "gflownet/testing": 1_357,
+    "gflownet/workers": 1_484,
+    "gflownet/testing": 1_295,
     "gflownet/language": 1_238,
     "gflownet/pictures": 1_211,
     "gflownet/policy": 934,
-    "gflownet/training": 719,
+    "gflownet/training": 733,
     "gflownet/learning": 687,
     "gflownet/records": 640,
     "gflownet/comparison": 277,
     "gflownet/metrics": 241,
     "gflownet/scaffold": 143,
-    "gflownet/utils": 135,
+    "gflownet/utils": 100,
 }
-NUM_PACKAGE_FILES = 408
-NUM_DOC_WORDS = 80_384
+NUM_PACKAGE_FILES = 398
+NUM_DOC_WORDS = 80_494
 # Lines that a room may have below its budget before the budget has to follow.
 SLACK = 150
 # Top-level folders with Python code.

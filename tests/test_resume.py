@@ -80,7 +80,7 @@ def test_resume_reads_options_and_refuses_changes(finished, copied_run, capsys):
         assert main([f"log_dir={folder}", "resume=true", change]) == 2
         assert capsys.readouterr().err.startswith(f"error: {change.partition('=')[0]}: expected ")
         assert (folder / "config.yaml").read_text() == before
-    assert main([f"log_dir={folder}", "resume=true", "num_training_steps=9", "workers.max_restarts=9"]) == 0
+    assert main([f"log_dir={folder}", "resume=true", "num_training_steps=9", "workers.deadline=900"]) == 0
     *before, last = metric_rows(folder)
     assert before == metric_rows(finished)
     assert last["step"] == 9

@@ -54,7 +54,7 @@ class RuleReport:
     num_backward: int  # backward actions applied and undone
     num_edges: int  # pairs (G, G') with n_f |Aut G'| compared with n_b |Aut G|
     num_counted: int  # states with an independent automorphism count
-    num_compared: int  # pairs of states with an independent isomorphism test
+    num_compared: int  # states with an independent canonical key
     violations: tuple[Violation, ...]  # causes before consequences
 
     @property

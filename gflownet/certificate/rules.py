@@ -5,14 +5,12 @@ Letters: B states, E pairs of states (G, G') joined by actions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gflownet.certificate.automorphisms import LabelledGraph, are_isomorphic, count_automorphisms, labelled_graphs
 from gflownet.certificate.exact import first_positions, legal_steps
 from gflownet.certificate.result import Check, RuleReport, Violation
 from gflownet.certificate.transitions import (
@@ -38,7 +36,7 @@ class SampleSizes:
     """Limits of the expensive checks: a few seconds for all states, about one second for sampled ones."""
 
     num_counted: int = 2_000  # states with an independent automorphism count
-    num_compared: int = 1_000  # pairs of states with an independent isomorphism test
+    num_compared: int = 2_000  # states with an independent canonical key
     num_actions: int = 2_000  # forward actions, unless the states are complete
     num_children: int = 200  # states after these whose backward actions are checked, unless the states are complete
 
@@ -48,7 +46,7 @@ class SampleSizes:
         if is_complete:
             return SampleSizes()
         share = min(1.0, _MAX_PAIRS / (2_000 * env.vocabulary.max_nodes**2))
-        return SampleSizes(*(max(1, round(share * size)) for size in (300, 300, 2_000, 200)))
+        return SampleSizes(*(max(1, round(share * size)) for size in (300, 600, 2_000, 200)))
 
 
 def check_rules(env: Environment, states: GraphStates, *, is_complete: bool, seed: int) -> RuleReport:
@@ -75,7 +73,7 @@ def check_rules(env: Environment, states: GraphStates, *, is_complete: bool, see
     if len(parents):
         sampled = torch.randperm(len(parents), generator=generator)[:_NUM_PATHS]
         check_paths_back(env, parents[sampled], violations, generator=generator, max_steps=_MAX_PATH)
-    num_compared = _check_codes(env, states, violations, generator, max_pairs=sizes.num_compared)
+    num_compared = _check_codes(env, states, violations, generator, max_keys=sizes.num_compared)
     num_edges, num_counted = _check_symmetries(
         env, checked, (forward, backward), violations, generator, max_counted=sizes.num_counted
     )
@@ -124,56 +122,39 @@ def _distinct(env: Environment, states: GraphStates) -> GraphStates:
 
 
 def _check_codes(
-    env: Environment, states: GraphStates, violations: Violations, generator: torch.Generator, *, max_pairs: int
+    env: Environment, states: GraphStates, violations: Violations, generator: torch.Generator, *, max_keys: int
 ) -> int:
-    """Compare codes with isomorphism tests; return the number of pairs.
-
-    The pairs are states with equal neighbourhoods of their nodes, and states after actions on one state.
-    """
-    sampled = torch.randperm(len(states), generator=generator)[: max_pairs // 5]
-    num, num_equal = 0, _check_equal_neighbourhoods(env, states, violations, max_pairs=max_pairs)
-    for steps in legal_steps(env, states[sampled]):
-        code = env.identify(steps.after)
-        order = code.argsort(stable=True)
-        order = order[steps.owner[order].argsort(stable=True)]
-        first, second = order[:-1], order[1:]
-        joined = (steps.owner[first] == steps.owner[second]).nonzero().squeeze(1)
-        joined = joined[torch.randperm(len(joined), generator=generator)[: max_pairs - num]]
-        ends = torch.cat([first[joined], second[joined]])
-        graphs = labelled_graphs(steps.after[ends])
-        for position, pair in enumerate(joined.tolist()):
-            one, other = int(first[pair]), int(second[pair])
-            isomorphic = are_isomorphic(graphs[position], graphs[position + len(joined)])
-            if isomorphic is not None and isomorphic != bool(code[one] == code[other]):
-                states_shown = " and ".join(f"[{shown_state(env, steps.after, i)}]" for i in (one, other))
-                problem = "are isomorphic with different codes" if isomorphic else "differ with equal codes"
-                violations.add(Check.CODES, 1, f"{states_shown} {problem}")
-        num += len(joined)
-        if num >= max_pairs:
-            break
-    return num + num_equal
-
-
-def _check_equal_neighbourhoods(
-    env: Environment, states: GraphStates, violations: Violations, *, max_pairs: int
-) -> int:
-    """Check that states with equal neighbourhoods and other codes are not isomorphic; return the number of pairs."""
-    order = torch.arange(0, len(states), math.ceil(len(states) / (2 * max_pairs)))
-    groups: dict[tuple[str, ...], list[tuple[int, LabelledGraph]]] = {}
+    """Compare codes with canonical keys, found one graph at a time; return the number of keys."""
+    by_code: dict[int, tuple[str, GraphStates, int]] = {}
+    by_key: dict[str, tuple[int, GraphStates, int]] = {}
     num = 0
-    for index, graph in zip(order.tolist(), labelled_graphs(states[order]), strict=True):
-        group = groups.setdefault(tuple(sorted(map(repr, graph.neighbourhoods))), [])
-        for other, other_graph in group:
-            if num >= max_pairs // 2:
-                return num
-            num += 1
-            if are_isomorphic(graph, other_graph):
-                shown = " and ".join(f"[{shown_state(env, states, each)}]" for each in sorted((index, other)))
-                violations.add(Check.CODES, 1, f"{shown} are isomorphic with different codes")
-                break
-        else:
-            group.append((index, graph))
+    for batch in _states_to_compare(env, states, generator, max_keys):
+        num += len(batch)
+        for index, code in enumerate(env.identify(batch).tolist()):
+            key = env.coloured_graph(batch, index).canonical_key()
+            for first, value, problem in (
+                (by_code.setdefault(code, (key, batch, index)), key, "differ with equal codes"),
+                (by_key.setdefault(key, (code, batch, index)), code, "are isomorphic with different codes"),
+            ):
+                if first[0] != value:
+                    shown = " and ".join(f"[{shown_state(env, *where)}]" for where in (first[1:], (batch, index)))
+                    violations.add(Check.CODES, 1, f"{shown} {problem}")
     return num
+
+
+def _states_to_compare(
+    env: Environment, states: GraphStates, generator: torch.Generator, max_states: int
+) -> Iterator[GraphStates]:
+    """Yield random states, and states after random actions on them."""
+    sampled = states[torch.randperm(len(states), generator=generator)[: max_states // 2]]
+    yield sampled
+    left = max_states - len(sampled)
+    for steps in legal_steps(env, sampled[: max_states // 5]):
+        after = steps.after[torch.randperm(len(steps.owner), generator=generator)[:left]]
+        left -= len(after)
+        yield after
+        if not left:
+            return
 
 
 def _check_symmetries(
@@ -187,7 +168,7 @@ def _check_symmetries(
 ) -> tuple[int, int]:
     """Check automorphism counts and the orbit identity; return the numbers of edges and of counted states.
 
-    States of violated edges are counted first, then states of every |Aut| in turn.
+    States of violated edges are counted first.
     """
     counts = torch.tensor(env.num_automorphisms(states), dtype=torch.float64)
     edges = _joined(*edges_both_ways, env.identify(states))
@@ -195,18 +176,18 @@ def _check_symmetries(
     is_suspect = torch.zeros(len(states), dtype=torch.bool)
     is_suspect[edges.before[violated]] = is_suspect[edges.after[violated]] = True
     is_suspect[0] = True  # the identity starts from the initial state
-    order = _in_turn(counts, generator)
+    order = torch.randperm(len(counts), generator=generator)
     order = torch.cat([order[is_suspect[order]], order[~is_suspect[order]]])[:max_counted]
-    independent = [count_automorphisms(graph) for graph in labelled_graphs(states[order])]
-    for index, count in zip(order.tolist(), independent, strict=True):
-        if count is not None and count != int(counts[index]):
+    for index in order.sort().values.tolist():  # the smallest state is the example
+        count = env.coloured_graph(states, index).num_automorphisms()
+        if count != int(counts[index]):
             example = f"{int(counts[index])} instead of {count} for [{shown_state(env, states, index)}]"
             violations.add(Check.AUTOMORPHISMS, 1, example)
             counts[index] = count
     violated = edges.violated(counts)
     if len(violated):
         _add_orbits(env, states, counts, edges, violated, violations)
-    return len(edges.before), sum(count is not None for count in independent)
+    return len(edges.before), len(order)
 
 
 @dataclass(frozen=True)
@@ -237,17 +218,6 @@ def _joined(forward: Edges, backward: Edges, codes: Tensor) -> _Joined:
     values, order = codes.sort()
     positions = order[torch.searchsorted(values, pairs.T.contiguous())]
     return _Joined(*positions, *num)
-
-
-def _in_turn(counts: Tensor, generator: torch.Generator) -> Tensor:
-    """Return all indices so that the first ones have every count equally often, else at random."""
-    order = torch.randperm(len(counts), generator=generator)
-    _, group = counts[order].unique(return_inverse=True)
-    by_group = group.argsort(stable=True)
-    start = group.bincount().cumsum(0) - group.bincount()
-    rank = torch.empty_like(by_group)
-    rank[by_group] = torch.arange(len(counts)) - start[group[by_group]]
-    return order[rank.argsort(stable=True)]
 
 
 def _add_orbits(

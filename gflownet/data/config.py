@@ -64,18 +64,11 @@ class OfflineConfig:
 
 @dataclass
 class WorkersConfig:
-    """Start, deadline and restarts of worker processes."""
+    """Deadline of worker processes."""
 
-    backend: Literal["processes", "dataloader"] = option(
-        "processes", "processes (dead workers are replaced) or dataloader (torch's; a dead worker ends the run)"
-    )
-    start_method: Literal["auto", "fork", "forkserver", "spawn"] = option(
-        "auto", "auto (forkserver), fork (refused where it is not safe), forkserver or spawn"
-    )
     deadline: float | None = option(
-        None, "maximum seconds for one rollout before its worker is replaced; null: no limit", POSITIVE
+        None, "maximum seconds for one rollout before its worker is killed and the run ends; null: no limit", POSITIVE
     )
-    max_restarts: int = option(3, "maximum number of dead and hanging workers that a run replaces", NOT_NEGATIVE)
 
 
 def check_data(replay: ReplayConfig, local_search: LocalSearchConfig, *, num_from_policy: int) -> None:

@@ -17,15 +17,13 @@ from gflownet.errors import UserError
 from gflownet.mdp.layout import Batch, BatchLayout, Kinds
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.policy.on_device import PolicyOnDevice
-from gflownet.workers.loader_pool import LoaderPool
 from gflownet.workers.packing import MessageError
-from gflownet.workers.pool import Pool, WorkerError, WorkerPool
+from gflownet.workers.pool import WorkerError, WorkerPool
 from gflownet.workers.process import WorkerInfo, keep_freed_memory, seed_all, stream_seed
 from gflownet.workers.proxy import Endpoint
 from gflownet.workers.server import ProxyServer, Served
 from gflownet.workers.transport import Transport
 
-POOLS: dict[str, type[Pool]] = {"processes": WorkerPool, "dataloader": LoaderPool}
 _NUM_COPIES = 2  # of the weights: of the workers' last turn and of their next one
 
 
@@ -45,7 +43,7 @@ def worker_samples(
 
     Raises:
         WorkerError: the user's own code raised in a worker; the cause carries the worker's traceback.
-        UserError: workers die or time out, cannot be started that way, or the task cannot be pickled for them.
+        UserError: workers die or time out, or the task cannot be pickled for them.
     """
     trained = {"policy": policy} if teacher is None else {"policy": policy, "teacher": teacher}
     copies = [{name: _copied(each) for name, each in trained.items()} for _ in range(_NUM_COPIES)]
@@ -57,9 +55,9 @@ def worker_samples(
     objects = {_name(name, of): Served(each, mergers) for of, row in enumerate(copies) for name, each in row.items()}
     producer = _SampleProducer(source, first_step)
     with (
-        _failures_as_user_errors(num_workers, config),
+        _failures_as_user_errors(num_workers),
         ProxyServer(objects, transport=transport, device=policy.device) as server,
-        _pool(producer, server, num_workers=num_workers, config=config) as pool,
+        WorkerPool(producer, server, num_workers=num_workers, deadline_s=config.deadline, seed=source.seed) as pool,
     ):
         for number in count():
             turn, place = divmod(number, num_workers)
@@ -106,12 +104,11 @@ class _SampleProducer:
 
     def __init__(self, source: TrajectorySource, first_step: int) -> None:
         self._source, self._first_step = source, first_step
-        self.seed = source.seed
 
     def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[TrajectoryBatch]:
         keep_freed_memory()
         has_teacher = bool(self._source.options.num_taught)
-        for turn in count(info.num_taken):
+        for turn in count():
             step = self._first_step + turn * info.num_workers + info.id
             seed_all(stream_seed(self._source.seed, step, GLOBAL_STREAM))
             policy: Any = endpoint.proxy(_name("policy", turn))
@@ -119,27 +116,9 @@ class _SampleProducer:
             yield self._source.sample(step, policy, teacher)
 
 
-def _pool(producer: _SampleProducer, server: ProxyServer, *, num_workers: int, config: WorkersConfig) -> Pool:
-    try:
-        return POOLS[config.backend](
-            producer,
-            server,
-            num_workers=num_workers,
-            start_method=config.start_method,
-            deadline_s=config.deadline,
-            max_restarts=config.max_restarts,
-            seed=producer.seed,
-        )
-    except MessageError:
-        raise
-    except ValueError as error:
-        raise UserError(f"workers.start_method={config.start_method}: {error}") from None
-
-
 @contextmanager
-def _failures_as_user_errors(num_workers: int, config: WorkersConfig) -> Iterator[None]:
-    """Turn failures of workers, except exceptions of the user's code, into one line with the relevant options."""
-    options = "workers.deadline" if config.backend == "dataloader" else "workers.deadline, workers.max_restarts"
+def _failures_as_user_errors(num_workers: int) -> Iterator[None]:
+    """Turn failures of workers, except exceptions of the user's code, into one line with the relevant option."""
     try:
         yield
     except WorkerError as error:
@@ -147,6 +126,6 @@ def _failures_as_user_errors(num_workers: int, config: WorkersConfig) -> Iterato
             raise FloatingPointError(str(error.__cause__)) from error
         if error.__cause__ is not None:
             raise
-        raise UserError(f"num_workers={num_workers}: {error} ({options})") from None
+        raise UserError(f"num_workers={num_workers}: {error} (workers.deadline)") from None
     except MessageError as error:
         raise UserError(f"num_workers={num_workers}: {error}") from error

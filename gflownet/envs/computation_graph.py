@@ -1,12 +1,16 @@
-"""The MDP that builds neural architectures: from inputs and outputs to a graph with every node on a path between them.
+"""The MDP that builds networks: from inputs and outputs to a graph with every node on a path between them.
 
-AddNode attaches a hidden node to a node with an input path and chooses its activation function; its other attributes
+AddNode attaches a hidden node to a node with an input path and chooses its operation; the attributes of this operation
 are set next, in order; then edges are added. Recurrent edges are a separate edge type; all other edges are acyclic.
+`NetworkEnv` has the rules. Its subclasses offer operations: neurons (here), or others of the vocabulary within limits
+(`operation_graph`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from numbers import Integral
 from typing import Any
@@ -28,11 +32,288 @@ from gflownet.operations.vocabulary import activation, aggregation
 FORWARD, RECURRENT = 0, 1  # positions of the edge types
 
 
-class ComputationGraphEnv(Environment):
-    """Computation graphs with given inputs and outputs; every state can be finished within its budget of edges."""
+class NetworkEnv(Environment):
+    """Networks with given inputs and outputs; every state can be finished within its budget of edges."""
 
-    terminal_type = ComputationGraph
+    terminal_type: Any = ComputationGraph
     runs_on_device = True
+    key = "env"  # of its options, for errors
+
+    def __init__(
+        self,
+        ends: Sequence[str],
+        num_inputs: int,
+        operations: Sequence[str],
+        attributes: Sequence[Attribute],
+        *,
+        max_hidden_nodes: int,
+        max_edges: int,
+        allow_recurrent: bool = False,
+        ranked: bool = False,
+        caps: Mapping[str, int] | None = None,
+    ) -> None:
+        self.num_inputs, self.num_ends = num_inputs, len(ends)  # inputs are first, then outputs, then hidden nodes
+        self.num_outputs = self.num_ends - num_inputs
+        self.max_hidden_nodes, self.max_edges, self.allow_recurrent = max_hidden_nodes, max_edges, allow_recurrent
+        self._check_limits(len(operations))
+        super().__init__(
+            GraphVocabulary(
+                node_types=(*ends, *operations),
+                max_nodes=self.num_ends + max_hidden_nodes,
+                directed=True,
+                edge_types=("forward", "recurrent") if allow_recurrent else ("forward",),
+                node_attributes=tuple(attributes),
+                ranked=ranked,
+                limits=tuple(caps or {}),
+                caps=tuple((caps or {}).values()),
+            )
+        )
+        position = torch.arange(self.vocabulary.max_nodes)
+        self.is_output = (position >= num_inputs) & (position < self.num_ends)
+        self._is_hidden_type = torch.arange(len(self.vocabulary.node_types)) >= self.num_ends
+        self._last_facts: tuple[weakref.ref[GraphStates], Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes without the facts of a batch, which are computed again."""
+        return {**vars(self), "_last_facts": None}
+
+    @abstractmethod
+    def new_facts(self, states: GraphStates, last: Any) -> StateFacts:
+        """Return the facts of a batch, given those of the batch before or None."""
+
+    @abstractmethod
+    def node_fields(self, position: int, operation: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a node of a network."""
+
+    @abstractmethod
+    def choices_of(self, node: Node) -> tuple[int, Mapping[str, Any]]:
+        """Return operation and values of a hidden node. Raises ValueError for an operation that is not offered."""
+
+    def fit_rules(self, facts: Any) -> Rules:
+        """Return further rules of forward actions: by default every operation accepts every source."""
+        return {}
+
+    def decisive_edges(self, facts: Any) -> Tensor:
+        """Return the edges [B, N, N] of which a hidden node keeps one."""
+        return facts.forward
+
+    def check_candidate(self, candidate: ComputationGraph) -> None:
+        """Raise ValueError for shapes or sizes that no actions build."""
+
+    def initial_states(self, num: int) -> GraphStates:
+        return GraphStates.with_nodes(num, self.vocabulary, self.num_ends)
+
+    def facts(self, states: GraphStates) -> Any:
+        """Return what the rules use of a batch of states, computed once per batch."""
+        last = None
+        if self._last_facts is not None:
+            last_states, last = self._last_facts
+            # Tensors of inference mode cannot be used in training.
+            if last_states() is states and last.is_hidden.is_inference() == torch.is_inference_mode_enabled():
+                return last
+        facts = self.new_facts(states, last)
+        self._last_facts = weakref.ref(states), facts
+        return facts
+
+    def forward_rules(self, states: GraphStates) -> Rules:
+        facts = self.facts(states)
+        complete = Rule("a hidden node still has attributes to be set", _graph(~facts.incomplete.any(1)))
+        budget = f"at most {self.max_edges} edges, and every node must still be joined to an output"
+        # Edges with one more from each other node that needs one.
+        num_edges = (facts.num_edges + facts.sink.sum(1))[:, None] - facts.sink.long()  # [B, N]
+        rules = {
+            Kind.Stop: [complete, Rule("every node must lead to an output", _graph(~facts.sink.any(1)))],
+            Kind.AddNode: [
+                complete,
+                Rule("only hidden nodes are added", self._is_hidden_type),
+                Rule("the source is not there, or is an output", facts.is_source[:, :, None]),
+                Rule(
+                    f"the graph already has {self.max_hidden_nodes} hidden nodes",
+                    _graph(states.num_nodes < self.vocabulary.max_nodes),
+                ),
+                Rule(budget, (num_edges < self.max_edges - 1)[:, :, None]),
+            ],
+            Kind.AddEdge: [
+                Rule(complete.text, complete.holds[..., None]),
+                Rule("the edge is already there", ~states.has_edge[..., None]),
+                *self._edge_rules(states, facts, num_edges, budget),
+            ],
+            Kind.SetNodeAttr: [
+                Rule("only hidden nodes have attributes to set", facts.is_hidden[:, :, None]),
+                Rule("the operation's own attributes are set, once and in order", facts.next_values),
+            ],
+        }
+        if self.num_outputs > 1:  # a single output is fed once no node needs an edge
+            rules[Kind.Stop].append(Rule("every output must be fed", _graph(~facts.uncovered.any(1))))
+            affordable = facts.num_edges + facts.uncovered.sum(1) < self.max_edges
+            rules[Kind.AddNode].append(Rule(budget, _graph(affordable)))
+        fits = self.fit_rules(facts)
+        return {kind: [*of_kind, *fits.get(kind, ())] for kind, of_kind in rules.items()}
+
+    def backward_rules(self, states: GraphStates) -> Rules:
+        facts, edge = self.facts(states), states.has_edge
+        num_in = edge.sum(1)
+        leaf = facts.is_hidden & (num_in == 1) & ~edge.any(2)
+        if self.allow_recurrent:
+            leaf &= facts.forward.any(1)
+        num_incomplete = facts.incomplete.sum(1, keepdim=True)
+        others_complete = Rule(
+            "another hidden node still has attributes to be set", (num_incomplete == facts.incomplete)[:, :, None]
+        )
+        # From 1 on; 0: none.
+        attributes = torch.arange(1, len(self.vocabulary.node_attributes) + 1)
+        is_set = states.node_attr != UNSET
+        last_set = (is_set * attributes).amax(-1, keepdim=True) if len(attributes) else is_set.sum(-1, keepdim=True)
+        decisive = self.decisive_edges(facts)
+        has_others = (decisive.sum(1) >= 2) | ~facts.is_hidden
+        rules = {
+            Kind.RemoveNode: [
+                Rule("only a hidden node with one in-edge and no other can be removed", leaf[:, :, None]),
+                others_complete,
+                Rule("the node still has attributes", last_set == 0),
+            ],
+            Kind.RemoveEdge: [
+                Rule("a hidden node still has attributes to be set", _graph(num_incomplete[:, 0] == 0)[..., None]),
+                Rule("the edge is not there", edge[..., None]),
+                Rule("the inputs of the target would change", (~decisive | has_others[:, None, :])[..., None]),
+            ],
+            Kind.RemoveNodeAttr: [
+                Rule("only a hidden node with one in-edge and no other can change", leaf[:, :, None]),
+                others_complete,
+                Rule("the attribute set last is unset first", attributes == last_set),
+            ],
+        }
+        if self.vocabulary.ranked:
+            last = (states.edge_order == (num_in - 1)[:, None, :]) | ~self.ordered_nodes(states)[:, None, :]
+            rules[Kind.RemoveEdge].append(Rule("an ordered target gives up its last input first", last[..., None]))
+        return rules
+
+    def terminal(self, states: GraphStates, index: int) -> ComputationGraph:
+        """Return the network that state `index` describes; nodes keep their positions as ids."""
+        state = states[index]
+        num_nodes, types, values = int(state.num_nodes), state.node_type.tolist(), state.node_attr.tolist()
+        edges, orders = state.edge_type.tolist(), state.edge_order.tolist()
+        ordered = self.ordered_nodes(states[index : index + 1])[0].tolist()
+        graph = ComputationGraph()
+        for node in range(num_nodes):
+            named = zip(self.vocabulary.node_attributes, values[node], strict=True)
+            chosen = {attribute.name: attribute.values[value] for attribute, value in named if value != UNSET}
+            graph.add_node(node, **self.node_fields(node, types[node] - self.num_ends, chosen))
+        for target in range(num_nodes):
+            sources = [s for s in range(num_nodes) if edges[s][target] != ABSENT]
+            for source in sorted(sources, key=lambda s: (orders[s][target], s)):
+                marks: dict[str, Any] = {"order": orders[source][target]} if ordered[target] else {}
+                if edges[source][target] == RECURRENT:
+                    marks["is_recurrent"] = True
+                graph.add_edge(source, target, attributes=marks)
+        return graph
+
+    def describe(self, candidate: ComputationGraph) -> GraphDescription:
+        ranks = {NodeType.INPUT: 0, NodeType.OUTPUT: 1, NodeType.HIDDEN: 2}
+        nodes = sorted(candidate.nodes.values(), key=lambda node: (ranks[node.node_type], node.node_id))
+        position = {node.node_id: index for index, node in enumerate(nodes)}
+        num_inputs, num_outputs = (sum(node.node_type is kind for node in nodes) for kind in [*ranks][:2])
+        if (num_inputs, num_outputs) != (self.num_inputs, self.num_outputs):
+            expected = f"expected {self.num_inputs} inputs and {self.num_outputs} outputs"
+            raise ValueError(f"{expected}, got {num_inputs} and {num_outputs}")
+        if len(candidate.edges) > self.max_edges:
+            raise ValueError(f"expected at most {self.max_edges} edges, got {len(candidate.edges)}")
+        edges = {}
+        for edge in candidate.edges.values():
+            if edge.source not in position or edge.target not in position:
+                raise ValueError(
+                    f"edge {edge.edge_id}: expected nodes that are there, got {edge.source}, {edge.target}"
+                )
+            kind = "recurrent" if edge.attributes.get("is_recurrent") else "forward"
+            edge_type = position_of(self.vocabulary.edge_types, kind, "edge type")
+            order = edge.attributes.get("order", 0) if self.vocabulary.ranked else 0
+            edges[position[edge.source], position[edge.target]] = DescribedEdge(edge_type, order=order)
+        self.check_candidate(candidate)
+        types, attributes = [*range(self.num_ends)], self.vocabulary.node_attributes
+        values = [[UNSET] * len(attributes)] * self.num_ends
+        for node in nodes[self.num_ends :]:
+            operation, chosen = self.choices_of(node)
+            types.append(self.num_ends + operation)
+            values.append(
+                [position_of(a.values, chosen[a.name], a.name) if a.name in chosen else UNSET for a in attributes]
+            )
+        return GraphDescription(types, values, edges)
+
+    def _edge_rules(self, states: GraphStates, facts: Any, num_edges: Tensor, budget: str) -> list[Rule]:
+        """Return the rules of adding an edge that differ by its type."""
+        hidden, is_output, num_after = facts.is_hidden, self.is_output, facts.num_edges[:, None, None]
+        ends = facts.is_source[:, :, None] & (hidden | is_output)[:, None, :]
+        conditions = {
+            "an edge leads from a node that is there into a hidden or output node": ends,
+            "the edge would close a cycle that is not marked recurrent": ~states.reach.transpose(1, 2),
+            budget: (num_edges < self.max_edges)[:, :, None],
+        }
+        if self.num_outputs > 1:
+            num_after = num_after + facts.uncovered.sum(1)[:, None, None]
+            conditions[budget] = conditions[budget] & (num_after - facts.uncovered[:, None, :].long() < self.max_edges)
+        if not self.allow_recurrent:
+            return [Rule(text, holds[..., None]) for text, holds in conditions.items()]
+        # A recurrent edge into an output comes from an output only, so that a sink can still be connected.
+        targets = hidden[:, None, :] | (is_output[:, None] & is_output)
+        num_joined = (facts.num_edges + facts.sink.sum(1))[:, None, None]
+        of_recurrent = (
+            (hidden | is_output)[:, :, None] & targets,
+            torch.ones_like(ends),
+            torch.maximum(num_joined, num_after) < self.max_edges,
+        )
+        pairs = zip(conditions.items(), of_recurrent, strict=True)
+        return [
+            Rule(text, torch.stack(torch.broadcast_tensors(forward, recurrent), -1))
+            for (text, forward), recurrent in pairs
+        ]
+
+    def _check_limits(self, num_operations: int) -> None:
+        """Raise ValueError for numbers of nodes or edges that states cannot have."""
+        if not self.num_inputs or not self.num_outputs:
+            raise ValueError("expected at least one input and one output")
+        max_ends, max_hidden = MOST_VALUES - max(1, num_operations), MOST_VALUES - self.num_ends
+        if self.num_ends > max_ends:
+            raise ValueError(f"task: expected at most {max_ends} inputs and outputs together, got {self.num_ends}")
+        if not 0 <= self.max_hidden_nodes <= max_hidden:
+            expected = f"expected 0 to {max_hidden} with {self.num_ends} inputs and outputs of the task"
+            raise ValueError(f"{self.key}.max_hidden_nodes: {expected}, got {self.max_hidden_nodes}")
+        min_edges = max(self.num_inputs, self.num_outputs)
+        if self.max_edges < min_edges:
+            expected = f"expected at least {min_edges}, to connect inputs and outputs"
+            raise ValueError(f"{self.key}.max_edges: {expected}, got {self.max_edges}")
+
+
+class StateFacts:
+    """What several rules use of a batch of states, some of it computed when it is read."""
+
+    incomplete: Tensor  # [B, N] bool, hidden nodes with attributes left to be set
+    next_values: Tensor  # [B, N, C] bool, values of the attribute that is set next
+
+    def __init__(self, env: NetworkEnv, states: GraphStates) -> None:
+        self.is_hidden = states.node_type >= env.num_ends  # [B, N]
+        self.is_source = states.exists & ~env.is_output
+        self.edge = states.has_edge
+        self.forward = states.edge_type == FORWARD if env.allow_recurrent else states.has_edge
+        self._is_output = env.is_output
+
+    @cached_property
+    def sink(self) -> Tensor:
+        """Return which nodes need an edge, [B, N] bool."""
+        return self.is_source & ~self.forward.any(2)
+
+    @cached_property
+    def uncovered(self) -> Tensor:
+        """Return which outputs need an edge, [B, N] bool."""
+        return self._is_output & ~self.forward.any(1)
+
+    @cached_property
+    def num_edges(self) -> Tensor:
+        """Return the number of edges, [B]."""
+        return self.edge.flatten(1).sum(1)
+
+
+class ComputationGraphEnv(NetworkEnv):
+    """Networks of neurons, each with an activation, an aggregation of its inputs and a width."""
 
     def __init__(
         self,
@@ -48,225 +329,61 @@ class ComputationGraphEnv(Environment):
         output_aggregation: str = "sum",
     ) -> None:
         self.input_sizes, self.output_sizes = tuple(input_sizes), tuple(output_sizes)
-        self.max_hidden_nodes, self.max_edges = max_hidden_nodes, max_edges
         self.output_aggregation = output_aggregation
-        num_ends = max(len(self.input_sizes), len(self.output_sizes))
-        if not self.input_sizes or not self.output_sizes:
-            raise ValueError("expected at least one input and one output")
-        if not activations or not aggregations or not hidden_sizes or max_hidden_nodes < 0:
-            raise ValueError(
-                f"expected activations, aggregations, hidden_sizes and max_hidden_nodes >= 0, "
-                f"got {activations}, {aggregations}, {hidden_sizes} and {max_hidden_nodes}"
-            )
-        if max_edges < num_ends:
-            raise ValueError(f"max_edges: expected at least {num_ends}, to join inputs and outputs, got {max_edges}")
+        offered = {"activations": activations, "aggregations": aggregations, "output_sizes": hidden_sizes}
+        for name, values in offered.items():
+            if not 1 <= len(set(map(str, values))) == len(values) <= MOST_VALUES:
+                raise ValueError(f"env.{name}: expected 1 to {MOST_VALUES} distinct values, got {list(values)}")
         choices = (Attribute("aggregation", tuple(aggregations)), Attribute("output_size", tuple(hidden_sizes)))
         self._fixed = {a.name: a.values[0] for a in choices if len(a.values) == 1}
-        ends = [f"input_{i}" for i in range(len(self.input_sizes))]
-        ends += [f"output_{i}" for i in range(len(self.output_sizes))]
+        orders = {name: aggregation(name).is_order_sensitive for name in (*aggregations, output_aggregation)}
+        ends = [f"{kind}_{i}" for kind in ("input", "output") for i in range(len(getattr(self, f"{kind}_sizes")))]
         super().__init__(
-            GraphVocabulary(
-                node_types=(*ends, *activations),
-                max_nodes=len(ends) + max_hidden_nodes,
-                directed=True,
-                edge_types=("forward", "recurrent") if allow_recurrent else ("forward",),
-                node_attributes=tuple(a for a in choices if len(a.values) > 1),
-                ranked=any(aggregation(name).is_order_sensitive for name in (*aggregations, output_aggregation)),
-            )
+            ends,
+            len(self.input_sizes),
+            activations,
+            [a for a in choices if len(a.values) > 1],
+            max_hidden_nodes=max_hidden_nodes,
+            max_edges=max_edges,
+            allow_recurrent=allow_recurrent,
+            ranked=any(orders.values()),
         )
+        # The last slot stands for "unset", which is not ordered.
+        self._is_ordered = torch.tensor([*(orders[name] for name in aggregations), False])
+        self._has_ordered_outputs = orders[output_aggregation]
+        self._attribute_of_column = torch.tensor([a for a, _ in self.vocabulary.node_columns], dtype=torch.int64)
 
-    @property
-    def num_inputs(self) -> int:
-        """Return the number of input nodes: positions 0 .. num_inputs - 1."""
-        return len(self.input_sizes)
-
-    @property
-    def num_ends(self) -> int:
-        """Return the number of input and output nodes; hidden nodes start at this position."""
-        return len(self.input_sizes) + len(self.output_sizes)
-
-    def initial_states(self, num: int) -> GraphStates:
-        return GraphStates.with_nodes(num, self.vocabulary, self.num_ends)
+    def new_facts(self, states: GraphStates, last: Any) -> StateFacts:
+        facts, num_set = StateFacts(self, states), (states.node_attr != UNSET).sum(-1)
+        facts.incomplete = facts.is_hidden & (num_set < len(self.vocabulary.node_attributes))
+        facts.next_values = self._attribute_of_column == num_set[:, :, None]
+        return facts
 
     def ordered_nodes(self, states: GraphStates) -> Tensor:
         """Return the mask of nodes with ordered inputs (such as concat), [B, N] bool."""
-        position = torch.arange(self.vocabulary.max_nodes)
-        is_output = (position >= self.num_inputs) & (position < self.num_ends)
-        ordered = (is_output & aggregation(self.output_aggregation).is_order_sensitive).expand(states.exists.shape)
-        hidden = position >= self.num_ends
-        if "aggregation" in self._fixed:
-            return ordered | (hidden & aggregation(self._fixed["aggregation"]).is_order_sensitive)
-        # The last slot stands for "unset", which is not ordered.
-        value = states.node_attr[:, :, 0].long() % len(self._is_ordered)
-        return ordered | (hidden & self._is_ordered[value])
+        value = 0 if "aggregation" in self._fixed else states.node_attr[:, :, 0].long()
+        is_ordered = self._is_ordered[value] & (states.node_type >= self.num_ends)
+        return is_ordered | self.is_output if self._has_ordered_outputs else is_ordered
 
-    def forward_rules(self, states: GraphStates) -> Rules:
-        facts = _Facts(self, states)
-        complete = Rule("a hidden node still has attributes to be set", _graph(~facts.incomplete.any(1)))
-        budget = f"at most {self.max_edges} edges, and every node must still be joined to an output"
-        num_sinks, num_uncovered = facts.sink.sum(1), facts.uncovered.sum(1)
-        sinks = num_sinks[:, None] + (~facts.sink).long()
-        needed = torch.maximum(sinks, num_uncovered[:, None])
-        next_attribute = (states.node_attr != UNSET).sum(-1)
+    def node_fields(self, position: int, operation: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        if position < self.num_inputs:
+            return {"node_type": NodeType.INPUT, "output_size": self.input_sizes[position]}
+        if position < self.num_ends:
+            attributes = {"aggregation": self.output_aggregation}
+            size = self.output_sizes[position - self.num_inputs]
+            return {"node_type": NodeType.OUTPUT, "output_size": size, "attributes": attributes}
+        chosen = {**self._fixed, **values}
         return {
-            Kind.Stop: [
-                complete,
-                Rule("every node must lead to an output", _graph(num_sinks == 0)),
-                Rule("every output must be fed", _graph(num_uncovered == 0)),
-            ],
-            Kind.AddNode: [
-                complete,
-                Rule("only hidden nodes are added", (torch.arange(len(self.vocabulary.node_types)) >= self.num_ends)),
-                Rule("the source is not there, or is an output", (facts.is_input | facts.is_hidden)[:, :, None]),
-                Rule(
-                    f"the graph already has {self.max_hidden_nodes} hidden nodes",
-                    _graph(states.num_nodes < self.vocabulary.max_nodes),
-                ),
-                Rule(budget, (facts.num_edges[:, None] + 1 + needed <= self.max_edges)[:, :, None]),
-            ],
-            Kind.AddEdge: [Rule(complete.text, complete.holds[..., None]), *self._edge_rules(states, facts, budget)],
-            Kind.SetNodeAttr: [
-                Rule("only hidden nodes have attributes to set", facts.is_hidden[:, :, None]),
-                Rule("attributes are set once and in order", self._attribute_of_column == next_attribute[:, :, None]),
-            ],
+            "node_type": NodeType.HIDDEN,
+            "output_size": chosen["output_size"],
+            "activation_function": self.vocabulary.node_types[self.num_ends + operation],
+            "attributes": {"aggregation": chosen["aggregation"]},
         }
 
-    def backward_rules(self, states: GraphStates) -> Rules:
-        facts = _Facts(self, states)
-        forward = states.edge_type == FORWARD
-        fresh = facts.is_hidden & (forward.sum(1) == 1) & (states.has_edge.sum(2) == 0) & (states.has_edge.sum(1) == 1)
-        others_complete = facts.incomplete.sum(1, keepdim=True) - facts.incomplete.long() == 0
-        num_set = (states.node_attr != UNSET).sum(-1)
-        in_degree = states.has_edge.sum(1)
-        last = (states.edge_order == (in_degree - 1)[:, None, :]) | ~self.ordered_nodes(states)[:, None, :]
-        spare = (forward.sum(1) >= 2)[:, None, :] | ~facts.is_hidden[:, None, :] | ~forward
-        attribute = torch.arange(len(self.vocabulary.node_attributes))
-        return {
-            Kind.RemoveNode: [
-                Rule("only a hidden node with one in-edge and no other can be removed", fresh[:, :, None]),
-                Rule("another hidden node still has attributes to be set", others_complete[:, :, None]),
-                Rule("the node still has attributes", (num_set == 0)[:, :, None]),
-            ],
-            Kind.RemoveEdge: [
-                Rule("a hidden node still has attributes to be set", _graph(~facts.incomplete.any(1))[..., None]),
-                Rule("the edge is not there", states.has_edge[..., None]),
-                Rule("the target would no longer be fed", spare[..., None]),
-                Rule("an ordered target gives up its last input first", last[..., None]),
-            ],
-            Kind.RemoveNodeAttr: [
-                Rule("only a hidden node with one in-edge and no other can change", fresh[:, :, None]),
-                Rule("another hidden node still has attributes to be set", others_complete[:, :, None]),
-                Rule("the attribute set last is unset first", attribute == (num_set - 1)[:, :, None]),
-            ],
-        }
-
-    def terminal(self, states: GraphStates, index: int) -> ComputationGraph:
-        """Return the architecture that state `index` describes; nodes keep their positions as ids."""
-        state = states[index]
-        num_nodes, types = int(state.num_nodes), state.node_type.tolist()
-        attributes, edges = state.node_attr.tolist(), state.edge_type.tolist()
-        orders, ordered = state.edge_order.tolist(), self.ordered_nodes(states[index : index + 1])[0].tolist()
-        graph = ComputationGraph()
-        for node in range(num_nodes):
-            self._add_terminal_node(graph, node, types[node], attributes[node])
-        for target in range(num_nodes):
-            sources = [s for s in range(num_nodes) if edges[s][target] != ABSENT]
-            for source in sorted(sources, key=lambda s: (orders[s][target], s)):
-                marks: dict[str, Any] = {"order": orders[source][target]} if ordered[target] else {}
-                if edges[source][target] == RECURRENT:
-                    marks["is_recurrent"] = True
-                graph.add_edge(source, target, attributes=marks)
-        return graph
-
-    def describe(self, candidate: ComputationGraph) -> GraphDescription:
-        ranks = {NodeType.INPUT: 0, NodeType.OUTPUT: 1, NodeType.HIDDEN: 2}
-        nodes = sorted(candidate.nodes.values(), key=lambda node: (ranks[node.node_type], node.node_id))
-        position = {node.node_id: index for index, node in enumerate(nodes)}
-        counts = [sum(node.node_type is kind for node in nodes) for kind in (NodeType.INPUT, NodeType.OUTPUT)]
-        if counts != [len(self.input_sizes), len(self.output_sizes)]:
-            raise ValueError(
-                f"expected {len(self.input_sizes)} inputs and {len(self.output_sizes)} outputs, got {counts}"
-            )
-        described = [self._described_node(index, node) for index, node in enumerate(nodes)]
-        edges = {}
-        for edge in candidate.edges.values():
-            if edge.source not in position or edge.target not in position:
-                raise ValueError(
-                    f"edge {edge.edge_id}: expected nodes that are there, got {edge.source}, {edge.target}"
-                )
-            kind = "recurrent" if edge.attributes.get("is_recurrent") else "forward"
-            edge_type = position_of(self.vocabulary.edge_types, kind, "edge type")
-            ends = position[edge.source], position[edge.target]
-            edges[ends] = DescribedEdge(edge_type, order=edge.attributes.get("order", 0))
-        return GraphDescription([kind for kind, _ in described], [values for _, values in described], edges)
-
-    def _described_node(self, index: int, node: Node) -> tuple[int, list[int]]:
-        if node.node_type is not NodeType.HIDDEN:
-            return index, [UNSET] * len(self.vocabulary.node_attributes)
-        kind = position_of(self.vocabulary.node_types[self.num_ends :], node.activation_function, "activation function")
-        values = {"aggregation": node.aggregation, "output_size": node.output_size}
-        attributes = self.vocabulary.node_attributes
-        return self.num_ends + kind, [position_of(a.values, values[a.name], a.name) for a in attributes]
-
-    def _add_terminal_node(self, graph: ComputationGraph, node: int, node_type: int, values: Sequence[int]) -> None:
-        if node < self.num_inputs:
-            graph.add_node(node, NodeType.INPUT, output_size=self.input_sizes[node])
-        elif node < self.num_ends:
-            graph.add_node(
-                node,
-                NodeType.OUTPUT,
-                output_size=self.output_sizes[node - self.num_inputs],
-                attributes={"aggregation": self.output_aggregation},
-            )
-        else:
-            chosen_values: dict[str, Any] = dict(self._fixed)
-            pairs = zip(self.vocabulary.node_attributes, values, strict=True)
-            chosen_values.update({attribute.name: attribute.values[value] for attribute, value in pairs})
-            graph.add_node(
-                node,
-                NodeType.HIDDEN,
-                output_size=chosen_values["output_size"],
-                activation_function=self.vocabulary.node_types[node_type],
-                attributes={"aggregation": chosen_values["aggregation"]},
-            )
-
-    @cached_property
-    def _attribute_of_column(self) -> Tensor:
-        return torch.tensor([a for a, _ in self.vocabulary.node_columns], dtype=torch.int64)
-
-    @cached_property
-    def _is_ordered(self) -> Tensor:
-        first = self.vocabulary.node_attributes[0]
-        return torch.tensor([*(aggregation(v).is_order_sensitive for v in first.values), False])
-
-    def _edge_rules(self, states: GraphStates, facts: _Facts, budget: str) -> list[Rule]:
-        source_ok = (facts.is_input | facts.is_hidden)[:, :, None]
-        hidden, output = facts.is_hidden, facts.is_output
-        sinks_after = facts.sink.sum(1)[:, None, None] - facts.sink[:, :, None].long()
-        uncovered_after = facts.uncovered.sum(1)[:, None, None] - facts.uncovered[:, None, :].long()
-        needed = torch.maximum(sinks_after, uncovered_after)
-        room = facts.num_edges[:, None, None] + 1
-        endpoints = source_ok & (hidden | output)[:, None, :]
-        acyclic = ~states.reach.transpose(1, 2)
-        affordable = room + needed <= self.max_edges
-        absent = ~states.has_edge
-        if len(self.vocabulary.edge_types) > 1:
-            # A recurrent edge into an output comes from an output only, so that a sink can still be connected.
-            recurrent_ends = (hidden | output)[:, :, None] & (
-                hidden[:, None, :] | (output[:, :, None] & output[:, None, :])
-            )
-            standing = torch.maximum(facts.sink.sum(1), facts.uncovered.sum(1))[:, None, None]
-            endpoints = torch.stack([endpoints, recurrent_ends], -1)
-            acyclic = torch.stack([acyclic, torch.ones_like(acyclic)], -1)
-            affordable = torch.stack([affordable, (room + standing <= self.max_edges).expand_as(affordable)], -1)
-        else:
-            endpoints, acyclic, affordable = endpoints[..., None], acyclic[..., None], affordable[..., None]
-        return [
-            Rule("an edge leads from a node that is there into a hidden or output node", endpoints),
-            Rule("the edge is already there", absent[..., None]),
-            Rule("the edge would close a cycle that is not marked recurrent", acyclic),
-            Rule(budget, affordable),
-        ]
+    def choices_of(self, node: Node) -> tuple[int, Mapping[str, Any]]:
+        names = self.vocabulary.node_types[self.num_ends :]
+        operation = position_of(names, node.activation_function, "activation function")
+        return operation, {"aggregation": node.aggregation, "output_size": node.output_size}
 
 
 class ComputationGraphEnvContext(GraphBuildingEnvContext):
@@ -281,11 +398,14 @@ class ComputationGraphEnvContext(GraphBuildingEnvContext):
         Raises:
             ValueError: an invalid option under `env`, or invalid sizes of the task.
         """
-        check_search_space(config, input_sizes=input_sizes, output_sizes=output_sizes)
+        for name, sizes in {"input_sizes": input_sizes, "output_sizes": output_sizes}.items():
+            widths = list(sizes) if isinstance(sizes, Sequence) else []
+            if not widths or not all(isinstance(width, Integral) and int(width) >= 1 for width in widths):
+                has_shape = any(isinstance(width, Shape) for width in widths)
+                hint = "; env.name=operation_graph takes shapes" if has_shape else ""
+                raise ValueError(f"task: expected {name} with one width >= 1 or more, got {sizes!r}{hint}")
         for name in config.activations:
             activation(name)  # an error before the search starts
-        for name in (*config.aggregations, config.output_aggregation):
-            aggregation(name)
         return ComputationGraphEnv(
             input_sizes,
             output_sizes,
@@ -299,49 +419,5 @@ class ComputationGraphEnvContext(GraphBuildingEnvContext):
         )
 
 
-class _Facts:
-    """Properties of a batch of states that the rules use, computed once."""
-
-    def __init__(self, env: ComputationGraphEnv, states: GraphStates) -> None:
-        position = torch.arange(env.vocabulary.max_nodes)
-        forward = states.edge_type == FORWARD
-        self.is_input = (position < env.num_inputs).expand(states.exists.shape)
-        self.is_output = ((position >= env.num_inputs) & (position < env.num_ends)).expand(states.exists.shape)
-        self.is_hidden = states.exists & (position >= env.num_ends)
-        self.incomplete = self.is_hidden & (states.node_attr == UNSET).any(-1)  # [B, N]
-        self.sink = (self.is_input | self.is_hidden) & ~forward.any(2)  # [B, N] without an outgoing edge
-        self.uncovered = self.is_output & ~forward.any(1)  # [B, N] outputs without an incoming edge
-        self.num_edges = states.has_edge.flatten(1).sum(1)  # [B]
-
-
 def _graph(condition: Tensor) -> Tensor:
     return condition[:, None, None]
-
-
-def check_search_space(config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> None:
-    """Raise ValueError for the first option, or attribute of the task, that is not valid for computation graphs."""
-    _check_widths("input_sizes", input_sizes)
-    _check_widths("output_sizes", output_sizes)
-    for name in ("activations", "aggregations", "output_sizes"):
-        values = list(getattr(config, name))
-        if not 1 <= len(set(map(str, values))) == len(values) <= MOST_VALUES:
-            raise ValueError(f"env.{name}: expected 1 to {MOST_VALUES} distinct values, got {values}")
-    num_ends, max_ends = len(input_sizes) + len(output_sizes), MOST_VALUES - max(1, len(config.activations))
-    if num_ends > max_ends:
-        raise ValueError(f"task: expected at most {max_ends} inputs and outputs together, got {num_ends}")
-    max_hidden = MOST_VALUES - num_ends
-    if not 0 <= config.max_hidden_nodes <= max_hidden:
-        expected = f"expected 0 to {max_hidden} with {num_ends} inputs and outputs of the task"
-        raise ValueError(f"env.max_hidden_nodes: {expected}, got {config.max_hidden_nodes}")
-    min_edges = max(len(input_sizes), len(output_sizes))
-    if config.max_edges < min_edges:
-        raise ValueError(
-            f"env.max_edges: expected at least {min_edges}, to connect inputs and outputs, got {config.max_edges}"
-        )
-
-
-def _check_widths(name: str, sizes: object) -> None:
-    widths = list(sizes) if isinstance(sizes, Sequence) else []
-    if not widths or not all(isinstance(width, Integral) and int(width) >= 1 for width in widths):
-        hint = "; env.name=operation_graph takes shapes" if any(isinstance(width, Shape) for width in widths) else ""
-        raise ValueError(f"task: expected {name} with one width >= 1 or more, got {sizes!r}{hint}")

@@ -16,10 +16,12 @@ from gflownet.graphs.operation import OPERATIONS, AppliedOperation, graph_name, 
 from gflownet.graphs.operation_shapes import MERGES
 from gflownet.mdp.states import Attribute
 from gflownet.operations.operation import INPUT_PORT, REQUIRED, Category
-from gflownet.operations.vocabulary import activation
+from gflownet.operations.vocabulary import Parameter, activation
 
 ACTIVATION, MERGE = "activation", "merge"  # attributes of a node next to the settings of its operation
-OFFERED_MERGES = tuple(name for name in MERGES if name != "concat")  # concat changes the shape with every edge
+_MERGES = tuple(name for name in MERGES if name != "concat")  # concat changes the shape with every edge
+_MERGE = Parameter(f"merges out of {', '.join(_MERGES)}", lambda value: value in _MERGES)
+_ANY = Parameter("an activation", lambda value: True)  # checked by name
 MAX_ATTRIBUTES = 7  # a node's type and values are compared as one number of eight bytes
 # Operations of these kinds, but for composites, are followed by an activation unless `choices` offers others.
 _ACTIVATED = (Category.CONVOLUTION, Category.LINEAR, Category.NORMALISATION)
@@ -72,6 +74,7 @@ class OperationChoices:
         choices = {graph_name(name): values for name, values in choices.items()}
         _check_names(operations, choices)
         self.operations = tuple(_offered(name, choices.get(name, {}), activations=activations) for name in operations)
+        self._applied: dict[Prefix, AppliedOperation] = {}
         names: dict[str, dict[Hashable, None]] = {}
         for offered in self.operations:
             for name in offered.varying:
@@ -107,9 +110,16 @@ class OperationChoices:
         return self.attributes[own[len(prefix.values)]].name if len(prefix.values) < len(own) else None
 
     def applied(self, prefix: Prefix) -> AppliedOperation:
-        """Return the operation of a complete prefix. Raises ValueError for an invalid setting."""
-        offered = self.operations[prefix.operation]
-        return read_operation({"name": offered.name, **offered.settings(dict(prefix.values))})
+        """Return the operation of a complete prefix, one object for all activations and merges.
+
+        Raises:
+            ValueError: an invalid setting.
+        """
+        key = Prefix(prefix.operation, tuple(item for item in prefix.values if item[0] not in (ACTIVATION, MERGE)))
+        if key not in self._applied:
+            offered = self.operations[prefix.operation]
+            self._applied[key] = read_operation({"name": offered.name, **offered.settings(dict(key.values))})
+        return self._applied[key]
 
 
 def _check_names(operations: Sequence[str], choices: Mapping[str, Any]) -> None:
@@ -124,43 +134,37 @@ def _check_names(operations: Sequence[str], choices: Mapping[str, Any]) -> None:
 def _offered(name: str, choices: Mapping[str, Any], *, activations: Sequence[str]) -> OfferedOperation:
     row = operation(name)
     if row.ports != (INPUT_PORT,):
-        raise ValueError(
-            f"env.operation_graph.operations: expected operations with one input, "
-            f"got {name} with {', '.join(row.ports)}"
-        )
-    values: dict[str, tuple[Hashable, ...]] = {}
-    for key, setting in row.settings.items():
-        if setting.choices:
-            values[key] = tuple(setting.choices)
+        expected = f"expected operations with one input, got {name} with {', '.join(row.ports)}"
+        raise ValueError(f"env.operation_graph.operations: {expected}")
     is_activated = row.category in _ACTIVATED and not issubclass(row, Composite)
-    values[ACTIVATION] = tuple(activations) if is_activated else ("linear",)
-    values[MERGE] = ("sum",)
+    values: dict[str, tuple[Hashable, ...]] = {
+        **{key: tuple(setting.choices) for key, setting in row.settings.items() if setting.choices},
+        ACTIVATION: tuple(activations) if is_activated else ("linear",),
+        MERGE: ("sum",),
+    }
+    parameters = {key: setting.parameter for key, setting in row.settings.items()} | {ACTIVATION: _ANY, MERGE: _MERGE}
+    place = f"env.operation_graph.choices.{name}"
     for key, override in choices.items():
-        if key not in (*row.settings, ACTIVATION, MERGE):
-            expected = f"expected settings out of {', '.join((*row.settings, ACTIVATION, MERGE))}"
-            raise ValueError(f"env.operation_graph.choices.{name}: {expected}, got {key}")
+        if key not in parameters:
+            raise ValueError(f"{place}: expected settings out of {', '.join(parameters)}, got {key}")
         is_list = isinstance(override, Sequence) and not isinstance(override, str)
         values[key] = tuple(override) if is_list else (override,)
-        if not values[key] or len(set(map(repr, values[key]))) < len(values[key]):
-            raise ValueError(f"env.operation_graph.choices.{name}.{key}: expected distinct values, got {override}")
-        if len(values[key]) > 1 and not all(isinstance(value, Hashable) for value in values[key]):
-            expected = "expected numbers, texts or booleans to choose from, or one fixed value"
-            raise ValueError(f"env.operation_graph.choices.{name}.{key}: {expected}, got {override}")
-        parameter = row.settings[key].parameter if key in row.settings else None
-        for value in values[key]:
-            if parameter is not None and not parameter.accepts(value):
-                place = f"env.operation_graph.choices.{name}.{key}"
-                raise ValueError(f"{place}: expected {parameter.expected}, got {value!r}")
+        _check_values(f"{place}.{key}", values[key], parameters[key])
     for key, setting in row.settings.items():
         if setting.default is REQUIRED and key not in values:
-            expected = f"expected {setting.parameter.expected}"
-            raise ValueError(f"env.operation_graph.choices.{name}.{key}: {expected}, got none")
-    for value in values[MERGE]:
-        if value not in OFFERED_MERGES:
-            expected = f"expected merges out of {', '.join(OFFERED_MERGES)}"
-            raise ValueError(f"env.operation_graph.choices.{name}.{MERGE}: {expected}, got {value!r}")
+            raise ValueError(f"{place}.{key}: expected {setting.parameter.expected}, got none")
     for value in values[ACTIVATION]:
         activation(str(value))  # an error before the search starts
     # Settings first, in the order of the row; then activation and merge.
-    order = [*(key for key in row.settings if key in values), ACTIVATION, MERGE]
-    return OfferedOperation(name, {key: values[key] for key in order})
+    return OfferedOperation(name, {key: values[key] for key in parameters if key in values})
+
+
+def _check_values(place: str, values: Sequence[Any], parameter: Parameter) -> None:
+    if not values or len(set(map(repr, values))) < len(values):
+        raise ValueError(f"{place}: expected distinct values, got {list(values)}")
+    if len(values) > 1 and not all(isinstance(value, Hashable) for value in values):
+        expected = "expected numbers, texts or booleans to choose from, or one fixed value"
+        raise ValueError(f"{place}: {expected}, got {list(values)}")
+    for value in values:
+        if not parameter.accepts(value):
+            raise ValueError(f"{place}: expected {parameter.expected}, got {value!r}")

@@ -9,44 +9,30 @@ nodes without an operation, the last one of S for shapes not known yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import prod
 
 import torch
 from torch import Tensor
 
-from gflownet.envs.operation_choices import ACTIVATION, MERGE, OperationChoices, Prefix
+from gflownet.envs.operation_choices import OperationChoices, Prefix
 from gflownet.graphs.operation import AppliedOperation, operation
+from gflownet.mdp.states import NO_LIMIT
 from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.standalone import cost_of
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 
-UNKNOWN = -1  # number of a shape that is not known, and position of a prefix that does not exist
+UNKNOWN = -1  # number of a shape that is not known
 HEAD = "head"
 _MAX_SHAPES = 2_000
 _MAX_EVALUATIONS = 50_000  # of shapes by operations
 _NEVER = 2**60  # cost of an impossible completion
-_MAX_CODES = 2**18  # entries of a table of prefixes, unless one attribute needs more
-Settings = tuple[str, tuple[tuple[str, Hashable], ...]]  # an operation and its varying settings
 
 
-@dataclass(frozen=True)
-class Budget:
-    """Hard limits of a finished graph; 0 for no limit."""
-
-    num_parameters: int = 0
-    multiply_adds: int = 0
-
-    @property
-    def limits(self) -> tuple[int, int]:
-        """Both limits."""
-        return self.num_parameters, self.multiply_adds
-
-    def allows(self, costs: Sequence[int]) -> bool:
-        """Return whether parameters and multiply-adds are within the limits."""
-        return all(cost <= limit or not limit for cost, limit in zip(costs, self.limits, strict=True))
+def is_within(costs: Sequence[int], caps: Sequence[int]) -> bool:
+    """Return whether parameters and multiply-adds are at most the caps, NO_LIMIT for none."""
+    return all(cost <= cap for cost, cap in zip(costs, caps, strict=True))
 
 
 @dataclass(frozen=True)
@@ -55,9 +41,8 @@ class OperationTables:
 
     shapes: tuple[Shape, ...]
     inputs: Tensor  # [number of inputs] int64, their shapes
-    roots: Tensor  # [number of operations] int64, prefix without values
-    child: Tensor  # [P, C] int64, prefix after a value, or UNKNOWN
-    prefix_lookups: tuple[PrefixLookup, ...]  # one after another: node type, then prefix
+    child: Tensor  # [P, C] int64, prefix after a value, the last one for none
+    after: tuple[Tensor, ...]  # [types + 1] prefix of a type, then per attribute [P, values + 1] after a value
     open: Tensor  # [P, 1 + C] bool, whether a setting is left to be set, and to which values
     output: Tensor  # [P, S] int64, shape after a complete prefix, or UNKNOWN
     cost: Tensor  # [P, S, 2] int64, of a complete prefix
@@ -84,21 +69,10 @@ class OperationTables:
 
     def prefixes(self, node_type: Tensor, node_attr: Tensor) -> Tensor:
         """Return the prefix of every node, [B, N], P - 1 for nodes without an operation."""
-        row = node_type
-        for lookup in self.prefix_lookups:
-            code = (node_attr[..., lookup.attributes] * lookup.weights).sum(-1)
-            row = lookup.table[code.add_(row, alpha=lookup.num_codes)]
-        return row
-
-
-@dataclass(frozen=True)
-class PrefixLookup:
-    """Table of the prefix after the values of some attributes."""
-
-    table: Tensor  # [rows * codes] int64, rotated so that type -1 and unset values, all -1, are counted from its end
-    attributes: slice
-    weights: Tensor  # [attributes] int64
-    num_codes: int
+        prefix = self.after[0][node_type.long()]
+        for after, value in zip(self.after[1:], node_attr.long().unbind(-1), strict=True):
+            prefix = after[prefix, value]
+        return prefix
 
 
 @dataclass(frozen=True)
@@ -183,21 +157,13 @@ class ShapeInference:
 class _Evaluator:
     """Output shapes and costs of operations, computed once for each shape."""
 
-    def __init__(self, num_classes: int, budget: Budget) -> None:
-        self._num_classes, self._budget = num_classes, budget
+    def __init__(self, num_classes: int, caps: Sequence[int]) -> None:
+        self._num_classes, self._caps = num_classes, caps
         # By the identity of an operation, whose settings may be unhashable.
         self._results: dict[tuple[int, Shape], tuple[Shape, tuple[int, int]] | None] = {}
-        self._applied: dict[Settings, AppliedOperation] = {}
-
-    def applied(self, choices: OperationChoices, prefix: Prefix) -> AppliedOperation:
-        """Return the operation of a complete prefix, one object for all activations and merges."""
-        settings = _settings(choices, prefix)
-        if settings not in self._applied:
-            self._applied[settings] = choices.applied(prefix)
-        return self._applied[settings]
 
     def __call__(self, applied: AppliedOperation, shape: Shape) -> tuple[Shape, tuple[int, int]] | None:
-        """Return output shape and cost, None if the operation does not fit the shape or the budget."""
+        """Return output shape and cost, None if the operation does not fit the shape or the caps."""
         key = id(applied), shape
         if key not in self._results:
             if len(self._results) >= _MAX_EVALUATIONS:
@@ -218,50 +184,42 @@ class _Evaluator:
             return None
         if result.layout is Layout.TOKENS:
             return None
-        limits = self._budget.limits
-        num_parameters, multiply_adds = cost_of(row, inputs, settings) if any(limits) else (0, 0)
-        cost = num_parameters if limits[0] else 0, multiply_adds if limits[1] else 0
+        is_counted = [cap < NO_LIMIT for cap in self._caps]
+        num_parameters, multiply_adds = cost_of(row, inputs, settings) if any(is_counted) else (0, 0)
+        cost = num_parameters * is_counted[0], multiply_adds * is_counted[1]
         total = [a + b for a, b in zip(cost, self.head(result), strict=True)]
-        return (result, cost) if self._budget.allows(total) else None
+        return (result, cost) if is_within(total, self._caps) else None
 
 
 def build_tables(
-    choices: OperationChoices, inputs: Sequence[Shape], *, num_classes: int, max_depth: int, budget: Budget
+    choices: OperationChoices, inputs: Sequence[Shape], *, num_classes: int, max_depth: int, caps: Sequence[int]
 ) -> OperationTables:
     """Return the tables of all shapes that up to `max_depth` operations make out of the inputs.
 
     Raises:
         ValueError: too many shapes.
     """
-    evaluate = _Evaluator(num_classes, budget)
+    evaluate = _Evaluator(num_classes, caps)
     prefixes = choices.prefixes
     complete = [choices.next_attribute(prefix) is None for prefix in prefixes]
-    applied = [evaluate.applied(choices, p) if c else None for p, c in zip(prefixes, complete, strict=True)]
+    applied = [choices.applied(p) if c else None for p, c in zip(prefixes, complete, strict=True)]
     shapes = _reachable(evaluate, {id(a): a for a in applied if a is not None}.values(), inputs, max_depth)
     output, cost = _results(evaluate, applied, shapes)
     head = torch.tensor([*map(evaluate.head, shapes), (0, 0)])
-    children, roots = _children(choices), torch.arange(len(choices.operations))
-    child = torch.cat(children, 1) if children else torch.empty(len(prefixes) + 1, 0, dtype=torch.int64)
-    minimal = _minimal(choices, output, torch.cat([cost, head[output]], -1), budget)
+    after = _after(choices, num_ends=len(inputs) + 1)
+    child = torch.cat([torch.empty(len(prefixes) + 1, 0, dtype=torch.int64), *(each[:, :-1] for each in after[1:])], 1)
     return OperationTables(
         shapes=shapes,
         inputs=torch.tensor([shapes.index(shape) for shape in inputs]),
-        roots=roots,
         child=child,
-        prefix_lookups=_prefix_lookups(children, roots, num_ends=len(inputs) + 1),
-        open=torch.cat([~torch.tensor([*complete, True])[:, None], child != UNKNOWN], 1),
+        after=after,
+        open=torch.cat([~torch.tensor([*complete, True])[:, None], child < len(prefixes)], 1),
         output=output,
         cost=cost,
         head=head,
         adapter=_adapters(shapes),
         fits=_fits(shapes),
-        completions=_completions(minimal, budget),
-    )
-
-
-def _settings(choices: OperationChoices, prefix: Prefix) -> Settings:
-    return choices.operations[prefix.operation].name, tuple(
-        item for item in prefix.values if item[0] not in (ACTIVATION, MERGE)
+        completions=_completions(choices, output, torch.cat([cost, head[output]], -1), caps),
     )
 
 
@@ -304,51 +262,20 @@ def _too_many(limit: str) -> str:
     return f"env.operation_graph: expected operations that reach at most {limit}; offer fewer values in choices"
 
 
-def _children(choices: OperationChoices) -> list[Tensor]:
-    """Return per attribute the prefix after each value, or UNKNOWN, [P, values]."""
+def _after(choices: OperationChoices, *, num_ends: int) -> tuple[Tensor, ...]:
+    """Return the prefix of each node type, then per attribute the one after each value; the last entry is for -1."""
     position = {prefix: index for index, prefix in enumerate(choices.prefixes)}
-    children = [
-        torch.full((len(position) + 1, len(attribute.values)), UNKNOWN, dtype=torch.int64)
-        for attribute in choices.attributes
-    ]
-    names = [attribute.name for attribute in choices.attributes]
+    none = len(position)
+    itself = torch.arange(none + 1)[:, None]
+    sizes = {attribute.name: len(attribute.values) for attribute in choices.attributes}
+    after = {name: torch.cat([torch.full((none + 1, size), none), itself], 1) for name, size in sizes.items()}
+    values = {attribute.name: attribute.values for attribute in choices.attributes}
     for prefix, index in position.items():
         if prefix.values:
             name, value = prefix.values[-1]
-            attribute = names.index(name)
-            column = choices.attributes[attribute].values.index(value)
             parent = position[Prefix(prefix.operation, prefix.values[:-1])]
-            children[attribute][parent, column] = index
-    return children
-
-
-def _prefix_lookups(children: Sequence[Tensor], roots: Tensor, *, num_ends: int) -> tuple[PrefixLookup, ...]:
-    """Return the tables from the type and the values of a node to its prefix.
-
-    Args:
-        children: per attribute the prefix after each value, [P, values].
-        roots: prefix of each operation without values.
-        num_ends: number of types before the operations.
-    """
-    num_prefixes = len(children[0]) if children else len(roots) + 1
-    after = [  # code 0: not set
-        torch.cat([torch.arange(num_prefixes)[:, None], child % num_prefixes], 1) for child in children
-    ]
-    sizes, bounds = [child.shape[1] for child in after], [0]
-    for attribute in range(1, len(sizes)):
-        if prod(sizes[bounds[-1] : attribute + 1]) * (num_ends + num_prefixes) > _MAX_CODES:
-            bounds.append(attribute)
-    rows, offset, lookups = torch.cat([torch.full((1 + num_ends,), num_prefixes - 1), roots]), 1, []  # from type -1 on
-    for start, stop in pairwise([*bounds, len(sizes)]):
-        prefix = rows[:, None]
-        for attribute in range(start, stop):
-            prefix = after[attribute][prefix].flatten(1)
-        weights = torch.tensor([prod(sizes[a + 1 : stop]) for a in range(start, stop)], dtype=torch.int64)
-        num_codes = prefix.shape[1]
-        table = prefix.flatten().roll(-offset * num_codes - int(weights.sum()))
-        lookups.append(PrefixLookup(table, slice(start, stop), weights, num_codes))
-        rows, offset = torch.arange(num_prefixes), 0
-    return tuple(lookups)
+            after[name][parent, values[name].index(value)] = index
+    return torch.tensor([*[none] * num_ends, *range(len(choices.operations)), none]), *after.values()
 
 
 def _fits(shapes: Sequence[Shape]) -> Tensor:
@@ -374,18 +301,17 @@ def _adapters(shapes: Sequence[Shape]) -> Tensor:
     return torch.nn.functional.pad(cost, (0, 0, 0, 1, 0, 1))
 
 
-def _minimal(choices: OperationChoices, output: Tensor, cost: Tensor, budget: Budget) -> Tensor:
-    """Return the completions of each prefix that no other one undercuts, padded, [P, S, K, 4].
+def _completions(choices: OperationChoices, output: Tensor, cost: Tensor, caps: Sequence[int]) -> Completions:
+    """Return the completions of each prefix that no other one undercuts; an impossible one exceeds every cap.
 
     Args:
         choices: the operations.
         output: [P, S] shape after a complete prefix.
         cost: [P, S, 4] cost and head cost of a complete prefix.
-        budget: the limits; costs without a limit do not count.
+        caps: of parameters and multiply-adds; costs without a cap do not count.
     """
-    counted = torch.tensor(budget.limits * 2) > 0
-    cost = cost * counted
-    outputs, costs, prefixes = output.tolist(), cost.tolist(), choices.prefixes
+    is_counted = [cap < NO_LIMIT for cap in caps]
+    outputs, costs, prefixes = output.tolist(), (cost * torch.tensor(is_counted * 2)).tolist(), choices.prefixes
     position = {prefix: index for index, prefix in enumerate(prefixes)}
     completions: list[list[set[tuple[int, ...]]]] = [[set() for _ in row] for row in outputs]
     for index, prefix in reversed(list(enumerate(prefixes))):  # longer prefixes are later
@@ -398,14 +324,9 @@ def _minimal(choices: OperationChoices, output: Tensor, cost: Tensor, budget: Bu
                 completions[parent][shape] |= completions[index][shape]
     width = max(1, *(len(points) for row in completions for points in row))
     padded = [[[*points, *[(_NEVER,) * 4] * (width - len(points))] for points in row] for row in completions]
-    return torch.tensor(padded)
-
-
-def _completions(minimal: Tensor, budget: Budget) -> Completions:
-    """Return the completions [P, S, K, 4] by limited cost; an impossible one exceeds every limit."""
-    dims = tuple(dim for dim, limit in enumerate(budget.limits) if limit) or (0,)
-    cost, head = minimal.split(2, -1)
-    return Completions(dims, *(tuple(x[..., dim].contiguous() for dim in dims) for x in (cost, head)))
+    dims = tuple(dim for dim, counts in enumerate(is_counted) if counts) or (0,)
+    of_cost, of_head = torch.tensor(padded).split(2, -1)
+    return Completions(dims, *(tuple(x[..., dim].contiguous() for dim in dims) for x in (of_cost, of_head)))
 
 
 def _pareto(points: set[tuple[int, ...]]) -> set[tuple[int, ...]]:

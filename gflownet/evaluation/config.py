@@ -125,6 +125,9 @@ class EvaluationConfig:
     halving: HalvingConfig = field(default_factory=HalvingConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     store_url: str = option("", "database URL of the store; empty: evaluations.sqlite in log_dir")
+    store_patience: float = option(
+        300.0, "seconds for which a run waits for a PostgreSQL server that went away; then it ends", NOT_NEGATIVE
+    )
     memory_format: Literal["contiguous", "channels_last", "auto"] = option(
         "contiguous",
         "of images and signals in training: contiguous, channels_last or auto (channels_last for images and signals)",
@@ -434,7 +437,7 @@ NEUTRAL_OPTIONS = frozenset(
             "lease",
             "ray",
         ),
-        *("halving", "store_url", "target_flops", "target_latency"),
+        *("halving", "store_url", "store_patience", "target_flops", "target_latency"),
     }
 )
 

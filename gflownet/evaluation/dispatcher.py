@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -11,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
-from gflownet.errors import UserError
+from gflownet.errors import UserError, counted
 from gflownet.evaluation.budget import Budget, Reserve
 from gflownet.evaluation.claims import Claims, Store
 from gflownet.evaluation.config import BudgetConfig, EvaluationConfig
@@ -30,6 +31,7 @@ _JOBS_PER_PLACE = 2
 STOP_REQUEST = "stop request"
 # Shortest and longest time between two looks at graphs that other processes evaluate, seconds.
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.02, 0.5
+_log = logging.getLogger(__name__)
 # Evaluations during which the main process may end before a graph is recorded as CRASHED, even if `max_attempts` is 1.
 _MIN_LOST = 2
 
@@ -268,7 +270,8 @@ class Dispatcher(AsynchronousEvaluator):
         """Take the results of other processes, claim what they lost, and return the number of results."""
         if not self._elsewhere or time.monotonic() - self._last_look < self._look_pause:
             return 0
-        self._last_look, self._look_pause = time.monotonic(), min(2 * self._look_pause, _LONGEST_LOOK_S)
+        before, self._look_pause = self._look_pause, min(2 * self._look_pause, _LONGEST_LOOK_S)
+        self._last_look = time.monotonic()
         tickets = list(self._elsewhere.values())
         for ticket, record in zip(tickets, self.store.find_many(list(self._elsewhere)), strict=True):
             ticket.record = record
@@ -276,6 +279,8 @@ class Dispatcher(AsynchronousEvaluator):
             if ticket.record is not None:
                 del self._elsewhere[ticket.request.identity], self._tickets[ticket.request.identity]
         self._claim(list(self._elsewhere.values()))
+        if self._elsewhere and before < self._look_pause == _LONGEST_LOOK_S:
+            _log.warning("waiting for %s of another run", counted(len(self._elsewhere), "evaluation"))
         return sum(ticket.record is not None for ticket in tickets)
 
     def _start_jobs(self) -> None:
@@ -296,7 +301,7 @@ class Dispatcher(AsynchronousEvaluator):
         """Record the outcomes of a done job, or queue its candidates again; return the number of finished ones."""
         tickets = self._running.pop(handle)
         assert handle.outcomes is not None
-        if handle.process_ended and len(tickets) - handle.num_finished > 1:
+        if len(tickets) - handle.num_finished > 1:
             self._jobs.repeat_alone(tickets[handle.num_finished :], first=True)
             tickets = tickets[: handle.num_finished]
         finished = 0

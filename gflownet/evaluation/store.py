@@ -55,10 +55,11 @@ class EvaluationStore(Closing):
     (`release`) or stops to `renew` its lease.
     """
 
-    def __init__(self, location: str | Path, *, context: str = "") -> None:
+    def __init__(self, location: str | Path, *, context: str = "", patience: float = 0.0) -> None:
         """Open or create the store at a path (SQLite) or a database URL.
 
-        `context` contains everything except the graph that a score depends on (`scoring_context`).
+        `context` contains everything except the graph that a score depends on (`scoring_context`). Once it is open, a
+        PostgreSQL server that goes away is waited for, up to `patience` seconds at each use.
 
         Raises:
             UserError: not an evaluation store, one of another schema version, or a damaged file.
@@ -73,6 +74,7 @@ class EvaluationStore(Closing):
         except UserError:
             self.close()
             raise
+        self._database.patience = patience
         self._is_context_known = False
 
     def find(self, candidate: Candidate) -> EvaluationRecord | None:
@@ -145,9 +147,8 @@ class EvaluationStore(Closing):
     def renew(self, *, owner: str, lease: float) -> int:
         """Extend all claims of an owner by `lease` seconds from now, and return their number."""
         until = self._database.now() + lease
-        return self._update(
-            sql.update(EVALUATIONS).where(is_claim(EVALUATIONS.c.owner == owner)).values(lease_until=until)
-        )
+        renewed = sql.update(EVALUATIONS).where(is_claim(EVALUATIONS.c.owner == owner)).values(lease_until=until)
+        return self._update(renewed, is_patient=False)
 
     def release(self, *, owner: str) -> int:
         """Give back all claims of an owner, none of them counted as an attempt; return their number."""
@@ -159,7 +160,7 @@ class EvaluationStore(Closing):
             values = {"owner": None, "lease_until": 0.0, "started": 0}
             return deleted + connection.execute(sql.update(EVALUATIONS).where(claims).values(values)).rowcount
 
-        return self._database.write(give_back, is_result=False)
+        return self._database.write(give_back, is_result=False, is_patient=False)
 
     def requeue(self, *, run: str) -> int:
         """End the leases of all claims of a run, whose process has ended; return their number."""
@@ -210,15 +211,14 @@ class EvaluationStore(Closing):
         query = query.where(_IS_FINISHED if status is None else EVALUATIONS.c.status == status.value)
         if run is not None:
             query = query.where(EVALUATIONS.c.run == run)
-        with self._database.read() as connection:
-            return connection.execute(query).scalar_one()
+        return self._database.read(lambda connection: connection.execute(query).scalar_one())
 
     def num_evaluations(self, *, run: str) -> int:
         """Return the number of evaluations of the search of a run, of all its contexts; without refused candidates."""
         query = sql.select(sql.func.count()).where(EVALUATIONS.c.context != DAMAGED, _IS_FINISHED)
         is_search = (EVALUATIONS.c.seed == 0) & (EVALUATIONS.c.status != EvaluationStatus.REFUSED.value)
-        with self._database.read() as connection:
-            return connection.execute(query.where(is_search, EVALUATIONS.c.run == run)).scalar_one()
+        query = query.where(is_search, EVALUATIONS.c.run == run)
+        return self._database.read(lambda connection: connection.execute(query).scalar_one())
 
     def __iter__(self) -> Iterator[EvaluationRecord]:
         """Iterate over all finished rows by age, reading some at a time."""
@@ -239,8 +239,7 @@ class EvaluationStore(Closing):
             .where(_IS_FINISHED)
             .group_by(CONTEXTS.c.digest, CONTEXTS.c.context)
         )
-        with self._database.read() as connection:
-            rows = connection.execute(query).all()
+        rows = self._database.read(lambda connection: connection.execute(query).all())
         return {context: num for digest, context, num in rows if context_digest(context) == digest}
 
     def close(self) -> None:
@@ -263,8 +262,11 @@ class EvaluationStore(Closing):
     def _finished(self) -> sql.Select[Any]:
         return self._rows().where(_IS_FINISHED)
 
-    def _update(self, statement: sql.Update | sql.Delete) -> int:
-        return self._database.write(lambda connection: connection.execute(statement).rowcount, is_result=False)
+    def _update(self, statement: sql.Update | sql.Delete, *, is_patient: bool = True) -> int:
+        def change(connection: sql.Connection) -> int:
+            return connection.execute(statement).rowcount
+
+        return self._database.write(change, is_result=False, is_patient=is_patient)
 
     def _add_context(self, connection: sql.Connection) -> None:
         if not self._is_context_known:
@@ -275,8 +277,7 @@ class EvaluationStore(Closing):
 
     def _select_rows(self, query: sql.Select[Any]) -> list[sql.RowMapping]:
         while True:
-            with self._database.read() as connection:
-                rows = list(connection.execute(query).mappings())
+            rows = self._database.read(lambda connection: list(connection.execute(query).mappings()))
             damaged = [row["id"] for row in rows if not is_intact(row)]
             if not damaged:
                 return rows

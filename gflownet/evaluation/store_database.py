@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sql
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as NoFreeConnectionError
 
 from gflownet.errors import UserError
@@ -30,6 +30,7 @@ _NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "9p", "afs", "lustre", "gpfs", "c
 # A transaction that PostgreSQL ended to resolve a deadlock, or that clashed with another, is run again.
 _RETRIED_STATES = frozenset({"40P01", "40001"})
 _NUM_RETRIES = 5
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
 _NO_PRIVILEGE = "42501"
 _log = logging.getLogger(__name__)
 
@@ -51,37 +52,94 @@ class Database:
         self.insert = INSERTS[self.dialect]
         self._engine = _sqlite_engine(url) if self.dialect == "sqlite" else _postgresql_engine(url)
         self._pid = os.getpid()
+        self.patience = 0.0  # seconds for which an absent server is waited for
+        self._inode: int | None = None  # of the file in use; None: not opened yet
 
-    @contextmanager
-    def read(self, *, verb: str = "used") -> Iterator[sql.Connection]:
-        """Open a connection. Raises UserError in one line where the database cannot be read."""
-        with self._errors_in_one_line(verb), self._engine.connect() as connection:
-            yield connection
+    def read(self, query: Callable[[sql.Connection], T], *, verb: str = "used") -> T:
+        """Return the result of a function that reads. Raises UserError where the database cannot be read."""
 
-    def write(self, change: Callable[[sql.Connection], T], *, verb: str = "used", is_result: bool = True) -> T:
+        def attempt() -> T:
+            with self._errors_in_one_line(verb), self._connected() as connection:
+                return query(connection)
+
+        return self._patiently(attempt)
+
+    def write(
+        self,
+        change: Callable[[sql.Connection], T],
+        *,
+        verb: str = "used",
+        is_result: bool = True,
+        is_patient: bool = True,
+    ) -> T:
         """Return the result of a function within one transaction, which a kill of the process does not undo.
 
         Args:
             change: reads and writes by the connection.
             verb: of the error message.
             is_result: wait for the disk, so that a power failure does not undo it either.
+            is_patient: wait for a server that went away.
 
         Raises:
             UserError: the database cannot be written, for example on a full disk; it is unchanged.
         """
+
+        def attempt() -> T:
+            with self._errors_in_one_line(verb), self._connected() as connection:
+                connection = connection.execution_options(writes="FULL" if is_result else "NORMAL")
+                with connection.begin():
+                    if self.dialect == "postgresql" and not is_result:
+                        connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
+                    return change(connection)
+
         for retries in range(_NUM_RETRIES, -1, -1):
             try:
-                with self._errors_in_one_line(verb), self._engine.connect() as connection:
-                    connection = connection.execution_options(writes="FULL" if is_result else "NORMAL")
-                    with connection.begin():
-                        if self.dialect == "postgresql" and not is_result:
-                            connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
-                        return change(connection)
+                return self._patiently(attempt) if is_patient else attempt()
             except UserError as error:
-                state = getattr(getattr(error.__cause__, "orig", None), "sqlstate", None)
-                if not retries or state not in _RETRIED_STATES:
+                if not retries or _state_of(error.__cause__) not in _RETRIED_STATES:
                     raise
         raise AssertionError
+
+    @contextmanager
+    def _connected(self) -> Iterator[sql.Connection]:
+        """Open a connection; a file that was deleted since the last use is written again from the open one.
+
+        Raises:
+            UserError: another file has its place.
+        """
+        found = self.path.stat().st_ino if self.path is not None and self.path.exists() else None
+        if self._inode is not None and found is None:
+            try:
+                with closing(self._engine.raw_connection()) as connection:
+                    connection.cursor().execute("VACUUM INTO ?", (str(self.path),))
+            except sqlite3.Error as error:
+                raise UserError(
+                    f"{self.location}: deleted during the run, and cannot be written again ({error})"
+                ) from None
+            self._engine.dispose()
+            _log.warning("%s: deleted while it was in use; written again with all results", self.location)
+        elif self._inode not in (None, found):
+            raise UserError(f"{self.location}: expected the evaluation store of this run, another file replaced it")
+        with self._engine.connect() as connection:
+            self._inode = None if self.path is None else self.path.stat().st_ino
+            yield connection
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
+        """Return the result of an attempt, repeated for `patience` seconds while the PostgreSQL server is away.
+
+        Every change of the store may be repeated: it changes nothing where it was committed before the answer was lost.
+        """
+        pause, end = 0.0, time.monotonic() + self.patience
+        while True:
+            try:
+                return attempt()
+            except UserError as error:
+                if not _is_away(error.__cause__) or time.monotonic() >= end:
+                    raise
+                if not pause:
+                    _log.warning("%s; tried again for up to %g s (evaluation.store_patience)", error, self.patience)
+            pause = min(2 * pause or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+            time.sleep(pause)
 
     def now(self) -> Any:
         """Return the time in seconds since 1970: PostgreSQL's clock, which all machines share, or the system's."""
@@ -114,13 +172,26 @@ class Database:
         try:
             yield
         except (DBAPIError, NoFreeConnectionError) as error:
-            state = getattr(getattr(error, "orig", None), "sqlstate", None)
-            if isinstance(error, IntegrityError | ProgrammingError) and state != _NO_PRIVILEGE:
+            if isinstance(error, IntegrityError | ProgrammingError) and _state_of(error) != _NO_PRIVILEGE:
                 raise
             reason = " ".join(str(error.orig if isinstance(error, DBAPIError) else error.args[0]).split())
             for secret in self._secrets:
                 reason = reason.replace(secret, "***")
             raise UserError(f"{self.location}: cannot be {verb} as an evaluation store ({reason})") from error
+
+
+def _state_of(error: BaseException | None) -> str | None:
+    """Return the SQLSTATE of an error of PostgreSQL, None without one."""
+    return getattr(getattr(error, "orig", None), "sqlstate", None)
+
+
+def _is_away(error: BaseException | None) -> bool:
+    """Return whether an error says that the PostgreSQL server cannot be reached, is starting or ending."""
+    if not isinstance(error, DBAPIError) or isinstance(error.orig, sqlite3.Error):
+        return False
+    state = _state_of(error)
+    is_lost = error.connection_invalidated or (state is None and isinstance(error, OperationalError))
+    return is_lost or (state or "").startswith(("08", "57P"))
 
 
 def is_network_file_system(path: Path) -> str | None:
@@ -218,8 +289,7 @@ def prepare_schema(database: Database) -> None:
 
 def stored_version(database: Database) -> int | None:
     """Return the schema version of a database, None without an evaluation store."""
-    with database.read(verb="opened") as connection:
-        return _version(connection)
+    return database.read(_version, verb="opened")
 
 
 def add_contexts(connection: sql.Connection, contexts: Iterable[str]) -> None:

@@ -79,8 +79,7 @@ class StoreOverview(Closing):
         times = (sql.func.min(sql.func.nullif(columns.created, "")), sql.func.max(columns.created))
         query = sql.select(*keys, columns.status, sql.func.count(), sql.func.max(score), *times)
         query = query.select_from(_WITH_CONTEXT).group_by(*keys, columns.status)
-        with self._database.read() as connection:
-            groups = connection.execute(query).all()
+        groups = self._database.read(lambda connection: connection.execute(query).all())
         summaries: dict[tuple[str, str], RunSummary] = {}
         for digest, context, run, status, num, best, first, last in groups:
             summary = summaries.setdefault((digest, run), RunSummary(digest, context, run))
@@ -101,8 +100,8 @@ class StoreOverview(Closing):
 
     def best(self, num: int) -> list[Row]:
         """Return the `num` best successful rows of the search of each context, best first, ties by age."""
-        with self._database.read() as connection:
-            contexts = connection.execute(sql.select(CONTEXTS.c.digest).order_by(CONTEXTS.c.digest)).scalars().all()
+        digests = sql.select(CONTEXTS.c.digest).order_by(CONTEXTS.c.digest)
+        contexts = self._database.read(lambda connection: connection.execute(digests).scalars().all())
         order = (EVALUATIONS.c.score.desc(), EVALUATIONS.c.id)
         queries = [
             _ROWS.where(EVALUATIONS.c.context == digest, IS_SEARCH_SUCCESS).order_by(*order).limit(num)
@@ -121,8 +120,8 @@ class StoreOverview(Closing):
 
     def count(self) -> int:
         """Return the number of all rows: results, claims and damaged ones."""
-        with self._database.read() as connection:
-            return connection.execute(sql.select(sql.func.count()).select_from(EVALUATIONS)).scalar_one()
+        query = sql.select(sql.func.count()).select_from(EVALUATIONS)
+        return self._database.read(lambda connection: connection.execute(query).scalar_one())
 
     def num_leased(self, rows: Sequence[Row]) -> int:
         """Return how many of the rows are claimed by a process whose lease has not ended."""
@@ -130,8 +129,7 @@ class StoreOverview(Closing):
         query = sql.select(sql.func.count()).where(
             EVALUATIONS.c.id.in_(ids), IS_RUNNING, ~is_expired(self._database.now())
         )
-        with self._database.read() as connection:
-            return connection.execute(query).scalar_one()
+        return self._database.read(lambda connection: connection.execute(query).scalar_one())
 
     def requeue(self, status: EvaluationStatus | None, *, ids: Collection[int] | None, is_forced: bool) -> int:
         """Turn rows into claims without an owner, which the next run evaluates again, and return their number.
@@ -168,8 +166,7 @@ class StoreOverview(Closing):
         self._database.check_intact(str(path))
 
     def _select(self, query: sql.Select[Any]) -> list[Row]:
-        with self._database.read() as connection:
-            return [dict(row) for row in connection.execute(query).mappings()]
+        return self._database.read(lambda connection: [dict(row) for row in connection.execute(query).mappings()])
 
 
 _WITH_CONTEXT = EVALUATIONS.outerjoin(CONTEXTS, EVALUATIONS.c.context == CONTEXTS.c.digest)

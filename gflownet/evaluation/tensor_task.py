@@ -295,13 +295,20 @@ class TensorTask(GFNTask):
         return start.candidate.canonical_key() if self.trains_seeds_together and is_new_graph else object()
 
     def _continued_seeds(self, starts: Sequence[Start], length: Length) -> Iterable[ModelTraining | Exception]:
-        """Return the trainings of one candidate: side by side where its model allows it, else one by one."""
-        with suppress(Exception):  # one by one, only the faulty one fails
-            trainings = [self._begun(start) for start in starts] if len(starts) > 1 else []
-            if trainings and all(can_stack(training.model) for training in trainings):
-                errors = self.trainer.continue_side_by_side(trainings, length, validation=self.measure)
-                return [error or training for error, training in zip(errors, trainings, strict=True)]
-        return (self._prepared(start, length) for start in starts)
+        """Return the trainings of one candidate: side by side where model and memory allow it, else one by one."""
+        trainings = list[ModelTraining]()
+        with suppress(Exception):  # of building a model, which each training names
+            trainings += [self._begun(start) for start in starts] if len(starts) > 1 else []
+        one_by_one = (self._prepared(start, length) for start in starts)
+        if not trainings or not can_stack(*(training.model for training in trainings)):
+            return one_by_one
+        try:
+            errors = self.trainer.continue_side_by_side(trainings, length, validation=self.measure)
+        except (MemoryError, torch.OutOfMemoryError):
+            return one_by_one
+        except Exception as error:
+            return [error] * len(trainings)
+        return [error or training for error, training in zip(errors, trainings, strict=True)]
 
     def _begun(self, start: Start) -> ModelTraining:
         with seeded(start.seed):

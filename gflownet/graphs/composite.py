@@ -9,9 +9,9 @@ from typing import Any
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import OperationCost, inferred_cost
-from gflownet.graphs.operation_problems import static_problems
 from gflownet.graphs.operation_shapes import NodeShapeError, NodeShapes, infer_shapes, output_shape
 from gflownet.graphs.subgraphs import MAX_LEVELS
+from gflownet.graphs.validation import static_problems
 from gflownet.operations.operation import Operation, check_class, complete_settings, example_inputs
 from gflownet.operations.tensor_shape import Shape, ShapeError
 

@@ -25,10 +25,10 @@ from gflownet.graphs.operation_labels import (
     node_tooltip,
     shape_text,
 )
-from gflownet.graphs.operation_problems import known_shapes
 from gflownet.graphs.operation_shapes import MergePlan, NodeShapes, infer_shapes, inner_ports
 from gflownet.graphs.ordering import sorted_prefix
 from gflownet.graphs.outside_classes import has_missing_modules, nested_graphs
+from gflownet.graphs.validation import known_shapes
 from gflownet.operations.operation import INPUT_PORT, Category
 from gflownet.operations.tensor_shape import Adapter, Layout
 from gflownet.operations.values import thawed

@@ -1,4 +1,4 @@
-"""Problems of nodes and edges that need no shapes, and the problems of every computation graph."""
+"""Problems of single nodes and edges that need no shapes, and problems of every graph."""
 
 from __future__ import annotations
 
@@ -6,68 +6,57 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType
-from gflownet.graphs.operation_shapes import neuron_settings
+from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, GraphElements, Node, NodeType
+from gflownet.graphs.operation import operation, operation_errors
+from gflownet.graphs.operation_shapes import ALIGNMENTS, AXES, MERGES, inner_ports, input_shape
 from gflownet.graphs.ordering import followed_edges, reachable
-from gflownet.operations.neuron import Neuron
-from gflownet.operations.operation import INPUT_PORT
-from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.graphs.subgraphs import RecursiveSubgraphError, UnknownSubgraphError
+from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
+from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.values import shown, thawed
 from gflownet.operations.vocabulary import (
     ACTIVATIONS,
     AGGREGATIONS,
+    BOOL,
     EDGE_ATTRIBUTES,
     MAX_WIDTH,
     NODE_ATTRIBUTES,
+    Parameter,
     activation,
     aggregation,
     aggregation_parameters,
 )
 from gflownet.plugins import ExtensionPoint
 
-# 4 GiB of float32: more than a search can train, less than an allocation that ends the process.
-MAX_PARAMETERS = 2**30
-# Elements of one node's output for one example: 4 GiB of float32.
-MAX_ELEMENTS = 2**30
-# Nodes of an operation graph, those of a subgraph once per repetition.
-MAX_EXPANDED_NODES = 100_000
 # Edge weights and biases become float32; a larger float would be infinity there.
 MAX_MAGNITUDE = (2 - 2**-23) * 2.0**127
-
-# Upper bounds for every built-in recurrent cell of width D: 8 D^2 + 1000 D weights.
-_CELL_SQUARES, _CELL_ROWS = 8, 1000
-
-
-def has_too_many_parameters(graph: GraphElements, projection: str) -> bool:
-    """Return whether a graph of valid nodes and edges needs more than MAX_PARAMETERS (cells by an upper bound)."""
-    nodes = graph.nodes.values()
-    widest = max(node.output_size or 0 for node in nodes)
-    for node in nodes:
-        if node.attributes:
-            kind, width = aggregation(node.aggregation), message_size(node)
-            widest = max(widest, width, kind.aggregated_size(node.attributes, width, 1))
-    num_terms = 2 * len(graph.edges) + (_CELL_SQUARES + 2) * len(nodes)
-    if (widest + _CELL_ROWS) ** 2 * num_terms <= MAX_PARAMETERS:
-        return False
-    in_edges: dict[int, list[Edge]] = {}
-    for edge in graph.edges.values():
-        if edge.enabled:
-            in_edges.setdefault(edge.target, []).append(edge)
-    targets = (node for node in nodes if node.node_type is not NodeType.INPUT)
-    counts = (_num_parameters(graph, node, in_edges.get(node.node_id, []), projection) for node in targets)
-    return sum(counts) > MAX_PARAMETERS
-
-
-def _num_parameters(graph: GraphElements, node: Node, edges: list[Edge], projection: str) -> int:
-    inputs = {f"{edge.edge_id}": Shape((graph.nodes[edge.source].output_size or 1,), Layout.VECTOR) for edge in edges}
-    return Neuron.num_parameters(inputs, neuron_settings(node, projection))
-
-
-def message_size(node: Node) -> int:
-    """Return the width of every message into a node with a valid aggregation."""
-    return aggregation(node.aggregation).message_size(node.attributes, node.output_size or 0)
-
-
+MAX_REPEAT = 1000
+DATA_TYPES = ("float", "token")
+REPEAT = Parameter(
+    f"an int in [1, {MAX_REPEAT:,}]",
+    lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_REPEAT,
+)
+_PORT = Parameter("a str", lambda value: isinstance(value, str))
+_Accepted = Mapping[str, tuple[str, Parameter]]  # code of the problem and parameter, by attribute
+_INPUT_ATTRIBUTES: _Accepted = {
+    "layout": ("invalid_layout", Parameter(f"one of {', '.join(Layout)}", lambda value: value in tuple(Layout))),
+    "dtype": ("invalid_dtype", Parameter(f"one of {', '.join(DATA_TYPES)}", lambda value: value in DATA_TYPES)),
+    "port": ("invalid_attribute", _PORT),
+}
+_MERGE = Parameter(f"an aggregation out of {', '.join(MERGES)}", lambda value: value in MERGES)
+# A tuple, because values of attributes may be unhashable.
+_ALIGN = Parameter(f"one of {', '.join(ALIGNMENTS)}", lambda value: value in tuple(ALIGNMENTS))
+_MERGE_ATTRIBUTES: _Accepted = {
+    "aggregation": ("invalid_aggregation", _MERGE),
+    "axis": ("invalid_axis", Parameter(f"one of {', '.join(AXES)}", lambda value: value in AXES)),
+    "align": ("invalid_align", _ALIGN),
+    "edge_weight": ("invalid_attribute", BOOL),
+}
+_SUBGRAPH_ATTRIBUTES: _Accepted = {
+    **_MERGE_ATTRIBUTES,
+    "repeat": ("invalid_repeat", REPEAT),
+    "share": ("invalid_share", BOOL),
+}
 # A tuple, because values of attributes may be unhashable.
 _AGGREGATION_NAMES = tuple(AGGREGATIONS)
 
@@ -96,36 +85,77 @@ def is_plain(node: Node) -> bool:
     )
 
 
-def node_problems(node: Node) -> Iterator[GraphProblem]:
-    """Yield the problems of a node that maps vectors."""
-    size, name = node.output_size, node.node_id
+def node_problems(graph: GraphElements, node: Node, *, is_vectors: bool, is_subgraph: bool) -> Iterator[GraphProblem]:
+    """Yield the problems of a node.
+
+    Args:
+        graph: of the node.
+        node: an input, an operation, a subgraph, or, with none of them, a neuron.
+        is_vectors: whether the graph has neurons only; its inputs have their fields.
+        is_subgraph: whether it is a subgraph, whose inputs need no shape.
+    """
+    is_input, attributes = node.node_type is NodeType.INPUT, node.attributes
+    if is_vectors or not (is_input or "operation" in attributes or "subgraph" in attributes):
+        yield from _neuron_problems(node, is_vectors=is_vectors)
+        return
+    yield from _value_problems(node)
+    if is_input:
+        yield from _attribute_problems(node, _INPUT_ATTRIBUTES, ("shape",), "an input")
+        yield from _shape_problems(node, is_subgraph=is_subgraph)
+        if is_subgraph and attributes.get("port") == WEIGHT_PORT:
+            message = f"expected a port of a subgraph other than {WEIGHT_PORT}, got {WEIGHT_PORT}"
+            yield _at_node(node, "invalid_attribute", message)
+        return
+    yield from _unused_problems(node)
+    if "subgraph" in attributes:
+        yield from _attribute_problems(node, _SUBGRAPH_ATTRIBUTES, ("subgraph",), "a subgraph")
+        yield from _subgraph_problems(graph, node)
+        return
+    yield from _attribute_problems(node, _MERGE_ATTRIBUTES, ("operation",), "an operation")
+    errors = [*operation_errors(attributes["operation"])]
+    for code, message in errors:
+        yield _at_node(node, code, message)
+    if not any(code in ("invalid_operation", "unknown_operation") for code, _ in errors):
+        yield from _port_problems(graph, node, operation(attributes["operation"]["name"]).ports)
+
+
+def _neuron_problems(node: Node, *, is_vectors: bool) -> Iterator[GraphProblem]:
+    size = node.output_size
     if size is None:
-        yield at_node(name, "missing_output_size", "expected an output_size, got none")
+        yield _at_node(node, "missing_output_size", "expected an output_size, got none")
     elif not 1 <= size <= MAX_WIDTH:
-        message = f"expected an output_size in [1, {MAX_WIDTH:,}], got {shown(size)}"
-        yield at_node(name, "invalid_output_size", message)
-    yield from value_problems(node)
-    if node.attributes:
-        yield from _aggregation_problems(node)
+        yield _at_node(node, "invalid_output_size", f"expected an output_size in [1, {MAX_WIDTH:,}], got {shown(size)}")
+    yield from _value_problems(node)
+    reason = _name_problem(node.aggregation, AGGREGATIONS, aggregation, "an aggregation")
+    if reason:
+        yield _at_node(node, "invalid_aggregation", reason)
+    own = {} if reason else aggregation(node.aggregation).accepted()
+    accepted = {key: ("invalid_agg_param", parameter) for key, parameter in own.items()}
+    accepted |= {} if is_vectors else {"align": ("invalid_align", _ALIGN)}
+    others = [key for key in node.attributes if key in aggregation_parameters() and key not in own]
+    yield from _attribute_problems(node, accepted, ("aggregation", *others), "a neuron")
+    for key in others if not reason else ():
+        message = f"expected {node.aggregation} parameters out of {listed(own)}, got {shown(key)}"
+        yield _at_node(node, "invalid_agg_param", message)
 
 
-def value_problems(node: Node) -> Iterator[GraphProblem]:
+def _value_problems(node: Node) -> Iterator[GraphProblem]:
     """Yield the problems of a node's activation and bias."""
-    name, is_input = node.node_id, node.node_type is NodeType.INPUT
-    if reason := name_problem(node.activation_function, ACTIVATIONS, activation, "an activation"):
-        yield at_node(name, "invalid_activation", reason)
+    is_input = node.node_type is NodeType.INPUT
+    if reason := _name_problem(node.activation_function, ACTIVATIONS, activation, "an activation"):
+        yield _at_node(node, "invalid_activation", reason)
     if not abs(node.bias) <= MAX_MAGNITUDE:
-        yield at_node(name, "non_finite_bias", f"expected a finite bias of float32, got {node.bias}")
+        yield _at_node(node, "non_finite_bias", f"expected a finite bias of float32, got {node.bias}")
     # An input passes its data on: its activation and bias would be ignored.
     is_known = node.activation_function in ACTIVATIONS or ":" in node.activation_function
     if is_input and is_known and node.activation_function not in ("linear", "identity"):
         message = f"expected an input to be linear, got activation {shown(node.activation_function)}"
-        yield at_node(name, "invalid_input_node", message)
+        yield _at_node(node, "invalid_input_node", message)
     if is_input and abs(node.bias) <= MAX_MAGNITUDE and node.bias != 0.0:
-        yield at_node(name, "invalid_input_node", f"expected an input to have bias 0.0, got {node.bias}")
+        yield _at_node(node, "invalid_input_node", f"expected an input to have bias 0.0, got {node.bias}")
 
 
-def name_problem(name: Any, names: ExtensionPoint, load: Callable[[str], object], kind: str) -> str:
+def _name_problem(name: Any, names: ExtensionPoint, load: Callable[[str], object], kind: str) -> str:
     """Return why an activation or aggregation cannot be used; empty where it can."""
     if isinstance(name, str) and name in names:
         return ""
@@ -138,53 +168,138 @@ def name_problem(name: Any, names: ExtensionPoint, load: Callable[[str], object]
     return ""
 
 
-def _aggregation_problems(node: Node) -> Iterator[GraphProblem]:
-    name = node.node_id
-    reason = name_problem(node.aggregation, AGGREGATIONS, aggregation, "an aggregation")
-    if reason:
-        yield at_node(name, "invalid_aggregation", reason)
-    accepted = {} if reason else aggregation(node.aggregation).accepted()
+def _unused_problems(node: Node) -> Iterator[GraphProblem]:
+    """Yield the problems of fields that an operation or a subgraph would ignore."""
+    name = node.activation_function
+    if not _name_problem(name, ACTIVATIONS, activation, "") and activation(name).max_parameters(1) > 0:
+        message = f"expected an activation without state (use an operation lstm, gru or rhn), got {name}"
+        yield _at_node(node, "invalid_activation", message)
+    if "axis" in node.attributes and node.aggregation != "concat":
+        yield _at_node(node, "invalid_axis", f"expected axis with aggregation concat, got {shown(node.aggregation)}")
+    if node.output_size is not None:
+        yield _at_node(node, "unused_output_size", f"expected no output_size of an operation, got {node.output_size}")
+    if node.bias != 0.0 and not node.attributes.get("edge_weight"):
+        yield _at_node(node, "unused_bias", f"expected bias 0.0 without edge_weight, got {node.bias}")
+
+
+def _attribute_problems(
+    node: Node, accepted: _Accepted, other_names: tuple[str, ...], kind: str
+) -> Iterator[GraphProblem]:
     for key, value in node.attributes.items():
-        if key == "aggregation":
-            continue
-        if key in NODE_ATTRIBUTES:
+        if key in accepted:
+            code, parameter = accepted[key]
+            if not parameter.accepts(value):
+                message = unexpected_value(parameter.expected, key, value).replace(" for aggregation,", ",")
+                yield _at_node(node, code, message)
+        elif key in NODE_ATTRIBUTES:
             if not NODE_ATTRIBUTES[key].accepts(value):
-                yield at_node(name, "invalid_attribute", unexpected_value(NODE_ATTRIBUTES[key].expected, key, value))
-        elif key not in accepted and key not in aggregation_parameters():
-            yield at_node(name, "unknown_attribute", f"expected no attribute {shown(key)}")
-        elif key in accepted and not accepted[key].accepts(value):
-            yield at_node(name, "invalid_agg_param", unexpected_value(accepted[key].expected, key, value))
-        elif not reason and key not in accepted:
-            message = f"expected {node.aggregation} parameters out of {listed(accepted)}, got {shown(key)}"
-            yield at_node(name, "invalid_agg_param", message)
+                message = unexpected_value(NODE_ATTRIBUTES[key].expected, key, value)
+                yield _at_node(node, "invalid_attribute", message)
+        elif key not in other_names:
+            names = listed([*accepted, *other_names])
+            message = f"expected attributes of {kind} out of {names}, got {shown(key)}"
+            yield _at_node(node, "unknown_attribute", message)
 
 
-def edge_problems(nodes: Mapping[int, Node], edge: Edge) -> Iterator[GraphProblem]:
+def _shape_problems(node: Node, *, is_subgraph: bool) -> Iterator[GraphProblem]:
+    shape, size = node.attributes.get("shape"), node.output_size
+    if shape is not None and size is not None and thawed(shape) != [size]:
+        message = f"expected a shape or an output_size, got {shown(thawed(shape))} and {size}"
+        yield _at_node(node, "invalid_shape", message)
+        return
+    if shape is None and size is None:
+        if not is_subgraph:
+            yield _at_node(node, "missing_shape", "expected a shape of the input, got none")
+        return
+    try:
+        input_shape(node)
+    except ValueError as error:
+        if not any(True for _ in _attribute_problems(node, _INPUT_ATTRIBUTES, ("shape",), "an input")):
+            yield _at_node(node, "invalid_shape", str(error))
+
+
+def _subgraph_problems(graph: GraphElements, node: Node) -> Iterator[GraphProblem]:
+    if "operation" in node.attributes:
+        return  # reported as an unknown attribute of a subgraph
+    try:
+        inner = graph.subgraph(node.attributes["subgraph"])
+    except UnknownSubgraphError as error:
+        yield _at_node(node, "unknown_subgraph", str(error))
+    except RecursiveSubgraphError as error:
+        yield _at_node(node, "recursive_subgraph", str(error))
+    except ValueError as error:
+        yield _at_node(node, "invalid_subgraph", str(error))
+    else:
+        names = [
+            each.attributes.get("port", INPUT_PORT) for each in inner.nodes.values() if each.node_type is NodeType.INPUT
+        ]
+        if not names or not all(isinstance(name, str) for name in names):
+            return  # reported in the subgraph
+        if len(set(names)) < len(names):
+            message = f"expected different ports of the inputs of the subgraph, got {', '.join(names)}"
+            yield _at_node(node, "duplicate_port", message)
+        else:
+            yield from _port_problems(graph, node, tuple(inner_ports(inner)))
+            if INPUT_PORT not in names and node.attributes.get("repeat", 1) != 1:
+                message = f"expected a port {INPUT_PORT} of a repeated subgraph, got {', '.join(names)}"
+                yield _at_node(node, "repeat_mismatch", message)
+
+
+def _port_problems(graph: GraphElements, node: Node, ports: tuple[str, ...]) -> Iterator[GraphProblem]:
+    """Yield the unknown ports of a node's in-edges, and the ports without an edge."""
+    # Edges from missing nodes feed a port, too: they are reported once, as edges.
+    into = [edge for _, edge in sorted(graph.edges.items()) if edge.enabled and edge.target == node.node_id]
+    used = [edge.attributes.get("port", INPUT_PORT) for edge in into]
+    if not all(isinstance(port, str) for port in used):
+        return  # reported as an invalid attribute of the edge
+    fed = dict.fromkeys(used)
+    names = ", ".join(ports) or "none"
+    for port in fed:
+        if port not in ports:
+            yield _at_node(node, "unknown_port", f"expected edges into ports out of {names}, got {shown(port)}")
+    for port in ports:
+        if port not in fed:
+            yield _at_node(node, "missing_port", f"expected an edge into the port {port}, got none")
+
+
+def edge_problems(graph: GraphElements, edge: Edge, *, is_vectors: bool) -> Iterator[GraphProblem]:
     """Yield the problems of an edge."""
-    name = edge.edge_id
+    target = graph.nodes.get(edge.target)
+    is_scaled = target is not None and not ("operation" in target.attributes or "subgraph" in target.attributes)
     for end, node_id in (("source", edge.source), ("target", edge.target)):
-        if node_id not in nodes:
-            yield at_edge(name, "dangling_edge", f"expected a {end} among the nodes, got {node_id}")
-    if edge.target in nodes and nodes[edge.target].node_type is NodeType.INPUT:
-        yield at_edge(name, "edge_into_input", f"expected no edge into an input, got target {edge.target}")
+        if node_id not in graph.nodes:
+            yield at_edge(edge, "dangling_edge", f"expected a {end} among the nodes, got {node_id}")
+    if target is not None and target.node_type is NodeType.INPUT:
+        yield at_edge(edge, "edge_into_input", f"expected no edge into an input, got target {edge.target}")
     if not abs(edge.weight) <= MAX_MAGNITUDE:
-        yield at_edge(name, "non_finite_weight", f"expected a finite weight of float32, got {edge.weight}")
+        yield at_edge(edge, "non_finite_weight", f"expected a finite weight of float32, got {edge.weight}")
+    accepted = EDGE_ATTRIBUTES if is_vectors else {**EDGE_ATTRIBUTES, "port": _PORT}
     for key, value in edge.attributes.items():
-        if key not in EDGE_ATTRIBUTES:
-            message = f"expected attributes out of {listed(EDGE_ATTRIBUTES)}, got {shown(key)}"
-            yield at_edge(name, "unknown_attribute", message)
-        elif not EDGE_ATTRIBUTES[key].accepts(value):
-            yield at_edge(name, "invalid_attribute", unexpected_value(EDGE_ATTRIBUTES[key].expected, key, value))
+        if key == "operation":
+            message = "expected operations on nodes, got one on an edge: call edge_operations_to_nodes first"
+            yield at_edge(edge, "operation_on_edge", message)
+        elif key not in accepted:
+            message = f"expected attributes out of {listed(accepted)}, got {shown(key)}"
+            yield at_edge(edge, "unknown_attribute", message)
+        elif not accepted[key].accepts(value):
+            yield at_edge(edge, "invalid_attribute", unexpected_value(accepted[key].expected, key, value))
+    if target is None or is_scaled or edge.weight == DEFAULT_WEIGHT or target.node_type is NodeType.INPUT:
+        return
+    if edge.attributes.get("port") == WEIGHT_PORT and "operation" in target.attributes:  # tied: not scaled
+        message = f"expected weight {DEFAULT_WEIGHT} into the port {WEIGHT_PORT}, got {edge.weight}"
+        yield at_edge(edge, "unused_weight", message)
+    elif not target.attributes.get("edge_weight"):
+        message = f"expected weight {DEFAULT_WEIGHT} without edge_weight of node {edge.target}, got {edge.weight}"
+        yield at_edge(edge, "unused_weight", message)
 
 
-def at_node(node_id: int, code: str, message: str) -> GraphProblem:
-    """Return a problem of a node."""
-    return GraphProblem(code, f"node {node_id}: {message}", node_id=node_id)
+def _at_node(node: Node, code: str, message: str) -> GraphProblem:
+    return GraphProblem(code, f"node {node.node_id}: {message}", node_id=node.node_id)
 
 
-def at_edge(edge_id: int, code: str, message: str) -> GraphProblem:
+def at_edge(edge: Edge, code: str, message: str) -> GraphProblem:
     """Return a problem of an edge."""
-    return GraphProblem(code, f"edge {edge_id}: {message}", edge_id=edge_id)
+    return GraphProblem(code, f"edge {edge.edge_id}: {message}", edge_id=edge.edge_id)
 
 
 def unexpected_value(expected: str, key: str, value: Any) -> str:
@@ -215,7 +330,7 @@ def duplicate_edges(graph: GraphElements) -> Iterator[GraphProblem]:
         earlier = first.setdefault((edge.source, edge.target, str(port)), edge_id)
         if earlier != edge_id:
             message = f"expected one edge {edge.source} -> {edge.target}, got edge {earlier} before it"
-            yield at_edge(edge_id, "duplicate_edge", message)
+            yield at_edge(edge, "duplicate_edge", message)
 
 
 def unreachable_outputs(graph: GraphElements) -> Iterator[GraphProblem]:
@@ -228,4 +343,4 @@ def unreachable_outputs(graph: GraphElements) -> Iterator[GraphProblem]:
     for node_id, node in sorted(nodes.items()):
         if node.node_type is NodeType.OUTPUT and node_id not in fed:
             message = "expected a path of enabled edges from an input to this output, got none"
-            yield at_node(node_id, "unreachable_output", message)
+            yield _at_node(node, "unreachable_output", message)

@@ -161,7 +161,7 @@ class RHN(Cell):
 
     module = "gflownet.rhn.layers:RHNBlock"
     slots = ("hidden", "token")
-    step = "{y} = {layer}.step({z}, {hidden}, {token})"
+    step = "{y} = {layer}(({z}).unsqueeze(1), {hidden}, {token})[1]"
     sequence = "{y} = rhn_sequence({layer}, {z}, {hidden}, {token})"
 
     @classmethod

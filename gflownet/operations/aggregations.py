@@ -138,7 +138,8 @@ class _AnyAttention(CodeAggregation):
         node, messages, mix = emitter.node, emitter.name("messages"), emitter.name("mix")
         scale = 1.0 / (sqrt(node.message_size) * node.attributes.get("temperature", 1.0))
         query = f"{emitter.dialect.parameter(f'q_{node.label}')} * {scale!r}"
-        scores = f"{messages} @ ({query}).t()" if cls.heads else f"{messages} @ ({query})"
+        # Not by a vector: onnxruntime refuses such a product of an empty batch.
+        scores = f"{messages} @ ({query}).t()" if cls.heads else f"({messages} @ ({query}).unsqueeze(1)).squeeze(2)"
         lines = [emitter.stacked(), *_softmax(emitter, scores), *_dropout(emitter)]
         if cls.heads:
             return Aggregate(lines, f"({mix}.transpose(1, 2) @ {messages}).flatten(1)")

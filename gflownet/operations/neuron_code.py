@@ -23,10 +23,22 @@ class Dialect:
     # Whether means over positions are taken over the first axes, so that their gradients are in channels_last.
     moves_channels: bool = False
     num_copies: int = 1  # of one model, whose channels are next to each other in each value
+    calls_layers: bool = True  # False: `project` scales the weight of an untouched linear layer
 
     def weight(self, name: str) -> str:
         """The weight matrix of a submodule."""
         return f"{self.module(name)}.weight"
+
+    def projected(self, name: str, x: str, total: str, factor: str = "", *, scales_input: bool = False) -> str:
+        """The expression of total + factor * layer(x), see `project`; `total` and `factor` may be empty."""
+        layer = self.module(name)
+        if not self.calls_layers:
+            options = {"total": total, "factor": factor, "scales_input": scales_input}
+            return f"project({', '.join([layer, x, *(f'{key}={value}' for key, value in options.items() if value)])})"
+        y = f"{layer}({x})"
+        if not factor:
+            return f"{total} + {y}" if total else y
+        return f"torch.addcmul({total}, {y}, {factor})" if total else f"{y} * {factor}"
 
 
 FAST = Dialect(
@@ -34,6 +46,7 @@ FAST = Dialect(
     parameter=lambda name: f'p["{name}"]',
     module=lambda name: f'm["{name}"]',
     moves_channels=True,
+    calls_layers=False,
 )
 SEQUENCE = replace(FAST, is_sequence=True)
 
@@ -78,13 +91,6 @@ def outside_classes(neurons: Iterable[NeuronPlan]) -> dict[str, Any]:
     return {outside_name(name): each for name, each in classes if ":" in name}
 
 
-def product(x: str, matrix: str, total: str, is_matrix: bool) -> str:
-    """The expression of total + x @ matrix.t(); `total` may be empty, a 0-d bias or, with `is_matrix`, [B, d]."""
-    if is_matrix:
-        return f"torch.addmm({total}, {x}, ({matrix}).t())"
-    return f"F.linear({x}, {matrix}, {total})" if total else f"F.linear({x}, {matrix})"
-
-
 class NodeEmitter:
     """Statements that compute one node."""
 
@@ -126,14 +132,14 @@ class NodeEmitter:
         x = self.source(edge)
         if not edge.is_projected:
             return f"torch.addcmul({total}, {x}, {factor})" if total else f"{x} * {factor}"
-        # Scaling a factor, not the product, keeps one gemm with the bias inside.
-        if edge.label in self.dialect.scaled and factor == self.dialect.parameter(f"weight_{edge.label}"):
-            return product(x, self.dialect.scaled[edge.label], total, is_matrix and bool(total))
-        matrix = self.dialect.weight(f"proj_{edge.label}")
-        if not self.node.scales_matrix(edge):
-            return product(f"{x} * {factor}", matrix, total, is_matrix and bool(total))
-        matrix = f"{matrix} * {factor}"
-        return product(x, matrix, total, is_matrix and bool(total))
+        scales_input = not self.node.scales_matrix(edge)
+        general = self.dialect.projected(f"proj_{edge.label}", x, total, factor, scales_input=scales_input)
+        matrix = self.dialect.scaled.get(edge.label)  # None in a model with a touched layer
+        if matrix is None or factor != self.dialect.parameter(f"weight_{edge.label}"):
+            return general
+        if is_matrix and total:
+            return f"({general} if {matrix} is None else torch.addmm({total}, {x}, {matrix}.t()))"
+        return f"({general} if {matrix} is None else F.linear({', '.join(filter(None, (x, matrix, total)))}))"
 
     def source(self, edge: EdgePlan) -> str:
         """The expression [B, size] of the source of an edge."""
@@ -197,6 +203,5 @@ def node_lines(emitter: NodeEmitter) -> list[str]:
     code = emitter.aggregated()
     if node.has_post:
         assert not code.has_bias, "the bias comes after post"
-        post = dialect.weight(f"post_{node.label}")
-        return [*code.lines, emitter.activated(product(code.result, post, emitter.bias, False))]
+        return [*code.lines, emitter.activated(dialect.projected(f"post_{node.label}", code.result, emitter.bias))]
     return [*code.lines, emitter.activated(code.result if code.has_bias else f"{code.result} + {emitter.bias}")]

@@ -114,30 +114,31 @@ class BHN(nn.Module):
         features = F.pad(F.silu(self.squeeze(self.norm(state))), (1, 0), value=1.0)
         if has_previous is not None:
             features = features * has_previous
-        beta = (features @ self.beta).unsqueeze(-1)
+        beta = (features * self.beta).sum(1, keepdim=True)
         return Adapters(self.gate(features), self.up(features), self.down(features), beta)
 
 
-def lora(x: Tensor, weight: Tensor, adapter: Adapter) -> Tensor:
+def lora(x: Tensor, layer: nn.Module, adapter: Adapter) -> Tensor:
     """Return y_o = (1 + delta_o) ((W + B A) x)_o: x [R, in] through a projection [out, in], y [R, out]."""
     low_rank = (adapter.b @ (adapter.a @ x.unsqueeze(-1))).squeeze(-1)
-    return (1 + adapter.delta) * (x @ weight.mT + low_rank)
+    return (1 + adapter.delta) * (layer(x) + low_rank)
 
 
-def dora(x: Tensor, weight: Tensor, adapter: Adapter) -> Tensor:
+def dora(x: Tensor, layer: nn.Module, adapter: Adapter) -> Tensor:
     """Return y [R, out] of x [R, in] through a projection (Liu et al. 2024, equation 5: weight-decomposed adaptation).
 
     y_o = m_o ((W + B A) x)_o / ||W_o + B_o A|| with m_o = ||W_o|| (1 + delta_o). The norm is expanded, so that no
     tensor of (R, out, in) is made: ||W_o + B_o A||^2 = ||W_o||^2 + sum_r B_or (2 (W A^T)_or + (B A A^T)_or).
     """
-    a, b = adapter.a, adapter.b
+    a, b, weight = adapter.a, adapter.b, layer.weight
+    weight = weight if isinstance(weight, Tensor) else weight().dequantize()  # a method of quantised layers
     squared = weight.square().sum(-1)
     cross = 2 * (a @ weight.mT).mT + b @ (a @ a.mT)
-    relative = (1 + (b * cross).sum(-1) / squared).clamp(min=MIN_SQUARED_NORM)
-    return relative.rsqrt() * lora(x, weight, adapter)
+    relative = (1 + (b * cross).sum(2) / squared).clamp(min=MIN_SQUARED_NORM)
+    return relative.rsqrt() * lora(x, layer, adapter)
 
 
-ADAPTATIONS: dict[Norm, Callable[[Tensor, Tensor, Adapter], Tensor]] = {"dora": dora, "none": lora}
+ADAPTATIONS: dict[Norm, Callable[[Tensor, nn.Module, Adapter], Tensor]] = {"dora": dora, "none": lora}
 
 
 class DoraFFN(nn.Module):
@@ -151,9 +152,9 @@ class DoraFFN(nn.Module):
     def forward(self, x: Tensor, adapters: Adapters) -> Tensor:
         """Return the adapted down(silu(gate(x) + beta) * up(x)); [R, H] both."""
         adapt = ADAPTATIONS[self.norm]
-        gate = F.silu(adapt(x, self.plain.gate_proj.weight, adapters.gate) + adapters.beta)
-        up = adapt(x, self.plain.up_proj.weight, adapters.up)
-        return adapt(gate * up, self.plain.down_proj.weight, adapters.down)
+        gate = F.silu(adapt(x, self.plain.gate_proj, adapters.gate) + adapters.beta)
+        up = adapt(x, self.plain.up_proj, adapters.up)
+        return adapt(gate * up, self.plain.down_proj, adapters.down)
 
 
 class RHNBlock(nn.Module):
@@ -184,14 +185,17 @@ class RHNBlock(nn.Module):
         normed = self.norm(x)
         return x + (self.ffn.plain(normed) if state is None else self.ffn(normed, self.bhn(state, has_previous)))
 
-    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, has_previous: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the states of all tokens [R, T, H] and of the last one [R, H] for x [R, T, H].
 
-        `state` [R, H] belongs to the token before the first; None at the beginning of the sequences.
+        `state` [R, H] belongs to the token before the first; None at the beginning of the sequences, `has_previous` as
+        in `step`.
         """
         states = []
         for token in x.unbind(1):
-            state = self.step(token, state)
+            state, has_previous = self.step(token, state, has_previous), None
             states.append(state)
         return torch.stack(states, 1), states[-1]
 

@@ -146,7 +146,8 @@ class GFNTrainer(Components):
         if self.step and not config.evaluation.store_url:
             folder.check_store()
         location = config.evaluation.store_url or folder.store
-        store = run.open(EvaluationStore(location, context=self.scoring_context))
+        patience = config.evaluation.store_patience
+        store = run.open(EvaluationStore(location, context=self.scoring_context, patience=patience))
         report_earlier_versions(store)
         if not folder.resumed:
             return store

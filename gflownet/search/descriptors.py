@@ -20,7 +20,7 @@ from gflownet.data.sampler import uniform_states
 from gflownet.envs.choice_places import text_of
 from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.operation_choices import Prefix
-from gflownet.envs.operation_graph import OperationGraphEnv, StateFacts
+from gflownet.envs.operation_graph import OperationFacts, OperationGraphEnv
 from gflownet.envs.slots import SlotEnv
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.labelled_graphs import NO_EDGE, LabelledGraphs
@@ -231,7 +231,7 @@ class ShapeNumbers:
             columns += [(f"{kind} of log {name}", Group.SHAPES, x) for kind, x in summaries(values, mask).items()]
         return columns
 
-    def _cost(self, facts: StateFacts) -> Tensor:
+    def _cost(self, facts: OperationFacts) -> Tensor:
         """Return parameters and multiply-adds [B, 2] float64, without learned projections of inputs."""
         prefix, shape = facts.prefix[facts.is_hidden], facts.input[facts.is_hidden]
         is_missing = self._costs[prefix, shape, 0].isnan()

@@ -14,12 +14,12 @@ import torch
 from torch_geometric.data import Batch
 
 from gflownet.certificate.exact import StateGraph, enumerate_states
-from gflownet.certificate.rules import limit_violations
+from gflownet.certificate.rules import check_rules, limit_violations
 from gflownet.mdp.action import ActionBatch, GraphAction, GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment, IllegalAction
 from gflownet.mdp.states import GraphStates
-from gflownet.testing.contract import Contract, ContractError, expect, expect_error
+from gflownet.testing.contract import Contract, expect, expect_error
 
 MAX_STATES = 6_000
 
@@ -83,28 +83,12 @@ class EnvironmentContract(Contract):
         """Return the identities of states [B]."""
         return [self.key(states, index) for index in range(len(states))]
 
-    def check_reverse_action_undoes_step(self) -> None:
-        env = self.env
-        for states, actions in random_walk(env, num=20, seed=1):
-            after, reverse = env.step(states, actions), env.reverse(states, actions)
-            try:
-                restored = env.step(after, reverse)
-            except IllegalAction as error:
-                raise ContractError(f"expected the reverse of a legal action to be legal, got {error}") from error
-            for index in (~restored.equals(states)).nonzero().flatten().tolist():
-                action = env.decode(states, index, actions)
-                expect(False, f"expected the reverse of {action} to restore the state, got another one")
-
-    def check_backward_action_is_undone_by_its_reverse(self) -> None:
-        env, generator = self.env, torch.Generator().manual_seed(2)
-        for states, actions in random_walk(env, num=10, seed=2):
-            after = env.step(states, actions)
-            backward = env.backward_masks(after).sample_uniform(generator)
-            restored = env.step(env.step(after, backward), env.reverse(after, backward))
-            expect(
-                self.keys(restored) == self.keys(after),
-                "expected a backward action followed by its reverse to give the same state up to isomorphism",
-            )
+    def check_rules_of_all_transitions(self) -> None:
+        """Legal states, inverse actions, masks in both directions, isomorphism codes and automorphism counts."""
+        report = check_rules(self.env, self.state_graph.states, is_complete=True, seed=0)
+        for violation in report.violations:
+            times = f"{violation.num} time{'s' * (violation.num != 1)}"
+            expect(False, f"{violation.check.value}, {times}, first {violation.example}")
 
     def check_terminal_object_survives_json(self) -> None:
         """The restored states have the identity, canonical keys and number of backward actions of the originals.
@@ -198,52 +182,6 @@ class EnvironmentContract(Contract):
         num = batch.num_graphs
         expect(num > 1, f"expected more than one state, got {num}")
         expect(len(encodings) == num, f"expected different features of {num} states, got {len(encodings)} encodings")
-
-    def check_backward_actions_undo_exactly_the_forward_actions(self) -> None:
-        """n_forward(G -> G') |Aut G'| = n_backward(G' -> G) |Aut G| for every edge of the state graph."""
-        graph, env = self.state_graph, self.env
-        moves = ~graph.stops
-        forward = Counter(zip(graph.parent[moves].tolist(), graph.child[moves].tolist(), strict=True))
-        positions = {key: i for i, key in enumerate(self.keys(graph.states))}
-        owner, action = env.backward_masks(graph.states).positions()
-        before, backward = env.apply(graph.states[owner], action), Counter()
-        for i, child in enumerate(owner.tolist()):
-            parent = positions.get(self.key(before, i))
-            name = env.decode(graph.states[owner], i, action)
-            expect(parent is not None, f"expected {name} to lead to a state that a forward action leaves, got another")
-            backward[parent, child] += 1
-        symmetries = graph.num_automorphisms
-        expect(
-            forward.keys() == backward.keys(),
-            f"expected a backward action for each forward action, got {len(forward.keys() - backward.keys())} pairs of "
-            "states without one; compare forward_rules and backward_rules",
-        )
-        for (parent, child), count in forward.items():
-            expect(
-                count * symmetries[child] == backward[parent, child] * symmetries[parent],
-                f"expected {count} forward actions and {backward[parent, child]} backward ones between two states to "
-                "be in proportion to their symmetries; compare forward_rules and backward_rules",
-            )
-
-    def check_parents_step_to_the_state(self) -> None:
-        env, graph = self.env, self.state_graph
-        for index in range(1, len(graph), max(1, len(graph) // 25)):
-            expected, parents = self.key(graph.states, index), env.parents(graph.states, index)
-            expect(parents, "expected a parent of every state but the first, got none")
-            for action, parent in parents:
-                child = env.step(parent, env.encode_batch([action]))
-                expect(self.key(child) == expected, f"expected {action} to lead from a parent to the state")
-
-    def check_every_state_reaches_a_terminal_state(self) -> None:
-        graph = self.state_graph
-        has_action = self.env.forward_masks(graph.states).num_actions() > 0
-        expect(bool(has_action.all()), "expected a legal action in every state, got a state without one")
-        leads_to_terminal = torch.zeros(len(graph), dtype=torch.bool)
-        leads_to_terminal[graph.terminal] = True
-        for level in reversed(range(int(graph.level.max()) + 1)):
-            actions = graph.level[graph.parent] == level
-            leads_to_terminal[graph.parent[actions]] |= leads_to_terminal[graph.child[actions]]
-        expect(bool(leads_to_terminal.all()), "expected a way from every state to a finished object, got a dead end")
 
     def check_limits_reach_exactly_what_they_allow(self) -> None:
         """Under a cap the masks reach each terminal state within it, by `sizes`, and no other."""

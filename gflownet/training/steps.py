@@ -45,6 +45,20 @@ class DivergedError(RuntimeError):
             raise cls(f"{place}: expected a {name} <= {limit:g}, got {loss:g}")
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch a model to eval mode in the block, and every submodule back to its mode after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:  # a `train` of its own may do more than to set the mode, also of submodules
+            module.train(mode)
+        for module, mode in modes:
+            module.training = mode
+
+
 def _norm(parameters: Sequence[Tensor]) -> Tensor:
     """Return the global norm of the gradients."""
     return nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])

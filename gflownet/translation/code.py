@@ -92,10 +92,9 @@ class ClassWriter:
     def _stacked_line(self, place: int, labels: Sequence[str]) -> str:
         """The statement that scales the matrices of a group."""
         names = ", ".join(f"M{place}_{index}" for index in range(len(labels)))
-        matrices = ", ".join(self.dialect.weight(f"proj_{label}") for label in labels)
+        layers = ", ".join(self.dialect.module(f"proj_{label}") for label in labels)
         weights = ", ".join(self.dialect.parameter(f"weight_{label}") for label in labels)
-        product = f"torch.stack(({matrices})) * torch.stack(({weights}))[:, None, None]"
-        return f"{names} = ({product}).unbind()"
+        return f"{names} = scaled_matrices(({layers}), ({weights}))"
 
     def _column_lines(self) -> list[str]:
         """The statements that take the inputs out of `x` [B, F]."""

@@ -1,8 +1,7 @@
 """Export of a model: torch.export and, with the extra [onnx], ONNX; its latency."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from gflownet.training.steps import evaluating
 from gflownet.translation.model import StepModule, TranslatedModel
 from gflownet.translation.model_set import ModelSet
 
@@ -27,7 +27,7 @@ def export_program(model: TranslatedModel, *, batch_size: int = 2) -> ExportedPr
     model.plan.slots, goes in after x and comes out after y. An operation graph has the arguments of its forward.
     `batch_size` (at least 2): batch of the traced example.
     """
-    with _evaluating(model):
+    with evaluating(model):
         module, example = _traceable(model, batch_size)
         return torch.export.export(module, example, dynamic_shapes=_free_batch(module, example))
 
@@ -41,28 +41,47 @@ def to_onnx(model: TranslatedModel | ModelSet, path: str | Path, *, batch_size: 
     of an operation graph with several are called x0, x1, ... by node id, and its outputs that are not vectors y5, ...
     The columns of a table are written next to it, NAME.columns.json: `TableColumns.from_dict` reads them.
 
-    Raises: ImportError where the packages of the extra [onnx] are missing.
+    Raises:
+        ImportError: the packages of the extra [onnx] are missing.
+        ValueError: a model in bfloat16, or one that ONNX cannot hold: no file is written.
     """
     missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
     if missing:
         raise ImportError(f"expected the packages of gflownet[onnx] for an ONNX export, missing {', '.join(missing)}")
+    autocasts = {each.plan.autocast for each in model.modules() if isinstance(each, TranslatedModel)}
+    if torch.bfloat16 in {each.dtype for each in (*model.parameters(), *model.buffers())} or "bfloat16" in autocasts:
+        raise ValueError(
+            "expected float16, float32 or float64 for ONNX, got bfloat16, which few of its operators take: "
+            "use model.float(), without the option autocast"
+        )
     input_names, output_names = model.pure_names()
-    with _evaluating(model):
+    with evaluating(model):
         module, example = _traceable(model, batch_size)
-        torch.onnx.export(
+        program = torch.onnx.export(
             module,
             example,
-            str(path),
             input_names=input_names,
             output_names=output_names,
             dynamic_shapes=_free_batch(module, example),
             custom_translation_table={torch.ops.aten.sort.stable: _onnx_stable_sort()},
             dynamo=True,
-            external_data=False,
             verbose=False,
         )
+    assert program is not None
+    _check_onnx(program.model_proto, path)
+    program.save(str(path), external_data=False)
     if model.columns is not None:
         Path(path).with_suffix(".columns.json").write_text(json.dumps(model.columns.to_dict(), indent=1) + "\n")
+
+
+def _check_onnx(content: Any, path: str | Path) -> None:
+    """Raise ValueError for an invalid ONNX model."""
+    from onnx import checker, shape_inference  # pyright: ignore[reportMissingImports]
+
+    try:
+        checker.check_model(content, full_check=True)
+    except (checker.ValidationError, shape_inference.InferenceError) as error:
+        raise ValueError(f"{path}: expected a valid ONNX model, got: {' '.join(str(error).split())}") from None
 
 
 def _onnx_stable_sort() -> Callable[..., Any]:
@@ -77,17 +96,6 @@ def _onnx_stable_sort() -> Callable[..., Any]:
         return op.TopK(values, count, axis=dim, largest=int(descending), sorted=1)
 
     return stable_sort
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch the model to eval mode in the block."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def _traceable(model: TranslatedModel | ModelSet, batch_size: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -121,13 +129,9 @@ def measure_latency(model: TranslatedModel, *, batch_size: int = 1, num_calls: i
     """Time `num_calls` forward calls on zeros after a warm-up; the model's state is unchanged."""
     if batch_size < 1 or num_calls < 1:
         raise ValueError(f"expected batch_size and num_calls >= 1, got {batch_size} and {num_calls}")
-    inputs, was_training = model.zeros(batch_size), model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            seconds = [_timed(model, inputs) for _ in range(NUM_WARM_UP + num_calls)][NUM_WARM_UP:]
-    finally:
-        model.train(was_training)
+    inputs = model.zeros(batch_size)
+    with evaluating(model), torch.no_grad():
+        seconds = [_timed(model, inputs) for _ in range(NUM_WARM_UP + num_calls)][NUM_WARM_UP:]
     return Latency(median(seconds), min(seconds), max(seconds), num_calls, batch_size)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -16,13 +16,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations import layers
 from gflownet.operations.neuron_code import FAST, Dialect, group, outside_name, slot_name, variable
-from gflownet.operations.sequences import gru_sequence, lstm_sequence, rhn_sequence
+from gflownet.operations.sequences import gru_sequence, lstm_sequence, project, rhn_sequence, scaled_matrices
 from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.vocabulary import DTYPES, activation, aggregation
+from gflownet.training.steps import evaluating
 from gflownet.translation.cache import CACHE
 from gflownet.translation.code import ClassWriter, has_own_build, own_build_name, shape_text
 from gflownet.translation.copies import concat_copies, pad_copies
@@ -42,7 +44,7 @@ MIN_STACKED = 8
 # Layers and functions of generated code besides those of torch.
 _NAMES: dict[str, Any] = {name: value for name, value in vars(layers).items() if isinstance(value, type)}
 _NAMES |= {each.__name__: each for each in (gru_sequence, lstm_sequence, rhn_sequence, add_parameters)}
-_NAMES |= {each.__name__: each for each in (pad_copies, concat_copies)}
+_NAMES |= {each.__name__: each for each in (project, scaled_matrices, pad_copies, concat_copies)}
 
 
 class StateManager:
@@ -52,7 +54,7 @@ class StateManager:
     """
 
     def __init__(self, slots: tuple[StateSlot, ...]) -> None:
-        self.slots = slots
+        self.slots, self.is_kept = slots, True  # False: of a replica of DataParallel, which lives for one call
         self.tensors: tuple[Tensor, ...] | None = None  # each [B, *shape], in the order of slots
 
     def reset(self) -> None:
@@ -60,7 +62,7 @@ class StateManager:
         self.tensors = None
 
     def current(self, x: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return the state before a step on an input `x` [B, ...], at first zeros of the dtype of `like` or `x`.
+        """Return the state before a step on an input `x` [B, ...], of the dtype of `like` or `x`; at first zeros.
 
         Raises ValueError for another batch size than the state has.
         """
@@ -72,10 +74,23 @@ class StateManager:
                 f"expected a batch of {self.tensors[0].shape[0]}, as in the state of the previous call, "
                 f"got {batch_size}; pass reset_states=True to start a new sequence"
             )
-        return self.tensors
+        # Autograd refuses tensors of inference_mode, but not copies. A compiled program cannot ask for the mode.
+        if (is_compiled := torch.compiler.is_compiling()) or not torch.is_inference_mode_enabled():
+            self.tensors = tuple(each.clone() if is_compiled or each.is_inference() else each for each in self.tensors)
+        return tuple(each.to(like.dtype) for each in self.tensors)  # of a call under autocast
 
-    def store(self, tensors: tuple[Tensor, ...]) -> None:
-        """Store the state after a step, detached: a backward pass ends at its own call."""
+    def store(self, tensors: tuple[Tensor, ...], *, is_new: bool = False) -> None:
+        """Store the state after a step, detached: a backward pass ends at its own call.
+
+        Raises ValueError where no state can be stored, unless the step started a new sequence.
+        """
+        if not self.is_kept or _is_traced(tensors):
+            if not is_new:
+                raise ValueError(
+                    "expected reset_states=True, or model.step(x, state), in torch.jit.trace, torch.export, transforms "
+                    "of torch.func and replicas of DataParallel, which lose the state of a call"
+                )
+            return
         self.tensors = tuple(tensor.detach() for tensor in tensors)
 
     def previous_output(self, node_id: int) -> Tensor | None:
@@ -90,6 +105,14 @@ class StateManager:
         if self.tensors is not None:
             with torch.no_grad():
                 self.tensors = tuple(function(tensor) for tensor in self.tensors)
+
+
+def _is_traced(tensors: Iterable[Tensor]) -> bool:
+    """Return whether tensors live in a trace or a transform of torch.func, which they must not outlive."""
+    if torch.compiler.is_dynamo_compiling():  # torch.compile stores the state after each call
+        return False
+    is_program = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return is_program or any(map(is_functorch_wrapped_tensor, tensors))
 
 
 class StepModule(nn.Module):
@@ -115,6 +138,7 @@ class TranslatedModel(nn.Module):
     """
 
     plan: ClassVar[ModelPlan]
+    names: ClassVar[frozenset[str]]  # of the parameters outside of layers that forward reads
     columns: TableColumns | None = None  # of a table, set by `load`
     reference: Tensor  # empty: the device and the dtype of the model, also of one without parameters
 
@@ -162,7 +186,7 @@ class TranslatedModel(nn.Module):
             self.state_manager.reset()
         state = self.state_manager.current(inputs[0], self.reference)
         y, state = self.steps(*inputs, state)
-        self.state_manager.store(state)
+        self.state_manager.store(state, is_new=reset_states)
         return y
 
     def steps(self, *inputs: Any) -> tuple[Any, tuple[Tensor, ...]]:
@@ -188,10 +212,9 @@ class TranslatedModel(nn.Module):
         """
         if self.columns is None:
             raise ValueError("expected a model that gflownet.load returned for a run with task=table, got no columns")
-        inputs, was_training = torch.from_numpy(self.columns.encoded(rows)), self.training
-        with torch.inference_mode():
-            outputs = self.eval().first_step(inputs)
-        self.train(was_training)
+        inputs = torch.from_numpy(self.columns.encoded(rows))
+        with evaluating(self), torch.inference_mode():
+            outputs = self.first_step(inputs)
         return self.columns.predictions(outputs.numpy())
 
     def zeros(self, batch_size: int) -> tuple[Tensor, ...]:
@@ -229,6 +252,11 @@ class TranslatedModel(nn.Module):
         states = [slot_name(slot.kind, slot.node_id) for slot in plan.slots]
         return [*inputs, *states], [*outputs, *(f"next_{state}" for state in states)]
 
+    def _named_tensors(self) -> Mapping[str, Tensor]:
+        """Return the parameters outside of layers, by attribute if one is computed or pruned, or in a replica."""
+        p = self._parameters
+        return p if p.keys() >= self.names else {name: getattr(self, name) for name in self.names}
+
     def _sizes(self, position: int) -> tuple[int, ...]:
         """Return the sizes of an argument of forward after the batch."""
         return (self.plan.input_size,) if self.plan.is_dense else self.plan.inputs[position][2].sizes
@@ -254,9 +282,15 @@ class TranslatedModel(nn.Module):
         self.state_manager.apply(fn)
         return super()._apply(fn, recurse)
 
+    def _replicate_for_data_parallel(self) -> TranslatedModel:
+        replica = super()._replicate_for_data_parallel()
+        replica.state_manager = StateManager(self.plan.slots)
+        replica.state_manager.is_kept = False
+        return replica
+
     def __reduce__(self) -> tuple[Any, ...]:
-        # The generated class cannot be imported by name: pickle the plan instead.
-        return _empty_model, (self.plan,), self.__dict__
+        # The generated class cannot be imported by name: pickle the plan instead. Parametrised ones refuse that.
+        return _empty_model, (self.plan,), self.__getstate__()
 
 
 def to_pytorch_model(graph: ComputationGraph, config: Mapping[str, Any] | TranslationConfig | None = None) -> Any:
@@ -320,7 +354,9 @@ def generate_class(plan: ModelPlan, dialect: Dialect = FAST) -> type[TranslatedM
     namespace: dict[str, Any] = {**_NAMES, **names, **bodies, **dict(_outside_functions(plan))}
     exec(compile(source, filename, "exec"), namespace)
     methods = {method: namespace[method] for method in ("__init__", "forward", "step", "steps") if method in namespace}
-    generated = type(name, (TranslatedModel,), {"plan": plan, "__module__": __name__, **methods})
+    read = frozenset(each.name for step in plan.live_steps for each in step.parameters if not each.module)
+    values = {"plan": plan, "names": read, "__module__": __name__}
+    generated = type(name, (TranslatedModel,), values | methods)
     # Source lines for tracebacks, debuggers and torch.compile while the class exists.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     weakref.finalize(generated, linecache.cache.pop, filename, None)
@@ -349,7 +385,7 @@ def _source(plan: ModelPlan, writer: ClassWriter) -> str:
     # Every statement that adds parameters takes its values from the same iterator.
     initial = ["Base.__init__(self, device, dtype)", "values = iter(values or self.plan.values)"]
     functions = [_function(head, [*initial, *writer.initial_lines()])]
-    access = ["p, m = self._parameters, self._modules"]
+    access = ["p, m = self._named_tensors(), self._modules"]
     body = [*memory_format_lines(plan, writer.arguments()), *step_lines(plan, writer)]
     if plan.name:  # a subgraph: its state comes from and goes to the model
         state = [f"{slots_of(plan)} = state"] if plan.slots else []
@@ -367,7 +403,7 @@ def _source(plan: ModelPlan, writer: ClassWriter) -> str:
         "    self.state_manager.reset()",
         f"state = self.state_manager.current({writer.arguments()[0]}, self._buffers['reference'])",
         f"y, state = self.step({arguments}, state)",
-        "self.state_manager.store(state)",
+        "self.state_manager.store(state, is_new=reset_states)",
     ]
     functions.append(_function(f"step(self, {arguments}, state)", [*access, state, *body, "return y, state"]))
     functions.append(_function(head, [*checks, *call, "return y"]))

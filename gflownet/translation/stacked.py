@@ -36,11 +36,12 @@ _OPERATIONS |= {AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d, GlobalPool}
 _LAYOUTS = (Layout.VECTOR, Layout.SIGNAL, Layout.IMAGE)
 
 
-def can_stack(model: nn.Module) -> bool:
-    """Return whether StackedModel holds copies of a model."""
-    if not isinstance(model, TranslatedModel):
+def can_stack(*models: nn.Module) -> bool:
+    """Return whether StackedModel holds these models: of one plan, so that ids of nodes and names are equal."""
+    plans = [model.plan for model in models if isinstance(model, TranslatedModel)]
+    if len(plans) < len(models) or len({plan.key for plan in plans}) != 1:
         return False
-    plan = model.plan
+    plan = plans[0]
     is_plain = not (plan.is_dense or plan.slots or plan.autocast or plan.channels_last)
     has_one = len(plan.inputs) == len(plan.outputs) == 1
     return is_plain and has_one and plan.outputs[0][1].layout is Layout.VECTOR and _has_known_steps(plan)
@@ -75,6 +76,8 @@ class StackedModel(nn.Module):
 
     def __init__(self, models: Sequence[TranslatedModel]) -> None:
         super().__init__()
+        if not can_stack(*models):
+            raise ValueError("expected models of one plan that can be stacked (can_stack)")
         self.num_copies = len(models)
         self.model = _stacked(models)
 

@@ -8,7 +8,7 @@ wrapper.terminate()
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
 from typing import Any
 
 import torch
@@ -48,46 +48,14 @@ __all__ = [
 _NAME = "object"
 
 
-class MPObjectPlaceholder:
+class MPObjectPlaceholder(Proxy):
     """Proxy of the object in any process; calls of its methods run in the main process.
 
     It may be passed to a new process as a field of a dataset.
     """
 
+    __slots__ = ()
     device = CPU  # of arguments and results
-
-    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
-        """Keep one endpoint per worker, and a last one for the main process."""
-        self._endpoints, self._own = endpoints, None
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Return the result of calling the object."""
-        return self._proxy(*arguments, **options)
-
-    def __len__(self) -> int:
-        """Return the length of the object."""
-        return len(self._proxy)
-
-    def __bool__(self) -> bool:
-        """Return whether the length of the object is not 0; True for an object without a length."""
-        return bool(self._proxy)
-
-    def __getattr__(self, method: str) -> Any:
-        if method.startswith("_"):
-            raise AttributeError(method)
-        return getattr(self._proxy, method)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the endpoints; another process picks its own."""
-        return {"_endpoints": self._endpoints, "_own": None}
-
-    @property
-    def _proxy(self) -> Proxy:
-        info = get_worker_info()
-        position = len(self._endpoints) - 1 if info is None else info.id
-        if self._own is None or self._own[0] != position:  # a forked worker inherits the main process's choice
-            self._own = position, self._endpoints[position].proxy(_NAME)
-        return self._own[1]
 
 
 class MPObjectProxy:
@@ -95,7 +63,7 @@ class MPObjectProxy:
 
     Args:
         obj: the object, such as a model or a replay buffer.
-        num_workers: of the DataLoader.
+        num_workers: ignored; any number of processes and threads may call.
         cast_types: ignored; every tensor in a call moves to the device of the object's parameters.
         pickle_messages: send messages as pickles.
         sb_size: bytes of a shared message buffer; None: no buffers.
@@ -114,17 +82,14 @@ class MPObjectProxy:
     ) -> None:
         device = next((p.device for p in obj.parameters()), CPU) if isinstance(obj, torch.nn.Module) else CPU
         transport = make_transport(buffer_size=sb_size, pickle_messages=pickle_messages)
-        self._server = ProxyServer({_NAME: Served(obj)}, transport=transport, device=device)
-        self._endpoints = [self._server.connect() for _ in range(num_workers + 1)]
-        self.placeholder = MPObjectPlaceholder(self._endpoints)
+        served = Served(obj)
+        self._server = ProxyServer({_NAME: served}, transport=transport, device=device)
+        self.placeholder = MPObjectPlaceholder(_NAME, self._server.endpoint, methods=served.methods)
+        self._close = weakref.finalize(self, self._server.close)  # also at exit, while threads still run
 
     def terminate(self) -> None:
-        """Stop serving and release pipes and buffers."""
-        self._server.close()
-        for endpoint in self._endpoints:
-            endpoint.channel.close()
-
-    __del__ = terminate
+        """Stop serving and release pipes and buffers; later calls raise ConnectionError."""
+        self._close()
 
 
 def mp_object_wrapper(

@@ -1,4 +1,3 @@
-from .loader_pool import LoaderPool as LoaderPool
 from .packing import MessageError as MessageError
 from .packing import MessageTooLarge as MessageTooLarge
 from .packing import SharedPinnedBuffer as SharedPinnedBuffer

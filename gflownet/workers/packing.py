@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
-from multiprocessing import reduction
 from typing import Any, cast
 
 import torch
@@ -232,49 +231,48 @@ class MessageTooLarge(ValueError):  # noqa: N818
 class SharedPinnedBuffer:
     """A block of shared memory for the tensors of one message at a time.
 
-    It can be passed to a new process. It has no lock that a dead process could hold: the two sides take turns by
-    exchanging messages. The memory has no name (it is not in /dev/shm): its size is not limited by /dev/shm, pages are
-    allocated at the first write, and it is freed with the last process that maps it.
+    It has no lock that a dead process could hold: the two sides take turns by exchanging messages. The memory has no
+    name (it is not in /dev/shm): its size is not limited by /dev/shm, pages are allocated at the first write, and it is
+    freed with the last process that maps it.
 
     Args:
         num_bytes: capacity for the tensors of a message, each aligned to 64 bytes.
         device: of the reader; for a CUDA device the memory is pinned, so that one transfer moves a message.
+        descriptor: of memory that another process has allocated, closed here; None: allocate it.
+
+    Attributes:
+        descriptor: of the memory, to be passed to another process; -1 after `detach`.
 
     Raises:
         OSError: the system has no such memory.
     """
 
-    _descriptor = -1  # none
+    descriptor = -1
 
-    def __init__(self, num_bytes: int, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008
+    def __init__(
+        self,
+        num_bytes: int,
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+        *,
+        descriptor: int | None = None,
+    ) -> None:
         self.num_bytes = -(-num_bytes // ALIGNMENT) * ALIGNMENT
-        self._descriptor = os.memfd_create("gflownet-messages")
-        os.ftruncate(self._descriptor, self.num_bytes)
-        self._map()
+        self.descriptor = os.memfd_create("gflownet-messages") if descriptor is None else descriptor
+        if descriptor is None:
+            os.ftruncate(self.descriptor, self.num_bytes)
+        path = f"/proc/self/fd/{self.descriptor}"
+        self._memory = torch.from_file(path, shared=True, size=self.num_bytes, dtype=torch.uint8)
+        self._typed = [self._memory.view(dtype) for dtype in DTYPES]
+        if descriptor is not None:
+            self.detach()
         self.is_pinned = False
         if device.type == "cuda":  # lock the pages, where that works
             register = cast(Any, torch.cuda.cudart()).cudaHostRegister
             self.is_pinned = int(register(self._memory.data_ptr(), self._memory.nbytes, 0)) == 0
 
-    def _map(self) -> None:
-        path = f"/proc/self/fd/{self._descriptor}"
-        self._memory = torch.from_file(path, shared=True, size=self.num_bytes, dtype=torch.uint8)
-        self._typed = [self._memory.view(dtype) for dtype in DTYPES]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return size and file descriptor, from which another process maps the same memory."""
-        return {"num_bytes": self.num_bytes, "descriptor": reduction.DupFd(self._descriptor)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Map the memory; only the process that allocated it pins it."""
-        self.num_bytes, self.is_pinned = state["num_bytes"], False
-        self._descriptor = state["descriptor"].detach()
-        self._map()
-        self.detach()
-
     def detach(self) -> None:
-        """Close the file descriptor, needed only to start a process; the memory stays mapped."""
-        descriptor, self._descriptor = self._descriptor, -1  # first: another thread may close the other end
+        """Close the file descriptor, after it was passed to another process; the memory stays mapped."""
+        descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 

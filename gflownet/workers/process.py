@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
+import os
 import random
+import threading
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,27 +27,16 @@ class WorkerInfo:
 
     id: int
     num_workers: int
-    generation: int = 0  # number of restarts
-    num_taken: int = 0  # messages delivered by its predecessors: a restarted worker continues from there
     seed: int = 0  # of this worker's global generators
 
 
-_info: WorkerInfo | None = None
 _main_device = CPU
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """Return the identity of this worker, also in a plain `DataLoader`; None in the main process."""
-    if _info is not None:
-        return _info
+    """Return the identity of this `DataLoader` worker; None in the main process."""
     info = get_loader_worker_info()
     return None if info is None else WorkerInfo(info.id, info.num_workers, seed=info.seed)
-
-
-def set_worker_info(info: WorkerInfo) -> None:
-    """Make this process a worker."""
-    global _info
-    _info = info
 
 
 def get_worker_device() -> torch.device:
@@ -82,6 +75,18 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def exit_with_parent() -> None:
+    """End this process with the one that started it, even while it computes or waits."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
+
+
+def _exit_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def keep_freed_memory() -> None:

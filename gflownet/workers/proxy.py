@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import os
 import pickle
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gflownet.workers.packing import MessageError
-from gflownet.workers.transport import Channel
+from gflownet.workers.process import exit_with_parent
+from gflownet.workers.transport import Address, Channel
 
 CALL, LENGTH = "__call__", "__len__"
 
@@ -75,16 +78,32 @@ class Call(NamedTuple):
         return f"{self.name}.{self.method}"
 
 
+class _Caller(NamedTuple):
+    """The connection of this process."""
+
+    pid: int  # a forked process inherits the connection of its parent, which it must not use
+    lock: threading.Lock
+    channel: Channel
+
+
 class Endpoint:
-    """A worker's connection to the server; it can be passed to a new process.
+    """Access to the served objects from any number of processes; it can be passed to a new process.
+
+    Each process opens a connection at its first call, and its threads take turns: no process or thread reads the reply
+    to the call of another. A process that calls ends with the process that started it.
 
     Args:
-        channel: to the server.
+        address: of the server.
         methods: the callable methods, by the name of the object.
     """
 
-    def __init__(self, channel: Channel, *, methods: Mapping[str, frozenset[str]]) -> None:
-        self.channel, self._methods = channel, dict(methods)
+    def __init__(self, address: Address, *, methods: Mapping[str, frozenset[str]]) -> None:
+        self._address, self._methods = address, dict(methods)
+        self._caller: _Caller | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the connection of this process."""
+        return {**self.__dict__, "_caller": None}
 
     def proxy(self, name: str) -> Proxy:
         """Return the proxy of the object that is served under this name.
@@ -94,11 +113,31 @@ class Endpoint:
         """
         if name not in self._methods:
             raise KeyError(f"{name}: expected the name of a served object, one of {sorted(self._methods)}")
-        return Proxy(name, self.channel, methods=self._methods[name])
+        return Proxy(name, self, methods=self._methods[name])
 
-    def detach(self) -> None:
-        """Close this connection here, after it was passed to a process."""
-        self.channel.detach()
+    def call(self, call: Call) -> Any:
+        """Return the reply to a call. Raises MessageError like `Channel`, EOFError or OSError without a server."""
+        while True:
+            caller = self._own_caller()
+            with caller.lock:
+                if caller.channel.connection.closed:  # by another thread, see below
+                    continue
+                try:
+                    caller.channel.send(call)
+                    return caller.channel.receive()
+                except MessageError:
+                    raise
+                except BaseException:  # such as KeyboardInterrupt: the reply may arrive later
+                    caller.channel.close()
+                    raise
+
+    def _own_caller(self) -> _Caller:
+        caller = self._caller
+        if caller is None or caller.pid != os.getpid() or caller.channel.connection.closed:
+            if not self._address.is_here:
+                exit_with_parent()
+            caller = self._caller = _Caller(os.getpid(), threading.Lock(), self._address.connect())
+        return caller
 
 
 class Proxy:
@@ -108,10 +147,10 @@ class Proxy:
     arguments or result cannot be sent, ConnectionError if the main process is gone.
     """
 
-    __slots__ = ("_channel", "_methods", "_name")
+    __slots__ = ("_endpoint", "_methods", "_name")
 
-    def __init__(self, name: str, channel: Channel, *, methods: frozenset[str]) -> None:
-        self._name, self._channel, self._methods = name, channel, methods
+    def __init__(self, name: str, endpoint: Endpoint, *, methods: frozenset[str]) -> None:
+        self._name, self._endpoint, self._methods = name, endpoint, methods
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Return the result of calling the object."""
@@ -144,8 +183,7 @@ class Proxy:
     def _call(self, method: str, arguments: tuple, options: dict[str, Any]) -> Any:
         call = Call(self._name, method, arguments, options)
         try:
-            self._channel.send(call)
-            reply = self._channel.receive()
+            reply = self._endpoint.call(call)
         except MessageError as error:
             raise MessageError(f"{call}: {error}") from error
         except (EOFError, OSError) as error:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +14,7 @@ from gflownet.files import Closing
 from gflownet.workers.packing import MessageError, map_tensors
 from gflownet.workers.process import CPU
 from gflownet.workers.proxy import CALL, LENGTH, Call, Endpoint, Failure
-from gflownet.workers.transport import Channel, Transport
+from gflownet.workers.transport import Channel, Listener, Transport
 
 _CLOSE_TIMEOUT_S = 1.0  # for a running call when the server closes
 
@@ -73,65 +70,46 @@ class ProxyServer(Closing):
         device: of the tensors of received calls.
 
     Attributes:
+        endpoint: for the processes that call.
         thread: the thread.
     """
 
     def __init__(self, served: Mapping[str, Served], *, transport: Transport, device: torch.device = CPU) -> None:
-        self.transport, self._device, self._served = transport, device, dict(served)
-        self._wakeup, self._wakeup_sender = multiprocessing.Pipe(duplex=False)
-        self._new_channels: deque[Channel | None] = deque()  # None: close
+        self.transport, self._served = transport, dict(served)
+        self._listener = Listener(transport, device)
+        methods = {name: each.methods for name, each in self._served.items()}
+        self.endpoint = Endpoint(self._listener.address, methods=methods)
         self._channels: dict[Any, Channel] = {}  # by connection; used by the thread alone
-        self._call_lock = threading.Lock()
         self.thread = threading.Thread(target=self._serve, name="proxy server", daemon=True)
         self.thread.start()
 
-    def connect(self) -> Endpoint:
-        """Return the endpoint for a worker that is about to be started."""
-        channel, worker_channel = self.transport.pair(self._device)
-        self._notify(channel)
-        return Endpoint(worker_channel, methods={name: served.methods for name, served in self._served.items()})
-
-    @contextmanager
-    def between_calls(self) -> Iterator[None]:
-        """Keep the thread from running calls, so that a fork copies a consistent state."""
-        with self._call_lock:
-            yield
-
-    @property
-    def has_slow(self) -> bool:
-        """Return whether calls may be running in threads that `between_calls` does not stop."""
-        return any(served.is_slow for served in self._served.values())
-
     def close(self) -> None:
-        """End the thread and close all channels; later calls of workers raise ConnectionError."""
-        if not self._wakeup_sender.closed:
-            self._notify(None)
-            self.thread.join(_CLOSE_TIMEOUT_S)
-            self._wakeup_sender.close()
-            self.transport.close()
-
-    def _notify(self, channel: Channel | None) -> None:
-        self._new_channels.append(channel)
-        self._wakeup_sender.send_bytes(b"!")
+        """End the thread and close all channels; later calls raise ConnectionError."""
+        self._listener.stop()
+        self.thread.join(_CLOSE_TIMEOUT_S)
+        self.transport.close()
 
     def _serve(self) -> None:
-        is_closed = False
-        while not is_closed:
-            ready = wait([self._wakeup, *self._channels])
-            with self._call_lock:
-                self._run_calls([self._channels[connection] for connection in ready if connection is not self._wakeup])
-                is_closed = self._wakeup in ready and self._accept_channel()
+        is_open = True
+        while is_open:
+            ready = wait([self._listener.socket, *self._channels])
+            self._run_calls([self._channels[connection] for connection in ready if connection in self._channels])
+            is_open = self._listener.socket not in ready or self._accept()
         for channel in self._channels.values():
             channel.close()
-        self._wakeup.close()
+        self._listener.close()
 
-    def _accept_channel(self) -> bool:
-        """Add a new channel; return True if the server is closed instead."""
-        self._wakeup.recv_bytes()
-        channel = self._new_channels.popleft()
-        if channel is not None:
-            self._channels[channel.connection] = channel
-        return channel is None
+    def _accept(self) -> bool:
+        """Add the channel of a process that connects; return False if the server is closed instead."""
+        try:
+            channel = self._listener.accept()
+        except EOFError:
+            return False
+        except (OSError, RuntimeError) as error:
+            warnings.warn(f"a worker cannot connect: {error}", stacklevel=2)
+            return True
+        self._channels[channel.connection] = channel
+        return True
 
     def _run_calls(self, channels: Sequence[Channel]) -> None:
         """Run the pending calls of these channels, merged where possible."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import multiprocessing
 import os
 import pickle
 import resource
+import socket
 import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing import resource_sharer
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -38,7 +42,7 @@ class Fallback(Exception):  # noqa: N818
 class Channel(ABC):
     """One end of a pipe: sends and receives messages, as pickles where its encoding fails.
 
-    It can be passed to a new process. One thread at a time may use it.
+    One thread of one process at a time may use it.
 
     Args:
         connection: this end of the pipe.
@@ -81,10 +85,6 @@ class Channel(ABC):
     def view(self) -> Any:
         """Return the next message like `receive`; tensors may view the sender's memory until the reply is sent."""
         return self._read(self._view)
-
-    def detach(self) -> None:
-        """Close the pipe in this process, after this end was passed to another."""
-        self.connection.close()
 
     def close(self) -> None:
         """Close the pipe and release the memory behind it."""
@@ -138,11 +138,6 @@ class _BufferChannel(Channel):
         is_cpu = self._device.type == "cpu"
         return self._incoming.view(frame) if is_cpu else self._incoming.transfer(frame, self._device)
 
-    def detach(self) -> None:
-        super().detach()
-        self._outgoing.detach()
-        self._incoming.detach()
-
     def close(self) -> None:
         super().close()
         self._outgoing.close()
@@ -167,19 +162,30 @@ class _QueueChannel(_PickleChannel):
         return stream.getvalue()
 
 
+class _NoBufferChannel(_PickleChannel):
+    """Channel of a process whose buffers were refused by the system."""
+
+    def __init__(self, reason: str, *end: Any) -> None:
+        super().__init__(*end)
+        self._reason = reason
+
+    def _encode(self, message: Any) -> bytes:
+        raise Fallback(self._reason)
+
+
 class Transport(ABC):
     """How messages travel, chosen once per run."""
 
     def __init__(self) -> None:
         self._has_warned = False
 
-    def pair(self, device: torch.device = CPU) -> tuple[Channel, Channel]:
-        """Return both ends of a new channel: for the main process, and for a worker about to be started.
+    @abstractmethod
+    def open(self, connection: Connection) -> tuple[Channel, Sequence[SharedPinnedBuffer]]:
+        """Return the channel of a process that connects, and the buffers that the other end needs too."""
 
-        Tensors are received on `device` in the main process, and on the CPU in the worker.
-        """
-        connection, worker_connection = multiprocessing.Pipe(duplex=True)
-        return self._channels((connection, device, self.warn_once), (worker_connection, CPU))
+    @abstractmethod
+    def accept(self, connection: Connection, descriptors: Sequence[int], device: torch.device) -> Channel:
+        """Return the other end of a channel, given the descriptors of its buffers and the device of its messages."""
 
     @abstractmethod
     def close(self) -> None:
@@ -191,19 +197,18 @@ class Transport(ABC):
             self._has_warned = True
             warnings.warn(reason, stacklevel=2)
 
-    @abstractmethod
-    def _channels(self, end: tuple, worker_end: tuple) -> tuple[Channel, Channel]:
-        """Return the channels of main process and worker, given the arguments of `Channel`."""
-
 
 class PickleTransport(Transport):
     """Messages as pickles in the pipe (`pickle_mp_messages`)."""
 
+    def open(self, connection: Connection) -> tuple[Channel, Sequence[SharedPinnedBuffer]]:
+        return _PickleChannel(connection, CPU), ()
+
+    def accept(self, connection: Connection, descriptors: Sequence[int], device: torch.device) -> Channel:
+        return _PickleChannel(connection, device, self.warn_once)
+
     def close(self) -> None:
         """Do nothing."""
-
-    def _channels(self, end: tuple, worker_end: tuple) -> tuple[Channel, Channel]:
-        return _PickleChannel(*end), _PickleChannel(*worker_end)
 
 
 class BufferTransport(Transport):
@@ -217,27 +222,128 @@ class BufferTransport(Transport):
         super().__init__()
         self.num_bytes = num_bytes
 
+    def open(self, connection: Connection) -> tuple[Channel, Sequence[SharedPinnedBuffer]]:
+        try:
+            outgoing, incoming = (SharedPinnedBuffer(self.num_bytes) for _ in range(2))
+        except (OSError, RuntimeError) as error:
+            reason = f"mp_buffer_size={self.num_bytes}: no shared memory, messages are pickled: {error!r}"
+            return _NoBufferChannel(reason, connection, CPU), ()
+        return _BufferChannel(outgoing, incoming, connection, CPU), (outgoing, incoming)
+
+    def accept(self, connection: Connection, descriptors: Sequence[int], device: torch.device) -> Channel:
+        end = connection, device, self.warn_once
+        if not descriptors:
+            return _PickleChannel(*end)
+        buffers = [SharedPinnedBuffer(self.num_bytes, device, descriptor=each) for each in descriptors]
+        return _BufferChannel(*reversed(buffers), *end)
+
     def close(self) -> None:
         """Do nothing: the channels own the buffers."""
-
-    def _channels(self, end: tuple, worker_end: tuple) -> tuple[Channel, Channel]:
-        try:
-            to_main, to_worker = (SharedPinnedBuffer(self.num_bytes, end[1]) for _ in range(2))
-        except (OSError, RuntimeError) as error:
-            self.warn_once(f"mp_buffer_size={self.num_bytes}: no shared memory, messages are pickled: {error!r}")
-            return _PickleChannel(*end), _PickleChannel(*worker_end)
-        return _BufferChannel(to_worker, to_main, *end), _BufferChannel(to_main, to_worker, *worker_end)
 
 
 class QueueTransport(Transport):
     """New shared memory for every tensor of every message, as in torch's queues."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        get_temp_dir()  # created here, so that workers share it and it is deleted even if they are killed
+
+    def open(self, connection: Connection) -> tuple[Channel, Sequence[SharedPinnedBuffer]]:
+        return _QueueChannel(connection, CPU), ()
+
+    def accept(self, connection: Connection, descriptors: Sequence[int], device: torch.device) -> Channel:
+        return _QueueChannel(connection, device, self.warn_once)
+
     def close(self) -> None:
         resource_sharer.stop(timeout=1)
 
-    def _channels(self, end: tuple, worker_end: tuple) -> tuple[Channel, Channel]:
-        get_temp_dir()  # created here, so that workers share it and it is deleted even if they are killed
-        return _QueueChannel(*end), _QueueChannel(*worker_end)
+
+class Address:
+    """Address of a `Listener`; it can be passed to a new process, and any number of processes may connect."""
+
+    def __init__(self, entrance: socket.socket, transport: Transport) -> None:
+        self._entrance, self._transport, self._owner_pid = entrance, transport, os.getpid()
+        weakref.finalize(self, entrance.close)
+
+    @property
+    def is_here(self) -> bool:
+        """Return whether the listener is in this process."""
+        return self._owner_pid == os.getpid()
+
+    def connect(self) -> Channel:
+        """Return a new channel to the listener: no other process has its ends, so that death closes it.
+
+        Raises:
+            OSError: the listener is closed.
+        """
+        connection, far = multiprocessing.Pipe()
+        channel, buffers = self._transport.open(connection)
+        with far:
+            descriptors = [far.fileno(), *(buffer.descriptor for buffer in buffers)]
+            socket.send_fds(self._entrance, [bytes([len(descriptors)])], descriptors)
+        for buffer in buffers:
+            buffer.detach()
+        return channel
+
+
+class Listener:
+    """Accepts the channels of other processes.
+
+    Args:
+        transport: how messages travel.
+        device: of received tensors.
+
+    Attributes:
+        address: for the processes that connect.
+        socket: readable when `accept` returns at once.
+    """
+
+    def __init__(self, transport: Transport, device: torch.device = CPU) -> None:
+        self.socket, entrance = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.address = Address(entrance, transport)
+        self._transport, self._device = transport, device
+        _of_this_process.add(self)
+
+    def accept(self) -> Channel:
+        """Return the channel of the next process that connects.
+
+        Raises:
+            EOFError: the listener was stopped.
+            OSError, RuntimeError: no file descriptors or memory are left; the other process reads the end of its pipe.
+        """
+        message, descriptors, *_ = socket.recv_fds(self.socket, 1, _MAX_DESCRIPTORS)
+        if not message:
+            raise EOFError("the listener was stopped")
+        if len(descriptors) < message[0]:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        channel = self._transport.accept(Connection(descriptors[0]), descriptors[1:], self._device)
+        _of_this_process.add(channel)
+        return channel
+
+    def stop(self) -> None:
+        """Refuse processes that connect, and end a wait in another thread."""
+        with suppress(OSError):  # it is closed
+            self.socket.shutdown(socket.SHUT_RD)
+
+    def close(self) -> None:
+        """Refuse processes that connect."""
+        self.socket.close()
+
+
+_MAX_DESCRIPTORS = 3  # of a pipe and two buffers
+_of_this_process: weakref.WeakSet[Channel | Listener] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """Close what a forked process inherits: an open copy would hide the end of its parent."""
+    for end in list(_of_this_process):
+        (end if isinstance(end, Listener) else end.connection).close()
+    _of_this_process.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def make_transport(*, buffer_size: int | None, pickle_messages: bool) -> Transport:

@@ -172,22 +172,22 @@ def test_seeds_decide_random_numbers(executors, executor):
     assert len(set(noises)) == 3
 
 
-def test_global_state_is_restored(executors, executor):
-    clean, *_ = finished(executors["inline"], [stub_job("a")])[0]
-    _, in_same_job = finished(executor, [stub_job("set_default_dtype", "a")])[0]
-    (in_next_job,) = finished(executor, [stub_job("a")])[0]
-    for outcome in (in_same_job, in_next_job):
-        names = ("item_size", "has_low_precision")
-        values = [[score_of(each).metrics[name] for name in names] for each in (outcome, clean)]
-        assert values == [[4, 0], [4, 0]]
+def test_changed_global_state_reaches_no_other_candidate(executors, executor):
+    (clean,) = finished(executors["inline"], [stub_job("a")])[0]
+    (_, second), (in_next_job,) = (
+        finished(executor, [stub_job("set_default_dtype", "a")])[0],
+        finished(executor, [stub_job("a")])[0],
+    )
+    for outcome in (in_next_job, clean, *([] if executor.isolates else [second])):
+        assert [score_of(outcome).metrics[name] for name in ("item_size", "has_low_precision")] == [4, 0]
 
 
-@pytest.mark.parametrize("poison", ["patch_class", "patch_function"])
-def test_changed_names_of_the_package_end_the_process(isolated, poison):
+@pytest.mark.parametrize("poison", ["patch_class", "patch_function", "change_everything"])
+def test_candidate_that_changes_its_process_ends_it(isolated, poison):
     handle = isolated.submit(stub_job("a", poison, "b"), deadline=60)
     wait_for_all(isolated, [handle])
     outcomes = outcomes_of(handle)
-    assert (handle.process_ended, handle.num_finished) == (True, 2), "b is evaluated alone"
+    assert handle.num_finished == 2, "b is evaluated alone"
     assert "another candidate of its job has changed " in (outcomes[2].error or "")
     for outcome in (outcomes[0], *finished(isolated, [stub_job("b")])[0]):
         assert (outcome.status, score_of(outcome).value) == (OK, 0.5)
@@ -197,7 +197,7 @@ def test_base_exception_crashes_only_its_candidate(executor):
     handle = executor.submit(stub_job("a", "exit", "b"), deadline=60)
     wait_for_all(executor, [handle])
     outcomes = outcomes_of(handle)
-    assert (handle.process_ended, handle.num_finished) == (True, 1)
+    assert handle.num_finished == 1
     assert [outcome.status for outcome in outcomes] == [OK, CRASHED, CRASHED]
     assert outcomes[1].is_transient
     assert "SystemExit" in (outcomes[1].error or "")

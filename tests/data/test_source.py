@@ -4,48 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from contextlib import closing
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig, WorkersConfig
+from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig
 from gflownet.data.replay import SeenStates, load_offline
 from gflownet.data.rollouts import MergedPolicyCalls, _failures_as_user_errors
 from gflownet.data.sampler import Exploration
 from gflownet.data.source import Rollout
 from gflownet.errors import UserError
-from gflownet.evaluation.conditioning import Conditioning
 from gflownet.graphs import canonical
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.trajectory import Origin, Trajectory
 from gflownet.workers.pool import WorkerError
-from gflownet.workers.process import get_worker_info
 from tests.contracts.environments import ENVIRONMENTS
 from tests.data.policies import keys
 from tests.data.rollouts import Config, CountsNodes, Parts, assert_same_tensors, num_nodes, parts, rollout, write_stop
-
-BACKENDS = ("processes", "dataloader")
-
-
-class DiesOnce(CountsNodes):
-    """Kills its worker at the first sampling after a file has appeared, and removes the file."""
-
-    def __init__(self, config: Any, sign: Path) -> None:
-        super().__init__(config)
-        self.sign = sign
-
-    def sample_conditioning(self, num: int, *, generator: torch.Generator) -> Conditioning:
-        if get_worker_info() is not None and self.sign.exists():
-            self.sign.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().sample_conditioning(num, generator=generator)
 
 
 def test_rollout_scores_stores_and_replays(tmp_path):
@@ -92,58 +72,51 @@ def test_sample_on_policy_separate_stream(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("transport", "dense", "backend"),
+    ("transport", "dense"),
     [
-        ("buffer", False, "processes"),
-        ("pickle", True, "dataloader"),
-        pytest.param("small_buffer", True, "processes", marks=pytest.mark.slow),
-        pytest.param("queue", False, "dataloader", marks=pytest.mark.slow),
+        ("buffer", False),
+        pytest.param("pickle", True, marks=pytest.mark.slow),
+        pytest.param("small_buffer", True, marks=pytest.mark.slow),
+        pytest.param("queue", False, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.filterwarnings("ignore:mp_buffer_size")
-def test_worker_samples_bit_equal(tmp_path, transport, dense, backend):
-    config = WorkersConfig(backend=backend)
+def test_worker_samples_bit_equal(tmp_path, transport, dense):
     with (
         parts(tmp_path / "here", dense=dense) as here,
         parts(tmp_path / "there", dense=dense) as there,
-        closing(there.of_workers(transport, config=config)) as stream,
+        closing(there.of_workers(transport)) as stream,
     ):
         for ours, theirs in zip(islice(stream, 4), here.sampled_here(), strict=False):
             assert_same_tensors(ours, theirs)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_worker_samples_policy_on_cuda(tmp_path, backend):
+def test_worker_samples_policy_on_cuda(tmp_path):
     with parts(tmp_path) as built:
         built.policy.cuda()
-        config = WorkersConfig(backend=backend)
-        with closing(built.of_workers("buffer", num_workers=2, config=config, device=torch.device("cuda"))) as stream:
+            with closing(built.of_workers("buffer", num_workers=2, device=torch.device("cuda"))) as stream:
             for batch in islice(stream, 4):
                 assert batch.terminal.num_nodes.device.type == "cpu"
                 assert len(batch) == 6
 
 
-@pytest.mark.parametrize("backend", ["processes", pytest.param("dataloader", marks=pytest.mark.slow)])
-def test_worker_samples_two_workers_alternate(tmp_path, backend):
-    config = WorkersConfig(backend=backend)
+def test_worker_samples_two_workers_alternate(tmp_path):
     with (
         parts(tmp_path / "here") as here,
         parts(tmp_path / "there") as there,
-        closing(there.of_workers("buffer", num_workers=2, config=config)) as stream,
+        closing(there.of_workers("buffer", num_workers=2)) as stream,
     ):
         for ours, theirs in zip(islice(stream, 4), here.sampled_here(), strict=False):
             assert ours.terminal.num_nodes.tolist() == theirs.terminal.num_nodes.tolist()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_worker_samples_have_the_weights_of_one_turn_before(tmp_path, backend, num_workers):
+def test_worker_samples_have_the_weights_of_one_turn_before(tmp_path, num_workers):
     """The weights at the first step of a turn are those of the next turn, whatever takes long."""
-    config = WorkersConfig(backend=backend)
     with (
         parts(tmp_path, epsilon=0.0) as built,
-        closing(built.of_workers("buffer", num_workers=num_workers, config=config)) as stream,
+        closing(built.of_workers("buffer", num_workers=num_workers)) as stream,
     ):
 
         def turn() -> list[list[int]]:
@@ -157,27 +130,15 @@ def test_worker_samples_have_the_weights_of_one_turn_before(tmp_path, backend, n
         assert turn() == [[4] * 6] * num_workers
 
 
-def test_worker_samples_replace_killed_worker(tmp_path):
-    sign = tmp_path / "sign"
-    with parts(tmp_path / "here") as here, parts(tmp_path / "there", task=DiesOnce, sign=sign) as there:
-        with closing(there.of_workers("buffer", num_workers=2)) as stream:
-            ours = list(islice(stream, 1))
-            sign.touch()
-            with pytest.warns(UserWarning, match="killed by SIGKILL"):
-                ours += islice(stream, 4)
-        theirs = islice(here.sampled_here(), 5)
-        assert [b.terminal.num_nodes.tolist() for b in ours] == [b.terminal.num_nodes.tolist() for b in theirs]
-
-
 def fail(cause: BaseException | None) -> None:
-    with _failures_as_user_errors(2, WorkersConfig()):
+    with _failures_as_user_errors(2):
         raise WorkerError("worker 0 failed") from cause
 
 
 def test_worker_failure_with_other_or_no_cause():
     with pytest.raises(WorkerError):
         fail(RuntimeError("the user's own"))
-    with pytest.raises(UserError, match=r"^num_workers=2: worker 0 failed \(workers.deadline, workers.max_restarts\)$"):
+    with pytest.raises(UserError, match=r"^num_workers=2: worker 0 failed \(workers.deadline\)$"):
         fail(None)
 
 

@@ -40,11 +40,11 @@ class FakeDevices(Devices):
             if (self.folder / f"{slot.device}.lost").exists():
                 raise RuntimeError("CUDA error: device lost")
             with (self.folder / "taken").open("a") as file:
-                file.write(f"{slot.device} {os.getppid()}\n")
+                file.write(f"{slot.device} {os.getpid()}\n")
         return torch.device(self.place)
 
     def taken(self) -> list[tuple[str, int]]:
-        """Return device and monitor process of each start of a worker."""
+        """Return device and process of each start of a worker."""
         assert self.folder is not None
         path = self.folder / "taken"
         lines = path.read_text().splitlines() if path.exists() else []
@@ -76,7 +76,7 @@ class DeviceTask(GFNTask):
             raise RuntimeError("CUDA error: device-side assert triggered")
         if graph.key == "fills the host":
             memory = torch.ones(1_500_000_000, dtype=torch.uint8)
-            threading.Event().wait(60 * len(memory[:1]))  # until the monitor ends this process
+            threading.Event().wait(60 * len(memory[:1]))  # until the owner ends this process
         mark = self.folder / f"{slot.device}.lost"
         if slot.is_accelerator and (graph.key == "lose all" or (graph.key == "lose one" and not self.has_lost)):
             mark.touch()

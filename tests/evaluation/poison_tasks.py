@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -79,6 +80,11 @@ def start_program_and_spin() -> None:
     spin()
 
 
+def kill_owner() -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    spin()
+
+
 PRODUCTS: Any = torch.backends.cuda.matmul
 
 
@@ -139,6 +145,14 @@ def close_all_files() -> None:
     os.closerange(0, 1000)
 
 
+def write_into_all_files() -> None:
+    """Announce a message of 2 GB in every open connection."""
+    for number in range(3, 64):
+        with suppress(OSError):
+            os.write(number, b"\x7f\xff\xff\xff")
+    spin()
+
+
 def raise_broken_text() -> None:
     raise BrokenTextError
 
@@ -167,6 +181,7 @@ POISONS = {
         fork_and_segfault,
         start_program,
         start_program_and_spin,
+        kill_owner,
         sys.exit,
         print_much,
         set_default_dtype,
@@ -176,6 +191,7 @@ POISONS = {
         leak_files,
         leak_thread,
         close_all_files,
+        write_into_all_files,
         raise_broken_text,
         raise_huge_text,
         raise_surrogate,

@@ -152,15 +152,16 @@ def test_mixed_slots_share_the_jobs_and_a_replaced_worker_gets_the_same_slot(tmp
     with pool_of(tmp_path, "cpu,cuda:1", "slots_per_device=1", "capacity=2") as pool:
         handles = [pool.submit(Job((StubCandidate(f"wait {each}"),), (1,)), deadline=60) for each in range(2)]
         wait_until(lambda: started(tmp_path) == 2, seconds=60)
-        ((device, monitor),) = devices.taken()
-        os.kill(monitor, signal.SIGKILL)
+        ((device, worker),) = devices.taken()
+        os.kill(worker, signal.SIGKILL)
+        handles.append(pool.submit(Job((StubCandidate("a"),), (1,)), deadline=60))
         wait_until(lambda: len(devices.taken()) == 2, seconds=60)
         assert devices.taken()[1][0] == device == "cuda:1"
         for each in range(2):
             (tmp_path / f"wait {each}").touch()
         results = finished(pool, handles)
-        assert sorted(outcome.status for outcome in results) == [CRASHED, OK]
-        assert [outcome.score.metrics["on_device"] for outcome in results if outcome.score is not None] == [0.0]
+        assert sorted(outcome.status for outcome in results) == [CRASHED, OK, OK]
+        assert [outcome.score.metrics["on_device"] for outcome in results if outcome.score is not None] == [0.0, 1.0]
 
 
 def test_out_of_memory_of_one_slot_leaves_the_others_alone(tmp_path):
@@ -205,7 +206,7 @@ def test_device_that_does_not_answer_is_lost_at_the_start(tmp_path):
 
 
 @pytest.mark.slow
-def test_monitor_watches_the_memory_of_the_host(tmp_path):
+def test_owner_watches_the_memory_of_the_host(tmp_path):
     with pool_of(tmp_path, "cuda:0", "slots_per_device=1", "memory_limit=1.2") as pool:
         first, second = outcomes(pool, "fills the host", "a")
     assert (first.status, second.status) == (OUT_OF_MEMORY, OK)

@@ -76,6 +76,22 @@ def test_close_releases_claims_where_rows_cannot_be_written(tmp_path):
         assert store.count(EvaluationStatus.RUNNING) == 0
 
 
+def test_waiting_for_another_run_is_said_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(dispatcher_module, "_LONGEST_LOOK_S", 0.04)
+    task = StubTask(dict.fromkeys("ab", 0.5))
+    with EvaluationStore(tmp_path / "store.sqlite") as store:
+        other, dispatcher = (dispatcher_of(task, store, run=run) for run in ("first", "second"))
+        for each in (other, dispatcher):
+            each.submit(requests("ab"), step=1)
+        for _ in range(8):
+            assert dispatcher.advance(timeout=0.02) == 0
+        other.cancel()
+        while dispatcher.num_in_flight:
+            dispatcher.advance(timeout=0.02)
+        dispatcher.close()
+    assert caplog.messages == ["waiting for 2 evaluations of another run"]
+
+
 @pytest.mark.parametrize("isolates", [True, False])
 def test_lost_main_processes_do_not_quarantine_isolated_candidates(tmp_path, isolates):
     task = StubTask({"a": 0.5})

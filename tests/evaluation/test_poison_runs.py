@@ -84,7 +84,7 @@ def test_killed_run_leaves_no_process_and_resumes(folder, checkout):
     (folder / "hang").touch()
     wait_until((folder / "hanging").exists, process)
     children = psutil.Process(process.pid).children(recursive=True)
-    assert len(children) >= 5  # tracker of resources, fork server, monitors, workers
+    assert len(children) >= 3  # the owner, two workers
     process.kill()
     assert psutil.wait_procs(children, timeout=60)[1] == []
     process.wait()

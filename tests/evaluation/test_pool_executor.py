@@ -1,10 +1,9 @@
-"""Process pool: candidates that damage their process, killed monitors and workers, memory shares, preloaded modules."""
+"""Process pool: candidates that damage their process, killed owners and workers, memory shares, loaded tasks."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import subprocess
 import sys
 import time
@@ -19,10 +18,10 @@ import pytest
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Handle
+from gflownet.evaluation.executors.devices import CORE
 from gflownet.evaluation.executors.machine import memory, num_cores, num_kills_without_memory
-from gflownet.evaluation.executors.pool import PoolExecutor, pickled_task
-from gflownet.evaluation.executors.sources import TaskSources
-from gflownet.evaluation.executors.worker import ReplyKind, WorkerSettings, _load, split_reply
+from gflownet.evaluation.executors.pool import PickledTask, PoolExecutor
+from gflownet.evaluation.executors.worker import MessageKind, _prepare
 from gflownet.evaluation.job import EvaluationStatus, Job
 from gflownet.evaluation.store import EvaluationStore
 from tests.evaluation.candidates import StubCandidate, config_with
@@ -58,10 +57,9 @@ def status_of(pool: PoolExecutor, handle: Handle) -> EvaluationStatus:
     return handle.outcomes[0].status
 
 
-def monitors(pool: PoolExecutor) -> list[psutil.Process]:
-    server = pool._context.pid()
-    assert server is not None
-    return psutil.Process(server).children()
+def owner_of(pool: PoolExecutor) -> psutil.Process:
+    assert pool._owner is not None
+    return psutil.Process(pool._owner._process.pid)
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -82,35 +80,30 @@ def kill(processes: list[psutil.Process]) -> None:
 
 def test_worker_killed_between_jobs_is_replaced(pool):
     assert status_of(pool, submit(pool, "good")) is EvaluationStatus.OK
-    kill([worker for monitor in monitors(pool) for worker in monitor.children()])
+    kill(owner_of(pool).children())
     handles = [submit(pool, f"good {number}") for number in range(4)]
     assert {status_of(pool, handle) for handle in handles} == {EvaluationStatus.OK}
 
 
-def test_killed_monitor_loses_only_its_job(pool):
+def test_killed_worker_loses_only_its_job(pool):
     handles = [submit(pool, f"sleep 0.5 {number}") for number in range(4)]
     pool.wait(handles, timeout=0.2)
-    kill(monitors(pool)[:1])
-    statuses = [status_of(pool, handle) for handle in handles]
-    assert set(statuses) <= {EvaluationStatus.OK, EvaluationStatus.CRASHED}
-    assert statuses.count(EvaluationStatus.CRASHED) <= 1
-    assert {handle.outcomes[0].error for handle in handles if handle.outcomes} <= {
-        None,
-        "its monitor process was killed by SIGKILL",
-    }
+    kill(owner_of(pool).children()[:1])
+    assert sorted(status_of(pool, handle) for handle in handles) == [CRASHED, OK, OK, OK]
+    errors = {handle.outcomes[0].error for handle in handles if handle.outcomes}
+    assert errors == {None, "its process was killed by SIGKILL"}
 
 
-@pytest.mark.slow
-def test_descendants_of_a_killed_monitor_end_with_the_pool():
-    with PoolExecutor(PoisonTask(Path(os.devnull)), config_with("evaluation.capacity=1").evaluation) as pool:
-        handle = submit(pool, "start_program_and_spin")
-        end = time.monotonic() + 60
-        while not (started := programs()):
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        kill(monitors(pool))
-        assert status_of(pool, handle) is EvaluationStatus.CRASHED
-    assert psutil.wait_procs(started, timeout=60)[1] == []
+def test_killed_owner_loses_no_job_but_that_of_its_killer(pool):
+    handles = [submit(pool, f"sleep 0.5 {number}") for number in range(4)]
+    pool.wait(handles, timeout=0.2)
+    kill([owner_of(pool)])
+    assert {status_of(pool, handle) for handle in handles} == {OK}
+    kill([owner_of(pool)])  # between two jobs
+    handles = [submit(pool, key) for key in ("good 1", "kill_owner", "good 2")]
+    assert [status_of(pool, handle) for handle in handles] == [OK, CRASHED, OK]
+    error = handles[1].outcomes[0].error if handles[1].outcomes else ""
+    assert error == "the owner of its process was killed by SIGKILL"
 
 
 def programs() -> list[psutil.Process]:
@@ -123,18 +116,20 @@ def programs() -> list[psutil.Process]:
     return running
 
 
-def test_fork_server_ends_with_a_parent_killed_during_its_imports(tmp_path):
-    """Row 65: a server that still imports modules notices the end of its parent."""
-    slow = "import time\nfor _ in range(600):\n    time.sleep(0.1)\n"
-    (tmp_path / "slow_module.py").write_text(slow, encoding="utf-8")
+def test_owner_ends_with_a_main_process_killed_during_its_imports(tmp_path):
+    """Row 65: an owner that still imports the modules of the task notices the end of the main process."""
+    slow = "import os, time\nfor _ in range(600 if 'SLOW' in os.environ else 0):\n    time.sleep(0.1)\n"
+    task = "from tests.evaluation.warm_task import WarmTask\nclass SlowTask(WarmTask):\n    pass\n"
+    (tmp_path / "slow_module.py").write_text(slow + task, encoding="utf-8")
     program = (
-        "import time\n"
-        "from gflownet.evaluation.executors import parent\n"
-        "from gflownet.evaluation.executors.forkserver import IndependentContext\n"
-        "context = IndependentContext(preload=[parent.__name__, 'slow_module'], imports_main=False)\n"
-        "context.start()\n"
-        "print(context.pid(), flush=True)\n"
-        "time.sleep(600)\n"
+        "import os\n"
+        "from slow_module import SlowTask\n"
+        "from tests.evaluation.test_pool_executor import CONFIG, PoolExecutor, submit\n"
+        "os.environ['SLOW'] = '1'\n"
+        "pool = PoolExecutor(SlowTask(), CONFIG)\n"
+        "handle = submit(pool, 'good')\n"
+        "print(pool._owner._process.pid, flush=True)\n"
+        "pool.wait([handle], timeout=None)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     arguments = [sys.executable, "-c", program]
@@ -142,21 +137,14 @@ def test_fork_server_ends_with_a_parent_killed_during_its_imports(tmp_path):
         assert main.stdout is not None
         line = main.stdout.readline()
         main.kill()
-    server = psutil.Process(int(line))
+    owner = psutil.Process(int(line))
     end = time.monotonic() + 5
-    while is_alive(server) and time.monotonic() < end:
+    while is_alive(owner) and time.monotonic() < end:
         time.sleep(0.05)
-    running = is_alive(server)
+    running = is_alive(owner)
     with suppress(psutil.NoSuchProcess):
-        server.kill()
+        owner.kill()
     assert not running
-
-
-def test_monitors_killed_between_jobs_are_replaced(pool):
-    assert status_of(pool, submit(pool, "good")) is EvaluationStatus.OK
-    kill(monitors(pool))
-    handles = [submit(pool, f"good {number}") for number in range(4)]
-    assert {status_of(pool, handle) for handle in handles} == {EvaluationStatus.OK}
 
 
 def test_capacity_and_memory_follow_the_machine():
@@ -179,18 +167,9 @@ def test_task_of_main_script_needs_a_guard(monkeypatch, tmp_path, script, is_ref
     task = task_class(Path(os.devnull))
     if is_refused:
         with pytest.raises(UserError, match=r"^task Mine: defined in the main script, which has no `if __name__"):
-            pickled_task(task)
+            PickledTask.of(task)
     else:
-        assert b"__main__" in pickled_task(task)
-
-
-def test_server_imports_installed_modules_of_the_task_only(pool):
-    modules = pool._context.server._preload_modules  # type: ignore[attr-defined]
-    assert {"torch", "gflownet.evaluation.executors.child", "gflownet.config"} <= set(modules)
-    assert not any(module.startswith("tests") for module in modules)
-    assert "torch._dynamo" not in modules
-    (_, *others) = PoolExecutor(WarmTask(), CONFIG)._context.server._preload_modules  # type: ignore[attr-defined]
-    assert "torch._dynamo" in others
+        assert PickledTask.of(task).is_of_main_script
 
 
 @pytest.mark.slow
@@ -205,14 +184,14 @@ def test_task_is_warm_before_its_first_candidate():
 
 def test_worker_warms_its_task_up_before_it_is_ready():
     ours, theirs = multiprocessing.Pipe()
-    settings = [WorkerSettings(pickle.dumps(WarmTask(fails=f)), TaskSources.of(WarmTask), 1) for f in (False, True)]
-    task = _load(settings[0], theirs)
+    task = WarmTask()
+    assert _prepare(task, None, CORE, theirs)
     assert "data" in vars(task)
-    assert not ours.poll()
-    assert _load(settings[1], theirs) is None
-    kind, reason = split_reply(ours.recv_bytes())
-    assert kind is ReplyKind.REFUSED
-    assert reason.decode().startswith("WarmTask.warm_up: FileNotFoundError: no data (warm_task.py:")
+    assert ours.recv() == (MessageKind.READY, None)
+    assert not _prepare(WarmTask(fails=True), None, CORE, theirs)
+    kind, reason = ours.recv()
+    assert kind is MessageKind.REFUSED
+    assert reason.startswith("WarmTask.warm_up: FileNotFoundError: no data (warm_task.py:")
 
 
 @pytest.mark.parametrize(
@@ -231,6 +210,7 @@ def test_worker_warms_its_task_up_before_it_is_ready():
         ("leak_files", OK, None),
         pytest.param("leak_thread", OK, None, marks=SLOW),
         ("close_all_files", CRASHED, "its process "),
+        pytest.param("write_into_all_files", CRASHED, "its process was killed by SIGKILL", marks=SLOW),
         ("raise_broken_text", FAILED, "BrokenTextError: its text raised RuntimeError"),
     ],
 )

@@ -23,8 +23,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.executors import ray_executor, ray_worker
 from gflownet.evaluation.executors.base import Handle
 from gflownet.evaluation.executors.pool import PickledTask
-from gflownet.evaluation.executors.ray_cluster import checked_address
-from gflownet.evaluation.executors.ray_executor import JobResources, RayExecutor
+from gflownet.evaluation.executors.ray_executor import JobResources, RayExecutor, checked_address
 from gflownet.evaluation.job import EvaluationStatus, Job
 from gflownet.evaluation.task import GFNTask
 from tests.evaluation.candidates import StubCandidate, config_with

@@ -6,14 +6,15 @@ import random
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections import deque
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import Connection, create_engine
 from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
 
 from gflownet.errors import UserError
@@ -21,6 +22,7 @@ from gflownet.evaluation.store import SCHEMA_VERSION, EvaluationStatus, Evaluati
 from gflownet.evaluation.store_database import Database
 from tests.disk_limits import file_size_limit
 from tests.evaluation.stub_rows import StubCandidate, record
+from tests.postgres_server import missing_server, new_database, running_server
 
 NUM_KILLS = 2
 # A line on stdout acknowledges a row.
@@ -218,11 +220,11 @@ def test_network_file_system_is_named(path, monkeypatch, caplog):
 
 
 def test_too_many_connections_raise_one_line(path):
-    with closing(Database(str(path))) as database, ExitStack() as stack:
+    with closing(Database(str(path))) as database:
         database._engine = create_engine(f"sqlite:///{path}", pool_size=1, max_overflow=0, pool_timeout=0.01)
         message = r"^sqlite:.*cannot be used as an evaluation store \(QueuePool.*\)$"
         with pytest.raises(UserError, match=message):
-            deque(map(stack.enter_context, (database.read() for _ in range(2))))
+            database.read(lambda connection: database.read(lambda other: None))
 
 
 @pytest.mark.parametrize(
@@ -230,12 +232,51 @@ def test_too_many_connections_raise_one_line(path):
     [(InterfaceError, UserError), (OperationalError, UserError), (IntegrityError, IntegrityError)],
 )
 def test_errors_of_a_connection_raise_one_line(path, error, expected):
-    with (
-        closing(Database(str(path))) as database,
-        pytest.raises(expected, match="the connection is closed"),
-        database.read(),
-    ):
+    def fails(connection: Connection) -> None:
         raise error("SELECT 1", {}, sqlite3.Error("the connection is closed"))
+
+    with closing(Database(str(path))) as database:
+        database.patience = 600.0  # a file is never waited for
+        with pytest.raises(expected, match="the connection is closed"):
+            database.read(fails)
+
+
+def test_deleted_file_is_written_again(store, path, caplog):
+    store.add([record("first")])
+    for each in path.parent.glob(f"{path.name}*"):
+        each.unlink()
+    store.add([record("second")])
+    assert [each.key for each in store] == ["first", "second"]
+    with EvaluationStore(path) as other:
+        assert other.count() == 2
+    assert [each for each in caplog.messages if "written again" in each] == caplog.messages != []
+    path.unlink()
+    path.touch()
+    with pytest.raises(UserError, match="another file replaced it"):
+        store.add([record("third")])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing_server() is not None, reason=missing_server() or "")
+def test_server_that_goes_away_is_waited_for(caplog):
+    """No row is lost, none is written twice, also where the connection breaks within a transaction."""
+    with running_server() as server, EvaluationStore(new_database(server.folder), patience=60.0) as store:
+        store.add([record("first")])
+        server.kill()
+        store._database.patience = 0.3
+        with pytest.raises(UserError, match=r"^postgresql.*cannot be used as an evaluation store \(.*\)$"):
+            store.add([record("second")])
+        with pytest.raises(UserError, match="cannot be used"):  # leases are renewed later, not waited for
+            store.renew(owner="one", lease=1.0)
+        store._database.patience = 60.0
+        starts = threading.Timer(0.2, server.start)
+        starts.start()
+        store.add([record("second")])
+        starts.join()
+        server.kill()
+        server.start()
+        assert {each.key for each in store} == {"first", "second"}
+    assert sum("tried again for up to" in each for each in caplog.messages) == 2  # one line for each time
 
 
 @pytest.mark.parametrize("limit", [40_000, 70_000])

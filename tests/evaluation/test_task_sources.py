@@ -1,20 +1,22 @@
-"""Edits to a task file during a run: workers that start later refuse the new code."""
+"""The code of a task in its workers: that of the start of the run; an owner that starts later refuses edited code."""
 
 from __future__ import annotations
 
 import importlib
-import pickle
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gflownet.errors import UserError
+from gflownet.evaluation.executors.devices import CORE, DEVICES
+from gflownet.evaluation.executors.owner import _loaded
 from gflownet.evaluation.executors.pool import PickledTask, PoolExecutor
-from gflownet.evaluation.executors.sources import SourceFile, TaskSources, digest_of
-from gflownet.evaluation.job import EvaluationStatus, Job
-from gflownet.evaluation.task import GFNTask
+from gflownet.evaluation.executors.worker import PoolSettings
+from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
+from gflownet.evaluation.task import GFNTask, Score
 from tests.evaluation.candidates import StubCandidate, config_with
 
 MODULE = "task_edited_during_a_run"
@@ -52,61 +54,49 @@ def task(path: Path) -> GFNTask:
     return importlib.import_module(MODULE).EditedTask(CONFIG)
 
 
-def status_of(pool: PoolExecutor, key: str) -> EvaluationStatus:
+def outcome_of(pool: PoolExecutor, key: str) -> Outcome:
     handle = pool.submit(Job((StubCandidate(key),), (1,)), deadline=60)
     assert pool.wait([handle], timeout=60)
     assert handle.outcomes is not None
-    return handle.outcomes[0].status
+    return handle.outcomes[0]
 
 
-def test_worker_after_a_crash_refuses_edited_code(path, task):
+def load(task: PickledTask) -> GFNTask:
+    return _loaded(PoolSettings(task.content, task.source, 10**9, (CORE,), DEVICES))
+
+
+def test_workers_have_the_code_of_the_start(path, task):
     with PoolExecutor(task, CONFIG.evaluation) as pool:
-        assert status_of(pool, "good") is EvaluationStatus.OK
         path.write_text(COMMENT)
-        assert status_of(pool, "exit") is EvaluationStatus.CRASHED
-        assert status_of(pool, "good") is EvaluationStatus.OK
+        assert outcome_of(pool, "good").score == Score(0.25)
         path.write_text(EDITED)
-        assert status_of(pool, "good") is EvaluationStatus.OK  # by the worker that loaded the first version
-        assert status_of(pool, "exit") is EvaluationStatus.CRASHED
-        for source in (EDITED, HALF):
-            path.write_text(source)
-            with pytest.raises(UserError, match=CHANGED):
-                status_of(pool, "good")
-        path.unlink()
-        with pytest.raises(UserError, match=CHANGED):
-            status_of(pool, "good")
-        path.write_text(SOURCE)
-        assert status_of(pool, "good") is EvaluationStatus.OK
+        assert outcome_of(pool, "exit").status is EvaluationStatus.CRASHED
+        assert outcome_of(pool, "good").score == Score(0.25)
 
 
-def test_task_pickled_before_an_edit_is_refused(path, task):
+@pytest.mark.parametrize(("source", "reason"), [(EDITED, CHANGED), (HALF, "got a syntax error")])
+def test_code_edited_before_the_load_is_refused(path, task, source, reason):
     """Ray sends the task once; a machine that joins later loads it later."""
     pickled = PickledTask.of(task)
-    path.write_text(EDITED)
-    del sys.modules[MODULE]
-    importlib.invalidate_caches()
-    with pytest.raises(UserError, match=CHANGED):
-        pickled.sources.check(type(pickle.loads(pickled.content)), loaded={})
+    path.write_text(source)
+    with pytest.raises(UserError, match=reason):
+        load(pickled)
 
 
-def test_modules_of_the_fork_server_are_compared_as_loaded(path, task):
-    sources = TaskSources.of(type(task))
-    loaded = {MODULE: digest_of(path)}
-    assert [file.module for file in sources.files if file.path == str(path)] == [MODULE]
-    path.write_text(EDITED)
-    sources.check(type(task), loaded=loaded)
-    with pytest.raises(UserError, match=CHANGED):
-        sources.check(type(task), loaded={})
-    path.write_text(SOURCE)
-    sources.check(type(task), loaded={})
+def test_threads_of_imported_modules_are_refused(task):
+    """Workers are forks of the process that has imported the modules: its threads would be missing there."""
+    is_over = threading.Event()
+    thread = threading.Thread(target=is_over.wait, name="of a module")
+    thread.start()
+    try:
+        with pytest.raises(UserError, match=r"^task EditedTask: expected imports that start no threads .*, got of a m"):
+            load(PickledTask.of(task))
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def test_incomplete_source_file_raises(path, task):
     path.write_text(HALF)
     with pytest.raises(UserError, match=r"expected Python code, got a syntax error"):
-        TaskSources.of(type(task))
-
-
-def test_folder_of_another_machine_is_no_edit(tmp_path, task):
-    elsewhere = SourceFile("module_of_a_machine", str(tmp_path / "missing" / "module.py"), "0")
-    TaskSources("EditedTask", "0", (elsewhere,)).check(None, loaded={})
+        PickledTask.of(task)

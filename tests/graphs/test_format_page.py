@@ -23,10 +23,10 @@ def test_format_page_examples_run(tmp_path, monkeypatch):
 def test_format_page_lists_fields_and_codes():
     assert all(f"| `{field}` |" in PAGE for field in OPERATION_NODE_FIELDS)
     codes = set()
-    for name in ("operation_problems", "operation_element_problems"):
+    for name in ("validation", "element_problems"):
         tree = ast.parse((ROOT / "gflownet" / "graphs" / f"{name}.py").read_text(encoding="utf-8"))
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-            place = {"GraphProblem": 0, "at_node": 1, "at_edge": 1}.get(getattr(call.func, "id", ""))
+            place = {"GraphProblem": 0, "_at_node": 1, "at_edge": 1}.get(getattr(call.func, "id", ""))
             if place is not None and isinstance(code := call.args[place], ast.Constant):
                 codes.add(code.value)
     assert len(codes) > 15

@@ -216,12 +216,12 @@ def test_all_problems_reported_together():
         "invalid_output_size",
         "invalid_aggregation",
         "unknown_attribute",
-        "unreachable_output",
         "dangling_edge",
         "non_finite_weight",
         "dangling_edge",
         "invalid_attribute",
         "duplicate_edge",
+        "unreachable_output",
     ]
 
 

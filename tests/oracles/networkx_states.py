@@ -68,10 +68,10 @@ def oracle_of(env: Environment) -> GraphBuildingOracle:
     if isinstance(env, OperationGraphEnv):
         return OperationGraphOracle(
             env.input_shapes,
-            env.num_outputs,
+            env.output_size,
             offered={offered.name: offered.choices for offered in env.choices.operations},
             attributes=node_attributes,
-            limits=env.budget.limits,
+            limits=env.caps,
             align=env.align,
             max_hidden_nodes=env.max_hidden_nodes,
             max_edges=env.max_edges,

@@ -26,7 +26,7 @@ class OperationGraphOracle(ComputationGraphOracle):
         num_classes: features of the output.
         offered: values of each setting, activation and merge, by operation.
         attributes: the values of node attributes by name, in the order in which they are set.
-        limits: parameters and multiply-adds, 0 for no limit.
+        limits: parameters and multiply-adds.
         align: of hidden nodes.
         max_hidden_nodes: limit.
         max_edges: limit.
@@ -160,7 +160,7 @@ class OperationGraphOracle(ComputationGraphOracle):
                 costs = self.counted_cost(graph)
             except ShapeError:
                 costs = ()
-            within = all(cost <= limit or not limit for cost, limit in zip(costs, self.limits, strict=False))
+            within = all(cost <= limit for cost, limit in zip(costs, self.limits, strict=False))
             self._within[key] = bool(costs) and within
         return self._within[key]
 

@@ -132,8 +132,8 @@ class DeadEnd(HypergridEnv):
 
 
 ENVIRONMENTS = {
-    WrongBackward: "WrongBackward: expected the reverse of a legal action to be legal, got .*: the first coordinate",
-    DeadEnd: "DeadEnd: expected .*",
+    WrongBackward: "WrongBackward: backward mask hides a legal removal, 6 times, first RemoveNodeAttr",
+    DeadEnd: "DeadEnd: illegal state, 2 times, first SetNodeAttr.*violates: some forward action is legal",
 }
 
 

@@ -31,9 +31,10 @@ def assert_same(data, projection="auto"):
     other.load_state_dict(expected)
     x = torch.randn(3, 2, model.plan.input_size)
     for row in (*x, *x):
-        assert torch.equal(model(row), other(row))
+        # The source calls its layers; the model scales their weights.
+        assert torch.allclose(model(row), other(row), rtol=1e-4, atol=1e-6)
     if model.plan.slots:
-        assert torch.equal(model(x[0], reset_states=True), other(x[0], reset_states=True))
+        assert torch.allclose(model(x[0], reset_states=True), other(x[0], reset_states=True), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -41,7 +41,7 @@ def server(model, transport) -> Iterator[ProxyServer]:
 
 @pytest.fixture
 def endpoint(server) -> Endpoint:
-    return server.connect()
+    return server.endpoint
 
 
 @pytest.fixture

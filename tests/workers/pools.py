@@ -1,4 +1,4 @@
-"""Pools of both backends with served test objects."""
+"""A pool with served test objects."""
 
 from __future__ import annotations
 
@@ -8,22 +8,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from gflownet.workers import ProxyServer, Served
-from gflownet.workers.loader_pool import LoaderPool
 from gflownet.workers.pool import WorkerPool
 from tests.workers.producers import Desk, double
 
-BACKENDS: dict[str, Any] = {"processes": WorkerPool, "dataloader": LoaderPool}
 SOON_S = 60.0  # timeout of a failing test
 
 
 @contextmanager
-def workers(
-    transport: Any, produce: Any, desk: Desk | None = None, *, backend: str = "processes", **options: Any
-) -> Iterator[Any]:
+def workers(transport: Any, produce: Any, desk: Desk | None = None, **options: Any) -> Iterator[Any]:
     stuck = threading.Event()
     served = {"double": Served(double), "desk": Served(desk or Desk()), "stuck": Served(stuck, is_slow=True)}
     options = {"num_workers": 1, "deadline_s": SOON_S, **options}
-    with ProxyServer(served, transport=transport) as server, BACKENDS[backend](produce, server, **options) as pool:
+    with ProxyServer(served, transport=transport) as server, WorkerPool(produce, server, **options) as pool:
         yield pool
     stuck.set()
 

@@ -39,7 +39,6 @@ def double(rows: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class Note:
     worker: int
-    generation: int
     turn: int
     pid: int
     answer: Any
@@ -47,13 +46,13 @@ class Note:
 
 def sample(info: WorkerInfo, endpoint: Endpoint) -> Iterator[Note]:
     """Walk at random, by a policy in the main process."""
-    generator = torch.Generator().manual_seed(7 + 100 * info.id + info.generation)
+    generator = torch.Generator().manual_seed(7 + 100 * info.id)
     policy, turn = endpoint.proxy("double"), 0
     while True:
         rows = torch.randn(100, generator=generator)
         for _ in range(5):
             rows = torch.cos(policy(rows))
-        yield Note(info.id, info.generation, turn, os.getpid(), rows)
+        yield Note(info.id, turn, os.getpid(), rows)
         turn += 1
 
 
@@ -156,7 +155,7 @@ def die_writing_a_call(endpoint: Endpoint) -> None:
 
 
 def die_writing_to_the_pipe(endpoint: Endpoint) -> None:
-    os.write(endpoint.channel.connection.fileno(), b"\x00\x10\x00\x00half a message")
+    os.write(endpoint._own_caller().channel.connection.fileno(), b"\x00\x10\x00\x00half a message")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -175,14 +174,13 @@ def die_between_messages(endpoint: Endpoint) -> None:
 
 @dataclass(frozen=True)
 class Dies:
-    """Worker 0 samples twice and dies, a given number of times; other workers only sample."""
+    """Worker 0 samples twice and dies; other workers only sample."""
 
     how: Any
-    times: int = 1
 
     def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[Any]:
         for note in sample(info, endpoint):
-            if note.turn == 2 and info.id == 0 and info.generation < self.times:
+            if note.turn == 2 and info.id == 0:
                 self.how(endpoint)
             yield note
 
@@ -190,23 +188,11 @@ class Dies:
 @dataclass(frozen=True)
 class DiesAtOnce:
     def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[Any]:
-        if info.id == info.generation == 0:
+        if info.id == 0:
             die_between_messages(endpoint)
         yield from sample(info, endpoint)
 
 
-@dataclass(frozen=True)
-class HangsOnce:
-    in_a_call: bool
-
-    def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[Any]:
-        for note in sample(info, endpoint):
-            if note.turn == 1 and info.id == info.generation == 0:
-                waits: Any = endpoint.proxy("stuck") if self.in_a_call else threading.Event()
-                waits.wait()
-            yield note
-
-
 def dies_sending(info: WorkerInfo, endpoint: Endpoint) -> Iterator[Any]:
     for note in sample(info, endpoint):
-        yield (torch.ones(1000), KillsItsReader()) if note.turn == 1 and info.generation == 0 else note
+        yield (torch.ones(1000), KillsItsReader()) if note.turn == 1 else note

@@ -1,33 +1,138 @@
-"""Restarts of worker processes; tests/contracts has the common behaviour of pools."""
+"""Workers of a pool: order, environment, failures, deaths, deadlines, resources."""
 
 from __future__ import annotations
 
+import gc
 import os
-import re
 import signal
 import sys
 import threading
-from itertools import count
+import time
+import warnings
+from collections.abc import Iterator
+from multiprocessing import active_children
 from multiprocessing.context import BaseContext
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data._utils import signal_handling
 
-from gflownet.workers import ProxyServer, Served
 from gflownet.workers import pool as worker_processes
-from gflownet.workers.pool import WorkerError, WorkerPool
+from gflownet.workers import transport as transports
+from gflownet.workers.packing import MessageError
+from gflownet.workers.pool import WorkerError
+from gflownet.workers.proxy import RemoteTraceback
 from gflownet.workers.transport import PickleTransport
+from tests.test_trainer import wait_until
 from tests.workers import producers
-from tests.workers.messages import TRANSPORTS
+from tests.workers.messages import TRANSPORTS, assert_same, cases, named_memory
 from tests.workers.pools import SOON_S, next_of, workers
-from tests.workers.producers import Desk, double
+from tests.workers.producers import Desk
 
 
 @pytest.fixture
 def desk() -> Desk:
     return Desk()
+
+
+def test_worker_pool_returns_messages_in_worker_order(transport):
+    with workers(transport, producers.sample, num_workers=3) as pool:
+        notes = next_of(pool, 7)
+    assert [(note.worker, note.turn) for note in notes] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (0, 2)]
+    assert len({note.pid for note in notes} | {os.getpid()}) == 4
+
+
+def test_worker_transports_give_equal_messages():
+    streams = []
+    for make in TRANSPORTS.values():
+        with workers(make(), producers.sample) as pool:
+            streams.append([note.answer for note in next_of(pool, 3)])
+    for stream in streams[1:]:
+        assert_same(stream, streams[0])
+
+
+def test_worker_message_round_trip(transport):
+    with workers(transport, producers.every_case) as pool:
+        for name, message in cases().items():
+            assert_same(next_case(pool, name), message, name)
+
+
+def next_case(pool: Any, expected_name: str) -> Any:
+    name, message = pool.next()
+    return message if name == expected_name else next_case(pool, expected_name)
+
+
+def test_worker_prefetches_one_message(desk):
+    with workers(PickleTransport(), producers.reports_each, desk) as pool:
+        assert next_of(pool, 2) == [0, 1]
+        pool.next()
+        assert desk.notes in ([0, 1, 2], [0, 1, 2, 3])
+
+
+def test_worker_process_environment(desk):
+    with workers(TRANSPORTS["buffer"](), producers.surroundings, desk) as pool:
+        surroundings = pool.next()
+    assert desk.notes[0] == "hello"
+    assert surroundings.pop("pid") != os.getpid()
+    assert surroundings == {
+        "called in": os.getpid(),
+        "buffers held open": 0,
+        "daemon": True,
+        "threads": 1,
+        "device": torch.device("cpu"),
+        "interrupt": True,
+        "terminate": True,
+    }
+
+
+def test_worker_info_and_seeded_generators_per_worker():
+    """As in a DataLoader: worker_info holds the index, and global generators differ between workers."""
+    streams = []
+    for _ in range(2):
+        with workers(PickleTransport(), producers.draws, num_workers=2, seed=5) as pool:
+            streams.append(next_of(pool, 4))
+    with workers(PickleTransport(), producers.draws, num_workers=2, seed=6) as pool:
+        streams.append(next_of(pool, 4))
+    assert [(draw.worker, draw.num_workers) for draw in streams[0]] == [(0, 2), (1, 2), (0, 2), (1, 2)]
+    values = [[draw.values for draw in stream] for stream in streams]
+    assert values[0] == values[1]
+    flat = [value for stream in (values[0], values[2]) for draws in stream for value in draws]
+    assert len(set(flat)) == len(flat) == 32
+
+
+def test_worker_starting_a_process_raises():
+    with (
+        workers(PickleTransport(), producers.starts_a_child) as pool,
+        pytest.raises(WorkerError, match="daemonic processes are not allowed to have children"),
+    ):
+        pool.next()
+
+
+def test_worker_exception_is_raised_with_remote_traceback():
+    with workers(TRANSPORTS["queue"](), producers.fails) as pool:
+        assert pool.next() == 0
+        with pytest.raises(WorkerError, match=r"worker 0 .*failed: .*TwoArgumentError: node 3: bad") as caught:
+            pool.next()
+    assert caught.value.__cause__ is not None
+    remote = caught.value.__cause__.__cause__
+    assert isinstance(remote, RemoteTraceback)
+    assert "in fails\n    raise TwoArgumentError(3" in remote.text
+
+
+def test_worker_unsupported_message_raises_worker_error():
+    with (
+        workers(TRANSPORTS["buffer"](), producers.sends_what_cannot_travel) as pool,
+        pytest.raises(WorkerError, match=r"\['a'\]\[1\]: expected a tensor without a gradient"),
+    ):
+        pool.next()
+
+
+def test_worker_end_of_stream_raises():
+    with workers(PickleTransport(), producers.ends) as pool:
+        assert pool.next() == 0
+        with pytest.raises(WorkerError, match="expected messages without end, got the end of the stream"):
+            pool.next()
 
 
 WAYS_TO_DIE = (
@@ -36,8 +141,6 @@ WAYS_TO_DIE = (
     producers.die_writing_to_the_pipe,
     producers.die_waiting_for_an_answer,
 )
-
-
 # One transport for each way to die; all pairs are slow.
 CHOSEN = set(zip(("buffer", "queue", "pickle", "queue"), WAYS_TO_DIE, strict=True))
 
@@ -50,169 +153,157 @@ CHOSEN = set(zip(("buffer", "queue", "pickle", "queue"), WAYS_TO_DIE, strict=Tru
         for how in WAYS_TO_DIE
     ],
 )
-def test_pool_replaces_killed_worker(name, how):
-    with workers(TRANSPORTS[name](), producers.Dies(how), num_workers=2, max_restarts=1) as pool:
-        before = next_of(pool, 4)
-        with pytest.warns(UserWarning, match=r"worker 0 \(pid \d+\) was killed by SIGKILL .*restart 1 of 1"):
-            after = next_of(pool, 6)
-    assert [(note.worker, note.generation, note.turn) for note in before + after] == [
-        *((0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 0, 1)),
-        *((0, 1, 0), (1, 0, 2), (0, 1, 1), (1, 0, 3), (0, 1, 2), (1, 0, 4)),
-    ]
-    assert not torch.equal(after[0].answer, before[0].answer)
+def test_worker_killed_raises_worker_error(name, how):
+    with workers(TRANSPORTS[name](), producers.Dies(how), num_workers=2) as pool:
+        next_of(pool, 4)
+        with pytest.raises(
+            WorkerError, match=r"^worker 0 \(pid \d+\) was killed by SIGKILL \(out of memory\?\)$"
+        ) as caught:
+            next_of(pool, 2)
+    assert caught.value.__suppress_context__
 
 
-def test_pool_keeps_finished_message_of_killed_worker(desk):
-    """Its message lies in the pipe already; only the one after that comes from its successor."""
-    with workers(PickleTransport(), producers.reports_each, desk, max_restarts=1) as pool:
-        assert pool.next() == 0
-        (worker,) = pool._workers
-        assert worker.channel.connection.poll(SOON_S)
-        os.kill(worker.process.pid, signal.SIGKILL)
-        worker.process.join()
-        with pytest.warns(UserWarning, match="; restart "):
-            messages = next_of(pool, 2)
-    assert messages == [1, 0]
-
-
-def test_pool_too_many_restarts_raises():
-    with workers(PickleTransport(), producers.Dies(die_now, 9), max_restarts=2) as pool:
-        next_of(pool, 2)
-        with pytest.warns(UserWarning, match="restart . of 2"):
-            next_of(pool, 4)
-        with pytest.raises(WorkerError, match=r"worker 0 \(pid \d+\) was killed by SIGKILL .* after 2 restarts"):
+def test_worker_killed_while_sending_raises_worker_error(transport):
+    with workers(transport, producers.dies_sending) as pool:
+        pool.next()
+        with pytest.raises(WorkerError, match=r"^worker 0 \(pid \d+\) was killed by SIGKILL"):
             pool.next()
 
 
-def die_now(_: Any) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+@pytest.mark.slow
+def test_worker_killed_after_its_message(desk):
+    """Its finished message is in the pipe already; only the one after that is missing."""
+    with workers(PickleTransport(), producers.reports_each, desk) as pool:
+        assert pool.next() == 0
+        worker = pool._workers[0]
+        assert worker.channel.connection.poll(SOON_S)
+        os.kill(worker.process.pid, signal.SIGKILL)
+        with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+            next_of(pool, 2)
 
 
-class DiesReading:
-    """Kills the process that unpickles it, once: as long as a file is there."""
-
-    def __init__(self, sign: Path) -> None:
-        self.sign = sign
-
-    def __reduce__(self):
-        return _die_once, (str(self.sign),)
-
-
-def _die_once(sign: str) -> None:
-    if os.path.exists(sign):
-        os.unlink(sign)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-class DeadlySeed:
-    """An argument of a process: its first reader dies, later ones get a seed."""
-
-    def __init__(self, sign: Path, padding: int) -> None:
-        self.sign, self.padding = sign, bytes(padding)
+class DiesWhenRead:
+    """A worker function whose pickle kills its reader."""
 
     def __reduce__(self):
-        return _last, (DiesReading(self.sign), self.padding, 0)
+        return os._exit, (3,)
+
+    def __call__(self, info: Any, endpoint: Any) -> Iterator[int]:
+        yield 0
 
 
-def _last(*values: Any) -> Any:
-    return values[-1]
-
-
-MORE_THAN_A_PIPE_HOLDS = 1 << 20  # so that the main process is still writing when the reader dies
-
-
-@pytest.mark.parametrize(
-    ("start_method", "padding", "loss"),
-    [
-        ("forkserver", MORE_THAN_A_PIPE_HOLDS, "worker 0 died during its start: BrokenPipeError"),
-        ("forkserver", 0, "worker 0 .* was killed by SIGKILL"),
-        pytest.param("spawn", 0, "worker 0 .* was killed by SIGKILL", marks=pytest.mark.slow),
-    ],
-)
-def test_pool_replaces_worker_killed_during_start(tmp_path, monkeypatch, start_method, padding, loss):
-    sign = tmp_path / "sign"
-    sign.touch()
-    monkeypatch.setattr(worker_processes, "stream_seed", lambda *_: DeadlySeed(sign, padding))
+def test_worker_killed_during_start_raises_worker_error():
+    """Also where it died before its first message."""
+    with pytest.raises(WorkerError, match="exited with status 3"), workers(PickleTransport(), DiesWhenRead()) as pool:
+        pool.next()
     with (
-        pytest.warns(UserWarning, match=rf"{loss}.*; restart 1 of 1"),
-        workers(PickleTransport(), producers.sample, max_restarts=1, start_method=start_method) as pool,
+        pytest.raises(WorkerError, match="was killed by SIGKILL"),
+        workers(PickleTransport(), producers.DiesAtOnce(), num_workers=2) as pool,
     ):
-        note = pool.next()
-    assert (note.worker, note.generation, note.turn) == (0, 1, 0)
+        pool.next()
 
 
-def test_pool_start_failure_raises(tmp_path, monkeypatch):
-    sign = tmp_path / "sign"
-    sign.touch()
-    monkeypatch.setattr(worker_processes, "stream_seed", lambda *_: DeadlySeed(sign, MORE_THAN_A_PIPE_HOLDS))
+def test_worker_that_cannot_connect_raises_worker_error(monkeypatch):
+    monkeypatch.setattr(transports, "Address", UselessAddress)
     with (
-        pytest.raises(WorkerError, match=r"worker 0 died during its start: .*, after 0 restarts, the max"),
+        pytest.raises(WorkerError, match=r"^a worker \(pid \d+\) exited with status 1 during its start$"),
         workers(PickleTransport(), producers.sample),
     ):
         pass
 
 
-@pytest.mark.parametrize("produce", [producers.HangsOnce(in_a_call=False), producers.HangsOnce(in_a_call=True)])
-def test_pool_replaces_hanging_worker(produce, monkeypatch):
-    """Only the message of the hanging worker has a short deadline, so that none is missed on a busy machine."""
-    with workers(PickleTransport(), produce, num_workers=2, max_restarts=1) as pool:
-        before = next_of(pool, 2)
-        waits, wait = count(), worker_processes.wait
-        monkeypatch.setattr(worker_processes, "wait", lambda on, timeout: wait(on, timeout if next(waits) else 0.2))
-        with pytest.warns(UserWarning, match=r"worker 0 .*: expected a message within .* s, got none; it was killed"):
-            after = next_of(pool, 4)
-        with pytest.raises(ProcessLookupError):
-            os.kill(before[0].pid, 0)
-    assert [(note.worker, note.generation, note.turn) for note in after] == [(0, 1, 0), (1, 0, 1), (0, 1, 1), (1, 0, 2)]
+class UselessAddress(transports.Address):
+    def connect(self) -> Any:
+        raise OSError(24, "Too many open files")
 
 
-def test_pool_close_kills_waiting_worker():
-    with workers(PickleTransport(), producers.hangs_in_a_call) as pool:
-        process = pool._workers[0].process
+def ignore(*_: Any) -> None:
+    pass
+
+
+def test_worker_death_does_not_interrupt_main(monkeypatch):
+    """Torch's own handler of SIGCHLD would raise there; it is the next message that fails."""
+    usual = signal.signal(signal.SIGCHLD, ignore)
+    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)  # as in a process without DataLoaders
+    try:
+        with workers(PickleTransport(), producers.sample) as pool:
+            os.kill(pool.next().pid, signal.SIGKILL)
+            assert signal.getsignal(signal.SIGCHLD) is ignore
+            with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+                [pool.next() for _ in range(2)]
+    finally:
+        signal.signal(signal.SIGCHLD, usual)
+
+
+def test_worker_exit_raises_worker_error():
+    with workers(PickleTransport(), producers.Dies(producers.leave)) as pool:
+        next_of(pool, 2)
+        with pytest.raises(WorkerError, match=r"^worker 0 \(pid \d+\) exited with status 7"):
+            pool.next()
+
+
+@pytest.mark.parametrize("produce", [producers.hangs, producers.hangs_in_a_call])
+def test_worker_hanging_is_killed_at_deadline(produce):
+    with workers(PickleTransport(), produce, deadline_s=1.0) as pool:
+        with pytest.raises(WorkerError, match=r"worker 0.*: expected a message within 1.0 s, got none; it was killed"):
+            next_of(pool, 2)
+        assert active_children() == []
+
+
+@pytest.mark.parametrize("holds_interpreter", [False, True])
+def test_pool_close_ends_busy_workers(desk, holds_interpreter):
+    with workers(TRANSPORTS["buffer"](), producers.Busy(holds_interpreter), desk) as pool:
+        assert desk.reported.wait(SOON_S)
+        start = time.monotonic()
         pool.close()
-    with pytest.raises(ValueError, match="closed"):
-        process.is_alive()
+        assert time.monotonic() - start < SOON_S
+    (pid,) = desk.notes
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
-def refusal(served: Served) -> str:
+@pytest.mark.parametrize("name", ["buffer", "queue"])
+def test_pool_close_releases_memory_files_and_threads(name):
+    def use() -> None:
+        with workers(TRANSPORTS[name](), producers.sample, num_workers=2) as pool:
+            pids = {note.pid for note in next_of(pool, 4)}
+        assert named_memory(os.getpid(), *pids) == []
+        for thread in threading.enumerate():
+            if thread.name.startswith("QueueFeederThread"):  # of torch; it closes its pipe when it ends
+                thread.join(SOON_S)
+
+    use()
+    gc.collect()  # leftovers of earlier tests
+    before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    use()
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before and threading.active_count() <= threads, seconds=60)
+
+
+def test_pool_with_more_workers_than_processors_does_not_warn():
+    with warnings.catch_warnings(), workers(PickleTransport(), producers.sample, num_workers=3):
+        warnings.simplefilter("error")
+
+
+def test_pool_with_unpicklable_function_raises():
     with (
-        ProxyServer({"double": served}, transport=PickleTransport()) as server,
-        pytest.raises(ValueError, match="expected auto, forkserver or spawn, got fork, which is unsafe: ") as caught,
+        pytest.raises(MessageError, match="worker function: expected a picklable object"),
+        workers(PickleTransport(), lambda *_: iter(())),
     ):
-        WorkerPool(producers.sample, server, num_workers=1, start_method="fork")
-    return str(caught.value).partition("unsafe: ")[2]
+        pass
 
 
-def test_pool_unsafe_fork_raises(monkeypatch):
-    plain, slow = Served(double), Served(double, is_slow=True)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert refusal(plain) == "torch computes in 2 threads"
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert refusal(plain) == "CUDA is in use"
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    assert refusal(slow) == "slow objects are served, in threads"
-    stop = threading.Event()
-    thread = threading.Thread(target=stop.wait, name="something else")
-    thread.start()
-    assert re.fullmatch(r"other threads run \(.*something else.*\)", refusal(plain))
-    stop.set()
-    thread.join()
+def test_pool_without_workers_raises():
+    with (
+        pytest.raises(ValueError, match="num_workers: expected at least 1, got 0"),
+        workers(PickleTransport(), producers.sample, num_workers=0),
+    ):
+        pass
 
 
-def test_start_context_forkserver_preload(monkeypatch):
+def test_pool_forkserver_preload(monkeypatch):
     preloaded: list[str] = []
     monkeypatch.setattr(BaseContext, "set_forkserver_preload", lambda _, names: preloaded.extend(names))
     monkeypatch.setitem(sys.modules, "torch_geometric", sys)
-    server: Any = None  # read by the start method fork only
-    worker_processes.start_context(server, producers.sample, num_workers=1, start_method="auto")
+    worker_processes._context(producers.sample)
     assert {"__main__", "tests.workers.producers", "gflownet.workers.transport", "torch_geometric"} <= set(preloaded)
     assert not [name for name in preloaded if name.startswith("torch.")]
-
-
-def test_pool_replaces_worker_killed_while_sending(transport):
-    with workers(transport, producers.dies_sending, max_restarts=1) as pool:
-        first = pool.next()
-        with pytest.warns(UserWarning, match="; restart "):
-            second = pool.next()
-    assert (first.generation, second.generation, second.turn) == (0, 1, 0)

@@ -66,7 +66,7 @@ def test_served_merger_of_unknown_method_raises(model):
 
 def test_server_gradient_modes(model, transport):
     with ProxyServer({"model": Served(model, {"how": Rows()})}, transport=transport) as server:
-        mergeable = server.connect().proxy("model")
+        mergeable = server.endpoint.proxy("model")
         assert mergeable.how(torch.ones(1))[2:] == (False, True)
         assert mergeable.how(torch.ones(1), option=1)[2:] == (False, False)
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from gflownet.workers import Endpoint, ProxyServer, Served, WorkerInfo
-from gflownet.workers.pool import WorkerPool, start_context
+from gflownet.workers.pool import WorkerPool, _context
 from tests.workers import producers
 from tests.workers.messages import TRANSPORTS
 
@@ -29,17 +29,16 @@ LIMIT_S = 300.0  # reached only by a test that fails
 END_S = 60.0
 
 
-def wait_busily(transport: str, start_method: Any, outlet: Connection, errors: str) -> None:
+def wait_busily(transport: str, outlet: Connection, errors: str) -> None:
     """Start a worker that computes and one that waits, in a new session; wait to be killed."""
     os.setsid()
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
     desk = producers.Desk()
     served = {"desk": Served(desk), "double": Served(producers.double)}
-    options: dict[str, Any] = {"num_workers": 1, "start_method": start_method}
     with (
         ProxyServer(served, transport=TRANSPORTS[transport]()) as server,
-        WorkerPool(producers.sample, server, **options) as pool,
-        WorkerPool(producers.Busy(holds_interpreter=False), server, **options),
+        WorkerPool(producers.sample, server, num_workers=1) as pool,
+        WorkerPool(producers.Busy(holds_interpreter=False), server, num_workers=1),
     ):
         pool.next()
         desk.reported.wait()
@@ -48,12 +47,11 @@ def wait_busily(transport: str, start_method: Any, outlet: Connection, errors: s
 
 
 @contextmanager
-def busy_child(errors: Path, *, transport: str, start_method: str = "fork") -> Iterator[Any]:
+def busy_child(errors: Path, *, transport: str) -> Iterator[Any]:
     """Yield a main program with workers, started by the fork server, which has imported torch."""
-    server: Any = None  # read by the start method fork only
-    context = start_context(server, producers.sample, num_workers=1, start_method="forkserver")
+    context = _context(producers.sample)
     near, far = multiprocessing.Pipe(duplex=False)
-    process = context.Process(target=wait_busily, args=(transport, start_method, far, str(errors)))
+    process = context.Process(target=wait_busily, args=(transport, far, str(errors)))
     process.start()
     far.close()
     try:
@@ -93,16 +91,14 @@ def end_of_all(session: int) -> Iterator[None]:
     assert left == []
 
 
-@pytest.mark.parametrize(
-    "start_method", ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", "spawn"))]
-)
-def test_workers_exit_with_killed_main_process(tmp_path, start_method):
-    with busy_child(tmp_path / "errors", transport="queue", start_method=start_method) as main:
+def test_workers_exit_with_killed_main_process(tmp_path):
+    with busy_child(tmp_path / "errors", transport="queue") as main:
         with end_of_all(main.pid):
             main.kill()
         main.join()
 
 
+@pytest.mark.slow
 def test_workers_ignore_ctrl_c(tmp_path):
     """A terminal sends it to all of them."""
     with busy_child(tmp_path / "errors", transport="buffer") as main:
@@ -119,22 +115,21 @@ def multiply(info: WorkerInfo, endpoint: Endpoint) -> Iterator[tuple[int, float]
         yield os.getpid(), float((torch.ones(600, 600) @ torch.ones(600, 600)).sum())
 
 
-def leave_without_closing(start_method: Any) -> None:
+def leave_without_closing() -> None:
     """Multiply on two threads, then in a worker; end while the worker is there, as an unhandled error would."""
     torch.set_num_threads(2)
     (torch.ones(600, 600) @ torch.ones(600, 600)).sum()
     server = ProxyServer({}, transport=TRANSPORTS["buffer"]())
     torch.set_num_threads(1)
-    pool = WorkerPool(multiply, server, num_workers=1, start_method=start_method, deadline_s=60)
+    pool = WorkerPool(multiply, server, num_workers=1, deadline_s=60)
     print(json.dumps(pool.next()))
     raise KeyError("unhandled")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
-def test_workers_after_openmp_and_main_failure(checkout, start_method):
-    code = "import sys; from tests.workers.test_scenarios import leave_without_closing as run; run(sys.argv[1])"
-    command = [sys.executable, "-c", code, start_method]
+def test_workers_after_openmp_and_main_failure(checkout):
+    code = "from tests.workers.test_scenarios import leave_without_closing as run; run()"
+    command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=LIMIT_S)
     worker, total = json.loads(done.stdout)
     assert total == 600.0**3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.workers.served_model import SOON_S, Model
 
 def waiting_together(server: ProxyServer, model: Model, calls: list[Call], pool: ThreadPoolExecutor) -> list[Any]:
     """Return the answers to calls that were all sent while the model was held up by another."""
-    callers = [server.connect() for _ in range(1 + len(calls))]
+    callers = [copy.copy(server.endpoint) for _ in range(1 + len(calls))]  # each with a connection of its own
     for caller in callers:
         caller.proxy("numbers").index(3)  # the server has taken it up
     model.gate.clear()
@@ -23,10 +24,10 @@ def waiting_together(server: ProxyServer, model: Model, calls: list[Call], pool:
     first = pool.submit(callers[0].proxy("policy"), torch.zeros(1))
     assert model.entered.wait(SOON_S)
     for caller, call in zip(callers[1:], calls, strict=True):
-        caller.channel.send(call)
+        caller._own_caller().channel.send(call)
     model.gate.set()
     first.result(SOON_S)
-    return [caller.channel.receive() for caller in callers[1:]]
+    return [caller._own_caller().channel.receive() for caller in callers[1:]]
 
 
 def policy_call(*rows: float) -> Call:
@@ -60,7 +61,7 @@ def test_server_merged_failure_raises_in_one_caller(server, model, pool, value, 
 
 
 def test_server_slow_object_does_not_block(server, model, pool):
-    slow, quick = server.connect().proxy("slow"), server.connect().proxy("numbers")
+    slow, quick = copy.copy(server.endpoint).proxy("slow"), server.endpoint.proxy("numbers")
     model.gate.clear()
     first: Future = pool.submit(slow, torch.ones(2))
     assert model.entered.wait(SOON_S)

@@ -17,6 +17,7 @@ from gflownet.workers.packing import MessageError
 from gflownet.workers.transport import (
     BufferTransport,
     Channel,
+    Listener,
     PickleTransport,
     QueueTransport,
     Transport,
@@ -27,9 +28,17 @@ from tests.workers.messages import Inner, Unreadable, assert_same, cases
 Pair = tuple[Channel, Channel]
 
 
+def ends(transport: Transport) -> Pair:
+    listener = Listener(transport)
+    right = listener.address.connect()
+    left = listener.accept()
+    listener.close()
+    return left, right
+
+
 @pytest.fixture
 def pair(transport) -> Iterator[Pair]:
-    left, right = transport.pair()
+    left, right = ends(transport)
     yield left, right
     left.close()
     right.close()
@@ -104,7 +113,7 @@ def test_make_transport():
 def told(transport: Transport, messages: list[Any]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        left, right = transport.pair()
+        left, right = ends(transport)
         for message in messages:
             right.send(message)
             assert_same(left.receive(), message)

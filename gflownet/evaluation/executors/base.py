@@ -21,8 +21,7 @@ class Handle:
 
     job: Job
     outcomes: tuple[Outcome, ...] | None = None  # one per candidate; None while it runs
-    process_ended: bool = False  # the whole process was lost: every outcome after `num_finished` repeats the reason
-    num_finished: int = 0  # candidates, from the first on, that were done when the process was lost
+    num_finished: int = 0  # candidates that were done, from the first on; the others share the reason, as outcomes
     backend: Any = field(default=None, repr=False)  # of the executor
 
 

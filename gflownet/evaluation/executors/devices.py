@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import torch
 
@@ -32,7 +28,6 @@ print(json.dumps([torch.cuda.get_device_properties(each).total_memory for each i
 _SURVEY_LIMIT_S = 120
 # Texts of errors of a GPU that does not come back.
 _LOST_TEXTS = ("ECC error", "device lost", "GPU is lost", "no CUDA-capable device", "busy or unavailable")
-_LOOK_EVERY_S = 0.1
 # Torch 2.13 hangs or crashes there (pytorch issue 178037).
 _FORKED = "Metal does not work in forked processes, as those of candidates"
 
@@ -148,35 +143,3 @@ def _numbered(name: str, devices: Devices, option: str) -> list[tuple[str, int]]
 
 def _num_slots(size: int, *, num_devices: int) -> int:
     return max(1, min(size // (_CONTEXT_BYTES + _CANDIDATE_BYTES), num_cores() // num_devices))
-
-
-@dataclass(frozen=True)
-class SlotFolder:
-    """Which process owns which slot, as locks on files: a slot is free as soon as its process has ended."""
-
-    folder: Path
-    slots: tuple[Slot, ...]
-
-    def own(self) -> tuple[int, Slot]:
-        """Return number and slot that this process owns until it ends; wait for one that another process leaves."""
-        while True:
-            for number, slot in enumerate(self.slots):
-                file = os.open(self.folder / f"{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-                with suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if not self._lost(number).exists():
-                        return number, slot
-                os.close(file)
-            time.sleep(_LOOK_EVERY_S)
-
-    def lose(self, number: int, reason: str) -> None:
-        """Give no process this slot any more, as its device is lost."""
-        self._lost(number).write_text(reason)
-
-    def lost(self) -> dict[int, str]:
-        """Return the reason for each lost slot by its number."""
-        paths = {number: self._lost(number) for number in range(len(self.slots))}
-        return {number: path.read_text() for number, path in paths.items() if path.exists()}
-
-    def _lost(self, number: int) -> Path:
-        return self.folder / f"{number}.lost"

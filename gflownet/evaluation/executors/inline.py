@@ -61,4 +61,3 @@ class InlineExecutor(Executor):
             raise
         finally:
             state.restore()
-        handle.process_ended = handle.num_finished < len(handle.job.candidates)

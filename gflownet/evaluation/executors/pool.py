@@ -1,52 +1,60 @@
-"""The executor that runs jobs in a pool of processes of this machine (pebble)."""
+"""The executor that runs jobs in a pool of processes of this machine."""
 
 from __future__ import annotations
 
 import ast
+import multiprocessing
+import os
 import pickle
-import pickletools
-import re
-import shutil
-import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Sequence
-from concurrent.futures import CancelledError
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
+from multiprocessing import spawn
+from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
+from queue import Empty, SimpleQueue
 from typing import Any
-
-import psutil
-from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.execution import capped, describe, lost_job
-from gflownet.evaluation.executors import child, parent, server
 from gflownet.evaluation.executors.base import Executor, Handle
-from gflownet.evaluation.executors.descendants import end_descendants
-from gflownet.evaluation.executors.devices import DEVICES, Devices, Slot, SlotFolder, slots_of
-from gflownet.evaluation.executors.forkserver import IndependentContext
+from gflownet.evaluation.executors.devices import DEVICES, Devices, Slot, slots_of
 from gflownet.evaluation.executors.machine import memory_per_process
-from gflownet.evaluation.executors.sources import TaskSources
-from gflownet.evaluation.executors.worker import ReplyKind, WorkerSettings, split_reply
+from gflownet.evaluation.executors.owner import MAX_LOST_STARTS, MAX_TAIL, Order, end_of, own
+from gflownet.evaluation.executors.worker import MessageKind, PoolSettings
+from gflownet.evaluation.fingerprint import source_digest
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
 from gflownet.evaluation.task import GFNTask
 
-# The monitor of a worker keeps the deadline; pebble ends a monitor that does not answer this much later, seconds.
-_GRACE_S = child.START_LIMIT_S + 30.0
-# Pools in a row that may break before a job is done.
-_MAX_BROKEN_POOLS = 3
 _ADVICE = "move it to a module that other processes can import, or set evaluation.executor=inline"
-_PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})  # of every environment, a user's own included
-# The first optimiser of torch.optim in a process imports this module: a second or more, so the fork server does.
-_OPTIMISER_MODULE = "torch._dynamo"
-_OPTIMISER = re.compile(r"\btorch\.optim\b|\bfrom torch import .*\boptim\b")
+# One thread per process; the libraries read these when they are loaded. torch.cuda.is_available makes no context.
+_ENVIRONMENT = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"),
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+# The owner's program. Its imports take seconds, in which a timer notices the end of the main process; a parent-death
+# signal would be sent at the end of the thread that has started it.
+_PROGRAM = """
+import os, pickle, signal, sys
+from multiprocessing.connection import Connection
+from multiprocessing.spawn import prepare
+descriptor, parent = map(int, sys.argv[1:])
+signal.signal(signal.SIGALRM, lambda *_: os.getppid() == parent or os._exit(1))
+signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
+prepare(pickle.load(sys.stdin.buffer))
+own, settings = pickle.load(sys.stdin.buffer)
+own(settings, Connection(descriptor))
+"""
+_PATHS, _MAIN_SCRIPT = {"sys_path", "sys_argv"}, {"init_main_from_name", "init_main_from_path"}
+_END_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -54,8 +62,7 @@ class PickledTask:
     """A task as bytes that another process can load."""
 
     content: bytes
-    sources: TaskSources
-    modules: tuple[str, ...]  # to import once per machine: those of the task that start no threads
+    source: str  # digest of its code
 
     @classmethod
     def of(cls, task: GFNTask) -> PickledTask:
@@ -65,8 +72,17 @@ class PickledTask:
             UserError: it cannot be pickled, its source files cannot be read, or its class is in a main script that
                 every process would run again.
         """
-        content = pickled_task(task)
-        return cls(content, TaskSources.of(type(task)), tuple(_preloaded(content)))
+        name = type(task).__name__
+        content = pickled(task, f"task {name}: expected a task")
+        if b"__main__" in content and not _has_main_guard():
+            raise UserError(
+                f"task {name}: defined in the main script, which has no `if __name__ == '__main__':` and would run "
+                f"again in every process; {_ADVICE}"
+            )
+        try:
+            return cls(content, source_digest(type(task)))
+        except OSError as error:
+            raise UserError(f"task {name}: expected source files that can be read: {describe(error)}") from None
 
     @property
     def is_of_main_script(self) -> bool:
@@ -74,22 +90,75 @@ class PickledTask:
         return b"__main__" in self.content
 
 
+class _OwnerProcess:
+    """The process that owns the workers, and its replies."""
+
+    def __init__(self, settings: PoolSettings, *, imports_main: bool) -> None:
+        """Start it. Its session is another one: signals of a terminal are for the main process."""
+        self._connection, theirs = multiprocessing.Pipe()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115, closed by `end`
+        data = spawn.get_preparation_data("owner")
+        kept = _PATHS | _MAIN_SCRIPT if imports_main else _PATHS
+        with tempfile.TemporaryFile() as file:  # a connection would wait until it is read
+            pickle.dump({name: data[name] for name in kept & data.keys()}, file)
+            pickle.dump((own, settings), file)
+            file.seek(0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), str(os.getpid())],
+                stdin=file,
+                stdout=self._output,
+                stderr=self._output,
+                env={**os.environ, **_ENVIRONMENT},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        theirs.close()
+        self.replies: SimpleQueue[tuple[int, MessageKind, Any] | None] = SimpleQueue()  # None: it has ended
+        # Without the thread both processes could wait for the other one to read.
+        self._reader = threading.Thread(target=_read, args=(self._connection, self.replies), daemon=True)
+        self._reader.start()
+
+    def send(self, order: Order) -> None:
+        """Send an order; `replies` show whether the owner has ended."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._connection.send(order)
+
+    def end(self) -> str:
+        """End it with all workers, and return its end and its last output in words."""
+        self._process.terminate()
+        try:
+            self._process.wait(_END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        code = self._process.wait()
+        self._reader.join(_END_LIMIT_S)
+        self._connection.close()
+        self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - MAX_TAIL))
+        tail = self._output.read().decode(errors="replace")
+        self._output.close()
+        return capped(f"{end_of(code)}{f'; it printed last: {tail}' if tail.strip() else ''}")
+
+
+def _read(connection: Connection, replies: SimpleQueue[tuple[int, MessageKind, Any] | None]) -> None:
+    with suppress(EOFError, OSError):
+        while True:
+            replies.put(connection.recv())
+    replies.put(None)
+
+
 @dataclass
 class _Submission:
-    """A job in a pool."""
+    """A job of the pool."""
 
-    job: bytes  # pickled
-    deadline: float | None
-    pool: ProcessPool
-    future: ProcessFuture
+    order: Order
+    finished: list[Outcome] = field(default_factory=list)
 
 
 class PoolExecutor(Executor):
-    """Runs jobs in worker processes, one per slot: a core, or a share of a GPU; they start with the first job.
+    """Runs jobs in worker processes, one per slot: a core, or a share of a GPU; they start with the first jobs.
 
-    Each worker has a monitor process, which pebble starts and which runs no code of candidates. It ends the worker at
-    the deadline, reports how it ended, and ends all its descendants. It owns a slot; the monitor that replaces it gets
-    the same one. A lost device costs its slots: their jobs run on the others.
+    Another process owns the workers (`owner`): it loads the task once, forks them, ends them at the deadline, and ends
+    all that they leave behind. A lost device costs its slots: their jobs run on the others.
     """
 
     def __init__(
@@ -112,182 +181,154 @@ class PoolExecutor(Executor):
             UserError: the task cannot be sent to another process, or a device of the config is not there.
         """
         parts = PickledTask.of(task) if isinstance(task, GFNTask) else task
-        self._config, self._devices = config, devices
-        self._slots = tuple(slots) or slots_of(config, devices, task=task)
-        self._slot_folder: SlotFolder | None = None
+        slots = tuple(slots) or slots_of(config, devices, task=task)
+        limit = memory_per_process(config.memory_limit, capacity=len(slots))
+        self._settings = PoolSettings(parts.content, parts.source, limit, slots, devices)
+        self._imports_main = parts.is_of_main_script
+        self._owner: _OwnerProcess | None = None
+        self._num_lost_starts = 0
         self._lost: dict[int, str] = {}  # reasons by the number of the slot
-        limit = memory_per_process(config.memory_limit, capacity=len(self._slots))
-        self._settings = WorkerSettings(parts.content, parts.sources, limit, devices=devices)
-        self._context = IndependentContext(preload=parts.modules, imports_main=parts.is_of_main_script)
-        self._pool: ProcessPool | None = None
-        self._num_broken_pools = 0
-        self._submissions: dict[Handle, _Submission] = {}
-        self._finished: set[Handle] = set()  # with a finished future
-        self._changed = threading.Condition()
+        self._numbers = count()
+        self._waiting: deque[Handle] = deque()
+        self._running: dict[int, Handle] = {}  # sent to the owner, by number
+        self._suspects: set[int] = set()  # the owner was lost while they ran: these run alone
+        self._changes = {""}  # of which the user has a line
 
     @property
     def capacity(self) -> int:
-        return len(self._slots) - len(self._lost)
+        return len(self._settings.slots) - len(self._lost)
 
     def submit(self, job: Job, *, deadline: float | None) -> Handle:
-        handle = Handle(job)
-        self._schedule(handle, pickled(job, "candidates: expected graphs"), deadline)
+        order = Order(next(self._numbers), pickled(job, "candidates: expected graphs"), deadline)
+        handle = Handle(job, backend=_Submission(order))
+        self._waiting.append(handle)
+        self._send()
         return handle
 
     def wait(self, handles: Collection[Handle], *, timeout: float | None) -> list[Handle]:
         end = None if timeout is None else time.monotonic() + timeout
         while True:
-            remaining = None if end is None else max(0.0, end - time.monotonic())
-            with self._changed:
-                self._changed.wait_for(lambda: any(self._is_finished(handle) for handle in handles), remaining)
-                finished = [handle for handle in handles if handle in self._finished]
-                self._finished.difference_update(finished)
-            for handle in finished:
-                self._collect(handle)
+            while self._owner is not None and not self._owner.replies.empty():
+                self._take(self._owner.replies.get())
+            self._send()
             done = [handle for handle in handles if handle.outcomes is not None]
-            if done or remaining == 0:
+            remaining = None if end is None else end - time.monotonic()
+            if done or self._owner is None or (remaining is not None and remaining <= 0):
                 return done
+            with suppress(Empty):
+                self._take(self._owner.replies.get(timeout=remaining))
 
     def cancel(self, handle: Handle) -> None:
-        submission = self._submissions.pop(handle, None)
-        if submission is not None:
-            submission.future.cancel()
-        self._finished.discard(handle)
+        number = handle.backend.order.number
+        self._suspects.discard(number)
+        if handle in self._waiting:
+            self._waiting.remove(handle)
+        elif self._running.pop(number, None) is not None and self._owner is not None:
+            self._owner.send(Order(number, None))
 
     def close(self) -> None:
-        for handle in list(self._submissions):
-            self.cancel(handle)
-        self._end_pool()
-        self._context.stop()
-        self._remove_slot_folder()
+        self._waiting.clear()
+        self._running.clear()
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            owner.end()
 
-    def _is_finished(self, handle: Handle) -> bool:
-        return handle.outcomes is not None or handle in self._finished
-
-    def _schedule(self, handle: Handle, message: bytes, deadline: float | None) -> None:
-        """Send a job to the pool, which starts with its first job.
+    def _send(self) -> None:
+        """Send the waiting jobs to the owner, which starts with its first one; suspects one by one.
 
         Raises:
             UserError: no process can be started.
         """
-        limit = None if deadline is None else deadline + _GRACE_S
-        while True:
-            pool = self._pool = self._pool or self._new_pool()
-            try:
-                future = pool.schedule(child.evaluate, args=(message, deadline), timeout=limit)
-                break
-            except (BrokenProcessPool, RuntimeError, OSError) as error:  # it broke before this job
-                self._replace(pool, describe(error))
-        self._submissions[handle] = _Submission(message, deadline, pool, future)
-        future.add_done_callback(lambda _: self._notify(handle, future))
+        while self._waiting and not (self._suspects and self._running):
+            if self._owner is None:
+                self._num_lost_starts += 1
+                try:
+                    self._owner = _OwnerProcess(self._settings, imports_main=self._imports_main)
+                except OSError as error:
+                    raise self._start_error(describe(error)) from None
+            handle = self._waiting.popleft()
+            handle.backend.finished.clear()
+            self._running[handle.backend.order.number] = handle
+            self._owner.send(handle.backend.order)
 
-    def _new_pool(self) -> ProcessPool:
-        if self._slot_folder is None and any(slot.is_accelerator for slot in self._slots):
-            self._slot_folder = SlotFolder(Path(tempfile.mkdtemp(prefix="gflownet-slots-")), self._slots)
-        return ProcessPool(
-            len(self._slots),
-            initializer=child.start_monitor,
-            initargs=(self._settings, self._slot_folder),
-            context=self._context,  # type: ignore[arg-type]
-        )
-
-    def _notify(self, handle: Handle, future: ProcessFuture) -> None:
-        """Wake `wait`. Called by pebble's threads, and by `cancel`."""
-        with self._changed:
-            if not future.cancelled():
-                self._finished.add(handle)
-                self._changed.notify_all()
-
-    def _collect(self, handle: Handle) -> None:
-        """Set the outcomes of a handle with a finished future, or run its job again if the whole pool broke.
+    def _take(self, reply: tuple[int, MessageKind, Any] | None) -> None:
+        """Process a reply of the owner, None: its end.
 
         Raises:
-            UserError: the workers cannot load the task, or the pool breaks again and again.
+            UserError: the workers cannot load the task, or no device is left, or the owner ends again and again.
         """
-        submission = self._submissions.pop(handle, None)
-        if submission is None:
-            return
-        try:
-            reply = submission.future.result()
-        except (BrokenProcessPool, CancelledError) as error:
-            self._replace(submission.pool, describe(error))
-            self._schedule(handle, submission.job, submission.deadline)
-            return
-        except ProcessExpired as error:
-            if error.exitcode == child.LOST_STATUS and self._slot_folder is not None:
-                self._lose_slots(self._slot_folder)
-                self._schedule(handle, submission.job, submission.deadline)
-                return
-            end = child.end_of(error.exitcode or 0)
-            reply = child.Loss(EvaluationStatus.CRASHED, 0.0, f"its monitor process {end}")
-        except TimeoutError:
-            reply = child.Loss(EvaluationStatus.TIMEOUT, 0.0, "its monitor process did not answer")
-        except Exception as error:  # raised by the monitor: no further process, no further file
-            reply = child.Loss(EvaluationStatus.CRASHED, 0.0, capped(describe(error)))
-        self._num_broken_pools = 0
-        self._set_outcomes(handle, reply)
+        if reply is None:
+            return self._replace_owner()
+        number, kind, content = reply
+        if kind is MessageKind.READY:
+            self._num_lost_starts = 0
+        elif kind is MessageKind.REFUSED:
+            self._running.pop(number, None)
+            raise UserError(content)
+        elif kind is MessageKind.DEVICE_LOST:
+            if number in self._running:
+                self._running[number].backend.finished.clear()
+            self._lose_slot(*content)
+        elif (handle := self._running.get(number)) is not None:  # else cancelled
+            finished = handle.backend.finished
+            if kind is MessageKind.OUTCOME:
+                finished.append(pickle.loads(content))
+            elif kind is MessageKind.LOSS:
+                self._set_outcomes(handle, lost_job(handle.job, pickle.loads(content), finished=finished))
+            else:
+                self._set_outcomes(handle, (*finished, *pickle.loads(content.others)))
+                if content.changed not in self._changes:
+                    self._changes.add(content.changed)
+                    self.notify(
+                        f"a candidate has changed {content.changed}: after each that does, its process is replaced"
+                    )
+        return None
 
-    def _set_outcomes(self, handle: Handle, reply: bytes | child.Loss) -> None:
-        if isinstance(reply, child.Loss):
-            outcome = Outcome(reply.status, reply.seconds, error=reply.error, is_transient=True)
-            finished = tuple(map(pickle.loads, reply.finished))
-            handle.outcomes = lost_job(handle.job, outcome, finished=finished)
-            handle.num_finished, handle.process_ended = len(finished), True
-            return
-        kind, content = split_reply(reply)
-        if kind is ReplyKind.REFUSED:
-            raise UserError(content.decode(errors="replace"))
-        handle.outcomes, handle.num_finished = pickle.loads(content)
-        handle.process_ended = handle.num_finished < len(handle.job.candidates)
+    def _set_outcomes(self, handle: Handle, outcomes: tuple[Outcome, ...]) -> None:
+        number = handle.backend.order.number
+        self._running.pop(number)
+        self._suspects.discard(number)
+        handle.outcomes, handle.num_finished = outcomes, len(handle.backend.finished)
 
-    def _remove_slot_folder(self) -> None:
-        if self._slot_folder is not None:
-            shutil.rmtree(self._slot_folder.folder, ignore_errors=True)
-            self._slot_folder = None
-
-    def _lose_slots(self, folder: SlotFolder) -> None:
-        """Count the slots of lost devices.
+    def _lose_slot(self, number: int, reason: str) -> None:
+        """Count a slot of a lost device.
 
         Raises:
             UserError: none is left.
         """
-        before, self._lost = {self._slots[number].device for number in self._lost}, folder.lost()
-        for number, reason in self._lost.items():
-            device = self._slots[number].device
-            if not self.capacity:
-                raise UserError(f"evaluation.device: expected a device that answers, lost {device}, the last: {reason}")
-            if device not in before:
-                self.notify(f"evaluation.device: lost {device}, its candidates go to the other slots: {reason}")
-                before.add(device)
+        device = self._settings.slots[number].device
+        is_known = device in {self._settings.slots[each].device for each in self._lost}
+        self._lost[number] = reason
+        if not self.capacity:
+            raise UserError(f"evaluation.device: expected a device that answers, lost {device}, the last: {reason}")
+        if not is_known:
+            self.notify(f"evaluation.device: lost {device}, its candidates go to the other slots: {reason}")
 
-    def _replace(self, pool: ProcessPool, reason: str) -> None:
-        """End a broken pool, once for all its jobs; the next job starts another one."""
-        if pool is not self._pool:
-            return
-        self._end_pool()
-        self._num_broken_pools += 1
-        if self._num_broken_pools == _MAX_BROKEN_POOLS:
-            raise self._start_error(reason)
+    def _replace_owner(self) -> None:
+        """Queue the jobs of an owner that has ended, for another one; a job that was alone is lost.
 
-    def _end_pool(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is None:
-            return
-        server = self._context.pid()
-        if server is not None:
-            with suppress(psutil.Error):
-                for monitor in psutil.Process(server).children():
-                    with suppress(psutil.Error):
-                        monitor.send_signal(signal.SIGTERM)  # all at once; pebble ends them one by one
-        pool.stop()
-        pool.join()
-        if server is not None:
-            end_descendants(server)  # of monitors that were killed
+        Raises:
+            UserError: it ends again and again before it is ready.
+        """
+        assert self._owner is not None
+        reason, self._owner = self._owner.end(), None
+        was_ready, handles = self._num_lost_starts == 0, list(self._running.values())
+        if not was_ready and self._num_lost_starts == MAX_LOST_STARTS:
+            raise self._start_error(f"their owner {reason}")
+        if was_ready and self._suspects.issuperset(self._running) and len(handles) == 1:
+            outcome = Outcome(
+                EvaluationStatus.CRASHED, 0.0, error=f"the owner of its process {reason}", is_transient=True
+            )
+            finished = handles[0].backend.finished
+            return self._set_outcomes(handles[0], lost_job(handles[0].job, outcome, finished=finished))
+        if was_ready:
+            self._suspects.update(self._running)
+        self._waiting.extendleft(reversed(handles))
+        self._running.clear()
+        return None
 
     def _start_error(self, reason: str) -> UserError:
-        script = (
-            f" (the main script needs `if __name__ == '__main__':`; {_ADVICE})" if self._context.imports_main else ""
-        )
+        script = f" (the main script needs `if __name__ == '__main__':`; {_ADVICE})" if self._imports_main else ""
         return UserError(f"evaluation.executor=pool: cannot start processes: {reason}{script}")
 
 
@@ -297,22 +338,6 @@ def pickled(value: object, expectation: str) -> bytes:
         return pickle.dumps(value)
     except Exception as error:
         raise UserError(f"{expectation} that can be pickled: {describe(error)}; {_ADVICE}") from None
-
-
-def pickled_task(task: GFNTask) -> bytes:
-    """Return a task as bytes that another process can load.
-
-    Raises:
-        UserError: it cannot be pickled, or its class is in a main script that every process would run again.
-    """
-    name = type(task).__name__
-    payload = pickled(task, f"task {name}: expected a task")
-    if b"__main__" in payload and not _has_main_guard():
-        raise UserError(
-            f"task {name}: defined in the main script, which has no `if __name__ == '__main__':` and would run again "
-            f"in every process; {_ADVICE}"
-        )
-    return payload
 
 
 def _has_main_guard() -> bool:
@@ -325,47 +350,3 @@ def _has_main_guard() -> bool:
     except (AttributeError, OSError, SyntaxError):  # an interactive session
         return False
     return any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in tree.body)
-
-
-def _preloaded(payload: bytes) -> list[str]:
-    """Return the modules that the fork server imports: those of a pickled task and of the user's modules behind it.
-
-    The user's own modules are imported by the workers: importing them may start threads, which do not survive a fork.
-    """
-    texts = {argument for _, argument, _ in pickletools.genops(payload) if isinstance(argument, str)}
-    open_names = {name for text in texts for name in (text, text.partition(" ")[0]) if _is_imported(name)}
-    names: set[str] = set()
-    while open_names:
-        names |= open_names
-        users = [sys.modules[name] for name in open_names if not _is_installed(name)]
-        names |= {_OPTIMISER_MODULE for module in users if _has_optimiser(module)}
-        values = (value for module in users for value in list(vars(module).values()))
-        sources = {value.__name__ if isinstance(value, ModuleType) else _module_of(value) for value in values}
-        open_names = {name for name in sources if _is_imported(name)} - names
-    installed = {name for name in names if name == _OPTIMISER_MODULE or _is_installed(name)}
-    return [parent.__name__, child.__name__, *sorted(installed), server.__name__]
-
-
-def _has_optimiser(module: ModuleType) -> bool:
-    """Return whether the source of a module names torch.optim."""
-    try:
-        return _OPTIMISER.search(Path(module.__file__ or "").read_text(errors="replace")) is not None
-    except (AttributeError, OSError):  # an interactive session, a built-in module
-        return False
-
-
-def _is_imported(module: str) -> bool:
-    return sys.modules.get(module) is not None  # None: an import that is blocked
-
-
-def _module_of(value: object) -> str:
-    name = getattr(value, "__module__", None)
-    return name if isinstance(name, str) else ""
-
-
-def _is_installed(module: str) -> bool:
-    """Return whether a module belongs to this package or to an installed one."""
-    if module.startswith(("gflownet.", "tasks.")):
-        return True
-    file = getattr(sys.modules[module], "__file__", None) or ""
-    return not _PACKAGE_FOLDERS.isdisjoint(Path(file).parts)

@@ -26,7 +26,6 @@ class Evaluated:
 
     outcomes: tuple[Outcome, ...]
     num_finished: int
-    process_ended: bool
     remark: str = ""  # line for the user
 
 
@@ -73,7 +72,7 @@ def evaluate_job(
         text = str(error) if isinstance(error, UserError) else describe(error)
         return Failed(f"{text} (on {platform.node()})", is_lost=type(error).__module__ == "ray.exceptions")
     assert handle.outcomes is not None
-    return Evaluated(handle.outcomes, handle.num_finished, handle.process_ended, _remark(num_gpus))
+    return Evaluated(handle.outcomes, handle.num_finished, _remark(num_gpus))
 
 
 def _pool_of(

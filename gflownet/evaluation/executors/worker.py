@@ -1,113 +1,117 @@
-"""The worker process of a pool: the only one in which candidates run."""
+"""The worker process of a pool: the only one in which candidates run, forked by the owner of the pool."""
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import os
 import pickle
 import resource
 import signal
 import sys
+import time
+import traceback
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
-import threadpoolctl
-import torch
+import psutil
 
 from gflownet.errors import UserError
 from gflownet.evaluation.execution import attempt, describe, is_device_error, is_out_of_memory
-from gflownet.evaluation.executors.descendants import adopt_orphans, end_descendants, end_with_parent, has_descendants
-from gflownet.evaluation.executors.devices import CORE, DEVICES, Devices, Slot
-from gflownet.evaluation.executors.forkserver import THREAD_LIMITS
-from gflownet.evaluation.executors.process_state import OwnNames, ProcessState
-from gflownet.evaluation.executors.server import loaded_sources
-from gflownet.evaluation.executors.sources import TaskSources
+from gflownet.evaluation.executors.devices import Devices, Slot
+from gflownet.evaluation.executors.process_state import ProcessState
 from gflownet.evaluation.job import EvaluationStatus, Outcome
 from gflownet.evaluation.task import GFNTask
 
-_FILES = "/proc/self/fd"
 # The state of a process after these is unknown.
 _LEAVES_AFTER = (EvaluationStatus.CRASHED, EvaluationStatus.OUT_OF_MEMORY)
 
+# Options of prctl(2).
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
+# Longest time for all descendants to end after SIGKILL, seconds.
+_END_TIMEOUT_S = 5.0
 
-class ChangedNameError(BaseException):
-    """A candidate has changed a name of this package: the others of its job need another process."""
+
+class ChangedProcessError(BaseException):
+    """A candidate has changed its process: the others of its job need another one."""
+
+
+class MessageKind(StrEnum):
+    """Kind of a message of a worker or of the owner, and its content."""
+
+    READY = "ready"  # None
+    OUTCOME = "outcome"  # of the next candidate of a job, pickled
+    DONE = "done"  # Done
+    LOSS = "loss"  # the outcome of the candidates that had none when the worker ended, pickled
+    REFUSED = "refused"  # the text of a UserError
+    DEVICE_LOST = "device lost"  # the text of its error; from the owner: the number of the slot, and the text
+
+
+class Done(NamedTuple):
+    """The end of a job."""
+
+    others: bytes  # outcomes of the candidates that had none, pickled
+    changed: str  # the name of what a candidate has changed in the process; empty: nothing
+    is_leaving: bool  # the worker takes no other job
 
 
 @dataclass(frozen=True)
-class WorkerSettings:
-    """The task of a worker and its limits."""
+class PoolSettings:
+    """The task of a pool and its places."""
 
     task: bytes  # pickled
-    sources: TaskSources
-    memory_limit: int  # bytes
-    slot: Slot = CORE
-    devices: Devices = DEVICES
+    source: str  # digest of its code in the main process
+    memory_limit: int  # bytes per worker
+    slots: tuple[Slot, ...]
+    devices: Devices
 
 
-class ReplyKind(StrEnum):
-    """First character of a worker's message."""
-
-    READY = "r"
-    ONE_DONE = "o"  # a pickled outcome, of the next candidate of a job
-    DONE = "d"  # a pickled tuple of outcomes, and how many of them are of candidates that were done
-    DONE_AND_LEAVING = "l"  # the same; the worker cannot take another job
-    REFUSED = "u"  # the text of a UserError
-    LOST = "x"  # the text of the error of a device that is lost
-
-
-def reply(kind: ReplyKind, content: bytes = b"") -> bytes:
-    """Return a message of a worker."""
-    return kind.value.encode() + content
-
-
-def split_reply(message: bytes) -> tuple[ReplyKind, bytes]:
-    """Return kind and content of a message."""
-    return ReplyKind(message[:1].decode()), message[1:]
-
-
-def work(settings: WorkerSettings, connection: Connection, output: int) -> NoReturn:
+def work(task: GFNTask, settings: PoolSettings, slot: Slot, connection: Connection, output: int) -> NoReturn:
     """Evaluate the jobs in a connection until it closes, then exit. Called in a new process.
 
     Args:
-        settings: task and limits.
-        connection: of jobs and replies.
+        task: of the candidates, in the state in which the owner has loaded it.
+        settings, slot: limits and place.
+        connection: of jobs and messages.
         output: descriptor for stdout and stderr.
     """
     status = 1
     try:
-        _become_worker(connection, output)
-        if not settings.slot.is_accelerator:  # the address space of CUDA counts too: there the monitor looks
+        _become_worker(output)
+        devices = settings.devices if slot.is_accelerator else None
+        if devices is None:  # the address space of CUDA counts too: there the owner looks
             _limit_memory(settings.memory_limit)
-        task = _load(settings, connection)
-        if task is not None:
-            connection.send_bytes(reply(ReplyKind.READY))
-            _serve(task, connection, settings.devices if settings.slot.is_accelerator else None)
+        if _prepare(task, devices, slot, connection):
+            _serve(task, devices, connection)
         status = 0
     except (EOFError, OSError):
-        status = 0  # the monitor has ended
+        status = 0  # the owner has ended
+    except BaseException:
+        traceback.print_exc()
     finally:
         end_descendants()
         os._exit(status)
 
 
-def _become_worker(connection: Connection, output: int) -> None:
-    end_with_parent(signal.SIGKILL)
+def _become_worker(output: int) -> None:
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     adopt_orphans()
     os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for kind in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all; the main process ends its workers
         signal.signal(kind, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _redirect(output)
-    _close_files(kept={0, 1, 2, connection.fileno(), resource_tracker.getfd()})
+    for number in (1, 2):
+        os.dup2(output, number)
+    # Line by line: the last lines before a crash count.
+    sys.stdout, sys.stderr = (
+        open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        for number in (1, 2)
+    )
     faulthandler.enable(sys.stderr)
-    os.environ.update(dict.fromkeys(THREAD_LIMITS, "1"))
-    threadpoolctl.threadpool_limits(1)
-    torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -117,89 +121,86 @@ def _limit_memory(memory_limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, maximum))
 
 
-def _redirect(output: int) -> None:
-    """Close stdin, and send stdout and stderr to a descriptor, line by line: the last lines before a crash count."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    for number in (1, 2):
-        os.dup2(output, number)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115, for the life of the process
-    sys.stdout, sys.stderr = (
-        open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-        for number in (1, 2)
-    )
-
-
-def _close_files(*, kept: set[int | None]) -> None:
-    """Close all other open files: a candidate must not reach the pool's pipes, nor keep them open."""
-    if os.path.isdir(_FILES):
-        for name in os.listdir(_FILES):
-            if int(name) not in kept:
-                with suppress(OSError):
-                    os.close(int(name))
-
-
-def _load(settings: WorkerSettings, connection: Connection) -> GFNTask | None:
-    """Return the task; None after a reply if that fails, or if its code is not that of the start of the run."""
-    task, reason, kind = None, "", ReplyKind.REFUSED
+def _prepare(task: GFNTask, devices: Devices | None, slot: Slot, connection: Connection) -> bool:
+    """Return whether the task is ready; else after a message."""
+    step = "take"
     try:
-        device = settings.devices.take(settings.slot) if settings.slot.is_accelerator else None
-    except Exception as error:
-        connection.send_bytes(reply(ReplyKind.LOST, describe(error).encode(errors="replace")))
-        return None
-    try:
-        task = pickle.loads(settings.task)
-    except Exception as error:
-        reason = describe(error)
-    try:
-        settings.sources.check(None if task is None else type(task), loaded=loaded_sources())
-    except UserError as error:
-        task, reason = None, str(error)
-    step = "to_device"
-    try:
-        if task is not None and device is not None:
+        if devices is not None:
+            device = devices.take(slot)
+            step = "to_device"
             task.to_device(device)
         step = "warm_up"
-        if task is not None:
-            task.warm_up()
+        task.warm_up()
     except Exception as error:
-        if step == "to_device" and (is_out_of_memory(error) or is_device_error(error)):
-            kind = ReplyKind.LOST  # another start may find the memory of an ended process free
-        task, reason = None, f"{type(task).__name__}.{step}: {describe(error)}"
-    if task is None:
-        connection.send_bytes(reply(kind, reason.encode(errors="replace")))
-    return task
+        has_no_memory = step == "to_device" and (is_out_of_memory(error) or is_device_error(error))
+        if step == "take" or has_no_memory:  # another start may find the memory of an ended process free
+            connection.send((MessageKind.DEVICE_LOST, describe(error)))
+        else:
+            connection.send((MessageKind.REFUSED, f"{type(task).__name__}.{step}: {describe(error)}"))
+        return False
+    connection.send((MessageKind.READY, None))
+    return True
 
 
-def _serve(task: GFNTask, connection: Connection, devices: Devices | None) -> None:
-    state, names = ProcessState(), OwnNames()
-    is_leaving = False
+def _serve(task: GFNTask, devices: Devices | None, connection: Connection) -> None:
+    state, changed = ProcessState(), ""
+    num_sent, is_leaving = 0, False
 
     def report(outcome: Outcome) -> None:
-        state.restore()
-        connection.send_bytes(reply(ReplyKind.ONE_DONE, pickle.dumps(outcome)))
-        if name := names.changed():
-            raise ChangedNameError(f"another candidate of its job has changed {name}")
+        nonlocal changed, num_sent
+        connection.send((MessageKind.OUTCOME, pickle.dumps(outcome)))
+        num_sent += 1
+        changed = state.changed()
+        if changed:
+            raise ChangedProcessError(f"another candidate of its job has changed {changed}")
 
     while not is_leaving:
-        message = connection.recv_bytes()
+        job, num_sent = pickle.loads(connection.recv_bytes()), 0
         try:
-            job = pickle.loads(message)
             outcomes, num_finished = attempt(task, job, report=report)
         except UserError as error:
-            connection.send_bytes(reply(ReplyKind.REFUSED, str(error).encode(errors="replace")))
+            connection.send((MessageKind.REFUSED, str(error)))
             continue
         lost = next((each.error for each in outcomes if devices is not None and devices.is_lost(each.error)), None)
         if lost is not None:
-            connection.send_bytes(reply(ReplyKind.LOST, lost.encode(errors="replace")))
+            connection.send((MessageKind.DEVICE_LOST, lost))
             return
-        state.restore()
-        if has_descendants():
-            end_descendants()
-        is_leaving = any(outcome.status in _LEAVES_AFTER for outcome in outcomes) or not state.is_clean()
-        is_leaving |= num_finished < len(outcomes) or bool(names.first_changed)
+        end_descendants()
+        changed = changed or state.changed()
+        is_leaving = (
+            bool(changed) or num_finished < len(outcomes) or any(each.status in _LEAVES_AFTER for each in outcomes)
+        )
         if devices is not None and not is_leaving:
             devices.give_back()
-        kind = ReplyKind.DONE_AND_LEAVING if is_leaving else ReplyKind.DONE
-        connection.send_bytes(reply(kind, pickle.dumps((outcomes, num_finished))))
+        connection.send((MessageKind.DONE, Done(pickle.dumps(outcomes[num_sent:]), changed, is_leaving)))
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose parent ends; Linux only."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def end_descendants(*, spared: Collection[int] = ()) -> None:
+    """Kill all descendants of this process, which adopts orphans, and wait for their end.
+
+    Args:
+        spared: children that go on, with their descendants.
+    """
+    end = time.monotonic() + _END_TIMEOUT_S
+    with suppress(ChildProcessError):  # there is no child
+        while time.monotonic() < end:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            children = [child for child in psutil.Process().children() if child.pid not in spared]
+            if not children:
+                return
+            with suppress(psutil.Error):
+                children += [each for child in children for each in child.children(recursive=True)]
+            for process in children:
+                with suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(children, timeout=_END_TIMEOUT_S)  # reaps those of this process
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

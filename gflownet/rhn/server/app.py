@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -164,7 +164,7 @@ def _check_limits(submission: Submission, limits: Limits) -> None:
 
 
 class BodyLimit:
-    """ASGI middleware: status 413 for longer bodies. Starlette's own has an error of plain text."""
+    """ASGI middleware: status 413 for longer bodies, 400 for two lengths. Starlette's own error is plain text."""
 
     def __init__(self, app: ASGIApp, *, max_body: int) -> None:
         """Wrap an application; `max_body` is a number of bytes."""
@@ -183,6 +183,11 @@ class BodyLimit:
                 raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
             return message
 
+        names = {name for name, _ in scope.get("headers", ())}
+        if {b"content-length", b"transfer-encoding"} <= names:  # proxies in front may read another one
+            error = RequestError(HTTPStatus.BAD_REQUEST, "expected Content-Length or Transfer-Encoding, got both")
+            await JSONResponse(error.body(), error.status_code)(scope, receive, send)
+            return
         await self._app(scope, limited, send)
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gflownet.errors import UserError
@@ -23,6 +26,7 @@ DEFAULT_SOURCE = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 DEFAULT_STOPS = ("\nuser:",)
+_SAMPLE = ({"role": "user", "content": "a"},)
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,17 @@ class ChatTemplate:
 
     def __post_init__(self) -> None:
         """Compile the template in Jinja2's sandbox; raises TemplateError."""
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        )
         environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja2's own escapes for HTML
-        environment.globals["raise_exception"] = _raise_exception
+        environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         object.__setattr__(self, "_template", environment.from_string(self.source))
+
+    def check(self) -> None:
+        """Render a chat of one message. Raises an error that is no refusal by the template itself."""
+        with suppress(_RefusalError):
+            self._rendered(_SAMPLE)
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Return the prompt for the next message of the assistant.
@@ -45,13 +56,31 @@ class ChatTemplate:
         Raises:
             RequestError: the template refuses the messages.
         """
-        values = {"messages": messages, "add_generation_prompt": True, "bos_token": "", "eos_token": "", "tools": None}
-        template: Any = self._template  # type: ignore[attr-defined]
         try:
-            return template.render(values)
+            return self._rendered(messages)
         except Exception as error:  # a template may fail in any way
             reason = " ".join(str(error).split()) or type(error).__name__
             raise bad_request("messages", f"the chat template refuses them: {reason}") from None
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        values = {"messages": messages, "add_generation_prompt": True, "bos_token": "", "eos_token": "", "tools": None}
+        template: Any = self._template  # type: ignore[attr-defined]
+        return template.render(values)
+
+
+class _Generation(Extension):
+    """`{% generation %} ... {% endgeneration %}`, by which Hugging Face marks the answers for training."""
+
+    tags = frozenset({"generation"})
+
+    def parse(self, parser: Parser) -> Any:
+        """Return the contents."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _RefusalError(TemplateError):
+    """Raised by `raise_exception` of a template."""
 
 
 def load_chat_template(path: Path | None, stops: Sequence[str], folder: Path) -> ChatTemplate:
@@ -65,12 +94,19 @@ def load_chat_template(path: Path | None, stops: Sequence[str], folder: Path) ->
         return ChatTemplate(stops=tuple(stops) or DEFAULT_STOPS)
     chosen = path or own
     try:
-        return ChatTemplate(chosen.read_text(encoding="utf-8"), tuple(stops))
+        template = ChatTemplate(chosen.read_text(encoding="utf-8"), tuple(stops))
+        template.check()
+        return template
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--chat-template: {chosen}: cannot be read ({error})") from None
-    except (ValueError, TemplateError) as error:
-        raise UserError(f"--chat-template: {chosen}: expected a Jinja2 template, got an error: {error}") from None
+    except Exception as error:  # a template may fail in any way
+        reason = " ".join(str(error).split())
+        raise UserError(f"--chat-template: {chosen}: expected a Jinja2 template, got an error: {reason}") from None
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
+    raise _RefusalError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)

@@ -38,7 +38,7 @@ class Submission:
     prompts: Sequence[Sequence[int]]
     params: SamplingParams  # of the first answer to the first prompt; answer i of all has seed + i
     num_answers: int = 1  # sampled for each prompt
-    echo: bool = False  # whether a choice starts with its prompt
+    echoes: Sequence[str] = ()  # of each prompt, with which its choices start
     stream: bool = False
 
     def seed(self, index: int) -> int | None:
@@ -91,6 +91,7 @@ class SamplingFields(Object):
         """Return the sampling parameters; `stops` are added to those of the request."""
         names = [field.name for field in fields(SamplingParams) if field.name in SamplingFields.model_fields]
         values: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
+        values |= {"top_k": 0} if self.top_k == -1 else {}  # of all tokens, as other servers say it
         own_stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         values |= {"max_tokens": max_tokens, "logprobs": logprobs, "stop": (*own_stops, *stops)}
         values["stop_token_ids"] = tuple(self.stop_token_ids or ())
@@ -115,16 +116,19 @@ class CompletionRequest(SamplingFields):
             raise bad_request("logprobs", "expected none with echo=true")
         max_tokens = COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
         params = self.sampling_params(max_tokens, self.logprobs)
-        return Submission(self._prompts(codec), params, self.n or 1, echo=bool(self.echo), stream=bool(self.stream))
+        prompts = self._prompts()
+        tokens = [codec.encode(each) if isinstance(each, str) else each for each in prompts]
+        echoes = [each if isinstance(each, str) else codec.decode(each) for each in prompts] if self.echo else []
+        return Submission(tokens, params, self.n or 1, echoes, stream=bool(self.stream))
 
-    def _prompts(self, codec: TextCodec) -> list[list[int]]:
-        """Return every prompt as tokens."""
+    def _prompts(self) -> Sequence[str | list[int]]:
+        """Return every prompt as a text or tokens."""
         prompt: Any = self.prompt
         is_one = isinstance(prompt, str) or bool(prompt and isinstance(prompt[0], int))
         prompts = [prompt] if is_one else prompt
         if not prompts or not all(prompts):
             raise bad_request("prompt", f"expected at least one token in every prompt, got {prompts!r:.80}")
-        return [codec.encode(each) if isinstance(each, str) else each for each in prompts]
+        return prompts
 
 
 class TextPart(Object):

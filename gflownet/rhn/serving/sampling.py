@@ -78,6 +78,8 @@ class SamplingParams:
             for token in tokens:
                 if not 0 <= token < vocabulary_size:
                     raise ValueError(f"{name}: expected tokens of 0 .. {vocabulary_size - 1}, got {token}")
+        if self.min_tokens and len({*self.stop_token_ids}) == vocabulary_size:
+            raise ValueError("stop_token_ids: expected some token that does not stop, for min_tokens, got all")
         if self.stop and isinstance(codec, ByteCodec) and vocabulary_size != codec.vocabulary_size:
             size = codec.vocabulary_size
             raise ValueError(f"stop: strings need a vocabulary of {size} bytes, this one has {vocabulary_size} tokens")

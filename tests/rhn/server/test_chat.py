@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gflownet.errors import UserError
 from gflownet.rhn.server.chat_template import TEMPLATE_NAME, ChatTemplate, load_chat_template
 from gflownet.rhn.server.errors import RequestError
 from gflownet.rhn.server.requests import ChatRequest
@@ -53,6 +54,28 @@ def test_template_of_hugging_face() -> None:
     with pytest.raises(RequestError) as caught:
         template.prompt([{"role": "system", "content": "a"}])
     assert caught.value.detail == "messages: the chat template refuses them: only users"
+
+
+def test_template_has_the_names_of_hugging_face() -> None:
+    source = (
+        "{{ strftime_now('%Y') | length }}"
+        "{{ {'b': 1, 'a': 'é'} | tojson(indent=1, sort_keys=true, ensure_ascii=true) }}"
+        "{% generation %}{{ messages[0].content }}{% endgeneration %}"
+    )
+    text = json.dumps({"b": 1, "a": "é"}, indent=1, sort_keys=True)
+    assert ChatTemplate(source).prompt([{"role": "user", "content": "x"}]) == f"4{text}x"
+
+
+@pytest.mark.parametrize(
+    "source", ["{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ 1 // 0 }}", "{% if", "{{ " + "(" * 10_000]
+)
+def test_template_that_fails_is_one_line_at_the_start(source: str, tmp_path: Path) -> None:
+    (tmp_path / TEMPLATE_NAME).write_text(source)
+    with pytest.raises(UserError, match=r"^--chat-template: .*: expected a Jinja2 template, got an error: ") as caught:
+        load_chat_template(None, [], tmp_path)
+    assert "\n" not in str(caught.value)
+    (tmp_path / TEMPLATE_NAME).write_text("{{ raise_exception('needs a system message') }}")
+    load_chat_template(None, [], tmp_path)  # of the sample alone
 
 
 @pytest.mark.parametrize(
@@ -131,6 +154,7 @@ def test_chat_equals_generation_from_its_prompt() -> None:
 
 def test_answer_is_taken_back_with_neutral_fields() -> None:
     neutral: dict[str, Any] = {"tools": [], "tool_choice": "none", "store": False, "metadata": {}, "stop": []}
+    neutral |= {"top_k": -1, "service_tier": "auto", "parallel_tool_calls": True, "logit_bias": {}}
 
     async def conversation(client: httpx.AsyncClient, service: Service) -> None:
         first = await client.post(PATH, content=body(max_tokens=4))

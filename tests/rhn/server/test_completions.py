@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,13 +130,23 @@ def test_models_route_lists_the_model(client: openai.OpenAI, server: LocalServer
         ({"extra_body": {"stop_token_ids": [256]}}, "stop_token_ids"),
         ({"extra_body": {"best_of": 2}}, "best_of"),
         ({"logit_bias": {"256": 1}}, "logit_bias"),
-        ({"extra_body": {"top_k": -1}}, "top_k"),
+        ({"extra_body": {"top_k": -2}}, "top_k"),
     ],
 )
 def test_invalid_parameter_gives_400_with_its_name(asked: dict[str, Any], param: str, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(**{"model": "tiny", "prompt": "a", **asked})
     assert (caught.value.param, caught.value.type) == (param, "invalid_request_error")
+
+
+def test_two_lengths_get_400(server: LocalServer) -> None:
+    """Content-Length with Transfer-Encoding, which a proxy in front may read another way."""
+    lines = ("POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Length: 5", "Transfer-Encoding: chunked")
+    request = "\r\n".join([*lines, "Content-Type: application/json", "", "0", "", ""]).encode()
+    address = httpx.URL(server.url)
+    with socket.create_connection((address.host, address.port)) as connection:
+        connection.sendall(request)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.parametrize("has_length", [True, False])

@@ -31,6 +31,16 @@ def test_prompts_accepts_texts_and_tokens(prompt: object, expected: list[list[in
     assert submission(prompt=prompt).prompts == expected
 
 
+def test_echo_is_the_own_text_of_a_prompt() -> None:
+    class Lossy(type(BYTES)):
+        def encode(self, text: str) -> list[int]:
+            return super().encode(text.lower())
+
+    asked = CompletionRequest.model_validate({"model": "m", "prompt": ["Ab", "C"], "echo": True})
+    found = asked.submission(Lossy(), ChatTemplate())
+    assert (found.prompts, found.echoes) == ([[97, 98], [99]], ["Ab", "C"])
+
+
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
@@ -70,6 +80,7 @@ INVALID: list[tuple[bytes, str | None, str]] = [
     (b'{"model": "m", "prompt": "a", "temperature": NaN}', "temperature", ""),
     (b'{"model": "m", "prompt": "a", "top_p": 1e999}', "top_p", ""),
     (b'{"model": "m", "prompt": "a", "seed": ' + b"1" * 5000 + b"}", None, ""),
+    (body(stop_token_ids=list(range(256)), min_tokens=1), "stop_token_ids", "stop_token_ids: expected some token"),
     (body(top_p=1.5), "top_p", "top_p: expected a number > 0 and <= 1, got 1.5"),
     (body(n=129), "n", ""),
     (body(n=0), "n", ""),
