@@ -96,9 +96,7 @@ class Config:
     seed: int = option(0, "seed of all random numbers of the run", Interval(0, MAX_SEED))
     task: str = option("digits", TASKS.help("task"))
     task_options: Any = option({}, "options of the task, task_options.NAME=VALUE")
-    trainer: str = option(
-        "", "module:Class of a subclass of GFNTrainer that builds and runs the search; empty: GFNTrainer"
-    )
+    trainer: str = option("", "module:Class of a subclass of GFNTrainer that runs the search; empty: GFNTrainer")
     num_training_steps: int = option(150, "training steps of the policy", AT_LEAST_ONE)
     num_workers: int = option(0, "processes that sample for search.method=gflownet; 0: the main process", NOT_NEGATIVE)
     mp_buffer_size: int | None = option(None, "bytes of each shared buffer of a worker; null: no buffers", AT_LEAST_ONE)

@@ -149,7 +149,6 @@ def _check_on_policy(config: Any, method: str) -> None:
         ("offline.path", config.offline.path, ""),
         ("local_search.num", config.local_search.num, 0),
         ("asynchronous.max_in_flight", config.asynchronous.max_in_flight, 0),
-        ("search.width", config.search.width, 0),
     ):
         if value != expected:
             raise UserError(f"{key}: expected {expected!r} {method}, which learns on-policy only, got {value!r}")

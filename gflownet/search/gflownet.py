@@ -9,12 +9,14 @@ from dataclasses import asdict
 from typing import Any
 
 from gflownet.data.source import Rollout
+from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluator
 from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.objectives.config import OBJECTIVES
 from gflownet.search.method import Results, SearchMethod, SearchSetup
 
 
@@ -31,7 +33,12 @@ class GFlowNet(SearchMethod):
 
     @classmethod
     def check_config(cls, config: Any) -> None:
-        """Accept every objective: it checks the options that it needs itself."""
+        """Accept every objective; refuse samples of earlier weights for one that learns on-policy."""
+        if config.search.width and OBJECTIVES.load(config.algo.method).is_on_policy:
+            raise UserError(
+                f"search.width: expected 0 with algo.method={config.algo.method}, which learns on-policy only, got "
+                f"{config.search.width}"
+            )
 
     def __init__(self, setup: SearchSetup) -> None:
         super().__init__(setup)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import closing
 from itertools import islice
 from typing import Any
@@ -95,7 +94,7 @@ def test_worker_samples_bit_equal(tmp_path, transport, dense):
 def test_worker_samples_policy_on_cuda(tmp_path):
     with parts(tmp_path) as built:
         built.policy.cuda()
-            with closing(built.of_workers("buffer", num_workers=2, device=torch.device("cuda"))) as stream:
+        with closing(built.of_workers("buffer", num_workers=2, device=torch.device("cuda"))) as stream:
             for batch in islice(stream, 4):
                 assert batch.terminal.num_nodes.device.type == "cpu"
                 assert len(batch) == 6
@@ -114,10 +113,7 @@ def test_worker_samples_two_workers_alternate(tmp_path):
 @pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_worker_samples_have_the_weights_of_one_turn_before(tmp_path, num_workers):
     """The weights at the first step of a turn are those of the next turn, whatever takes long."""
-    with (
-        parts(tmp_path, epsilon=0.0) as built,
-        closing(built.of_workers("buffer", num_workers=num_workers)) as stream,
-    ):
+    with parts(tmp_path, epsilon=0.0) as built, closing(built.of_workers("buffer", num_workers=num_workers)) as stream:
 
         def turn() -> list[list[int]]:
             return [next(stream).terminal.num_nodes.tolist() for _ in range(num_workers)]

@@ -118,6 +118,11 @@ def test_rewards_are_predicted_once_per_architecture():
         ("surrogate_gflownet", "algo.method=a2c", "algo.method: expected an objective that samples .* got a2c"),
         ("random", f"algo.method=vargrad {VARIED}", "algo.method: expected an objective for conditions .* got vargrad"),
         ("surrogate", "algo.method=fl_db", "algo.method: expected an objective that learns from rewards of .*fl_db"),
+        (
+            "gflownet",
+            "algo.method=ppo replay.use=false search.width=8",
+            "search.width: expected 0 with algo.method=ppo",
+        ),
     ],
 )
 def test_check_config_refuses(method, option, message):
