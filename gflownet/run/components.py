@@ -331,6 +331,7 @@ class Components:
             build_learners=self.build_sampler_learners,
             sampling=lambda: self.learner.sampling,
             generator=generator,
+            num_verified=self.plan.num_verified,
             chooses_beta=dict(cast(Mapping[str, Any], config.cond.temperature)) == asdict(TemperatureConfig()),
         )
 

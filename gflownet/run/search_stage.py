@@ -90,7 +90,7 @@ class SearchStage(StepStage):
                 num = counted(len(parts.search.history), "evaluation")
                 run.logger.print(f"the sampler is trained on predictions from {num}")
                 run.logger.view.stage(Phase.SAMPLER, 0, parts.plan.num_steps)
-            num = max(parts.plan.num_verified, 1)
+            num = max(parts.sampler.num_verified, 1)
             yield from self._taken(SearchLoop(parts.sampler, Rule(num, num, num_rounds=1)), run)
 
     def _taken(self, loop: SearchLoop, run: Run) -> Iterator[dict[str, float]]:

@@ -259,6 +259,7 @@ class Sampler(SearchMethod):
         sampling: Callable[[], PolicyFunction],
         generator: Callable[..., torch.Generator],
         chooses_beta: bool,
+        num_verified: int,
     ) -> None:
         """Keep the components.
 
@@ -268,14 +269,14 @@ class Sampler(SearchMethod):
             sampling: returns the trained policy.
             generator: returns the random generator of a stream.
             chooses_beta: whether the scores choose the temperature.
+            num_verified: samples that are evaluated.
         """
         super().__init__(searched.setup)
-        self.searched, self.sampling = searched, sampling
-        self.num_trained_on, self.scale = 0, None
+        self.searched, self.sampling, self.num_verified = searched, sampling, num_verified
+        self.num_trained_on = 0
+        self.scale: RewardScale | None = None
         self._build_learners, self._generator, self._chooses_beta = build_learners, generator, chooses_beta
         self._model: ScoreModel | None = None  # the last one
-
-    scale: RewardScale | None
 
     @property
     def is_trained(self) -> bool:
@@ -302,8 +303,9 @@ class Sampler(SearchMethod):
         return sample_forward(self.setup.context, self.sampling(), conditioning=conditioning, generator=generator)
 
     def propose(self, call: int, num: int) -> GraphStates:
-        """Return up to `num` samples that are not evaluated yet; none before the training."""
-        if not self.is_trained:
+        """Return up to `num` samples that are not evaluated yet; none before the training, and after `num_verified`."""
+        num = min(num, self.num_verified - len(self.verified)) if self.is_trained else 0
+        if num <= 0:
             return self.env.initial_states(0)
         states = self.samples().terminal
         new = unknown_mask(self.history, states).nonzero().squeeze(1)

@@ -22,6 +22,7 @@ from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask
 from gflownet.metrics.statistics import spearman
 from gflownet.run.trainer import GFNTrainer
+from gflownet.search.loop import Rule, SearchLoop
 from gflownet.search.sampler import (
     RewardScale,
     SamplerTarget,
@@ -30,7 +31,16 @@ from gflownet.search.sampler import (
     quality_column,
     sampler_conditioning,
 )
-from tests.search.searches import RIDGE, ScoresPlaces, build, evaluations, method_of, proposals, values_of
+from tests.search.searches import (
+    RIDGE,
+    DirectEvaluator,
+    ScoresPlaces,
+    build,
+    evaluations,
+    method_of,
+    proposals,
+    values_of,
+)
 
 CAPPED = ("env.choices.cost=tests.search.searches:cost", "env.choices.max_parameters=9", "cond.limit.metric=parameters")
 UPDATES = ("search.sampler.num_likelihood_updates=30", "search.sampler.num_updates=300", "model.num_emb=32")
@@ -194,6 +204,17 @@ def test_cap_that_the_environment_does_not_have_raises():
     )
     with pytest.raises(UserError, match=f"max_multiply_adds: {message}"):
         capped_conditioning(trainer.task, trainer.env, 2, torch.Generator(), caps={"multiply_adds": 5})
+
+
+@pytest.mark.parametrize("num_verified", [0, 3])
+def test_sampler_proposes_so_many_new_samples_once(num_verified):
+    trainer = searched("search.sampler.num_updates=2")
+    trainer.sampler.num_verified = num_verified
+    rule = Rule(max(num_verified, 1), max(num_verified, 1), num_rounds=1)
+    for num_trained in (4, 0):  # a resumed run trains and evaluates nothing again
+        steps = list(SearchLoop(trainer.sampler, rule).steps(DirectEvaluator(trainer.task)))
+        assert sum(not step.evaluations for step in steps) == num_trained
+        assert len(trainer.sampler.verified) == num_verified
 
 
 def test_equal_seeds_train_equal_weights():
