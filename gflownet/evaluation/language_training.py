@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from gflownet.training.optimisers import OptimiserOptions, Schedule, build_optimisers, is_wide, split_parameters
 from gflownet.training.precision import Precision, autocast
-from gflownet.training.steps import DivergedError, Steps
+from gflownet.training.steps import DivergedError, Steps, evaluating
 
 
 class Batches(ABC):
@@ -347,17 +347,15 @@ def streamed_loss(
     num_streams = max(1, min(_MAX_STREAMS, total // _MIN_STREAM_TOKENS))
     length = total // num_streams
     starts = torch.linspace(0, len(text) - 1 - length, num_streams, dtype=torch.float64).long()
-    was_training = model.training
-    model.eval()
     state, loss = None, 0.0
-    for first in range(0, length, _PASS_TOKENS):
-        if is_stopped():
-            loss = math.nan
-            break
-        rows = rows_at(text, starts + first, min(_PASS_TOKENS, length - first)).to(device)
-        logits, state = model(rows[:, :-1]) if state is None else model(rows[:, :-1], state)
-        loss += float(F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum").double())
-    model.train(was_training)
+    with evaluating(model):
+        for first in range(0, length, _PASS_TOKENS):
+            if is_stopped():
+                loss = math.nan
+                break
+            rows = rows_at(text, starts + first, min(_PASS_TOKENS, length - first)).to(device)
+            logits, state = model(rows[:, :-1]) if state is None else model(rows[:, :-1], state)
+            loss += float(F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum").double())
     return loss / (num_streams * length)
 
 

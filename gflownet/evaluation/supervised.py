@@ -14,7 +14,7 @@ from gflownet.evaluation.task import Score
 from gflownet.evaluation.tensor_task import Start, TensorTask
 from gflownet.evaluation.training import Length, ModelTraining, continue_trainings, trains_together
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.translation import TranslatedModel, is_direct
+from gflownet.translation import TranslatedModel, is_as_translated, is_direct
 
 # Of 4, 8, 16, 32 and 64 candidates at once 16 took the least time each, 4 and 64 a seventh more. The bytes bound their
 # shuffled copies of the examples.
@@ -50,7 +50,12 @@ class SupervisedTask(TensorTask):
 
     def _is_grouped(self, model: torch.nn.Module) -> bool:
         is_translated = isinstance(model, TranslatedModel)
-        return is_translated and is_direct(model.plan) and trains_together(self._evaluation, self.train)
+        return (
+            is_translated
+            and is_direct(model.plan)
+            and is_as_translated(model)
+            and trains_together(self._evaluation, self.train)
+        )
 
     @property
     def _group_size(self) -> int:

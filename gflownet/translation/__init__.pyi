@@ -6,6 +6,7 @@ from .contracts import Aggregation as Aggregation
 from .contracts import Parameter as Parameter
 from .copies import join_copies as join_copies
 from .direct import DirectTraining as DirectTraining
+from .direct import is_as_translated as is_as_translated
 from .direct_code import is_direct as is_direct
 from .export import export_program as export_program
 from .export import measure_latency as measure_latency

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gflownet.operations.neuron_code import identifier, outside_classes
+from gflownet.operations.sequences import is_untouched
 from gflownet.translation.cache import TranslationCache
 from gflownet.translation.direct_code import direct_source, is_direct, message_factor
 from gflownet.translation.model import TranslatedModel
@@ -29,6 +30,12 @@ ALIGNMENT = 64
 _CODE = TranslationCache()
 Forward = Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]]
 Backward = Callable[[Tensor, tuple[Tensor, ...]], None]
+
+
+def is_as_translated(model: TranslatedModel) -> bool:
+    """Return whether a dense model has the layers and parameters of its plan, without hooks, all of them trained."""
+    has_parameters = model._parameters.keys() >= model.names and all(each.requires_grad for each in model.parameters())
+    return has_parameters and is_untouched(model, {type(model), nn.Linear}.__contains__)
 
 
 class DirectTraining:
@@ -45,6 +52,10 @@ class DirectTraining:
             if not is_direct(model.plan):
                 raise ValueError(
                     f"model {position}: expected one that is_direct, got state or operations without gradient code"
+                )
+            if not is_as_translated(model):
+                raise ValueError(
+                    f"model {position}: expected layers as translated, got hooks, other layers or frozen parameters"
                 )
         layouts = [_Layout(model) for model in models]
         sizes = [layout.size for layout in layouts]

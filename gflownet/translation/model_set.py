@@ -26,7 +26,8 @@ class ModelSet(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the outputs of independent examples."""
-        outputs = torch.stack([getattr(each, "first_step", each)(*inputs) for each in self.members])  # [M, B, ...]
+        calls = (each.first_step if isinstance(each, TranslatedModel) else each for each in self.members)
+        outputs = torch.stack([call(*inputs) for call in calls])  # [M, B, ...]
         weights = self.weights.to(outputs).view(-1, *[1] * (outputs.ndim - 1))
         if self.has_classes:
             return (outputs.log_softmax(-1) + weights.log()).logsumexp(0)
@@ -37,7 +38,7 @@ class ModelSet(nn.Module):
         """The columns of a table, None for other data."""
         return getattr(self.members[0], "columns", None)
 
-    first_step, predict = forward, TranslatedModel.predict
+    first_step, predict = nn.Module.__call__, TranslatedModel.predict
 
     def pure_module(self) -> nn.Module:
         """Return this module."""

@@ -24,8 +24,10 @@ from gflownet.operations.linear import Head, Linear
 from gflownet.operations.neuron_code import FAST
 from gflownet.operations.normalisation import BatchNorm
 from gflownet.operations.pooling import AvgPool1d, AvgPool2d, GlobalPool, MaxPool1d, MaxPool2d
+from gflownet.operations.sequences import is_untouched
 from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.vocabulary import activation
+from gflownet.training.precision import SignalBatchNorm, SignalConvolution
 from gflownet.translation.copies import LinearOfCopies, joined
 from gflownet.translation.model import TranslatedModel, class_of
 from gflownet.translation.plan import ModelPlan, StepPlan
@@ -34,6 +36,8 @@ from gflownet.translation.plan import ModelPlan, StepPlan
 _OPERATIONS = {Conv1d, Conv2d, DepthwiseConv1d, DepthwiseConv2d, BatchNorm, Linear, Head, Identity}
 _OPERATIONS |= {AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d, GlobalPool}
 _LAYOUTS = (Layout.VECTOR, Layout.SIGNAL, Layout.IMAGE)
+_MODULES = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.ModuleList}
+_MODULES |= {SignalConvolution, SignalBatchNorm}
 
 
 def can_stack(*models: nn.Module) -> bool:
@@ -44,6 +48,8 @@ def can_stack(*models: nn.Module) -> bool:
     plan = plans[0]
     is_plain = not (plan.is_dense or plan.slots or plan.autocast or plan.channels_last)
     has_one = len(plan.inputs) == len(plan.outputs) == 1
+    is_plain = is_plain and all(each.requires_grad for each in model.parameters())
+    is_plain = is_plain and is_untouched(model, lambda kind: kind in _MODULES or issubclass(kind, TranslatedModel))
     return is_plain and has_one and plan.outputs[0][1].layout is Layout.VECTOR and _has_known_steps(plan)
 
 

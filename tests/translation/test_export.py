@@ -1,13 +1,18 @@
 """torch.export, torch.compile, ONNX (where its packages are installed) and latency."""
 
 import sys
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation import export_program, measure_latency, to_onnx, to_pytorch_model
 from tests.translation.graphs import chain, mixed, recurrent
+from tests.translation.operation_graphs import graph_of, hidden, image_input
 
 
 def small():
@@ -26,6 +31,11 @@ GRAPHS = pytest.mark.parametrize(
         pytest.param(recurrent(), id="recurrent", marks=pytest.mark.slow),
     ],
 )
+
+
+def convolutions():
+    nodes = [image_input(3, 4, 4), hidden(1, "conv_bn_relu", features=4), hidden(2, "head", kind="output", features=2)]
+    return graph_of(nodes, [(0, 1), (1, 2)])
 
 
 def build(data):
@@ -97,6 +107,78 @@ def test_onnx_gives_the_same_numbers(data, tmp_path):
     outputs = session.run(None, {name: value.numpy() for name, value in zip(names, arguments, strict=True)})
     for got, value in zip(outputs, expected, strict=False):
         assert torch.allclose(torch.from_numpy(got), value, atol=1e-5)
+
+
+def test_onnx_refuses_bfloat16(tmp_path):
+    pytest.importorskip("onnxscript")
+    operations = to_pytorch_model(graph_of([image_input(3), hidden(1, "linear", features=2, kind="output")], [(0, 1)]))
+    autocast = to_pytorch_model(convolutions(), {"autocast": "bfloat16"})
+    for model in (build(chain(2, 2)).bfloat16(), operations.bfloat16(), autocast):
+        with pytest.raises(ValueError, match="expected float16, float32 or float64 for ONNX, got bfloat16"):
+            to_onnx(model, tmp_path / "model.onnx")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself
+def test_onnx_refuses_invalid_models(monkeypatch, tmp_path):
+    checker = pytest.importorskip("onnx.checker")
+    pytest.importorskip("onnxscript")
+    # Weights in float32, values in float16: the operator takes one dtype.
+    with pytest.raises(ValueError, match=r"model\.onnx: expected a valid ONNX model, got: .*inconsistent type"):
+        to_onnx(to_pytorch_model(convolutions(), {"autocast": "float16"}), tmp_path / "model.onnx")
+
+    def refuse(*_arguments, **_options):
+        raise checker.ValidationError("not\nvalid")
+
+    monkeypatch.setattr(checker, "check_model", refuse)
+    with pytest.raises(ValueError, match=r"model\.onnx: expected a valid ONNX model, got: not valid"):
+        to_onnx(build(chain(2, 2)), tmp_path / "model.onnx")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["rhn", "attention"])
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_accepts_an_empty_batch(kind, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    data = chain(3, 4, 2, activation="rhn" if kind == "rhn" else "relu")
+    data["nodes"][1]["attributes"] = {} if kind == "rhn" else {"aggregation": "attention"}
+    to_onnx(model := build(data), tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    arguments, _ = example(model, batch=0)
+    inputs = {each.name: value.numpy() for each, value in zip(session.get_inputs(), arguments, strict=True)}
+    assert session.run(None, inputs)[0].shape == (0, 2)
+
+
+class Merged(torch.nn.Linear):
+    """A layer that merges an adapter in eval mode, as in loralib: its `train` does more than to set a flag."""
+
+    is_merged = False
+
+    def train(self, mode=True):
+        self.is_merged = not mode
+        return super().train(mode)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_functions_restore_the_mode_of_every_submodule(fails, monkeypatch):
+    """avalanche#772, pytorch#49229: a frozen batch norm was put back to training."""
+    model = to_pytorch_model(convolutions())
+    frozen = model.conv_bn_relu_1.batch_norm_2.eval()
+    model.head_2 = Merged(4, 2)
+    modes = [each.training for each in model.modules()]
+    encoded = np.zeros((1, 1) if fails else (1, 3, 4, 4), np.float32)
+    model.columns = SimpleNamespace(encoded=lambda rows: encoded, predictions=len)
+    if fails:
+        monkeypatch.setattr("torch.export.export", None)
+        monkeypatch.setattr("gflownet.translation.export._timed", None)
+    for call in (export_program, partial(measure_latency, num_calls=1), lambda model: model.predict([])):
+        with pytest.raises((TypeError, ValueError)) if fails else nullcontext():
+            call(model)
+        assert [each.training for each in model.modules()] == modes
+        assert not frozen.training
+        assert not model.head_2.is_merged
 
 
 def test_missing_onnx_packages_are_named(monkeypatch, tmp_path):

@@ -160,6 +160,49 @@ def test_a_sequence_continues_from_the_kept_state_on_request():
     assert torch.allclose(model.forward_sequence(x), whole)
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype:UserWarning")  # of rms_norm under autocast
+@pytest.mark.parametrize("activation", ["tanh", "lstm", "gru", "rhn"])
+def test_state_of_inference_and_autocast_can_be_trained(activation):
+    """FastEdit#26, pytorch#161164: a state that inference stored broke the next training call."""
+    data = chain(4, 8, 3, activation=activation)
+    data["edges"].append({"source": 2, "target": 1, "edge_id": 9, "attributes": {"is_recurrent": True}})
+    model, other, x = build(data), build(data), torch.randn(5, 4)
+    other.load_state_dict(model.state_dict())
+    other(x)
+    expected = other(x)
+    with torch.inference_mode():
+        model(x)
+    outputs = model(x)
+    assert torch.equal(outputs, expected)
+    outputs.sum().backward()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(x, reset_states=True)
+    outputs = model(x)
+    assert torch.allclose(outputs, expected, atol=0.05)
+    assert outputs.dtype == torch.float32
+    outputs.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_state_is_not_lost_silently():
+    data = chain(4, 5, 3, activation="tanh")
+    data["edges"].append({"source": 2, "target": 1, "edge_id": 9, "attributes": {"is_recurrent": True}})
+    model, x = build(data), torch.randn(3, 4)
+
+    def by_row(*options):
+        return torch.func.vmap(lambda row: model(row[None], *options)[0])(x)
+
+    for call in (lambda: torch.jit.trace(model, x), lambda: torch.export.export(model, (x,)), by_row):
+        with pytest.raises(ValueError, match=r"expected reset_states=True.*which lose the state of a call"):
+            call()
+        model.state_manager.reset()
+    expected = model(x, True)
+    assert torch.allclose(by_row(True), expected, atol=1e-6)
+    model.requires_grad_(False)
+    traced = torch.jit.trace(lambda x: model(x, reset_states=True), x)
+    assert torch.equal(traced(x), expected)
+
+
 def test_state_moves_with_the_model():
     model = build(recurrent())
     model(inputs(3, 4))
