@@ -154,8 +154,6 @@ class NetworkEnv(Environment):
         facts, edge = self.facts(states), states.has_edge
         num_in = edge.sum(1)
         leaf = facts.is_hidden & (num_in == 1) & ~edge.any(2)
-        if self.allow_recurrent:
-            leaf &= facts.forward.any(1)
         num_incomplete = facts.incomplete.sum(1, keepdim=True)
         others_complete = Rule(
             "another hidden node still has attributes to be set", (num_incomplete == facts.incomplete)[:, :, None]
@@ -228,6 +226,12 @@ class NetworkEnv(Environment):
             edge_type = position_of(self.vocabulary.edge_types, kind, "edge type")
             order = edge.attributes.get("order", 0) if self.vocabulary.ranked else 0
             edges[position[edge.source], position[edge.target]] = DescribedEdge(edge_type, order=order)
+        fed = {target for (_, target), edge in edges.items() if edge.edge_type == FORWARD}
+        for node in nodes[self.num_ends :]:
+            if position[node.node_id] not in fed:
+                raise ValueError(f"node {node.node_id}: expected an in-edge that is not recurrent, got none")
+        if candidate.detect_cycles():
+            raise ValueError("expected no cycle but through edges that are marked recurrent")
         self.check_candidate(candidate)
         types, attributes = [*range(self.num_ends)], self.vocabulary.node_attributes
         values = [[UNSET] * len(attributes)] * self.num_ends

@@ -21,7 +21,6 @@ from gflownet.operations.vocabulary import Parameter, activation
 ACTIVATION, MERGE = "activation", "merge"  # attributes of a node next to the settings of its operation
 _MERGES = tuple(name for name in MERGES if name != "concat")  # concat changes the shape with every edge
 _MERGE = Parameter(f"merges out of {', '.join(_MERGES)}", lambda value: value in _MERGES)
-_ANY = Parameter("an activation", lambda value: True)  # checked by name
 MAX_ATTRIBUTES = 7  # a node's type and values are compared as one number of eight bytes
 # Operations of these kinds, but for composites, are followed by an activation unless `choices` offers others.
 _ACTIVATED = (Category.CONVOLUTION, Category.LINEAR, Category.NORMALISATION)
@@ -142,7 +141,8 @@ def _offered(name: str, choices: Mapping[str, Any], *, activations: Sequence[str
         ACTIVATION: tuple(activations) if is_activated else ("linear",),
         MERGE: ("sum",),
     }
-    parameters = {key: setting.parameter for key, setting in row.settings.items()} | {ACTIVATION: _ANY, MERGE: _MERGE}
+    own = {key: setting.parameter for key, setting in row.settings.items()}
+    parameters: dict[str, Parameter | None] = {**own, ACTIVATION: None, MERGE: _MERGE}
     place = f"env.operation_graph.choices.{name}"
     for key, override in choices.items():
         if key not in parameters:
@@ -159,12 +159,12 @@ def _offered(name: str, choices: Mapping[str, Any], *, activations: Sequence[str
     return OfferedOperation(name, {key: values[key] for key in parameters if key in values})
 
 
-def _check_values(place: str, values: Sequence[Any], parameter: Parameter) -> None:
+def _check_values(place: str, values: Sequence[Any], parameter: Parameter | None) -> None:
     if not values or len(set(map(repr, values))) < len(values):
         raise ValueError(f"{place}: expected distinct values, got {list(values)}")
     if len(values) > 1 and not all(isinstance(value, Hashable) for value in values):
         expected = "expected numbers, texts or booleans to choose from, or one fixed value"
         raise ValueError(f"{place}: {expected}, got {list(values)}")
     for value in values:
-        if not parameter.accepts(value):
+        if parameter is not None and not parameter.accepts(value):
             raise ValueError(f"{place}: expected {parameter.expected}, got {value!r}")

@@ -57,6 +57,7 @@ _SUBGRAPH_ATTRIBUTES: _Accepted = {
     "repeat": ("invalid_repeat", REPEAT),
     "share": ("invalid_share", BOOL),
 }
+_SUBGRAPH_CODES = {UnknownSubgraphError: "unknown_subgraph", RecursiveSubgraphError: "recursive_subgraph"}
 # A tuple, because values of attributes may be unhashable.
 _AGGREGATION_NAMES = tuple(AGGREGATIONS)
 
@@ -186,16 +187,11 @@ def _attribute_problems(
     node: Node, accepted: _Accepted, other_names: tuple[str, ...], kind: str
 ) -> Iterator[GraphProblem]:
     for key, value in node.attributes.items():
-        if key in accepted:
-            code, parameter = accepted[key]
-            if not parameter.accepts(value):
-                message = unexpected_value(parameter.expected, key, value).replace(" for aggregation,", ",")
-                yield _at_node(node, code, message)
-        elif key in NODE_ATTRIBUTES:
-            if not NODE_ATTRIBUTES[key].accepts(value):
-                message = unexpected_value(NODE_ATTRIBUTES[key].expected, key, value)
-                yield _at_node(node, "invalid_attribute", message)
-        elif key not in other_names:
+        code, parameter = accepted.get(key) or ("invalid_attribute", NODE_ATTRIBUTES.get(key))
+        if parameter is not None and not parameter.accepts(value):
+            message = unexpected_value(parameter.expected, key, value).replace(" for aggregation,", ",")
+            yield _at_node(node, code, message)
+        elif parameter is None and key not in other_names:
             names = listed([*accepted, *other_names])
             message = f"expected attributes of {kind} out of {names}, got {shown(key)}"
             yield _at_node(node, "unknown_attribute", message)
@@ -223,26 +219,21 @@ def _subgraph_problems(graph: GraphElements, node: Node) -> Iterator[GraphProble
         return  # reported as an unknown attribute of a subgraph
     try:
         inner = graph.subgraph(node.attributes["subgraph"])
-    except UnknownSubgraphError as error:
-        yield _at_node(node, "unknown_subgraph", str(error))
-    except RecursiveSubgraphError as error:
-        yield _at_node(node, "recursive_subgraph", str(error))
     except ValueError as error:
-        yield _at_node(node, "invalid_subgraph", str(error))
-    else:
-        names = [
-            each.attributes.get("port", INPUT_PORT) for each in inner.nodes.values() if each.node_type is NodeType.INPUT
-        ]
-        if not names or not all(isinstance(name, str) for name in names):
-            return  # reported in the subgraph
-        if len(set(names)) < len(names):
-            message = f"expected different ports of the inputs of the subgraph, got {', '.join(names)}"
-            yield _at_node(node, "duplicate_port", message)
-        else:
-            yield from _port_problems(graph, node, tuple(inner_ports(inner)))
-            if INPUT_PORT not in names and node.attributes.get("repeat", 1) != 1:
-                message = f"expected a port {INPUT_PORT} of a repeated subgraph, got {', '.join(names)}"
-                yield _at_node(node, "repeat_mismatch", message)
+        yield _at_node(node, _SUBGRAPH_CODES.get(type(error), "invalid_subgraph"), str(error))
+        return
+    inputs = [each for each in inner.nodes.values() if each.node_type is NodeType.INPUT]
+    names = [each.attributes.get("port", INPUT_PORT) for each in inputs]
+    if not names or not all(isinstance(name, str) for name in names):
+        return  # reported in the subgraph
+    if len(set(names)) < len(names):
+        message = f"expected different ports of the inputs of the subgraph, got {', '.join(names)}"
+        yield _at_node(node, "duplicate_port", message)
+        return
+    yield from _port_problems(graph, node, tuple(inner_ports(inner)))
+    if INPUT_PORT not in names and node.attributes.get("repeat", 1) != 1:
+        message = f"expected a port {INPUT_PORT} of a repeated subgraph, got {', '.join(names)}"
+        yield _at_node(node, "repeat_mismatch", message)
 
 
 def _port_problems(graph: GraphElements, node: Node, ports: tuple[str, ...]) -> Iterator[GraphProblem]:
@@ -285,12 +276,10 @@ def edge_problems(graph: GraphElements, edge: Edge, *, is_vectors: bool) -> Iter
             yield at_edge(edge, "invalid_attribute", unexpected_value(accepted[key].expected, key, value))
     if target is None or is_scaled or edge.weight == DEFAULT_WEIGHT or target.node_type is NodeType.INPUT:
         return
-    if edge.attributes.get("port") == WEIGHT_PORT and "operation" in target.attributes:  # tied: not scaled
-        message = f"expected weight {DEFAULT_WEIGHT} into the port {WEIGHT_PORT}, got {edge.weight}"
-        yield at_edge(edge, "unused_weight", message)
-    elif not target.attributes.get("edge_weight"):
-        message = f"expected weight {DEFAULT_WEIGHT} without edge_weight of node {edge.target}, got {edge.weight}"
-        yield at_edge(edge, "unused_weight", message)
+    is_tied = edge.attributes.get("port") == WEIGHT_PORT and "operation" in target.attributes
+    if is_tied or not target.attributes.get("edge_weight"):
+        reason = f"into the port {WEIGHT_PORT}" if is_tied else f"without edge_weight of node {edge.target}"
+        yield at_edge(edge, "unused_weight", f"expected weight {DEFAULT_WEIGHT} {reason}, got {edge.weight}")
 
 
 def _at_node(node: Node, code: str, message: str) -> GraphProblem:
@@ -312,12 +301,14 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def missing_ends(graph: GraphElements) -> Iterator[GraphProblem]:
-    """Yield a problem for a graph without inputs, and for one without outputs."""
-    present = {node.node_type for node in graph.nodes.values()}
-    for kind in (NodeType.INPUT, NodeType.OUTPUT):
-        if kind not in present:
+def end_problems(graph: GraphElements, *, is_subgraph: bool) -> Iterator[GraphProblem]:
+    """Yield a problem for a graph without inputs or outputs, and for a subgraph with several outputs."""
+    types = [node.node_type for node in graph.nodes.values()]
+    for kind in (NodeType.INPUT,) if is_subgraph else (NodeType.INPUT, NodeType.OUTPUT):
+        if kind not in types:
             yield GraphProblem(f"missing_{kind.value}", f"graph: expected at least one {kind.value} node, got none")
+    if is_subgraph and (count := types.count(NodeType.OUTPUT)) != 1:
+        yield GraphProblem("subgraph_outputs", f"graph: expected exactly one output node in a subgraph, got {count}")
 
 
 def duplicate_edges(graph: GraphElements) -> Iterator[GraphProblem]:

@@ -16,9 +16,9 @@ from gflownet.graphs.element_problems import (
     at_edge,
     duplicate_edges,
     edge_problems,
+    end_problems,
     is_plain,
     listed,
-    missing_ends,
     node_problems,
     unexpected_value,
     unreachable_outputs,
@@ -156,7 +156,7 @@ class _Statics:
             return []
         self.graphs.append(graph)
         broken = self.broken[id(graph)] = set()
-        problems = [*(_subgraph_ends(graph) if name else missing_ends(graph))]
+        problems = [*end_problems(graph, is_subgraph=bool(name))]
         if name and "translation" in graph.config:
             message = "graph: expected translation settings of the whole graph, got settings of a subgraph"
             problems.append(GraphProblem("invalid_translation_setting", message))
@@ -180,14 +180,6 @@ def _subgraph(graph: GraphElements, node: Node) -> GraphElements | None:
         return graph.subgraph(node.attributes["subgraph"])
     except ValueError:
         return None
-
-
-def _subgraph_ends(graph: GraphElements) -> Iterator[GraphProblem]:
-    types = [node.node_type for node in graph.nodes.values()]
-    if NodeType.INPUT not in types:
-        yield GraphProblem("missing_input", "graph: expected at least one input node, got none")
-    if (count := types.count(NodeType.OUTPUT)) != 1:
-        yield GraphProblem("subgraph_outputs", f"graph: expected exactly one output node in a subgraph, got {count}")
 
 
 def _graph_edge_problems(graph: GraphElements, *, is_vectors: bool) -> Iterator[GraphProblem]:

@@ -163,3 +163,43 @@ def test_computation_graph_context_from_config():
     assert int(env.initial_states(3).num_nodes.sum()) == 6
     assert bool(env.forward_masks(states).contains(env.encode_batch([GraphAction(Kind.Stop)])))
     assert torch.equal(states.num_nodes, torch.tensor([3]))
+
+
+def test_foreign_graphs_keep_limit_and_ignore_orders():
+    options = {"activations": ("relu",), "aggregations": ("sum",), "hidden_sizes": (4,), "max_hidden_nodes": 2}
+    env, smaller = (computation_graphs(max_edges=num, **options) for num in (4, 3))
+    states = build(env, hidden(0), hidden(2), edge(3, 1), edge(2, 1))
+    data = env.terminal(states, 0).to_dict()
+    for place, each in enumerate(data["edges"]):
+        each["attributes"] = {"order": 3 - place}
+    foreign = ComputationGraph.from_dict(data)
+    assert bool(env.states_of([foreign]).equals(states))
+    with pytest.raises(ValueError, match="graph 0: expected at most 3 edges, got 4"):
+        smaller.states_of([foreign])
+
+
+@pytest.mark.parametrize(
+    ("edges", "message"),
+    [
+        ([(0, 1), (2, 1)], "node 2: expected an in-edge that is not recurrent, got none"),
+        ([(0, 1), (1, 2, True), (2, 1)], "node 2: expected an in-edge that is not recurrent, got none"),
+        ([(0, 2), (2, 3), (3, 2), (3, 1)], "expected no cycle but through edges that are marked recurrent"),
+    ],
+)
+def test_foreign_graph_off_the_paths_raises(edges, message):
+    env = computation_graphs(max_hidden_nodes=2, max_edges=5, allow_recurrent=True)
+    graph = env.terminal(env.initial_states(1), 0)
+    fields = {"output_size": 4, "activation_function": "relu", "attributes": {"aggregation": "sum"}}
+    for node in sorted({end for edge in edges for end in edge[:2]} - {0, 1}):
+        graph.add_node(node, NodeType.HIDDEN, **fields)
+    for source, target, *is_recurrent in edges:
+        graph.add_edge(source, target, attributes={"is_recurrent": True} if is_recurrent else {})
+    with pytest.raises(ValueError, match=f"graph 0: {message}"):
+        env.states_of([graph])
+
+
+def test_hidden_node_leaves_edges_for_outputs():
+    env = computation_graphs(output_sizes=(2, 2, 2), max_edges=3)
+    with pytest.raises(IllegalAction, match="at most 3 edges, and every node must still be joined to an output"):
+        build(env, hidden(0))
+    build(computation_graphs(output_sizes=(2, 2, 2), max_edges=4), hidden(0))
