@@ -261,9 +261,12 @@ class QueueTransport(Transport):
 class Address:
     """Address of a `Listener`; it can be passed to a new process, and any number of processes may connect."""
 
-    def __init__(self, entrance: socket.socket, transport: Transport) -> None:
-        self._entrance, self._transport, self._owner_pid = entrance, transport, os.getpid()
+    def __init__(self, entrance: socket.socket, transport: Transport, owner_pid: int) -> None:
+        self._entrance, self._transport, self._owner_pid = entrance, transport, owner_pid
         weakref.finalize(self, entrance.close)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Address, (self._entrance, self._transport, self._owner_pid)
 
     @property
     def is_here(self) -> bool:
@@ -300,7 +303,7 @@ class Listener:
 
     def __init__(self, transport: Transport, device: torch.device = CPU) -> None:
         self.socket, entrance = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.address = Address(entrance, transport)
+        self.address = Address(entrance, transport, os.getpid())
         self._transport, self._device = transport, device
         _of_this_process.add(self)
 

@@ -90,7 +90,7 @@ def test_mp_object_wrapper_in_plain_dataloader(options):
     replay = Buffer()
     wrappers = [mp_object_wrapper(obj, 2, cast_types=(), **options) for obj in (Scale(), replay)]
     model, items = (wrapper.placeholder for wrapper in wrappers)
-    sizes: dict[str, Any] = {"batch_size": None, "num_workers": 2, "multiprocessing_context": "forkserver"}
+    sizes: dict[str, Any] = {"batch_size": None, "num_workers": 2, "multiprocessing_context": "fork"}
     rows = list(DataLoader(Ported(model, items), **sizes, generator=torch.Generator().manual_seed(1)))
     assert [row["failure"].split(":")[0] for row in rows] == ["tests.workers.messages.TwoArgumentError"] * 2
     for worker, row in enumerate(rows):
@@ -231,6 +231,25 @@ def test_proxy_after_a_killed_caller(wrapper):
     first.kill()
     first.join()
     assert list(loader(Echo(wrapper.placeholder, 20))) == [0]
+
+
+def answers(inbox: Any, outbox: Any) -> None:
+    placeholder = inbox.get()
+    child = os.fork()  # of a caller: it must not use its parent's connection
+    wrong = sum(placeholder.back(turn + child) != turn + child for turn in range(50))
+    if child == 0:
+        os._exit(wrong)
+    outbox.put((wrong, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+
+
+def test_placeholder_through_a_queue_and_in_a_child_of_a_caller(wrapper):
+    context: Any = torch.multiprocessing.get_context("fork")
+    inbox, outbox = context.Queue(), context.Queue()
+    caller = context.Process(target=answers, args=(inbox, outbox))
+    caller.start()
+    inbox.put(wrapper.placeholder)
+    assert outbox.get(timeout=60) == (0, 0)
+    caller.join()
 
 
 def interrupt(*_: Any) -> None:
