@@ -50,12 +50,8 @@ class SupervisedTask(TensorTask):
 
     def _is_grouped(self, model: torch.nn.Module) -> bool:
         is_translated = isinstance(model, TranslatedModel)
-        return (
-            is_translated
-            and is_direct(model.plan)
-            and is_as_translated(model)
-            and trains_together(self._evaluation, self.train)
-        )
+        is_grouped = is_translated and is_direct(model.plan) and is_as_translated(model)
+        return is_grouped and trains_together(self._evaluation, self.train)
 
     @property
     def _group_size(self) -> int:

@@ -48,9 +48,13 @@ def can_stack(*models: nn.Module) -> bool:
     plan = plans[0]
     is_plain = not (plan.is_dense or plan.slots or plan.autocast or plan.channels_last)
     has_one = len(plan.inputs) == len(plan.outputs) == 1
-    is_plain = is_plain and all(each.requires_grad for each in model.parameters())
-    is_plain = is_plain and is_untouched(model, lambda kind: kind in _MODULES or issubclass(kind, TranslatedModel))
+    is_plain = is_plain and all(map(_is_as_translated, models))
     return is_plain and has_one and plan.outputs[0][1].layout is Layout.VECTOR and _has_known_steps(plan)
+
+
+def _is_as_translated(model: nn.Module) -> bool:
+    is_trained = all(each.requires_grad for each in model.parameters())
+    return is_trained and is_untouched(model, lambda kind: kind in _MODULES or issubclass(kind, TranslatedModel))
 
 
 def _has_known_steps(plan: ModelPlan) -> bool:
