@@ -22,8 +22,8 @@ import torch
 
 from gflownet.config import load_config
 from gflownet.data.sampler import sample_forward
-from gflownet.evaluation.supervised import SupervisedTask
-from gflownet.evaluation.tensor_task import TensorTask
+from gflownet.evaluation.candidates.supervised import SupervisedTask
+from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.run.trainer import GFNTrainer
 from gflownet.translation import clear_translation_cache

@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import nn
 
+from gflownet.evaluation.candidates.metrics import build_loss
+from gflownet.evaluation.candidates.tensor_task import TensorTask
+from gflownet.evaluation.candidates.trainer import Length, ModelTrainer, ModelTraining
 from gflownet.evaluation.config import EvaluationConfig, TrainingConfig
-from gflownet.evaluation.examples import Split
-from gflownet.evaluation.metrics import build_loss
-from gflownet.evaluation.tensor_task import TensorTask
-from gflownet.evaluation.training import Length, ModelTrainer, ModelTraining
+from gflownet.evaluation.data.examples import Split
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.training.random_states import seeded
 from scripts.bench import Row, at_least, figure, finish, interleaved, median_ratio, parse_arguments, skip

@@ -27,7 +27,7 @@ from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.executors.choice import build_executor, num_cores
 from gflownet.evaluation.job import Job
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStatus, EvaluationStore
 from scripts.bench import Row, at_least, at_most, figure, finish, interleaved, median_ratio, parse_arguments, skip
 from scripts.evaluation_sides import (
     NUM_SKIPPED_STEPS,

@@ -30,7 +30,7 @@ from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import AsynchronousEvaluator
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.halving import HalvingEvaluator, build_halving
-from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.run.trainer import GFNTrainer
 from scripts.bench import Row, at_least, figure, finish, parse_arguments
 

@@ -3,7 +3,7 @@
     python scripts/bench_language.py [--steps | --seconds] [--stack FILE] [--results FILE] [--quick] [--json FILE]
 
 Every model has 97,000 parameters and reads bytes of the Python standard library (4 MB, split by file) in batches of 16
-rows of 64 bytes. It is trained by the product's loop (gflownet/evaluation/language_training.py: Adam, warm-up, cosine)
+rows of 64 bytes. It is trained by the product's loop (evaluation/candidates/language.py: Adam, warm-up, cosine)
 for 300 steps, or for 10 CPU seconds of training steps on one thread. For each budget and side: the form (depth, rank)
 is the best on validation text at the rate 0.01, the rate is the best of a grid of four, extended while the best one is
 at an edge; both with seed 0. The rows are means of the test text over the seeds 1, 2, 3.
@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from gflownet.evaluation.byte_text import read_bytes
-from gflownet.evaluation.language_training import LanguageTraining
+from gflownet.evaluation.candidates.language import LanguageTraining
+from gflownet.evaluation.data.byte_text import read_bytes
 from gflownet.rhn.config import Norm, RHNConfig, StackLayer
 from scripts.bench import Row, figure, finish, parse_arguments
 from scripts.language_models import Form, from_search, narrow_state, rhn, stack, transformer

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gflownet.evaluation.byte_text import read_bytes
-from gflownet.evaluation.language_training import LanguageTraining
+from gflownet.evaluation.candidates.language import LanguageTraining
+from gflownet.evaluation.data.byte_text import read_bytes
 from gflownet.rhn.config import RHNConfig, StackLayer
 from gflownet.training.optimisers import Adam
 from gflownet.training.steps import Steps

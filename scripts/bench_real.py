@@ -42,10 +42,10 @@ from scipy.stats import t as student
 from gflownet.config import load_config
 from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.final import NoStore
-from gflownet.evaluation.fingerprint import context_of
 from gflownet.evaluation.job import TEST_METRIC, Request
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
-from gflownet.evaluation.store_database import STORE_NAME
+from gflownet.evaluation.store.database import STORE_NAME
+from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
+from gflownet.evaluation.store.fingerprint import context_of
 from gflownet.files import write_whole
 from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.report.architectures import TOP_NAME

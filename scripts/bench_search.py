@@ -32,7 +32,7 @@ from gflownet.cli.console import make_console
 from gflownet.cli.interrupts import stop_signals
 from gflownet.comparison.plan import Job, Plan, read_methods
 from gflownet.config import load_config
-from gflownet.evaluation.store_rows import EvaluationStatus
+from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.files import parse_json
 from gflownet.report.compared.figures import estimate_of, paired_difference
 from gflownet.report.page import read_run

@@ -40,7 +40,7 @@ from gflownet.data.sampler import Exploration
 from gflownet.data.source import Rollout, SourceOptions, TrajectorySource
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.inline import InlineExecutor
-from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.layout import Batch

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from gflownet.evaluation.byte_text import ByteText
-from gflownet.evaluation.language_training import (
+from gflownet.evaluation.candidates.language import (
     UNIFORM_BITS,
     LanguageDivergedError,
     LanguageTraining,
     bits_per_byte,
     training_steps,
 )
+from gflownet.evaluation.data.byte_text import ByteText
 from scripts.language_models import Form
 
 NUM_EXTENSIONS = 2  # of a grid of rates whose best rate is at an edge

@@ -12,8 +12,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from gflownet.evaluation.datasets import load_splits
-from gflownet.evaluation.examples import Split
+from gflownet.evaluation.data.datasets import load_splits
+from gflownet.evaluation.data.examples import Split
 
 # Settings of the training script: the configuration of task=choices.
 PLACES = {

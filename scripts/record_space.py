@@ -34,10 +34,10 @@ from gflownet.certificate.exact import enumerate_states
 from gflownet.config import Config, load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher
-from gflownet.evaluation.fingerprint import context_of
 from gflownet.evaluation.job import TEST_METRIC, Request
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore
-from gflownet.evaluation.store_database import STORE_NAME
+from gflownet.evaluation.store.database import STORE_NAME
+from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStatus, EvaluationStore
+from gflownet.evaluation.store.fingerprint import context_of
 from gflownet.evaluation.task import Cost
 from gflownet.files import write_whole
 from gflownet.graphs.canonical import Candidate

@@ -18,8 +18,8 @@ from torch import nn
 from gflownet.envs.catalogue import KEY
 from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
-from gflownet.evaluation.fingerprint import data_digest
-from gflownet.evaluation.tables import CurveFields, RecordedCurve, limits_of
+from gflownet.evaluation.data.recorded_tables import CurveFields, RecordedCurve, limits_of
+from gflownet.evaluation.store.fingerprint import data_digest
 from gflownet.evaluation.task import TRAINING_SECONDS, CandidateTraining, GFNTask, Score
 from gflownet.graphs.listed_graphs import Graph, read_listed_graphs
 from gflownet.options import POSITIVE, option

@@ -20,8 +20,8 @@ from gflownet.envs.cell_design import CELLS, CIFAR_CLASSES, CIFAR_SHAPE, NB101_O
 from gflownet.envs.cell_networks import Cell
 from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
-from gflownet.evaluation.fingerprint import data_digest
-from gflownet.evaluation.tables import Table, limits_of, listed, means
+from gflownet.evaluation.data.recorded_tables import Table, limits_of, listed, means
+from gflownet.evaluation.store.fingerprint import data_digest
 from gflownet.evaluation.task import TRAINING_SECONDS, Cost, GFNTask, Score
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph

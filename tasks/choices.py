@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from gflownet.errors import UserError
+from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.evaluation.config import TaskConfig
-from gflownet.evaluation.datasets import splits_of, standardised, with_standard_targets
-from gflownet.evaluation.examples import Splits
-from gflownet.evaluation.fingerprint import data_digest, function_digest
+from gflownet.evaluation.data.datasets import splits_of, standardised, with_standard_targets
+from gflownet.evaluation.data.examples import Splits
+from gflownet.evaluation.store.fingerprint import data_digest, function_digest
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.evaluation.tensor_task import TensorTask
 from gflownet.graphs.assignment import Assignment
 from gflownet.options import option
 from gflownet.plugins import load_function

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gflownet.evaluation.datasets import MAX_GREY_VALUE, images_and_digits, split
-from gflownet.evaluation.labelled_arrays import LabelledArrays
-from gflownet.evaluation.supervised import Splits, SupervisedTask
+from gflownet.evaluation.candidates.supervised import Splits, SupervisedTask
+from gflownet.evaluation.candidates.trainer import Split
+from gflownet.evaluation.data.datasets import MAX_GREY_VALUE, images_and_digits, split
+from gflownet.evaluation.data.labelled_arrays import LabelledArrays
 from gflownet.evaluation.task import Reference, soft_size_objective
-from gflownet.evaluation.training import Split
 
 if TYPE_CHECKING:
     from sklearn.neural_network import MLPClassifier

@@ -9,12 +9,12 @@ from typing import Literal
 from torch import nn
 
 from gflownet.errors import UserError
-from gflownet.evaluation.data_checks import check_vector_targets
-from gflownet.evaluation.datasets import splits_of, standardised, with_standard_targets
-from gflownet.evaluation.examples import Split, Splits
-from gflownet.evaluation.reference_models import classifier_or_regressor, estimator_reference, model_reference
+from gflownet.evaluation.candidates.references import classifier_or_regressor, estimator_reference, model_reference
+from gflownet.evaluation.candidates.tensor_task import TensorTask
+from gflownet.evaluation.data.checks import check_vector_targets
+from gflownet.evaluation.data.datasets import splits_of, standardised, with_standard_targets
+from gflownet.evaluation.data.examples import Split, Splits
 from gflownet.evaluation.task import Reference
-from gflownet.evaluation.tensor_task import TensorTask
 from gflownet.options import NOT_NEGATIVE, option
 
 _LENET_SIZE = (28, 28)

@@ -11,10 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from gflownet.evaluation.byte_text import read_bytes
-from gflownet.evaluation.config import TaskConfig
-from gflownet.evaluation.fingerprint import data_digest
-from gflownet.evaluation.language_training import (
+from gflownet.evaluation.candidates.language import (
     UNIFORM_BITS,
     LanguageDivergedError,
     LanguageModelTraining,
@@ -23,6 +20,9 @@ from gflownet.evaluation.language_training import (
     continue_language_model,
     train_language_model,
 )
+from gflownet.evaluation.config import TaskConfig
+from gflownet.evaluation.data.byte_text import read_bytes
+from gflownet.evaluation.store.fingerprint import data_digest
 from gflownet.evaluation.task import CandidateTraining, Cost, GFNTask, Score
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType

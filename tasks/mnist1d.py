@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from gflownet.evaluation.datasets import load_splits
-from gflownet.evaluation.examples import Splits
-from gflownet.evaluation.reference_models import classifier_or_regressor, estimator_reference, model_reference
+from gflownet.evaluation.candidates.references import classifier_or_regressor, estimator_reference, model_reference
+from gflownet.evaluation.candidates.tensor_task import TensorTask
+from gflownet.evaluation.data.datasets import load_splits
+from gflownet.evaluation.data.examples import Splits
 from gflownet.evaluation.task import Reference
-from gflownet.evaluation.tensor_task import TensorTask
 
 
 class MNIST1DTask(TensorTask):

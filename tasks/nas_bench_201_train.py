@@ -9,7 +9,7 @@ from torch import nn
 from gflownet.envs.cell_design import read_design
 from gflownet.envs.cells import sizes_of
 from gflownet.evaluation.config import TaskConfig
-from gflownet.evaluation.fingerprint import data_digest
+from gflownet.evaluation.store.fingerprint import data_digest
 from gflownet.evaluation.task import Cost
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph

@@ -16,8 +16,8 @@ import torch
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
-from gflownet.evaluation.fingerprint import data_digest
-from gflownet.evaluation.tables import Table
+from gflownet.evaluation.data.recorded_tables import Table
+from gflownet.evaluation.store.fingerprint import data_digest
 from gflownet.evaluation.task import TRAINING_SECONDS, Cost, GFNTask, Score
 from gflownet.graphs.canonical import Candidate
 from gflownet.mdp.action import GraphActionType

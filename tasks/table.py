@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gflownet.errors import UserError
-from gflownet.evaluation.data_checks import check_vector_targets
-from gflownet.evaluation.datasets import splits_of, standardised, with_standard_targets
-from gflownet.evaluation.examples import Split, Splits
-from gflownet.evaluation.reference_models import classifier_or_regressor, estimator_reference
-from gflownet.evaluation.supervised import SupervisedTask
+from gflownet.evaluation.candidates.references import classifier_or_regressor, estimator_reference
+from gflownet.evaluation.candidates.supervised import SupervisedTask
+from gflownet.evaluation.data.checks import check_vector_targets
+from gflownet.evaluation.data.datasets import splits_of, standardised, with_standard_targets
+from gflownet.evaluation.data.examples import Split, Splits
 from gflownet.evaluation.task import Reference
 from gflownet.options import option
 

@@ -13,10 +13,10 @@ from gflownet.autodiff.evaluation import evaluate, topological_order
 from gflownet.autodiff.factories import Mean, PickNegLogSoftmax
 from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, TransformNode
 from gflownet.envs.tensor_program import TensorProgram, read_inputs
+from gflownet.evaluation.candidates.trainer import Split
 from gflownet.evaluation.config import TaskConfig
-from gflownet.evaluation.fingerprint import data_digest
+from gflownet.evaluation.store.fingerprint import data_digest
 from gflownet.evaluation.task import GFNTask, Reference, Score
-from gflownet.evaluation.training import Split
 from gflownet.options import AT_LEAST_ONE, POSITIVE, option
 from gflownet.training.random_states import seeded
 

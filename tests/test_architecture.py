@@ -18,40 +18,40 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # The ratchet: at most so many lines of Python per room, words of docs, and files of the package. A commit that shortens
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
-    "gflownet": 74_720,
-    "tests": 59_520,
-    "gflownet/evaluation": 10_613,
-    "scripts": 7_987,
+    "gflownet": 74_516,
+    "tests": 59_918,
+    "gflownet/evaluation": 10_622,
+    "scripts": 7_994,
     "gflownet/autodiff": 6_505,
     "gflownet/rhn": 5_264,
-    "gflownet/run": 5_165,
-    "gflownet/search": 4_932,
-    "gflownet/graphs": 4_497,
-    "gflownet/envs": 4_398,
+    "gflownet/search": 5_141,
+    "gflownet/run": 5_043,
+    "gflownet/graphs": 4_480,
+    "gflownet/envs": 4_402,
     "gflownet/report": 4_106,
     "gflownet/operations": 3_740,
     "gflownet/mdp": 3_552,
-    "gflownet/translation": 3_395,
+    "gflownet/translation": 3_417,
     "gflownet/certificate": 2_641,
     "gflownet/cli": 1_921,
-    "gflownet/*.py": 1_706,
-    "gflownet/data": 1_667,
+    "gflownet/*.py": 1_707,
     "gflownet/objectives": 1_635,
-    "gflownet/workers": 1_484,
+    "gflownet/workers": 1_487,
+    "gflownet/data": 1_379,
     "gflownet/testing": 1_295,
     "gflownet/language": 1_238,
     "gflownet/pictures": 1_211,
     "gflownet/policy": 934,
     "gflownet/training": 733,
-    "gflownet/learning": 687,
+    "gflownet/learning": 662,
     "gflownet/records": 640,
     "gflownet/comparison": 277,
     "gflownet/metrics": 241,
     "gflownet/scaffold": 143,
     "gflownet/utils": 100,
 }
-NUM_PACKAGE_FILES = 398
-NUM_DOC_WORDS = 80_494
+NUM_PACKAGE_FILES = 401
+NUM_DOC_WORDS = 81_036
 # Lines that a room may have below its budget before the budget has to follow.
 SLACK = 150
 # Top-level folders with Python code.
@@ -408,7 +408,7 @@ def test_check_detects_violation(
         "gflownet/policy/base.py": "if TYPE_CHECKING:\n    from gflownet.run.trainer import GFNTrainer\n",
         "gflownet/mdp/a.py": "import torch\nfrom gflownet.graphs.candidate import x\n",
         "gflownet/utils/shared_buffer.py": "def f():\n" + "    x = 1\n" * 59,
-        "tasks/digits.py": "from gflownet.evaluation.supervised import x\n",
+        "tasks/digits.py": "from gflownet.evaluation.candidates.supervised import x\n",
     }
     for path, content in clean.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from gflownet.certificate import CertificateStore, Subject, certify
 from gflownet.certificate.result import EstimatedCertificate, ExactCertificate
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
-from gflownet.evaluation.store import EvaluationStatus
+from gflownet.evaluation.store.evaluations import EvaluationStatus
 from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.relative import RelativeTrajectoryBalance
 from gflownet.policy.on_device import PolicyOnDevice

@@ -15,7 +15,7 @@ from gflownet.config import config_names, find_config, load_config
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.envs.operation_choices import OperationChoices
 from gflownet.errors import UserError
-from gflownet.evaluation.fingerprint import outside_classes
+from gflownet.evaluation.store.fingerprint import outside_classes
 from gflownet.evaluation.tasks import TASKS
 from gflownet.graphs import ComputationGraph
 from gflownet.graphs.operation import OPERATIONS, operation, read_operation

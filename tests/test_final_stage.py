@@ -15,7 +15,7 @@ import gflownet
 from gflownet.config import load_config
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.final import Sizes, TopArchitecture
-from gflownet.evaluation.store import EvaluationRecord
+from gflownet.evaluation.store.evaluations import EvaluationRecord
 from gflownet.graphs.assignment import Assignment
 from gflownet.report.page import read_run
 from gflownet.report.verdict import spent_on

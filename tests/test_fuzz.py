@@ -27,9 +27,9 @@ from hypothesis import strategies as st
 import gflownet
 from gflownet.config import load_config
 from gflownet.errors import UserError
-from gflownet.evaluation.store import EvaluationStore, Identity
-from gflownet.evaluation.store_overview import StoreOverview
-from gflownet.evaluation.store_rows import checksum_of
+from gflownet.evaluation.store.evaluations import EvaluationStore, Identity
+from gflownet.evaluation.store.overview import StoreOverview
+from gflownet.evaluation.store.rows import checksum_of
 from gflownet.files import read_yaml
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.listed_graphs import read_listed_graphs

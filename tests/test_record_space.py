@@ -9,8 +9,8 @@ import pytest
 from gflownet.certificate.exact import enumerate_states
 from gflownet.config import load_config, with_task_options
 from gflownet.envs.computation_graph import ComputationGraphEnvContext
-from gflownet.evaluation.store import EvaluationRecord
-from gflownet.evaluation.store_rows import EvaluationStatus
+from gflownet.evaluation.store.evaluations import EvaluationRecord
+from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.training.random_states import candidate_seed
 from scripts import record_space
 from scripts.record_space import Row, main, table_text, with_shared_seconds

@@ -10,7 +10,7 @@ import torch
 from gflownet.config import load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
-from gflownet.evaluation.store import EvaluationStatus
+from gflownet.evaluation.store.evaluations import EvaluationStatus
 from gflownet.mdp.trajectory import Origin
 from gflownet.run.extensions import validate
 from gflownet.run.logging import TIME_KEYS

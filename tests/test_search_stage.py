@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gflownet.evaluation.store_database import STORE_NAME
+from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.run.folder import CERTIFICATE_STORE_NAME, last_checkpoint
 from gflownet.run.sampling import restore, sample
 from gflownet.search.amortised_search import AmortisedPolicy

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from gflownet.cli.store import main
-from gflownet.evaluation.store import EvaluationStatus, EvaluationStore, Identity
-from gflownet.evaluation.store_overview import StoreOverview
+from gflownet.evaluation.store.evaluations import EvaluationStatus, EvaluationStore, Identity
+from gflownet.evaluation.store.overview import StoreOverview
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import Candidate
 from tests.evaluation.candidates import StubTask, dispatcher_of

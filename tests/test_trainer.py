@@ -17,7 +17,7 @@ import yaml
 from gflownet.config import load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
-from gflownet.evaluation.store import EvaluationStatus
+from gflownet.evaluation.store.evaluations import EvaluationStatus
 from gflownet.records.marker import read_marker
 from gflownet.records.status import RunState, read_status
 from gflownet.run.checkpoint import RunLock, load

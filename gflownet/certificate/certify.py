@@ -37,7 +37,7 @@ from gflownet.certificate.subject import BACKWARD, FORWARD, INTERVALS, RULES, WA
 from gflownet.data.sampler import sample_forward, uniform_states
 from gflownet.errors import counted
 from gflownet.evaluation.conditioning import Conditioning
-from gflownet.evaluation.store import EvaluationStatus, Identity
+from gflownet.evaluation.store.evaluations import EvaluationStatus, Identity
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from gflownet.data.sampler import sample_backward
-from gflownet.evaluation.claims import Store
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStore, Identity
+from gflownet.evaluation.store.claims import Store
+from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore, Identity
 from gflownet.evaluation.task import GFNTask
 from gflownet.graphs.canonical import Candidate
 from gflownet.mdp.context import GraphBuildingEnvContext

@@ -26,10 +26,10 @@ from gflownet.certificate.exact import enumerate_states, forward_scores, policy_
 from gflownet.data.sampler import conditions_of
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
-from gflownet.evaluation.fingerprint import context_of
-from gflownet.evaluation.store import EvaluationStore, Identity
-from gflownet.evaluation.store_database import STORE_NAME
-from gflownet.evaluation.store_rows import EvaluationStatus
+from gflownet.evaluation.store.database import STORE_NAME
+from gflownet.evaluation.store.evaluations import EvaluationStore, Identity
+from gflownet.evaluation.store.fingerprint import context_of
+from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.run.sampling import RestoredPolicy
 

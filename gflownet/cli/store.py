@@ -16,7 +16,7 @@ from gflownet.files import parse_json, read_yaml
 from gflownet.records.trust import CONFIG_NAME, HELP, check_config, trusting
 
 if TYPE_CHECKING:
-    from gflownet.evaluation.store_overview import Row, StoreOverview
+    from gflownet.evaluation.store.overview import Row, StoreOverview
 
 LOCATION_HELP = "run folder, SQLite file or database URL; secrets only by ${oc.env:NAME}"
 REQUEUED_STATUSES = ("crashed", "timeout", "out_of_memory", "failed", "refused", "running")
@@ -109,7 +109,7 @@ def print_best(overview: StoreOverview, options: argparse.Namespace) -> None:
 
 def export_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
     """Write all results to a file."""
-    from gflownet.evaluation.store_overview import write_rows
+    from gflownet.evaluation.store.overview import write_rows
 
     num_rows = write_rows(options.file, overview.results())
     num_others = overview.count() - num_rows
@@ -119,7 +119,7 @@ def export_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
 
 def requeue_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
     """Requeue rows by id, by status or both."""
-    from gflownet.evaluation.store_rows import EvaluationStatus
+    from gflownet.evaluation.store.rows import EvaluationStatus
 
     status = EvaluationStatus(options.status) if options.status else None
     ids = None
@@ -142,7 +142,7 @@ def requeue_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
 def _open(text: str) -> StoreOverview:
     location = _location(text)
     # Imported here: --help and errors of the command line do not wait for SQLAlchemy.
-    from gflownet.evaluation.store_overview import StoreOverview
+    from gflownet.evaluation.store.overview import StoreOverview
 
     return StoreOverview(location)
 
@@ -157,7 +157,7 @@ def _location(text: str) -> str:
     folder = Path(text)
     if not folder.exists() or not folder.is_dir():
         return text
-    from gflownet.evaluation.store_database import STORE_NAME
+    from gflownet.evaluation.store.database import STORE_NAME
 
     if (folder / STORE_NAME).exists():
         return str(folder / STORE_NAME)
@@ -206,7 +206,7 @@ def _unambiguous(overview: StoreOverview, text: str) -> list[Row]:
 
 
 def _print_row(row: Row) -> None:
-    from gflownet.evaluation.store_overview import is_intact
+    from gflownet.evaluation.store.overview import is_intact
 
     values = {"task": _task(row["context_text"]), **{name: row[name] for name in (*_SHOWN, *_MORE_SHOWN)}}
     values |= {"metrics": row["metrics"], "curve": row["curve"], "context": row["context_text"] or "damaged"}

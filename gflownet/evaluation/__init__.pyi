@@ -1,3 +1,6 @@
+from .candidates.supervised import Splits as Splits
+from .candidates.supervised import SupervisedTask as SupervisedTask
+from .candidates.trainer import Split as Split
 from .conditioning import Conditioning as Conditioning
 from .config import EvaluationConfig as EvaluationConfig
 from .config import TaskConfig as TaskConfig
@@ -5,10 +8,8 @@ from .dispatcher import Dispatcher as Dispatcher
 from .evaluator import Evaluation as Evaluation
 from .evaluator import Evaluator as Evaluator
 from .job import EvaluationStatus as EvaluationStatus
-from .store import EvaluationRecord as EvaluationRecord
-from .store import EvaluationStore as EvaluationStore
-from .supervised import Splits as Splits
-from .supervised import SupervisedTask as SupervisedTask
+from .store.evaluations import EvaluationRecord as EvaluationRecord
+from .store.evaluations import EvaluationStore as EvaluationStore
 from .task import CandidateTraining as CandidateTraining
 from .task import Cost as Cost
 from .task import GFNTask as GFNTask
@@ -17,4 +18,3 @@ from .task import Score as Score
 from .task import seeded as seeded
 from .task import soft_size_objective as soft_size_objective
 from .tasks import TASKS as TASKS
-from .training import Split as Split

@@ -14,13 +14,13 @@ from typing import NoReturn
 
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.budget import Budget, Reserve
-from gflownet.evaluation.claims import Claims, Store
+from gflownet.evaluation.candidates.sets import WeightFolder
 from gflownet.evaluation.config import BudgetConfig, EvaluationConfig
 from gflownet.evaluation.evaluator import AsynchronousEvaluator
 from gflownet.evaluation.executors.base import EvaluationInterruptedError, Executor, Handle
 from gflownet.evaluation.job import EvaluationStatus, JobQueue, Outcome, Request, Ticket, record_of
-from gflownet.evaluation.sets import WeightFolder
-from gflownet.evaluation.store import EvaluationRecord, Identity
+from gflownet.evaluation.store.claims import Claims, Store
+from gflownet.evaluation.store.evaluations import EvaluationRecord, Identity
 from gflownet.evaluation.task import GFNTask
 
 # Records of less work than this, seconds, are written together, because a write waits for the disk.

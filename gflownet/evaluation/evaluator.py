@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gflownet.errors import UserError
+from gflownet.evaluation.data.recorded_tables import listed
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.job import EvaluationStatus, Request, Ticket
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStore, Identity
-from gflownet.evaluation.tables import listed
+from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore, Identity
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.canonical import Candidate
 

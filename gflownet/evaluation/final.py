@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from gflownet.errors import UserError, counted
+from gflownet.evaluation.candidates.sets import WeightFolder
 from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.execution import describe
 from gflownet.evaluation.job import TEST_METRIC, EvaluationStatus, Request, Ticket
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, Race, rank_correlation
-from gflownet.evaluation.sets import WeightFolder
-from gflownet.evaluation.store import Claim, EvaluationRecord, Identity
+from gflownet.evaluation.store.evaluations import Claim, EvaluationRecord, Identity
 from gflownet.evaluation.task import GFNTask, Reference
 from gflownet.graphs.canonical import Candidate
 from gflownet.training.random_states import candidate_seed

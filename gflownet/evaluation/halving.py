@@ -24,7 +24,7 @@ from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import AsynchronousEvaluator
 from gflownet.evaluation.job import Request, Ticket
 from gflownet.evaluation.racing import rank_correlation
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, Identity
+from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStatus, Identity
 from gflownet.evaluation.task import GFNTask
 
 # Metrics of a row below the full fidelity: the estimated final score, and 1 for a stopped candidate or 0.

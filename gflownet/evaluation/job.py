@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gflownet.evaluation.store import EvaluationRecord, Identity
-from gflownet.evaluation.store_rows import EvaluationStatus as EvaluationStatus
+from gflownet.evaluation.store.evaluations import EvaluationRecord, Identity
+from gflownet.evaluation.store.rows import EvaluationStatus as EvaluationStatus
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.canonical import Candidate
 from gflownet.training.random_states import candidate_seed

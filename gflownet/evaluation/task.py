@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gflownet.evaluation.conditioning import Conditioning, RewardConditional
 from gflownet.evaluation.config import TaskConfig
-from gflownet.evaluation.tables import limits_of
+from gflownet.evaluation.data.recorded_tables import limits_of
 from gflownet.graphs.assignment import Assignment, as_yaml, differing
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.plugins import Configurable

@@ -18,14 +18,14 @@ from gflownet.cli.arguments import program
 from gflownet.cli.console import duration
 from gflownet.config import to_mapping
 from gflownet.errors import UserError
-from gflownet.evaluation.execution import is_out_of_memory
-from gflownet.evaluation.language_training import (
+from gflownet.evaluation.candidates.language import (
     LanguageDivergedError,
     LanguageSteps,
     LanguageTraining,
     bits_per_byte_of,
     streamed_loss,
 )
+from gflownet.evaluation.execution import is_out_of_memory
 from gflownet.files import cannot_write, parse_json, write_whole
 from gflownet.language.config import MAY_CHANGE, OPTIONS, LanguageConfig, SampleConfig
 from gflownet.language.setup import Setup, set_up

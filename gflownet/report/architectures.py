@@ -13,7 +13,7 @@ from typing import Any
 from gflownet.errors import counted
 from gflownet.evaluation.execution import saved_weights
 from gflownet.evaluation.final import Sizes, TopArchitecture
-from gflownet.evaluation.store_rows import EvaluationRecord
+from gflownet.evaluation.store.rows import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
 from gflownet.files import parse_json, read_entries, sealed, write_whole
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType

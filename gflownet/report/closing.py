@@ -21,7 +21,7 @@ from gflownet.cli.console import print_line
 from gflownet.errors import UserError, counted, printable
 from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.final import FinalStage, TopArchitecture
-from gflownet.evaluation.store import EvaluationRecord
+from gflownet.evaluation.store.evaluations import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
 from gflownet.files import write_whole
 from gflownet.graphs.assignment import Assignment, values_of

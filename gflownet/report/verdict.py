@@ -9,7 +9,7 @@ from typing import Any
 
 from gflownet.cli.console import duration
 from gflownet.evaluation.racing import RANDOM_REPEAT
-from gflownet.evaluation.store_rows import EvaluationRecord
+from gflownet.evaluation.store.rows import EvaluationRecord
 
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 HYPERVOLUME = "hypervolume on new seeds"  # a measure of fronts in place of scores

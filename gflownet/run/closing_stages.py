@@ -18,7 +18,7 @@ from gflownet.evaluation.evaluator import best_within
 from gflownet.evaluation.final import TopArchitecture
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.racing import RANDOM_REPEAT
-from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.records.status import Phase
 from gflownet.report.architectures import Leader, final_leaders
 from gflownet.report.closing import report_run

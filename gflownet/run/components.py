@@ -20,12 +20,12 @@ from gflownet.data.sampler import Exploration
 from gflownet.data.source import SourceOptions, TrajectorySource
 from gflownet.errors import UserError
 from gflownet.evaluation.budget import Budget
-from gflownet.evaluation.claims import Store
 from gflownet.evaluation.config import BudgetConfig, TemperatureConfig
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.executors.choice import build_executor, places
 from gflownet.evaluation.halving import build_halving
+from gflownet.evaluation.store.claims import Store
 from gflownet.evaluation.task import GFNTask
 from gflownet.learning.auxiliary import AuxiliaryNetworks, Setup
 from gflownet.learning.learner import Learner, LearnerOptions

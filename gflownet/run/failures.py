@@ -17,8 +17,8 @@ import torch
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.racing import RANDOM_REPEAT
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
-from gflownet.evaluation.store_rows import EvaluationStatus, failure_kind, first_line
+from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
+from gflownet.evaluation.store.rows import EvaluationStatus, failure_kind, first_line
 from gflownet.files import cannot_write
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.config import OptimizerConfig

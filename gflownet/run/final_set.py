@@ -14,13 +14,7 @@ import torch
 from torch import Tensor
 
 from gflownet.errors import counted
-from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
-from gflownet.evaluation.evaluator import exceeded
-from gflownet.evaluation.execution import describe
-from gflownet.evaluation.final import FinalStage, NoStore, TopArchitecture
-from gflownet.evaluation.job import Request
-from gflownet.evaluation.racing import RANDOM_REPEAT
-from gflownet.evaluation.sets import (
+from gflownet.evaluation.candidates.sets import (
     FIGURES,
     WEIGHTS_NAME,
     WeightFolder,
@@ -30,9 +24,15 @@ from gflownet.evaluation.sets import (
     loss_of,
     predicted,
 )
-from gflownet.evaluation.store_rows import EvaluationRecord, Identity
+from gflownet.evaluation.candidates.tensor_task import TensorTask
+from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
+from gflownet.evaluation.evaluator import exceeded
+from gflownet.evaluation.execution import describe
+from gflownet.evaluation.final import FinalStage, NoStore, TopArchitecture
+from gflownet.evaluation.job import Request
+from gflownet.evaluation.racing import RANDOM_REPEAT
+from gflownet.evaluation.store.rows import EvaluationRecord, Identity
 from gflownet.evaluation.task import GFNTask
-from gflownet.evaluation.tensor_task import TensorTask
 from gflownet.files import sealed
 from gflownet.report.architectures import SET_NAME, entries_of
 from gflownet.run.components import Components

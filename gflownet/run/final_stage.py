@@ -28,7 +28,7 @@ from gflownet.evaluation.final import (
     with_test_scores,
 )
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, num_finalists, shrunk, spread_of
-from gflownet.evaluation.store import EvaluationRecord
+from gflownet.evaluation.store.evaluations import EvaluationRecord
 from gflownet.graphs.canonical import Candidate
 from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.records.status import Phase

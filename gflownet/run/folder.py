@@ -12,8 +12,8 @@ from typing import Any, Literal, Self
 
 from gflownet.config import CONFIG_NAME, Config, config_of, to_mapping, to_yaml
 from gflownet.errors import LostFolderError, UserError
-from gflownet.evaluation.sets import WEIGHTS_NAME
-from gflownet.evaluation.store_database import STORE_NAME, damage_of
+from gflownet.evaluation.candidates.sets import WEIGHTS_NAME
+from gflownet.evaluation.store.database import STORE_NAME, damage_of
 from gflownet.files import temporary_of, write_whole
 from gflownet.options import leaves
 from gflownet.records.marker import (

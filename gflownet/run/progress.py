@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gflownet.evaluation.evaluator import Evaluation
-from gflownet.evaluation.store_rows import EvaluationStatus, failure_kind
+from gflownet.evaluation.store.rows import EvaluationStatus, failure_kind
 from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.run.failures import failure_line
 from gflownet.run.run_log import StepSamples

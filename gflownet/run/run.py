@@ -17,7 +17,7 @@ from gflownet.cli.console import duration, make_console, print_line
 from gflownet.cli.interrupts import STOP_MESSAGE, StopRequest, discard_output_without_reader, stop_signals
 from gflownet.config import ReportConfig, TensorBoardConfig, WandbConfig, to_mapping
 from gflownet.errors import UserError
-from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.files import locked_folder, write_whole
 from gflownet.records.marker import PAGE_NAME, free_folder
 from gflownet.records.status import Phase, RunState, StatusLog

@@ -13,7 +13,7 @@ from gflownet.errors import counted
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import AsynchronousEvaluator, best_within
 from gflownet.evaluation.halving import HalvingEvaluator
-from gflownet.evaluation.store_rows import EvaluationRecord
+from gflownet.evaluation.store.rows import EvaluationRecord
 from gflownet.records.status import Phase
 from gflownet.report.architectures import Leader, current_leaders
 from gflownet.run.components import Components

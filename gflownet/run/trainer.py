@@ -10,8 +10,8 @@ from gflownet.config import Config
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.final import check_final
-from gflownet.evaluation.fingerprint import context_of, report_earlier_versions
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
+from gflownet.evaluation.store.fingerprint import context_of, report_earlier_versions
 from gflownet.plugins import load_class
 from gflownet.records.status import Phase, read_status
 from gflownet.run.closing_stages import CertificateStage, ReportStage

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gflownet.errors import UserError
-from gflownet.evaluation.store_rows import EvaluationStatus
+from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.evaluation.task import Score
 from gflownet.mdp.states import GraphStates
 from gflownet.search.acquisition import Boxes, boxes_above, build_acquisition, log_expected_improvement

@@ -46,7 +46,7 @@ SURROGATES = ExtensionPoint(
     options_key="search.surrogate.options",
     built_in={
         "auto": BuiltIn(
-            f"{_ROOM}.automatic:Automatic", "mixture of the two next ones and one with numbers, by cross-validation"
+            f"{_ROOM}.mixture:Automatic", "mixture of the two next ones and one with numbers, by cross-validation"
         ),
         "random_forest": BuiltIn(f"{_ROOM}.forest:RandomForest", "random forest on numbers, such as sizes and paths"),
         "gaussian_process": BuiltIn(

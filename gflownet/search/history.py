@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gflownet.evaluation.evaluator import Evaluation
-from gflownet.evaluation.store_rows import EvaluationStatus
+from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 

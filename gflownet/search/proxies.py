@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gflownet.data.sampler import uniform_states
 from gflownet.errors import UserError
-from gflownet.evaluation.examples import Split
+from gflownet.evaluation.candidates.tensor_task import TensorTask
+from gflownet.evaluation.candidates.trainer import outputs_of
+from gflownet.evaluation.data.examples import Split
 from gflownet.evaluation.task import GFNTask
-from gflownet.evaluation.tensor_task import TensorTask
-from gflownet.evaluation.training import outputs_of
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.training.random_states import seeded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from gflownet.run.asking import Search
+from gflownet.run.ask_and_tell import Search
 from gflownet.testing.contract import Contract, expect
 
 _PLACES = "env.choices.places={a: [0, 1, 2], b: [0, 1, 2], c: [0, 1, 2], d: [0, 1, 2]}"

@@ -11,7 +11,7 @@ import torch
 from gflownet.config import command_config
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.evaluation.execution import outcome_of
-from gflownet.evaluation.store_rows import EvaluationStatus
+from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment

@@ -8,7 +8,7 @@ import torch
 from gflownet.certificate import CertificateStore, RunCertificate, Subject, certify
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
-from gflownet.evaluation.store import EvaluationStatus
+from gflownet.evaluation.store.evaluations import EvaluationStatus
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import AlgoConfig
 from gflownet.policy.on_device import PolicyOnDevice

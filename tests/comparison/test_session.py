@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gflownet.cli.compare import main, parse
-from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.files import locked_folder
 from gflownet.records.status import STATUS_NAME, RunState, read_status
 from gflownet.report.page import read_run

@@ -12,7 +12,7 @@ import torch
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import Evaluator
 from gflownet.evaluation.executors.inline import InlineExecutor
-from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationStatus, EvaluationStore
 from gflownet.evaluation.task import Score
 from gflownet.training.random_states import candidate_seed
 from tests.evaluation.candidates import StubCandidate, StubTask, config_with

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
-from gflownet.evaluation.store_rows import EvaluationStatus
+from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.mdp.action import GraphActionType
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search import loop as loop_module

@@ -21,7 +21,7 @@ from gflownet.evaluation.config import ConditionalsConfig, EvaluationConfig, Fin
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import Evaluator
 from gflownet.evaluation.executors.inline import InlineExecutor
-from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext

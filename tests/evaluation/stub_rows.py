@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStatus, EvaluationStore
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.config import BudgetConfig
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluation
-from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationStatus, EvaluationStore
 from gflownet.evaluation.task import Cost
 from tests.evaluation.candidates import StubCandidate, StubTask, config_with, dispatcher_of
 

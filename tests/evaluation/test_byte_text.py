@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gflownet.evaluation.byte_text import ByteText, read_bytes
+from gflownet.evaluation.data.byte_text import ByteText, read_bytes
 
 
 def parts(text: ByteText) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ import pytest
 
 from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
-from gflownet.evaluation.tensor_task import TensorTask
+from gflownet.evaluation.candidates.tensor_task import TensorTask
 from tasks.choices import ChoicesTask, ChoicesTaskConfig
 from tasks.images import ImagesConfig, ImagesTask
 from tasks.table import TableConfig, TableTask

@@ -17,9 +17,9 @@ from sklearn.datasets import load_diabetes, load_iris
 from torch.utils.data import Dataset, IterableDataset
 
 from gflownet.errors import UserError
-from gflownet.evaluation import datasets
-from gflownet.evaluation.datasets import load_splits, standardised, with_standard_targets
-from gflownet.evaluation.examples import DatasetSplit, Split, Splits, batch_sizes
+from gflownet.evaluation.data import datasets
+from gflownet.evaluation.data.datasets import load_splits, standardised, with_standard_targets
+from gflownet.evaluation.data.examples import DatasetSplit, Split, Splits, batch_sizes
 
 HERE = "tests.evaluation.data_sources"
 

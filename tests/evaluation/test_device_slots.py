@@ -24,7 +24,7 @@ from gflownet.evaluation.executors.devices import CORE, DEVICES, Slot, slots_of
 from gflownet.evaluation.executors.machine import num_cores
 from gflownet.evaluation.executors.pool import PoolExecutor
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
-from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.evaluation.task import CandidateTraining, Score
 from tests.evaluation.candidates import StubCandidate, classifier_graph, config_with
 from tests.evaluation.fake_devices import MEMORY, DeviceTask, FakeDevices

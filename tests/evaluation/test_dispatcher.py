@@ -11,7 +11,7 @@ from gflownet.evaluation import job
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.job import EvaluationStatus, Request
-from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationStore
 from tests.evaluation.candidates import StubCandidate, StubTask, dispatcher_of
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import best_within, evaluation_of, exceeded
-from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationStatus, EvaluationStore
 from tasks.digits import DigitsTask
 from tests.evaluation.candidates import classifier_graph, config_with
 from tests.evaluation.stub_rows import record

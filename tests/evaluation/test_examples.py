@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gflownet.errors import UserError
-from gflownet.evaluation.examples import AUGMENTATIONS, Batch, Split, augmented, check_augmentation
-from gflownet.evaluation.metrics import cross_entropy
+from gflownet.evaluation.candidates.metrics import cross_entropy
+from gflownet.evaluation.data.examples import AUGMENTATIONS, Batch, Split, augmented, check_augmentation
 
 
 def batch_of(*shape: int) -> Batch:

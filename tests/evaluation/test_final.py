@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from gflownet.errors import UserError
+from gflownet.evaluation.candidates.sets import WeightFolder
 from gflownet.evaluation.config import EvaluationConfig, FinalConfig
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.executors.inline import InlineExecutor
@@ -25,8 +26,7 @@ from gflownet.evaluation.final import (
     with_test_scores,
 )
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief
-from gflownet.evaluation.sets import WeightFolder
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.task import CandidateTraining, Reference, Score
 from gflownet.files import write_whole
 from gflownet.training.random_states import candidate_seed

@@ -11,15 +11,21 @@ import torch
 
 from gflownet.config import load_config
 from gflownet.errors import UserError
-from gflownet.evaluation import fingerprint
-from gflownet.evaluation.fingerprint import context_of, data_digest, modules_of, report_earlier_versions, source_digest
-from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store import fingerprint
+from gflownet.evaluation.store.evaluations import EvaluationStore
+from gflownet.evaluation.store.fingerprint import (
+    context_of,
+    data_digest,
+    modules_of,
+    report_earlier_versions,
+    source_digest,
+)
 from gflownet.evaluation.tasks import TASKS
 from tests.evaluation.candidates import StubTask, config_with
 from tests.evaluation.stub_rows import record
 
 TASK = """
-from gflownet.evaluation.supervised import SupervisedTask
+from gflownet.evaluation.candidates.supervised import SupervisedTask
 from gflownet.evaluation.task import GFNTask
 from {package} import scores
 import json, torch
@@ -112,7 +118,7 @@ def test_built_in_tasks_depend_on_their_modules(name: str) -> None:
     assert f"gflownet.tasks.{name}" in modules
     assert not {"gflownet.run.trainer", "gflownet.config", "torch", "numpy"} & modules.keys()
     if name == "digits":
-        assert {"gflownet.evaluation.supervised", "gflownet.evaluation.training"} <= modules.keys()
+        assert {"gflownet.evaluation.candidates.supervised", "gflownet.evaluation.candidates.trainer"} <= modules.keys()
 
 
 def test_data_digest_depends_on_values_type_and_shape() -> None:

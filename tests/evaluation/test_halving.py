@@ -29,7 +29,7 @@ from gflownet.evaluation.halving import (
 )
 from gflownet.evaluation.job import Request
 from gflownet.evaluation.racing import rank_correlation
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore, Identity
+from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStatus, EvaluationStore, Identity
 from gflownet.evaluation.task import CandidateTraining, GFNTask, Score
 from tests.evaluation.candidates import StubCandidate, config_with, dispatcher_of, record
 from tests.evaluation.test_supervised import build as build_supervised

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gflownet.evaluation.language_training import (
+from gflownet.evaluation.candidates.language import (
     ContiguousBatches,
     LanguageSteps,
     LanguageTraining,

@@ -19,10 +19,10 @@ from sklearn.metrics import (
 )
 
 from gflownet.errors import UserError
+from gflownet.evaluation.candidates.metrics import METRICS, balanced_weights, build_loss, build_metric
+from gflownet.evaluation.candidates.trainer import build_measure
 from gflownet.evaluation.config import TrainingConfig
-from gflownet.evaluation.examples import Split
-from gflownet.evaluation.metrics import METRICS, balanced_weights, build_loss, build_metric
-from gflownet.evaluation.training import build_measure
+from gflownet.evaluation.data.examples import Split
 
 HERE = __name__
 

@@ -23,7 +23,7 @@ from gflownet.evaluation.executors.machine import memory, num_cores, num_kills_w
 from gflownet.evaluation.executors.pool import PickledTask, PoolExecutor
 from gflownet.evaluation.executors.worker import MessageKind, _prepare
 from gflownet.evaluation.job import EvaluationStatus, Job
-from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationStore
 from tests.evaluation.candidates import StubCandidate, config_with
 from tests.evaluation.poison_tasks import PoisonTask
 from tests.evaluation.warm_task import WarmTask

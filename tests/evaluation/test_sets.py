@@ -9,9 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from gflownet.evaluation.candidates.sets import (
+    NUM_BINS,
+    WeightFolder,
+    calibration,
+    figures_of,
+    greedy,
+    loss_of,
+    predicted,
+)
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.racing import RANDOM_REPEAT
-from gflownet.evaluation.sets import NUM_BINS, WeightFolder, calibration, figures_of, greedy, loss_of, predicted
 from gflownet.files import write_whole
 from tests.evaluation.candidates import record
 

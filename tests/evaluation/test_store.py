@@ -18,8 +18,8 @@ from sqlalchemy import Connection, create_engine
 from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
 
 from gflownet.errors import UserError
-from gflownet.evaluation.store import SCHEMA_VERSION, EvaluationStatus, EvaluationStore, Identity
-from gflownet.evaluation.store_database import Database
+from gflownet.evaluation.store.database import Database
+from gflownet.evaluation.store.evaluations import SCHEMA_VERSION, EvaluationStatus, EvaluationStore, Identity
 from tests.disk_limits import file_size_limit
 from tests.evaluation.stub_rows import StubCandidate, record
 from tests.postgres_server import missing_server, new_database, running_server
@@ -28,7 +28,7 @@ NUM_KILLS = 2
 # A line on stdout acknowledges a row.
 WRITER = """
 import sys
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStatus, EvaluationStore
 path, name = sys.argv[1:]
 def record(key):
     return EvaluationRecord(key, key, "{}", score=0.5, status=EvaluationStatus.OK, seconds=0.1, step=1)

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from gflownet.errors import UserError
-from gflownet.evaluation.claims import Claims
-from gflownet.evaluation.store import Claim, EvaluationStatus, EvaluationStore, Identity
+from gflownet.evaluation.store.claims import Claims
+from gflownet.evaluation.store.evaluations import Claim, EvaluationStatus, EvaluationStore, Identity
 from tests.evaluation.stub_rows import StubCandidate, record
 
 LEASE = 30.0
 # Claims every graph of a list in batches, prints those that it was granted, and adds rows that others add, too.
 CLAIMANT = """
 import sys
-from gflownet.evaluation.store import EvaluationStore, Identity
+from gflownet.evaluation.store.evaluations import EvaluationStore, Identity
 from tests.evaluation.stub_rows import StubCandidate, record
 url, owner, num = sys.argv[1], sys.argv[2], int(sys.argv[3])
 with EvaluationStore(url) as store:
@@ -230,7 +230,7 @@ def test_refused_rows_are_claimed_again(store: EvaluationStore) -> None:
 
 
 def test_iteration_and_counts_by_run(store: EvaluationStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gflownet.evaluation.store._CHUNK", 3)
+    monkeypatch.setattr("gflownet.evaluation.store.evaluations._CHUNK", 3)
     rows = [record(str(i), run="ab"[i % 2]) for i in range(7)]
     store.add(rows)
     claim(store, "running")

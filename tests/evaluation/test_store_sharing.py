@@ -12,7 +12,7 @@ import pytest
 
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.executors.inline import InlineExecutor
-from gflownet.evaluation.store import EvaluationStatus, EvaluationStore, Identity
+from gflownet.evaluation.store.evaluations import EvaluationStatus, EvaluationStore, Identity
 from gflownet.evaluation.task import GFNTask, Score
 from tests.evaluation.candidates import StubCandidate, config_with
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from gflownet.evaluation.candidates.supervised import MAX_GROUP_SIZE, Splits, SupervisedTask
+from gflownet.evaluation.candidates.trainer import CandidateDivergedError, Split, continue_trainings
 from gflownet.evaluation.execution import restored, run_job
 from gflownet.evaluation.job import Job, Outcome
-from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
-from gflownet.evaluation.supervised import MAX_GROUP_SIZE, Splits, SupervisedTask
+from gflownet.evaluation.store.evaluations import EvaluationStatus, EvaluationStore
 from gflownet.evaluation.task import Score
-from gflownet.evaluation.training import CandidateDivergedError, Split, continue_trainings
 from gflownet.graphs.canonical import Candidate
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.translation import to_pytorch_model
@@ -156,7 +156,7 @@ def test_a_candidate_scores_the_same_to_the_bit_in_any_company(monkeypatch):
     crowd = task.evaluate_many(ZOO * 4, seeds=[*seeds] * 4)  # more than are trained together
     assert len(crowd) > 2 * MAX_GROUP_SIZE
     assert crowd == alone * 4
-    monkeypatch.setattr("gflownet.evaluation.supervised.MAX_GROUP_BYTES", 1)
+    monkeypatch.setattr("gflownet.evaluation.candidates.supervised.MAX_GROUP_BYTES", 1)
     assert task.evaluate_many(ZOO, seeds=seeds) == alone
     assert task.evaluate_many([], seeds=[]) == []
     assert torch.equal(state, torch.get_rng_state())
@@ -188,7 +188,7 @@ def test_one_that_breaks_the_training_of_its_group_fails_alone(monkeypatch):
     task = build("num_epochs=1")
     graphs = [graph_of((8, "tanh")), graph_of((8, "tanh"), (4, "relu")), graph_of((5, "tanh"))]
     expected = task.evaluate_many(graphs, seeds=range(3))
-    monkeypatch.setattr("gflownet.evaluation.supervised.continue_trainings", train)
+    monkeypatch.setattr("gflownet.evaluation.candidates.supervised.continue_trainings", train)
     outcomes = task.evaluate_many(graphs, seeds=range(3))
     assert isinstance(outcomes[1], MemoryError)
     assert (outcomes[0], outcomes[2]) == (expected[0], expected[2])

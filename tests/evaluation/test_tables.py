@@ -12,9 +12,9 @@ import torch
 
 from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
-from gflownet.evaluation.datasets import load_splits, standardised, with_standard_targets
-from gflownet.evaluation.examples import Splits
-from gflownet.evaluation.table_fitting import MAX_VALUES, column_transformer, fitted, raw_table
+from gflownet.evaluation.data.datasets import load_splits, standardised, with_standard_targets
+from gflownet.evaluation.data.examples import Splits
+from gflownet.evaluation.data.table_fitting import MAX_VALUES, column_transformer, fitted, raw_table
 from gflownet.translation.table_columns import ColumnKind, TableColumns, Target
 from tasks.table import TableConfig, TableTask
 from tests.evaluation.table_data import HOUSE_COLUMNS, houses, write_houses, write_rows

@@ -14,17 +14,17 @@ from torch import nn
 
 from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
-from gflownet.evaluation import training as training_module
-from gflownet.evaluation.datasets import load_splits
-from gflownet.evaluation.examples import Split, Splits
+from gflownet.evaluation.candidates import trainer as training_module
+from gflownet.evaluation.candidates.references import model_reference
+from gflownet.evaluation.candidates.tensor_task import TensorTask, automatic_batch_size
+from gflownet.evaluation.candidates.trainer import CandidateDivergedError
+from gflownet.evaluation.data.datasets import load_splits
+from gflownet.evaluation.data.examples import Split, Splits
 from gflownet.evaluation.execution import restored, run_job
-from gflownet.evaluation.fingerprint import context_of
 from gflownet.evaluation.job import Job, Outcome
-from gflownet.evaluation.reference_models import model_reference
-from gflownet.evaluation.store import EvaluationStatus
+from gflownet.evaluation.store.evaluations import EvaluationStatus
+from gflownet.evaluation.store.fingerprint import context_of
 from gflownet.evaluation.tasks import TASKS
-from gflownet.evaluation.tensor_task import TensorTask, automatic_batch_size
-from gflownet.evaluation.training import CandidateDivergedError
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.translation import StackedModel, to_pytorch_model
 from tasks.images import lenet5

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from gflownet.evaluation.config import EvaluationConfig, TrainingConfig
-from gflownet.evaluation.metrics import METRICS, build_loss
-from gflownet.evaluation.training import (
+from gflownet.evaluation.candidates.metrics import METRICS, build_loss
+from gflownet.evaluation.candidates.trainer import (
     CandidateDivergedError,
     Length,
     Measure,
@@ -17,6 +16,7 @@ from gflownet.evaluation.training import (
     Split,
     continue_trainings,
 )
+from gflownet.evaluation.config import EvaluationConfig, TrainingConfig
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation import TranslatedModel, to_pytorch_model
 from tests.evaluation.candidates import classifier_graph

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gflownet.evaluation.language_training import LanguageSteps, Step, bits_per_byte_of, streamed_loss
+from gflownet.evaluation.candidates.language import LanguageSteps, Step, bits_per_byte_of, streamed_loss
 from gflownet.language.__main__ import main
 from gflownet.language.text import encode, read_text
 from gflownet.rhn.checkpoint import load_language_model

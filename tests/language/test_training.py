@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gflownet.evaluation.language_training import LanguageDivergedError, LanguageSteps, LanguageTraining
+from gflownet.evaluation.candidates.language import LanguageDivergedError, LanguageSteps, LanguageTraining
 from gflownet.language.__main__ import main
 from gflownet.records.status import RunState, read_status
 from gflownet.rhn.checkpoint import describe, load_language_model, load_text_model

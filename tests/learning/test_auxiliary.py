@@ -16,7 +16,7 @@ from gflownet.data.sampler import sample_forward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
-from gflownet.evaluation.store import EvaluationStatus
+from gflownet.evaluation.store.evaluations import EvaluationStatus
 from gflownet.learning.auxiliary import Setup, Teacher
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig, TeacherConfig

@@ -1,12 +1,12 @@
-"""Slow versions of gflownet.evaluation.training and supervised: autograd, one optimiser per candidate."""
+"""Slow versions of gflownet.evaluation.candidates.trainer and supervised: autograd, one optimiser per candidate."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from gflownet.evaluation.candidates.supervised import Splits
 from gflownet.evaluation.config import EvaluationConfig
-from gflownet.evaluation.supervised import Splits
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.training.random_states import seeded
 from gflownet.translation import to_pytorch_model

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import gflownet
 from gflownet.evaluation.final import TopArchitecture
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus
+from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStatus
 from gflownet.files import sealed
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph

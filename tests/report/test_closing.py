@@ -15,7 +15,7 @@ from rich.console import Console
 
 import gflownet
 from gflownet.evaluation.final import FinalStage, Sizes, TopArchitecture, ranked
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus
+from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStatus
 from gflownet.evaluation.task import Reference
 from gflownet.files import write_whole
 from gflownet.graphs.assignment import Assignment

@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from gflownet.errors import UserError
-from gflownet.evaluation.store_rows import EvaluationRecord, EvaluationStatus
+from gflownet.evaluation.store.rows import EvaluationRecord, EvaluationStatus
 from gflownet.files import sealed
 from gflownet.report.__main__ import main, run_folders
 from gflownet.report.compared.figures import CURVES, estimate_of, figures_of, group_curve

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gflownet.evaluation.store_database import STORE_NAME
+from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.train import main
 from tests.search.searches import PLACES, RIDGE, TrainsPlaces
 

@@ -20,15 +20,15 @@ from safetensors.torch import load
 import gflownet
 from gflownet.config import load_config, with_task_options
 from gflownet.errors import counted
+from gflownet.evaluation.candidates.sets import WeightFolder, figures_of, greedy, predicted
+from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.final import FinalStage, Sizes, TopArchitecture
 from gflownet.evaluation.racing import RANDOM_REPEAT
-from gflownet.evaluation.sets import WeightFolder, figures_of, greedy, predicted
-from gflownet.evaluation.store_overview import StoreOverview
-from gflownet.evaluation.store_rows import EvaluationRecord, EvaluationStatus, record_of
+from gflownet.evaluation.store.overview import StoreOverview
+from gflownet.evaluation.store.rows import EvaluationRecord, EvaluationStatus, record_of
 from gflownet.evaluation.tasks import TASKS
-from gflownet.evaluation.tensor_task import TensorTask
 from gflownet.files import write_whole
 from gflownet.report.page import page_of, read_run
 from gflownet.run.final_set import kept_weights, with_set

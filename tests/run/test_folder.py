@@ -11,7 +11,7 @@ import pytest
 
 from gflownet.config import command_config, default_folder, load_config
 from gflownet.errors import UserError
-from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.language import config as language
 from gflownet.records.marker import newest_run
 from gflownet.run.folder import RunFolder, last_checkpoint

@@ -3,8 +3,8 @@
 import pytest
 
 from gflownet.evaluation.evaluator import Evaluation
-from gflownet.evaluation.store import EvaluationStatus
-from gflownet.evaluation.store_rows import failure_kind
+from gflownet.evaluation.store.evaluations import EvaluationStatus
+from gflownet.evaluation.store.rows import failure_kind
 from gflownet.run.progress import Progress
 from gflownet.search.loop import SearchStep
 

@@ -8,8 +8,8 @@ import pytest
 
 from gflownet.cli.store import main as requeue
 from gflownet.errors import UserError
-from gflownet.evaluation.store import EvaluationStatus
-from gflownet.evaluation.store_overview import StoreOverview
+from gflownet.evaluation.store.evaluations import EvaluationStatus
+from gflownet.evaluation.store.overview import StoreOverview
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.run.failures import Quarantine
 from gflownet.run.folder import QUARANTINE_NAME, RunFolder

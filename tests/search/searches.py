@@ -11,10 +11,10 @@ from typing import Any
 from gflownet.config import load_config
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import AsynchronousEvaluator, Evaluation
-from gflownet.evaluation.fingerprint import context_of
 from gflownet.evaluation.job import Outcome, Request, Ticket, record_of
-from gflownet.evaluation.store import EvaluationStore
-from gflownet.evaluation.store_rows import EvaluationStatus
+from gflownet.evaluation.store.evaluations import EvaluationStore
+from gflownet.evaluation.store.fingerprint import context_of
+from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.states import GraphStates

@@ -7,11 +7,11 @@ import pytest
 import torch
 from sklearn.tree import DecisionTreeRegressor
 
-from gflownet.search.automatic import MODELS, Automatic, stacked
 from gflownet.search.config import MIXED_MODELS, SurrogateConfig
 from gflownet.search.descriptors import Descriptors
 from gflownet.search.forest import RandomForest, RandomForestConfig
 from gflownet.search.gaussian_process import GaussianProcess
+from gflownet.search.mixture import MODELS, Automatic, stacked
 from gflownet.search.regression import Hyperparameters, Regression
 from gflownet.search.surrogate import Prediction, Warping, mixture
 from tests.contracts.environments import computation_graphs

@@ -17,7 +17,7 @@ from gflownet.data.sampler import uniform_states
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
-from gflownet.evaluation.store_rows import EvaluationStatus
+from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.search.acquisition import ExpectedImprovement, boxes_above, log_expected_improvement
 from gflownet.search.candidate_model import Believed, CandidateModel, in_scores, spread_order
 from gflownet.search.config import SearchConfig, SurrogateConfig

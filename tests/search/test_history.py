@@ -8,7 +8,7 @@ import torch
 
 from gflownet.data.sampler import uniform_states
 from gflownet.evaluation.evaluator import Evaluation
-from gflownet.evaluation.store_rows import EvaluationStatus
+from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.mdp.states import GraphStates
 from gflownet.search.history import History, ProposalOrigin
 from tests.contracts.environments import ENVIRONMENTS

@@ -11,7 +11,7 @@ import torch
 
 from gflownet.data.sampler import uniform_states
 from gflownet.evaluation.evaluator import Evaluation
-from gflownet.evaluation.store_rows import EvaluationStatus
+from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates

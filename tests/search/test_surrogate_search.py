@@ -10,7 +10,7 @@ import torch
 from gflownet.config import load_config
 from gflownet.data.sampler import uniform_states
 from gflownet.evaluation.evaluator import Evaluation
-from gflownet.evaluation.store_rows import EvaluationStatus
+from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.mdp.states import GraphStates
 from gflownet.run.trainer import GFNTrainer
 from gflownet.search.descriptors import Descriptors

@@ -13,7 +13,7 @@ from gflownet.envs.cell_networks import Cell
 from gflownet.errors import UserError
 from gflownet.evaluation.config import BudgetConfig
 from gflownet.evaluation.job import EvaluationStatus
-from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.evaluation.task import TRAINING_SECONDS, Cost
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from gflownet.evaluation.supervised import Splits
+from gflownet.evaluation.candidates.supervised import Splits
 from gflownet.evaluation.tasks import TASKS
 from tests.evaluation.candidates import config_with
 

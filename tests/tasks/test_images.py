@@ -12,7 +12,7 @@ import torch
 
 from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
-from gflownet.evaluation.datasets import load_splits
+from gflownet.evaluation.data.datasets import load_splits
 from tasks.images import ImagesConfig, ImagesTask
 from tests.evaluation.test_tensor_task import network
 

@@ -12,7 +12,7 @@ import pytest
 
 import gflownet
 from gflownet.evaluation.final import TopArchitecture
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus
+from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStatus
 from gflownet.files import sealed
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.report.architectures import write_top_architectures

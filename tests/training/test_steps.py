@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from gflownet.evaluation.candidates.trainer import candidate_steps
 from gflownet.evaluation.config import EvaluationConfig, TrainingConfig
-from gflownet.evaluation.training import candidate_steps
 from gflownet.training.optimisers import SGD, Adam, AdamW, Schedule, eager
 from gflownet.training.steps import Steps
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.errors import UserError
-from gflownet.evaluation.language_training import LanguageTraining, bits_per_byte, train_language_model
+from gflownet.evaluation.candidates.language import LanguageTraining, bits_per_byte, train_language_model
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations.vocabulary import aggregation
 from gflownet.rhn.checkpoint import describe, load_language_model, model_of, save_language_model

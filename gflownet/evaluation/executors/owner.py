@@ -31,8 +31,8 @@ from gflownet.errors import UserError
 from gflownet.evaluation.execution import capped, describe
 from gflownet.evaluation.executors.machine import num_kills_without_memory
 from gflownet.evaluation.executors.worker import MessageKind, PoolSettings, adopt_orphans, end_descendants, work
-from gflownet.evaluation.fingerprint import code_digest, modules_of
 from gflownet.evaluation.job import EvaluationStatus, Outcome
+from gflownet.evaluation.store.fingerprint import code_digest, modules_of
 from gflownet.evaluation.task import GFNTask
 
 # Time for a worker to be ready, seconds; it is not part of a deadline.

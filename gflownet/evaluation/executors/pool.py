@@ -30,8 +30,8 @@ from gflownet.evaluation.executors.devices import DEVICES, Devices, Slot, slots_
 from gflownet.evaluation.executors.machine import memory_per_process
 from gflownet.evaluation.executors.owner import MAX_LOST_STARTS, MAX_TAIL, Order, end_of, own
 from gflownet.evaluation.executors.worker import MessageKind, PoolSettings
-from gflownet.evaluation.fingerprint import source_digest
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
+from gflownet.evaluation.store.fingerprint import source_digest
 from gflownet.evaluation.task import GFNTask
 
 _ADVICE = "move it to a module that other processes can import, or set evaluation.executor=inline"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-from gflownet.evaluation.store_rows import EvaluationStatus
+from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.pictures.line_charts import moving_mean
 from gflownet.report.compared.groups import Group
 from gflownet.report.page.run_data import RunData, figure_of, mapping_of, number_of

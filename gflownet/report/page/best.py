@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gflownet.evaluation.racing import rank_correlation
-from gflownet.evaluation.store_rows import EvaluationRecord
+from gflownet.evaluation.store.rows import EvaluationRecord
 from gflownet.graphs.assignment import as_yaml, differing, values_of, words_of
 from gflownet.pictures.chart import NONE, Table, number_text
 from gflownet.records.status import RunState

@@ -9,7 +9,7 @@ from typing import Any
 
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import counted
-from gflownet.evaluation.store_rows import EvaluationStatus
+from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.evaluation.tasks import TASKS
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.pictures.chart import duration_text

@@ -16,9 +16,9 @@ from omegaconf.errors import OmegaConfBaseException
 from gflownet.config import CONFIG_NAME, OPTIONS
 from gflownet.errors import UserError, counted
 from gflownet.evaluation.racing import RANDOM_REPEAT
-from gflownet.evaluation.store_database import STORE_NAME
-from gflownet.evaluation.store_overview import StoreOverview
-from gflownet.evaluation.store_rows import EvaluationRecord, EvaluationStatus, record_of
+from gflownet.evaluation.store.database import STORE_NAME
+from gflownet.evaluation.store.overview import StoreOverview
+from gflownet.evaluation.store.rows import EvaluationRecord, EvaluationStatus, record_of
 from gflownet.files import parse_json, read_entries, read_rows, read_yaml
 from gflownet.records.marker import RunMarker, read_marker
 from gflownet.records.status import STATUS_NAME, RunState, RunStatus, read_status

@@ -12,7 +12,7 @@ import numpy as np
 
 from gflownet.certificate.words import sentence, table
 from gflownet.errors import counted
-from gflownet.evaluation.store_rows import EvaluationRecord, EvaluationStatus, failure_kind, first_line
+from gflownet.evaluation.store.rows import EvaluationRecord, EvaluationStatus, failure_kind, first_line
 from gflownet.metrics.statistics import Interval, non_dominated
 from gflownet.pictures.bar_charts import Bar, Estimate, bar_chart, interval_chart
 from gflownet.pictures.chart import Chart, Table, duration_text, number_text

@@ -16,8 +16,8 @@ import psutil
 
 from gflownet.config import load_config, to_mapping, to_yaml
 from gflownet.evaluation.racing import RANDOM_REPEAT
-from gflownet.evaluation.store import EvaluationStore
-from gflownet.evaluation.store_rows import EvaluationRecord, EvaluationStatus
+from gflownet.evaluation.store.evaluations import EvaluationStore
+from gflownet.evaluation.store.rows import EvaluationRecord, EvaluationStatus
 from gflownet.graphs.assignment import Assignment
 from gflownet.records.marker import RunMarker, write_marker
 from gflownet.report.page import page_of, read_run

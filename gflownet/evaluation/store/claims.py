@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from gflownet.errors import UserError
-from gflownet.evaluation.store import Claim, EvaluationRecord, Identity
+from gflownet.evaluation.store.evaluations import Claim, EvaluationRecord, Identity
 from gflownet.graphs.canonical import Candidate
 
 # Heartbeats per lease: short leases end those of healthy processes (optuna issue 5470).

@@ -22,12 +22,12 @@ from torch.utils.data import Dataset, Subset
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
-from gflownet.evaluation.data_checks import check_dataset, check_numbering, check_present, check_repeated, check_splits
-from gflownet.evaluation.data_files import read_file
-from gflownet.evaluation.examples import DatasetSplit, Examples, Split, Splits
-from gflownet.evaluation.labelled_arrays import LabelledArrays, labelled
-from gflownet.evaluation.table_files import Reading
-from gflownet.evaluation.table_fitting import fitted, table_of_numbers
+from gflownet.evaluation.data.checks import check_dataset, check_numbering, check_present, check_repeated, check_splits
+from gflownet.evaluation.data.examples import DatasetSplit, Examples, Split, Splits
+from gflownet.evaluation.data.files import read_file
+from gflownet.evaluation.data.labelled_arrays import LabelledArrays, labelled
+from gflownet.evaluation.data.table_files import Reading
+from gflownet.evaluation.data.table_fitting import fitted, table_of_numbers
 from gflownet.files import cached
 from gflownet.plugins import load_function
 from gflownet.training.random_states import seeded

@@ -16,9 +16,18 @@ import torch
 from torch import nn
 
 from gflownet.errors import UserError
+from gflownet.evaluation.candidates.metrics import FOR_UNBALANCED, balanced_weights, build_loss, build_metric
+from gflownet.evaluation.candidates.trainer import (
+    Length,
+    ModelTrainer,
+    ModelTraining,
+    build_measure,
+    loss_limit,
+    outputs_of,
+)
 from gflownet.evaluation.config import EvaluationConfig, TaskConfig, TrainingConfig
-from gflownet.evaluation.data_checks import check_splits
-from gflownet.evaluation.examples import (
+from gflownet.evaluation.data.checks import check_splits
+from gflownet.evaluation.data.examples import (
     DatasetSplit,
     Examples,
     Split,
@@ -27,11 +36,9 @@ from gflownet.evaluation.examples import (
     in_columns,
     is_classification,
 )
-from gflownet.evaluation.examples import num_outputs as count_outputs
-from gflownet.evaluation.fingerprint import data_digest, function_digest
-from gflownet.evaluation.metrics import FOR_UNBALANCED, balanced_weights, build_loss, build_metric
+from gflownet.evaluation.data.examples import num_outputs as count_outputs
+from gflownet.evaluation.store.fingerprint import data_digest, function_digest
 from gflownet.evaluation.task import CandidateTraining, Cost, GFNTask, Score, soft_size_objective
-from gflownet.evaluation.training import Length, ModelTrainer, ModelTraining, build_measure, loss_limit, outputs_of
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.validation import blocking_problems

@@ -8,11 +8,11 @@ from typing import cast
 
 import torch
 
-from gflownet.evaluation.examples import Split
-from gflownet.evaluation.examples import Splits as Splits
+from gflownet.evaluation.candidates.tensor_task import Start, TensorTask
+from gflownet.evaluation.candidates.trainer import Length, ModelTraining, continue_trainings, trains_together
+from gflownet.evaluation.data.examples import Split
+from gflownet.evaluation.data.examples import Splits as Splits
 from gflownet.evaluation.task import Score
-from gflownet.evaluation.tensor_task import Start, TensorTask
-from gflownet.evaluation.training import Length, ModelTraining, continue_trainings, trains_together
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation import TranslatedModel, is_as_translated, is_direct
 

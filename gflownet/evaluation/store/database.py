@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, Operationa
 from sqlalchemy.exc import TimeoutError as NoFreeConnectionError
 
 from gflownet.errors import UserError
-from gflownet.evaluation.store_rows import CONTEXTS, METADATA, SCHEMA, context_digest
+from gflownet.evaluation.store.rows import CONTEXTS, METADATA, SCHEMA, context_digest
 
 T = TypeVar("T")
 # File of a run folder.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gflownet.errors import UserError
-from gflownet.evaluation.table_fitting import RawTable
+from gflownet.evaluation.data.table_fitting import RawTable
 from gflownet.translation.table_columns import is_number
 
 _BYTE = 255.0

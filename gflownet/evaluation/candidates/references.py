@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from gflownet.errors import counted
-from gflownet.evaluation.examples import Split
+from gflownet.evaluation.candidates.tensor_task import TensorTask
+from gflownet.evaluation.candidates.trainer import Length, Measure, ModelTraining
+from gflownet.evaluation.data.examples import Split
 from gflownet.evaluation.task import Reference
-from gflownet.evaluation.tensor_task import TensorTask
-from gflownet.evaluation.training import Length, Measure, ModelTraining
 from gflownet.training.random_states import seeded
 
 _SMALLEST_PROBABILITY = 1e-12

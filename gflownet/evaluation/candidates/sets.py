@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.racing import RANDOM_REPEAT
-from gflownet.evaluation.store_rows import EvaluationRecord, Identity
+from gflownet.evaluation.store.rows import EvaluationRecord, Identity
 
 WEIGHTS_NAME = "weights"  # folder of a run
 FIGURES = ("accuracy", "log_loss", "calibration_error", "r2", "mse")  # those of classes, then those of numbers

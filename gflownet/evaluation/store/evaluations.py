@@ -12,9 +12,9 @@ from typing import Any
 import sqlalchemy as sql
 
 from gflownet.errors import UserError
-from gflownet.evaluation.store_database import SCHEMA_VERSION as SCHEMA_VERSION
-from gflownet.evaluation.store_database import Database, add_contexts, is_network_file_system, prepare_schema
-from gflownet.evaluation.store_rows import (
+from gflownet.evaluation.store.database import SCHEMA_VERSION as SCHEMA_VERSION
+from gflownet.evaluation.store.database import Database, add_contexts, is_network_file_system, prepare_schema
+from gflownet.evaluation.store.rows import (
     CONTEXTS,
     DAMAGED,
     EVALUATIONS,
@@ -28,10 +28,10 @@ from gflownet.evaluation.store_rows import (
     record_of,
     row_of,
 )
-from gflownet.evaluation.store_rows import Claim as Claim
-from gflownet.evaluation.store_rows import EvaluationRecord as EvaluationRecord
-from gflownet.evaluation.store_rows import EvaluationStatus as EvaluationStatus
-from gflownet.evaluation.store_rows import Identity as Identity
+from gflownet.evaluation.store.rows import Claim as Claim
+from gflownet.evaluation.store.rows import EvaluationRecord as EvaluationRecord
+from gflownet.evaluation.store.rows import EvaluationStatus as EvaluationStatus
+from gflownet.evaluation.store.rows import Identity as Identity
 from gflownet.files import Closing
 from gflownet.graphs.canonical import Candidate
 

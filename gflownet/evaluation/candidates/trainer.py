@@ -15,10 +15,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from gflownet.evaluation.candidates.metrics import Loss, Metric, constant_outputs, constant_prediction, mean_value
 from gflownet.evaluation.config import EvaluationConfig
-from gflownet.evaluation.examples import Batch, Examples, augmented, num_steps
-from gflownet.evaluation.examples import Split as Split
-from gflownet.evaluation.metrics import Loss, Metric, constant_outputs, constant_prediction, mean_value
+from gflownet.evaluation.data.examples import Batch, Examples, augmented, num_steps
+from gflownet.evaluation.data.examples import Split as Split
 from gflownet.training.optimisers import OptimiserOptions, Schedule, build_optimisers
 from gflownet.training.precision import computed_in
 from gflownet.training.random_states import get_random_state, seeded, set_random_state

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from gflownet.errors import UserError
-from gflownet.evaluation.labelled_arrays import LabelledArrays, class_numbers
-from gflownet.evaluation.table_fitting import RawTable, is_plain, raw_table
+from gflownet.evaluation.data.labelled_arrays import LabelledArrays, class_numbers
+from gflownet.evaluation.data.table_fitting import RawTable, is_plain, raw_table
 from gflownet.files import read_bytes
 from gflownet.translation.table_columns import MISSING, ColumnKind, is_number, text_of
 

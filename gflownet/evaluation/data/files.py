@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from gflownet.errors import UserError
-from gflownet.evaluation.labelled_arrays import LabelledArrays, labelled
-from gflownet.evaluation.table_files import Reading, read_table
+from gflownet.evaluation.data.labelled_arrays import LabelledArrays, labelled
+from gflownet.evaluation.data.table_files import Reading, read_table
 from gflownet.files import read_bytes
 
 ENDINGS = (".png", ".jpg", ".jpeg")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import scoring_context
-from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.evaluation.task import GFNTask
 from gflownet.files import cached
 from gflownet.graphs.operation import graph_name

@@ -15,9 +15,9 @@ from typing import IO, Any
 import sqlalchemy as sql
 
 from gflownet.errors import UserError
-from gflownet.evaluation import store_rows
-from gflownet.evaluation.store_database import Database, prepare_schema, stored_version
-from gflownet.evaluation.store_rows import (
+from gflownet.evaluation.store import rows as store_rows
+from gflownet.evaluation.store.database import Database, prepare_schema, stored_version
+from gflownet.evaluation.store.rows import (
     CONTEXTS,
     DAMAGED,
     EVALUATIONS,

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from gflownet.errors import UserError
-from gflownet.evaluation.examples import DatasetSplit, Split, Splits, is_classification
+from gflownet.evaluation.data.examples import DatasetSplit, Split, Splits, is_classification
 from gflownet.training.random_states import seeded
 
 # More classes than examples are allowed up to here.

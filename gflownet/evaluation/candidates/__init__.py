@@ -1,0 +1,1 @@
+"""Tasks whose candidates train: the training, losses and metrics, sets."""

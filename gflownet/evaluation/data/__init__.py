@@ -1,0 +1,1 @@
+"""Data of candidates: files, tables, examples, checks."""

@@ -1,0 +1,1 @@
+"""The store: every evaluation in a database, claims of runs, what scores depend on."""
