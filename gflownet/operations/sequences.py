@@ -5,7 +5,8 @@ B is the batch, T the number of time steps, D the width. A sequence [T B, D] is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,19 +24,18 @@ _OWN_CALLS = {"forward", "_compiled_call_impl", "_is_replica"}
 _OF_RHN = {RHNBlock, RMSNorm, BHN, AdapterHeads, DoraFFN, FFN, nn.Linear}
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether a call of a module runs hooks, its own or those of all modules."""
-    own = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
-    return bool(own) or _has_any_global_hook()
+def _has_hooks(values: Mapping[str, Any]) -> bool:
+    has_forward = values["_forward_pre_hooks"] or values["_forward_hooks"]
+    return bool(has_forward or values["_backward_pre_hooks"] or values["_backward_hooks"])
 
 
 def is_untouched(module: nn.Module, has_type: Callable[[type], object]) -> bool:
     """Return whether code that reads the parameters of a module does what calls of it and its submodules do."""
-    return all(
+    return not _has_any_global_hook() and all(
         has_type(type(each))
-        and not has_hooks(each)
+        and not _has_hooks(vars(each))
         and _OWN_CALLS.isdisjoint(vars(each))
-        and all(type(parameter) is nn.Parameter for parameter in each._parameters.values() if parameter is not None)
+        and {*map(type, each._parameters.values())} <= {nn.Parameter, type(None)}
         for each in module.modules()
     )
 
@@ -46,11 +46,7 @@ def plain_weight(layer: nn.Module) -> Tensor | None:
     Hooks of all modules aside. Takes half of the time of `layer.weight`, which nn.Module looks up in Python.
     """
     values = layer.__dict__
-    if type(layer) is not nn.Linear or len(values) != _NUM_ATTRIBUTES:
-        return None
-    if values["_forward_pre_hooks"] or values["_forward_hooks"]:
-        return None
-    if values["_backward_pre_hooks"] or values["_backward_hooks"]:
+    if type(layer) is not nn.Linear or len(values) != _NUM_ATTRIBUTES or _has_hooks(values):
         return None
     parameters = values["_parameters"]
     weight = parameters.get("weight") if parameters["bias"] is None else None
@@ -58,30 +54,16 @@ def plain_weight(layer: nn.Module) -> Tensor | None:
 
 
 def project(
-    layer: nn.Module,
-    x: Tensor,
-    total: Tensor | None = None,
-    factor: Tensor | None = None,
-    *,
-    scales_input: bool = False,
+    layer: Any, x: Tensor, total: Tensor | None = None, factor: Tensor | None = None, *, scales_input: bool = False
 ) -> Tensor:
-    """Return total + factor * layer(x) [B, D].
+    """Return total + factor * layer(x) [B, D] for x [B, F], total 0-d or [B, D] and factor 0-d.
 
-    Of an untouched linear layer its matrix is scaled, or the input, not the output: one gemm with the sum inside.
-
-    Args:
-        layer: of an edge, or of a neuron after its aggregation.
-        x: [B, F].
-        total: 0-d or [B, D].
-        factor: 0-d.
-        scales_input: multiply the input, not the weight.
+    Of an untouched linear layer the weight or, with `scales_input`, the input is scaled: one gemm with the sum inside.
     """
     matrix = None if _has_any_global_hook() else plain_weight(layer)
     if matrix is None:
-        y = layer(x)
-        if factor is None:
-            return y if total is None else total + y
-        return y * factor if total is None else torch.addcmul(total, y, factor)
+        y = layer(x) if factor is None else layer(x) * factor
+        return y if total is None else total + y
     if factor is not None:
         x, matrix = (x * factor, matrix) if scales_input else (x, matrix * factor)
     if total is None or not total.dim():

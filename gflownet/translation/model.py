@@ -84,14 +84,13 @@ class StateManager:
 
         Raises ValueError where no state can be stored, unless the step started a new sequence.
         """
-        if not self.is_kept or _is_traced(tensors):
-            if not is_new:
-                raise ValueError(
-                    "expected reset_states=True, or model.step(x, state), in torch.jit.trace, torch.export, transforms "
-                    "of torch.func and replicas of DataParallel, which lose the state of a call"
-                )
-            return
-        self.tensors = tuple(tensor.detach() for tensor in tensors)
+        if self.is_kept and not _is_traced(tensors):
+            self.tensors = tuple(tensor.detach() for tensor in tensors)
+        elif not is_new:
+            raise ValueError(
+                "expected reset_states=True, or model.step(x, state), in torch.jit.trace, torch.export, transforms of "
+                "torch.func and replicas of DataParallel, which lose the state of a call"
+            )
 
     def previous_output(self, node_id: int) -> Tensor | None:
         """Return the output [B, *shape] that recurrent edges of a node read next; None before the first step."""
@@ -252,8 +251,8 @@ class TranslatedModel(nn.Module):
         states = [slot_name(slot.kind, slot.node_id) for slot in plan.slots]
         return [*inputs, *states], [*outputs, *(f"next_{state}" for state in states)]
 
-    def _named_tensors(self) -> Mapping[str, Tensor]:
-        """Return the parameters outside of layers, by attribute if one is computed or pruned, or in a replica."""
+    def _named_tensors(self) -> Mapping[str, Any]:
+        """Return the parameters outside of layers; by attribute if one is computed or pruned, or in a replica."""
         p = self._parameters
         return p if p.keys() >= self.names else {name: getattr(self, name) for name in self.names}
 
@@ -355,8 +354,7 @@ def generate_class(plan: ModelPlan, dialect: Dialect = FAST) -> type[TranslatedM
     exec(compile(source, filename, "exec"), namespace)
     methods = {method: namespace[method] for method in ("__init__", "forward", "step", "steps") if method in namespace}
     read = frozenset(each.name for step in plan.live_steps for each in step.parameters if not each.module)
-    values = {"plan": plan, "names": read, "__module__": __name__}
-    generated = type(name, (TranslatedModel,), values | methods)
+    generated = type(name, (TranslatedModel,), {"plan": plan, "names": read, "__module__": __name__, **methods})
     # Source lines for tracebacks, debuggers and torch.compile while the class exists.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     weakref.finalize(generated, linecache.cache.pop, filename, None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from tests.translation.operation_graphs import graph_of, hidden, image_input
 LATE = {"attributes": {"is_recurrent": True}}
 
 
-def dense(data: dict, **options: object) -> nn.Module:
+def dense(data: dict, **options: object) -> Any:
     return to_pytorch_model(ComputationGraph.from_dict(data), {"projection": "always", **options})
 
 
@@ -36,7 +37,7 @@ def wide_sum() -> dict:
     return data
 
 
-def operations() -> nn.Module:
+def operations() -> Any:
     """Convolutions, a subgraph with state of its own, edge weights, an adapter and a neuron."""
     inner = {
         "nodes": [
@@ -60,13 +61,13 @@ def operations() -> nn.Module:
     )
 
 
-def source_module() -> nn.Module:
+def source_module() -> Any:
     namespace: dict = {}
     exec(to_source(ComputationGraph.from_dict(mixed()), projection="always"), namespace)
     return namespace["Model"]()
 
 
-KINDS: dict[str, Callable[[], nn.Module]] = {
+KINDS: dict[str, Callable[[], Any]] = {
     "chain": lambda: dense(chain(3, 4, 2)),
     "stacked": lambda: dense(wide_sum()),
     "aggregations": lambda: dense(mixed()),
@@ -95,9 +96,9 @@ def model(kind: str) -> nn.Module:
     return model
 
 
-def inputs_of(model: nn.Module) -> Tensor:
+def inputs_of(model: Any) -> Tensor:
     generator = torch.Generator().manual_seed(1)
-    translated = next((each for each in model.modules() if hasattr(each, "zeros")), None)
+    translated: Any = next((each for each in model.modules() if hasattr(each, "zeros")), None)
     shape = (3, 6) if translated is None else translated.zeros(3)[0].shape
     return torch.randn(shape, generator=generator)
 
@@ -105,7 +106,7 @@ def inputs_of(model: nn.Module) -> Tensor:
 def outputs_of(model: nn.Module, *, requires_grad: bool = False) -> Tensor:
     """Return the outputs of two steps of a model, from zeros."""
     x = inputs_of(model).requires_grad_(requires_grad)
-    states = [each for each in model.modules() if hasattr(each, "state_manager")]
+    states: list[Any] = [each for each in model.modules() if hasattr(each, "state_manager")]
     for each in states:
         each.state_manager.reset()
     return torch.stack([model(x), model(x)])

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -199,7 +200,7 @@ def test_state_is_not_lost_silently():
     expected = model(x, True)
     assert torch.allclose(by_row(True), expected, atol=1e-6)
     model.requires_grad_(False)
-    traced = torch.jit.trace(lambda x: model(x, reset_states=True), x)
+    traced: Any = torch.jit.trace(lambda x: model(x, reset_states=True), x)
     assert torch.equal(traced(x), expected)
 
 
