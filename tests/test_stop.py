@@ -103,7 +103,7 @@ def test_budget_evaluations_end_the_run(finished, tmp_path, capsys, workers):
     assert run(folder, "budget.evaluations=9", workers) == 0
     done = len(metric_rows(folder))
     shown = capsys.readouterr()
-    assert f"budget.evaluations=9 is spent after step {done}\n" in shown.out
+    assert f"the search ends after step {done}: budget.evaluations=9 is spent\n" in shown.out
     assert "best architectures" in shown.out
     assert shown.err == ""
     assert (statuses(folder), 0 < done < 8) == (["ok"] * 9, True)
