@@ -18,8 +18,8 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # The ratchet: at most so many lines of Python per room, words of docs, and files of the package. A commit that shortens
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
-    "gflownet": 74_516,
-    "tests": 59_918,
+    "gflownet": 74_496,
+    "tests": 59_920,
     "gflownet/evaluation": 10_622,
     "scripts": 7_994,
     "gflownet/autodiff": 6_505,
@@ -29,9 +29,9 @@ LINE_BUDGETS = {
     "gflownet/graphs": 4_480,
     "gflownet/envs": 4_402,
     "gflownet/report": 4_106,
-    "gflownet/operations": 3_740,
+    "gflownet/operations": 3_722,
     "gflownet/mdp": 3_552,
-    "gflownet/translation": 3_417,
+    "gflownet/translation": 3_415,
     "gflownet/certificate": 2_641,
     "gflownet/cli": 1_921,
     "gflownet/*.py": 1_707,
