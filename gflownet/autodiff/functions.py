@@ -11,7 +11,7 @@ step are 0 everywhere. sqrt has an infinite derivative at 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import Any, ClassVar, Self, TypeVar
@@ -91,8 +91,15 @@ class Function:
         return existing
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and unpickle to the one object."""
-        return type(self), tuple(getattr(self, field.name) for field in fields(self))  # pyright: ignore[reportArgumentType]
+        """Unpickle to the one object, at any depth: a part is given by its place among the parts."""
+        every = (*self.all_parts, self)
+        places = {part: _Place(place) for place, part in enumerate(every)}
+        rows = [(type(part), [_replaced(getattr(part, row.name), places) for row in fields(part)]) for part in every]  # pyright: ignore[reportArgumentType]
+        return _unpickled, (rows,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return itself: it never changes."""
+        return self
 
     @property
     def parts(self) -> tuple[Function, ...]:
@@ -249,6 +256,25 @@ class Call(Function):
 
     primitive: str
     argument: Function
+
+
+class _Place(int):
+    """A part of a pickled function."""
+
+
+def _replaced(value: Any, by: Mapping[Any, Any]) -> Any:
+    """Return a field with functions or places replaced."""
+    if isinstance(value, tuple):
+        return tuple(_replaced(each, by) for each in value)
+    return by[value] if isinstance(value, Function | _Place) else value
+
+
+def _unpickled(rows: Sequence[tuple[type[Function], Sequence[Any]]]) -> Function:
+    """Return the function of `Function.__reduce__`."""
+    parts: dict[int, Function] = {}
+    for place, (kind, values) in enumerate(rows):
+        parts[place] = kind(*(_replaced(value, parts) for value in values))
+    return parts[len(rows) - 1]
 
 
 ZERO, ONE, X = Constant(0.0), Constant(1.0), Variable()
