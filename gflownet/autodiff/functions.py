@@ -50,14 +50,14 @@ PRIMITIVES: dict[str, Primitive] = {
     "sin": _in_torch("sin", "cos(x)"),
     "cos": _in_torch("cos", "-sin(x)"),
     "tanh": _in_torch("tanh", "1 - tanh(x)**2"),
-    "sigmoid": _in_torch("sigmoid", "sigmoid(x)*(1 - sigmoid(x))"),
+    "sigmoid": _in_torch("sigmoid", "sigmoid(x)*sigmoid(-x)"),
     "relu": _in_torch("relu", "step(x)"),
     "gelu": Primitive(torch.nn.functional.gelu, f"ndtr(x) + x*{_NORMAL_DENSITY}", "torch._C._nn.gelu({0})"),
     # torch's own softplus is x above 20, which is off by 2e-9
     "softplus": Primitive(
         lambda x: torch.logaddexp(x, torch.zeros_like(x)), "sigmoid(x)", "torch.logaddexp({0}, torch.zeros_like({0}))"
     ),
-    "silu": Primitive(torch.nn.functional.silu, "sigmoid(x) + x*sigmoid(x)*(1 - sigmoid(x))", "torch._C._nn.silu({0})"),
+    "silu": Primitive(torch.nn.functional.silu, "sigmoid(x) + x*sigmoid(x)*sigmoid(-x)", "torch._C._nn.silu({0})"),
     "abs": _in_torch("abs", "sign(x)"),
     "erf": _in_torch("erf", "1.1283791670955126*exp(-x**2)"),
     "ndtr": Primitive(torch.special.ndtr, _NORMAL_DENSITY, "torch.special.ndtr({0})"),
@@ -153,11 +153,16 @@ class Function:
         """Return this function after another one: `x -> self(inner(x))`."""
         return self.fold(lambda part, replaced: _composed(part, replaced, inner))
 
-    @cached_property
+    @property
     def formula(self) -> str:
         """Return the expression in x, e.g. `2*x*exp(x**2)`."""
-        for part in self.all_parts:
-            part.formula  # noqa: B018  (cached)
+        if "_text" not in self.__dict__:
+            for part in self.all_parts:
+                part._text  # noqa: B018  (cached for the expressions it is a part of)
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         return _formula(self)
 
     def __str__(self) -> str:
@@ -183,7 +188,7 @@ class Function:
         Raises:
             ValueError: it is neither.
         """
-        return read_function(text, named_functions(), Constant)
+        return read_function(text, named_functions(), Constant, add, multiply)
 
     def __add__(self, other: Function | Number) -> Function:
         return add([(1.0, self), (1.0, function_of(other))])
@@ -459,11 +464,32 @@ def power(base: Function, exponent: Number) -> Function:
         if isinstance(base, Product):
             scale = power(Constant(base.coefficient), exponent)
             return multiply([scale, *(power(factor, exponent) for factor in base.factors)])
+    if exponent < 0 and (pair := _two_exponentials(base)):
+        (first, inner), (second, outer) = pair  # first * exp(inner) + second * exp(outer)
+        inverse = call("exp", -inner) * call("sigmoid", inner - outer - math.log(second / first)) * (1.0 / first)
+        return power(inverse, -exponent)
     return Power(base, exponent)
 
 
+def _two_exponentials(total: Function) -> list[tuple[float, Function]] | None:
+    """Return coefficients and exponents of a sum of two positive multiples of exponentials, such as `1 + exp(x)`.
+
+    Its logarithm and its inverse are a softplus and a sigmoid, whose derivatives do not overflow.
+    """
+    if not isinstance(total, Sum):
+        return None
+    pairs = [(total.constant, ZERO)] if total.constant else []
+    pairs += [(c, term.argument) for c, term in total.terms if isinstance(term, Call) and term.primitive == "exp"]
+    num_terms = len(total.terms) + bool(total.constant)
+    is_pair = len(pairs) == num_terms == 2 and all(0.0 < c < math.inf for c, _ in pairs)
+    return pairs if is_pair and 0.0 < pairs[1][0] / pairs[0][0] < math.inf else None
+
+
 def call(primitive: str, argument: Function) -> Function:
-    """Return a primitive of the table at an expression; log undoes exp, and the log of a sigmoid does not underflow."""
+    """Return a primitive of the table at an expression.
+
+    log undoes exp, and the logs of a sigmoid and of a sum of two exponentials neither overflow nor underflow.
+    """
     if isinstance(argument, Constant):
         return Constant(PRIMITIVES[primitive].value(torch.tensor(argument.value, dtype=torch.float64)).item())
     if primitive == "log" and isinstance(argument, Call):
@@ -471,4 +497,7 @@ def call(primitive: str, argument: Function) -> Function:
             return argument.argument
         if argument.primitive == "sigmoid":
             return -call("softplus", -argument.argument)
+    if primitive == "log" and (pair := _two_exponentials(argument)):
+        (first, inner), (second, outer) = pair
+        return inner + math.log(first) + call("softplus", outer - inner + math.log(second / first))
     return Call(primitive, argument)

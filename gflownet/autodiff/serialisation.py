@@ -24,6 +24,7 @@ from gflownet.autodiff.custom_node import TYPES, Classes, CustomNode, classes_by
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.node_checks import MAX_LENGTH, Indices, dtype_name, shortened
 from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
+from gflownet.autodiff.softmax import SOFTMAX_NODES
 
 Identifier = int | str
 Indexing = Literal["signed", "positive"]
@@ -70,7 +71,7 @@ def read(data: Any, classes: Iterable[type[CustomNode]] = ()) -> tuple[dict[Iden
     if indexing not in ("signed", "positive"):
         raise ValueError(f"graph: indexing: expected 'signed' or 'positive', got {shortened(indexing)}")
     nodes: dict[str, Node] = {}
-    named = classes_by_name(classes)
+    named = classes_by_name((*SOFTMAX_NODES, *classes))
     ids: dict[Identifier, Node] = {}
     for position, entry in enumerate(data["nodes"]):
         identifier = _identifier(entry, f"nodes[{position}]")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gflownet.autodiff import derivatives
 from gflownet.autodiff import factories as build
+from gflownet.autodiff.compilation import compile_hessian, compile_value_and_gradient
 from gflownet.autodiff.evaluation import evaluate
 from gflownet.autodiff.factories import Einsum, LogSumExp, PickNegLogSoftmax
 from gflownet.autodiff.functions import Function
@@ -203,6 +204,56 @@ def test_cross_entropy_of_large_logits(scale: float) -> None:
     torch.testing.assert_close(value, expected(arguments))
     torch.testing.assert_close(gradient, torch.func.grad(expected)(arguments))
     torch.testing.assert_close(hessian, torch.func.hessian(expected)(arguments))
+
+
+INF = float("inf")
+LOWEST = torch.finfo(DOUBLE).min
+
+
+@pytest.mark.parametrize(
+    ("row", "target"),
+    [
+        ([1.0, -INF, 3.0], 0),
+        ([-INF, 2.0, -INF], 1),
+        ([1.0, -INF, 0.0], 1),
+        ([1.0, LOWEST, 3.0], 0),
+        ([1e308, -1e308, 0.0], 0),
+        ([-INF, 0.5, -INF, 1.5, 700.0, -1e30], 3),
+    ],
+)
+def test_masked_logits_match_torch(row: list[float], target: int) -> None:
+    """Values, gradients, Hessians and JSON of logits of -inf (tests/reports: optax#896, pytorch#31829)."""
+    arguments = torch.tensor([row, [0.25 * k for k in range(len(row))]], dtype=DOUBLE)
+    logits, targets = build.Parameter(arguments), torch.tensor([target, 0])
+    one_hot = build.FixedInput(torch.nn.functional.one_hot(targets, len(row)).double())
+
+    def cross_entropy(x: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(x, targets, reduction="sum")
+
+    def log_sum_exp(x: Tensor) -> Tensor:
+        return torch.logsumexp(x, -1).sum()
+
+    cases = [(PickNegLogSoftmax(logits, t), cross_entropy) for t in (targets, one_hot)] + [
+        (LogSumExp(logits), log_sum_exp)
+    ]
+    for node, function in cases:
+        loss = build.Sum(node)
+        value, gradient = evaluate([loss, derivatives.gradient(loss, logits)])
+        compiled = compile_value_and_gradient(loss, [logits], leaves=[logits])(arguments)
+        expected = function(arguments), torch.func.grad(function)(arguments)
+        torch.testing.assert_close((value, gradient), expected)
+        torch.testing.assert_close(compiled, expected)
+        hessian = compile_hessian(loss, logits, leaves=[logits])(arguments)
+        assert bool(hessian.isfinite().all())
+        if bool(arguments.isfinite().all()):
+            torch.testing.assert_close(hessian, torch.func.hessian(function)(arguments))
+        graph = Graph(loss)
+        graph.forward()
+        graph.backward()
+        torch.testing.assert_close((loss.value(), logits.grad()), expected)
+        graph.reset_grad()
+        (same,) = Graph.from_dict(graph.to_dict()).outputs
+        torch.testing.assert_close(evaluate([same])[0], value)
 
 
 @pytest.mark.parametrize(
