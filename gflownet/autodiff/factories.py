@@ -121,12 +121,12 @@ def Einsum(equation: str, *operands: Node) -> Node:
 
     Args:
         equation: a letter per axis of each operand and of the result; without `->`, the result has the letters that
-            occur once, in alphabetical order.
+            occur once, in alphabetical order. A letter twice in one operand is its diagonal: `ii->` is the trace.
         operands: one per term of the equation.
 
     Raises:
-        ValueError: the equation does not fit the operands, or has an ellipsis, a letter twice in one operand or a
-            letter in the result only.
+        ValueError: the equation does not fit the operands, or has an ellipsis, a letter twice in the result or in
+            the result only.
     """
     inputs, output = _terms(equation, len(operands))
     extents = _extents(equation, inputs, operands)
@@ -191,10 +191,9 @@ def _terms(equation: str, num_operands: int) -> tuple[list[str], str]:
         raise ValueError(f"{where}: expected {len(inputs)} operands, got {num_operands}")
     if not arrow:
         output = "".join(sorted(label for label, count in Counter(every).items() if count == 1))
-    for term in (*inputs, output):
-        twice = next((label for label in term if term.count(label) > 1), None)
-        if twice:
-            raise ValueError(f"{where}: expected every index once in a tensor, got {twice!r} twice in {term!r}")
+    twice = next((label for label in output if output.count(label) > 1), None)
+    if twice:
+        raise ValueError(f"{where}: expected every index once in the result, got {twice!r} twice in {output!r}")
     new = [label for label in output if label not in every]
     if new:
         raise ValueError(f"{where}: expected the result's indices among the operands', got {new}; see Broadcast")

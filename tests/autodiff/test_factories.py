@@ -128,6 +128,10 @@ def test_sums_means_transpositions_broadcasts() -> None:
 
 
 EQUATIONS = {
+    "ii->": [(3, 3)],
+    "ii->i": [(3, 3)],
+    "iij,jik->k": [(2, 2, 3), (3, 2, 2)],
+    "iiij->ji": [(2, 2, 2, 3)],
     "ij,jk->ik": ((2, 3), (3, 4)),
     "ij,jk": ((2, 3), (3, 4)),
     "ij->ji": ((2, 3),),
@@ -151,8 +155,8 @@ def test_einstein_sums(equation: str) -> None:
 @pytest.mark.parametrize(
     ("equation", "shapes", "message"),
     [
-        ("ii->i", ((3, 3),), "expected every index once in a tensor, got 'i' twice in 'ii'"),
-        ("ij->ii", ((3, 3),), "got 'i' twice in 'ii'"),
+        ("ij->ii", ((3, 3),), "expected every index once in the result, got 'i' twice in 'ii'"),
+        ("ii->i", ((3, 2),), "expected one extent for 'i', got 3 and 2"),
         ("ij,jk->ik", ((3, 3),), "expected 2 operands, got 1"),
         ("ij->ik", ((3, 3),), r"expected the result's indices among the operands', got \['k'\]"),
         ("...i->i", ((3, 3),), "expected letters, commas and one ->; an ellipsis is not taken"),
