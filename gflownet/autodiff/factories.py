@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -97,7 +98,9 @@ def Sum(source: Node, axes: Sequence[int] | None = None) -> Node:
 def Mean(source: Node, axes: Sequence[int] | None = None) -> Node:
     """Return the mean over some axes, by default all."""
     total = Sum(source, axes)
-    count = torch.Size(source.shape).numel() / torch.Size(total.shape).numel()
+    count = prod(source.shape if axes is None else [source.shape[axis] for axis in {*axes}])
+    if not count:
+        raise ValueError(f"{source.label}: Mean: expected at least one entry, got shape {list(source.shape)}")
     return total * (1.0 / count)
 
 

@@ -271,7 +271,7 @@ class LeafNode(Node):
         """Describe the leaf.
 
         Args:
-            shape: extents of its axes, each at least 1; none for a scalar.
+            shape: extents of its axes; none for a scalar.
             kind: input, parameter or constant.
             value: tensor of this shape; without a value, it is bound when the graph runs.
             fill: value of all entries of a constant.
@@ -281,7 +281,7 @@ class LeafNode(Node):
             name: shown in messages and drawings.
 
         Raises:
-            ValueError: an extent is below 1, shape or dtype differ from the value's, or a constant is described twice.
+            ValueError: an extent is below 0, shape or dtype differ from the value's, or a constant is described twice.
         """
         default = value.dtype if value is not None else torch.get_default_dtype()
         leaf_grad = kind != LeafKind.CONSTANT if requires_grad is None else requires_grad

@@ -147,10 +147,13 @@ class _Reader:
             raise ValueError(
                 f"{self.owner}: kind: expected 0, 1, 2, input, parameter or constant, got {shortened(kind)}"
             )
+        shape, tensor = self._integers("shape"), self._tensor("value", dtype)
+        if tensor is not None and not tensor.numel() and 0 in shape:  # lists lose the axes after one of extent 0
+            tensor = tensor.reshape(shape)
         return LeafNode(
-            self._integers("shape"),
+            shape,
             kind=KINDS[spelled],
-            value=self._tensor("value", dtype),
+            value=tensor,
             fill=self._number("fill", None),
             is_identity=self._flag("identity") or False,
             requires_grad=self._flag("requiresGrad"),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gflownet.autodiff import derivatives
 from gflownet.autodiff import factories as build
-from gflownet.autodiff.compilation import compile_hessian, compile_value_and_gradient
+from gflownet.autodiff.compilation import compile, compile_hessian, compile_value_and_gradient
 from gflownet.autodiff.evaluation import evaluate
 from gflownet.autodiff.factories import Einsum, LogSumExp, PickNegLogSoftmax
 from gflownet.autodiff.functions import Function
@@ -167,6 +167,37 @@ def test_einstein_sums(equation: str) -> None:
 def test_invalid_einsum_raises(equation: str, shapes: tuple[tuple[int, ...], ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Einsum(equation, *(leaf(*shape) for shape in shapes))
+
+
+ROWS, COLUMNS, LAST, SCALAR = leaf(0, 3, seed=1), leaf(3, 2, seed=2), leaf(3, seed=3), leaf(seed=4)
+
+
+@pytest.mark.parametrize(
+    ("node", "function", "leaves"),
+    [
+        (build.Sum(build.Tanh(ROWS @ COLUMNS)), lambda a, b: torch.tanh(a @ b).sum(), [ROWS, COLUMNS]),
+        (build.Transpose(ROWS) @ ROWS, lambda a: a.T @ a, [ROWS]),
+        (build.Sum(ROWS * LAST + 1.0) + SCALAR, lambda a, b, c: (a * b + 1.0).sum() + c, [ROWS, LAST, SCALAR]),
+        (build.Elementwise(ROWS, LAST, [1], [-1, 1], [1], operation="+"), lambda a, b: (a + b).sum(0), [ROWS, LAST]),
+        (build.Broadcast(LAST, [0, 3]), lambda a: a.expand(0, 3), [LAST]),
+        (LogSumExp(ROWS), lambda a: torch.logsumexp(a, -1), [ROWS]),
+        (
+            Einsum("ni,ij,nk->jk", ROWS, COLUMNS, ROWS),
+            lambda a, b: torch.einsum("ni,ij,nk->jk", a, b, a),
+            [ROWS, COLUMNS],
+        ),
+    ],
+)
+def test_axes_of_extent_zero(node: Node, function: Callable[..., Tensor], leaves: list[LeafNode]) -> None:
+    check(node, function, *leaves)
+    arguments = [each.value() for each in leaves]
+    expected = function(*arguments)
+    torch.testing.assert_close(compile(node, leaves=leaves)(*arguments), expected)
+    hessian = compile_hessian(node, leaves[0], leaves=leaves)(*arguments)
+    assert hessian.shape == (*expected.shape, *leaves[0].shape, *leaves[0].shape)
+    assert Graph.from_dict(Graph(ROWS).to_dict()).sink.shape == (0, 3)
+    with pytest.raises(ValueError, match="Mean: expected at least one entry"):
+        build.Mean(ROWS)
 
 
 @pytest.mark.parametrize("num_classes", range(1, 12))
