@@ -280,7 +280,7 @@ def test_deep_and_long_formulas_are_read_back():
     assert copy.deepcopy(deep) is deep
     text = " + ".join(f"{k + 1}*sin({k + 1}*x)" for k in range(3_000))
     total = Function.parse(text)
-    assert len(total.terms) == 3_000
+    assert len(total.parts) == 3_000
     assert Function.parse(str(total)) is total
 
 
