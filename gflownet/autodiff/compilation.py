@@ -8,9 +8,9 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -20,10 +20,10 @@ from torch.autograd import forward_ad
 from gflownet.autodiff import cross_country, derivatives
 from gflownet.autodiff.derivatives import Mode, check_mode
 from gflownet.autodiff.evaluation import topological_order
-from gflownet.autodiff.instructions import Instructions, Value
 from gflownet.autodiff.lowering import lowered
 from gflownet.autodiff.node_builder import terms_of
 from gflownet.autodiff.nodes import LeafNode, Node
+from gflownet.autodiff.rules import TensorFunction
 from gflownet.autodiff.term_builder import Terms
 from gflownet.autodiff.terms import Term
 
@@ -41,36 +41,33 @@ Derive = Callable[[Terms, list[Term]], list[Term]]  # maps the terms of the requ
 _MAX_CACHED = 1024  # codes; beyond, the oldest is dropped
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Code:
     """The compiled code of a structure, independent of leaf objects, in a fast and in a differentiable form."""
 
     arguments: tuple[Specification, ...]
-    instructions: Instructions
-    outputs: tuple[Value, ...]
-    as_tuple: bool
-    num_operations: int = field(init=False)
-    source: str = field(init=False)
-    run: Callable[..., Result] = field(init=False)
+    functions: tuple[TensorFunction, ...]  # called call0, call1, ... in the source
+    source: str
+    differentiable_source: str  # without in-place operations, for torch.autograd
+    num_operations: int
 
-    def __post_init__(self) -> None:
-        """Write the source and compile it."""
-        source, num_operations = self._written(reuses_memory=True)
-        object.__setattr__(self, "source", source)
-        object.__setattr__(self, "num_operations", num_operations)
-        object.__setattr__(self, "run", _compiled(source, self.instructions))
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the source, which is compiled again."""
+        return type(self), tuple(getattr(self, row.name) for row in fields(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return itself: it never changes."""
+        return self
+
+    @cached_property
+    def run(self) -> Callable[..., Result]:
+        """Return the function of `source`."""
+        return _compiled(self.source, self.functions)
 
     @cached_property
     def differentiable(self) -> Callable[..., Result]:
-        """Return the function without in-place operations, for torch.autograd."""
-        return _compiled(self._written(reuses_memory=False)[0], self.instructions)
-
-    def _written(self, *, reuses_memory: bool) -> tuple[str, int]:
-        lines, num_operations = self.instructions.body(self.outputs, reuses_memory=reuses_memory)
-        if self.as_tuple and len(self.outputs) == 1:
-            lines[-1] += ","
-        names = ", ".join(f"x{k}" for k in range(len(self.arguments)))
-        return "\n    ".join([f"def program({names}):", *lines]) + "\n", num_operations
+        """Return the function of `differentiable_source`."""
+        return _compiled(self.differentiable_source, self.functions)
 
 
 @cache
@@ -85,9 +82,9 @@ def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((), value, dtype=dtype, device=device)
 
 
-def _compiled(source: str, instructions: Instructions) -> Callable[..., Result]:
+def _compiled(source: str, functions: Sequence[TensorFunction]) -> Callable[..., Result]:
     namespace: dict[str, Any] = {"torch": torch, "inf": math.inf, "nan": math.nan, "scalar": _scalar}
-    namespace |= {f"call{number}": function for function, number in instructions.functions.items()}
+    namespace |= {f"call{number}": function for number, function in enumerate(functions)}
     exec(builtins.compile(source, "<tensor graph>", "exec"), namespace)
     return namespace["program"]
 
@@ -98,7 +95,11 @@ def code_of(outputs: Sequence[Term], arguments: Sequence[Specification], *, as_t
     `arguments` are by `Leaf.slot`; `as_tuple`: whether one output is returned as a tuple.
     """
     instructions, values = lowered(outputs, arguments)
-    return Code(tuple(arguments), instructions, tuple(values), as_tuple)
+    header = f"def program({', '.join(f'x{k}' for k in range(len(arguments)))}):"
+    comma = "," if as_tuple and len(values) == 1 else ""
+    rows = [instructions.body(values, reuses_memory=reuses_memory) for reuses_memory in (True, False)]
+    sources = ["\n    ".join([header, *lines]) + f"{comma}\n" for lines, _ in rows]
+    return Code(tuple(arguments), tuple(instructions.functions), *sources, num_operations=rows[0][1])
 
 
 class Program:
@@ -122,8 +123,12 @@ class Program:
                 raise ValueError(f"compile: leaves: expected {leaf.label} among them, which holds no value")
         # None if the arguments of a call are the arguments of the code, the usual case
         self._order = None if self._all_leaves == self.leaves else [places.get(leaf) for leaf in all_leaves]
-        self._run, self._has_functions = code.run, bool(code.instructions.functions)
+        self._run, self._has_functions = code.run, bool(code.functions)
         self._shapes, self._dtypes = [shape for shape, _ in code.arguments], [dtype for _, dtype in code.arguments]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle code and leaves."""
+        return type(self), (self._code, self._all_leaves, self.leaves)
 
     @property
     def source(self) -> str:

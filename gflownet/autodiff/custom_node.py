@@ -36,7 +36,7 @@ from torch.autograd import forward_ad
 from gflownet.autodiff.functions import named_functions
 from gflownet.autodiff.node_checks import is_continuous, shortened
 from gflownet.autodiff.nodes import LeafNode, Node
-from gflownet.autodiff.rules import Call, Form, Shape
+from gflownet.autodiff.rules import Algebra, Call, Form, Shape
 from gflownet.autodiff.tensor_algebra import owned
 
 Specification = tuple[Shape, torch.dtype]
@@ -137,6 +137,20 @@ class CustomNode(Node):
         parts = dict(zip(places, _vjp(self.forward_, values, places)(gradient), strict=True))
         return [parts.get(place) for place in range(len(values))]
 
+    @classmethod
+    def reversed_(
+        cls, algebra: Algebra[Any], function: Applied, inputs: Sequence[Any], which: int, adjoint: Any, extra: Shape
+    ) -> Any:
+        """Return `Applied.reversed`, by default of `backward_`; the package's nodes return other nodes."""
+        return algebra.call(function.pullback(which, extra), [adjoint, *inputs])
+
+    @classmethod
+    def pushed_(
+        cls, algebra: Algebra[Any], function: Applied, inputs: Sequence[Any], which: int, tangent: Any, extra: Shape
+    ) -> Any:
+        """Return `Applied.pushed`, by default the transpose of `backward_`."""
+        return algebra.call(function.pushforward(which, extra), [tangent, *inputs])
+
     def computed(self, values: Sequence[Tensor]) -> Tensor:
         """Return the value of `forward_`; raise ValueError for a shape or dtype other than the declared one."""
         return self.function(*values)
@@ -181,12 +195,20 @@ class Applied:
         """Return the node that applies the function to inputs."""
         return self.kind(*inputs, **dict(self.settings))
 
+    def reversed(self, algebra: Algebra[Any], inputs: Sequence[Any], which: int, adjoint: Any, extra: Shape) -> Any:
+        """Return the contribution of the adjoint `[result..., H]` to that of an operand, `[operand..., H]`."""
+        return self.kind.reversed_(algebra, self, inputs, which, adjoint, extra)
+
+    def pushed(self, algebra: Algebra[Any], inputs: Sequence[Any], which: int, tangent: Any, extra: Shape) -> Any:
+        """Return the contribution of an operand's tangent `[operand..., H]` to that of the result, `[result..., H]`."""
+        return self.kind.pushed_(algebra, self, inputs, which, tangent, extra)
+
     def pullback(self, which: int, extra: Shape) -> Self:
-        """Return the function of adjoint, `[result..., H]`, and operands with the result `[operand..., H]`."""
+        """Return the function of adjoint and operands, see `reversed`."""
         return self._derived(PullbackNode, which, extra, (self.shape, self.dtype))
 
     def pushforward(self, which: int, extra: Shape) -> Self:
-        """Return the function of tangent, `[operand..., H]`, and operands with the result `[result..., H]`."""
+        """Return the function of tangent and operands, see `pushed`."""
         return self._derived(PushforwardNode, which, extra, self.operands[which])
 
     def _derived(self, kind: type[CustomNode], which: int, extra: Shape, first: Specification) -> Self:

@@ -16,7 +16,7 @@ def _joint_shape(left: Shape, right: Shape) -> Shape:
     if len(left) < len(right):
         left, right = right, left
     leading = len(left) - len(right)
-    return left[:leading] + tuple([max(pair) for pair in zip(left[leading:], right, strict=True)])
+    return left[:leading] + tuple([m if n == 1 else n for m, n in zip(left[leading:], right, strict=True)])
 
 
 def multiply(code: Instructions, left: Value, right: Value) -> Value:

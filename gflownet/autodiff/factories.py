@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from gflownet.autodiff import nodes
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.node_builder import Nodes
 from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
+from gflownet.autodiff.softmax import LogSoftmaxNode, LogSumExpNode, MaskedSumNode
 
 # ruff: noqa: N802  (a factory is named after its node)
 
@@ -96,7 +98,9 @@ def Sum(source: Node, axes: Sequence[int] | None = None) -> Node:
 def Mean(source: Node, axes: Sequence[int] | None = None) -> Node:
     """Return the mean over some axes, by default all."""
     total = Sum(source, axes)
-    count = torch.Size(source.shape).numel() / torch.Size(total.shape).numel()
+    count = prod(source.shape if axes is None else [source.shape[axis] for axis in {*axes}])
+    if not count:
+        raise ValueError(f"{source.label}: Mean: expected at least one entry, got shape {list(source.shape)}")
     return total * (1.0 / count)
 
 
@@ -120,12 +124,12 @@ def Einsum(equation: str, *operands: Node) -> Node:
 
     Args:
         equation: a letter per axis of each operand and of the result; without `->`, the result has the letters that
-            occur once, in alphabetical order.
+            occur once, in alphabetical order. A letter twice in one operand is its diagonal: `ii->` is the trace.
         operands: one per term of the equation.
 
     Raises:
-        ValueError: the equation does not fit the operands, or has an ellipsis, a letter twice in one operand or a
-            letter in the result only.
+        ValueError: the equation does not fit the operands, or has an ellipsis, a letter twice in the result or in
+            the result only.
     """
     inputs, output = _terms(equation, len(operands))
     extents = _extents(equation, inputs, operands)
@@ -190,10 +194,9 @@ def _terms(equation: str, num_operands: int) -> tuple[list[str], str]:
         raise ValueError(f"{where}: expected {len(inputs)} operands, got {num_operands}")
     if not arrow:
         output = "".join(sorted(label for label, count in Counter(every).items() if count == 1))
-    for term in (*inputs, output):
-        twice = next((label for label in term if term.count(label) > 1), None)
-        if twice:
-            raise ValueError(f"{where}: expected every index once in a tensor, got {twice!r} twice in {term!r}")
+    twice = next((label for label in output if output.count(label) > 1), None)
+    if twice:
+        raise ValueError(f"{where}: expected every index once in the result, got {twice!r} twice in {output!r}")
     new = [label for label in output if label not in every]
     if new:
         raise ValueError(f"{where}: expected the result's indices among the operands', got {new}; see Broadcast")
@@ -218,24 +221,16 @@ def _extents(equation: str, inputs: Sequence[str], operands: Sequence[Node]) -> 
 
 
 def LogSumExp(source: Node) -> Node:
-    """Return `log sum exp` over the last axis, without overflow; raise ValueError for a scalar.
-
-    No node takes a maximum to shift by. Instead pairs of entries are reduced in ceil(log2 n) rounds of
-    `log(exp a + exp b) = a + softplus(b - a)`. No intermediate result exceeds the entries, and derivatives of any order
-    are sums of products of sigmoids.
-    """
+    """Return `log sum exp` over the last axis, without overflow; raise ValueError for a scalar."""
     if not source.rank:
         raise ValueError(f"{source.label}: LogSumExp: expected at least one axis, got a scalar")
-    while source.shape[-1] > 1:
-        source = _round(source)
-    *batch, last = range(1, source.rank + 1)
-    return _picked(source, _constant(torch.ones(1), source, name="only"), axes=batch, last=last)
+    return LogSumExpNode(source)
 
 
 def PickNegLogSoftmax(logits: Node, target: int | Tensor | Node) -> Node:
     """Return `-log softmax(logits)[target]` over the last axis: the cross entropy.
 
-    Computed as the log-sum-exp of the differences to the target's logit, so a common offset loses no precision.
+    Logits may be -inf (masked) or huge, and an offset that all share loses no precision.
 
     Args:
         logits: of shape `[..., C]`.
@@ -250,10 +245,7 @@ def PickNegLogSoftmax(logits: Node, target: int | Tensor | Node) -> Node:
     one_hot = target if isinstance(target, Node) else _one_hot(logits, torch.as_tensor(target))
     if one_hot.shape != logits.shape:
         raise ValueError(f"{one_hot.label}: target: expected the logits' shape {logits.shape}, got {one_hot.shape}")
-    *batch, last = range(1, logits.rank + 1)
-    axes = [*batch, last]
-    target_logit = LinearNode(logits, one_hot, batch, [*batch, -last], [*batch, -last])
-    return LogSumExp(ElementwiseNode(logits, target_logit, axes, axes, batch, operation="-"))
+    return -MaskedSumNode(LogSoftmaxNode(logits), one_hot)
 
 
 def _one_hot(logits: Node, target: Tensor) -> LeafNode:
@@ -264,36 +256,6 @@ def _one_hot(logits: Node, target: Tensor) -> LeafNode:
         raise ValueError(f"{logits.label}: target: expected shape {logits.shape[:-1]}, got {tuple(target.shape)}")
     one_hot = torch.nn.functional.one_hot(target.long(), num_classes).expand(logits.shape)
     return _constant(one_hot, logits, name="target")
-
-
-def _round(source: Node) -> Node:
-    """Return the log-sum-exps of pairs of neighbours along the last axis; an unpaired last entry stays."""
-    extent = source.shape[-1]
-    left = torch.arange(0, extent, 2)
-    right = (left + 1).clamp(max=extent - 1)
-    *batch, last = range(1, source.rank + 1)
-    first, second = (
-        _picked(source, _selector(source, places), axes=[*batch, last + 1], last=last) for places in (left, right)
-    )
-    axes = [*batch, last]
-    distance = ElementwiseNode(second, first, axes, axes, axes, operation="-")
-    gain: Node = NonlinearNode(distance, Function.parse("softplus"))
-    if extent % 2:
-        paired = _constant((left != right).double(), source, name="paired")
-        gain = ElementwiseNode(gain, paired, axes, axes, [last], operation="*")
-    return ElementwiseNode(first, gain, axes, axes, axes, operation="+")
-
-
-def _selector(source: Node, places: Tensor) -> LeafNode:
-    """Return the matrix that selects entries of the last axis."""
-    rows = torch.nn.functional.one_hot(places, source.shape[-1])
-    return _constant(rows.T, source, name="pick")
-
-
-def _picked(source: Node, matrix: Node, *, axes: list[int], last: int) -> Node:
-    """Return the contraction of the source's last axis with the matrix's first."""
-    batch = [index for index in axes if index < last]
-    return LinearNode(source, matrix, axes, [*batch, -last], [-last, *[index for index in axes if index > last]])
 
 
 def _constant(value: Tensor, like: Node, *, name: str) -> LeafNode:

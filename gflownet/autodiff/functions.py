@@ -11,7 +11,7 @@ step are 0 everywhere. sqrt has an infinite derivative at 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import Any, ClassVar, Self, TypeVar
@@ -50,14 +50,14 @@ PRIMITIVES: dict[str, Primitive] = {
     "sin": _in_torch("sin", "cos(x)"),
     "cos": _in_torch("cos", "-sin(x)"),
     "tanh": _in_torch("tanh", "1 - tanh(x)**2"),
-    "sigmoid": _in_torch("sigmoid", "sigmoid(x)*(1 - sigmoid(x))"),
+    "sigmoid": _in_torch("sigmoid", "sigmoid(x)*sigmoid(-x)"),
     "relu": _in_torch("relu", "step(x)"),
     "gelu": Primitive(torch.nn.functional.gelu, f"ndtr(x) + x*{_NORMAL_DENSITY}", "torch._C._nn.gelu({0})"),
     # torch's own softplus is x above 20, which is off by 2e-9
     "softplus": Primitive(
         lambda x: torch.logaddexp(x, torch.zeros_like(x)), "sigmoid(x)", "torch.logaddexp({0}, torch.zeros_like({0}))"
     ),
-    "silu": Primitive(torch.nn.functional.silu, "sigmoid(x) + x*sigmoid(x)*(1 - sigmoid(x))", "torch._C._nn.silu({0})"),
+    "silu": Primitive(torch.nn.functional.silu, "sigmoid(x) + x*sigmoid(x)*sigmoid(-x)", "torch._C._nn.silu({0})"),
     "abs": _in_torch("abs", "sign(x)"),
     "erf": _in_torch("erf", "1.1283791670955126*exp(-x**2)"),
     "ndtr": Primitive(torch.special.ndtr, _NORMAL_DENSITY, "torch.special.ndtr({0})"),
@@ -91,8 +91,15 @@ class Function:
         return existing
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and unpickle to the one object."""
-        return type(self), tuple(getattr(self, field.name) for field in fields(self))  # pyright: ignore[reportArgumentType]
+        """Unpickle to the one object, at any depth: a part is given by its place among the parts."""
+        every = (*self.all_parts, self)
+        places = {part: _Place(place) for place, part in enumerate(every)}
+        rows = [(type(part), [_replaced(getattr(part, row.name), places) for row in fields(part)]) for part in every]  # pyright: ignore[reportArgumentType]
+        return _unpickled, (rows,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return itself: it never changes."""
+        return self
 
     @property
     def parts(self) -> tuple[Function, ...]:
@@ -146,11 +153,16 @@ class Function:
         """Return this function after another one: `x -> self(inner(x))`."""
         return self.fold(lambda part, replaced: _composed(part, replaced, inner))
 
-    @cached_property
+    @property
     def formula(self) -> str:
         """Return the expression in x, e.g. `2*x*exp(x**2)`."""
-        for part in self.all_parts:
-            part.formula  # noqa: B018  (cached)
+        if "_text" not in self.__dict__:
+            for part in self.all_parts:
+                part._text  # noqa: B018  (cached for the expressions it is a part of)
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         return _formula(self)
 
     def __str__(self) -> str:
@@ -176,7 +188,7 @@ class Function:
         Raises:
             ValueError: it is neither.
         """
-        return read_function(text, named_functions(), Constant)
+        return read_function(text, named_functions(), Constant, add, multiply)
 
     def __add__(self, other: Function | Number) -> Function:
         return add([(1.0, self), (1.0, function_of(other))])
@@ -249,6 +261,25 @@ class Call(Function):
 
     primitive: str
     argument: Function
+
+
+class _Place(int):
+    """A part of a pickled function."""
+
+
+def _replaced(value: Any, by: Mapping[Any, Any]) -> Any:
+    """Return a field with functions or places replaced."""
+    if isinstance(value, tuple):
+        return tuple(_replaced(each, by) for each in value)
+    return by[value] if isinstance(value, Function | _Place) else value
+
+
+def _unpickled(rows: Sequence[tuple[type[Function], Sequence[Any]]]) -> Function:
+    """Return the function of `Function.__reduce__`."""
+    parts: dict[int, Function] = {}
+    for place, (kind, values) in enumerate(rows):
+        parts[place] = kind(*(_replaced(value, parts) for value in values))
+    return parts[len(rows) - 1]
 
 
 ZERO, ONE, X = Constant(0.0), Constant(1.0), Variable()
@@ -433,11 +464,32 @@ def power(base: Function, exponent: Number) -> Function:
         if isinstance(base, Product):
             scale = power(Constant(base.coefficient), exponent)
             return multiply([scale, *(power(factor, exponent) for factor in base.factors)])
+    if exponent < 0 and (pair := _two_exponentials(base)):
+        (first, inner), (second, outer) = pair  # first * exp(inner) + second * exp(outer)
+        inverse = call("exp", -inner) * call("sigmoid", inner - outer - math.log(second / first)) * (1.0 / first)
+        return power(inverse, -exponent)
     return Power(base, exponent)
 
 
+def _two_exponentials(total: Function) -> list[tuple[float, Function]] | None:
+    """Return coefficients and exponents of a sum of two positive multiples of exponentials, such as `1 + exp(x)`.
+
+    Its logarithm and its inverse are a softplus and a sigmoid, whose derivatives do not overflow.
+    """
+    if not isinstance(total, Sum):
+        return None
+    pairs = [(total.constant, ZERO)] if total.constant else []
+    pairs += [(c, term.argument) for c, term in total.terms if isinstance(term, Call) and term.primitive == "exp"]
+    num_terms = len(total.terms) + bool(total.constant)
+    is_pair = len(pairs) == num_terms == 2 and all(0.0 < c < math.inf for c, _ in pairs)
+    return pairs if is_pair and 0.0 < pairs[1][0] / pairs[0][0] < math.inf else None
+
+
 def call(primitive: str, argument: Function) -> Function:
-    """Return a primitive of the table at an expression; log undoes exp, and the log of a sigmoid does not underflow."""
+    """Return a primitive of the table at an expression.
+
+    log undoes exp, and the logs of a sigmoid and of a sum of two exponentials neither overflow nor underflow.
+    """
     if isinstance(argument, Constant):
         return Constant(PRIMITIVES[primitive].value(torch.tensor(argument.value, dtype=torch.float64)).item())
     if primitive == "log" and isinstance(argument, Call):
@@ -445,4 +497,7 @@ def call(primitive: str, argument: Function) -> Function:
             return argument.argument
         if argument.primitive == "sigmoid":
             return -call("softplus", -argument.argument)
+    if primitive == "log" and (pair := _two_exponentials(argument)):
+        (first, inner), (second, outer) = pair
+        return inner + math.log(first) + call("softplus", outer - inner + math.log(second / first))
     return Call(primitive, argument)

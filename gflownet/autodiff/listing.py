@@ -74,7 +74,7 @@ class Declaration:
         return f"{text}  # {self.remark}" if self.remark else text
 
     def leaf(self) -> LeafNode:
-        """Return the leaf; raise ValueError with the position for an extent below 1."""
+        """Return the leaf; raise ValueError with the position for an extent below 0."""
         try:
             return LeafNode(
                 self.shape, kind=self.kind, requires_grad=self.requires_grad, dtype=self.dtype, name=self.name
@@ -263,4 +263,6 @@ def _implied(operand: Reference) -> LeafNode:
     if not operand.indices or None in operand.extents:
         message = f"expected a declaration before, as in `input {operand.name}[2,3]`, or a node or a shape given for it"
         raise operand.place.error(f"{operand}: {message}")
-    return LeafNode([extent for extent in operand.extents if extent], dtype=DEFAULT_DTYPE, name=operand.name)
+    return LeafNode(
+        [extent for extent in operand.extents if extent is not None], dtype=DEFAULT_DTYPE, name=operand.name
+    )

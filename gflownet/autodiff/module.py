@@ -110,6 +110,10 @@ class Differentiable:
         """Return itself: only its caches change."""
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the nodes, which are compiled again."""
+        return type(self), (self.outputs, self.leaves)
+
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return the outputs for one tensor per leaf; raise ValueError for a wrong shape or dtype."""
         is_recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

@@ -73,7 +73,7 @@ class Nodes:
         """Return a linear combination, see `Algebra.combine`; a label twice in one operand is its diagonal."""
         result, sizes = _positive(out), {label + 1: extent for label, extent in extents.items()}
         operands = [(alpha, self._operand(node, _positive(labels))) for alpha, node, labels in parts]
-        if len(operands) > 2:
+        if len(operands) > 2 or 0 in sizes.values():  # an empty sum cannot be undone by a coefficient
             operands = [(alpha, _reduced(operand, result)) for alpha, operand in operands]
         alpha, operand = operands[0] if len(operands) == 1 else (1.0, self._sum(operands, result, sizes))
         return self._laid_out(operand, result, sizes, alpha)

@@ -121,7 +121,7 @@ def transform_shape(owner: str, dst: Indices, src: Indices, shape: Sequence[int]
     """Return the shape of a Transform's result; `new_dims` are the extents of the negative indices of `dst`.
 
     Raises:
-        ValueError: a positive index is missing on one side, or an extent is missing or below 1.
+        ValueError: a positive index is missing on one side, or an extent is missing or below 0.
     """
     extents = extents_of(owner, "index_src", src, shape)
     for other, array, name in ((src, dst, "index_dst"), (dst, src, "index_src")):
@@ -130,8 +130,8 @@ def transform_shape(owner: str, dst: Indices, src: Indices, shape: Sequence[int]
             message = "expected positive indices on both sides"
             raise ValueError(f"{owner}: {name} {list(array)}: {message}, got {missing} on this one only")
     new = negatives(dst)
-    if len(new) != len(new_dims) or any(extent < 1 for extent in new_dims):
-        message = f"expected an extent of at least 1 for each of the {len(new)} New indices of index_dst"
+    if len(new) != len(new_dims) or any(extent < 0 for extent in new_dims):
+        message = f"expected an extent of at least 0 for each of the {len(new)} New indices of index_dst"
         raise ValueError(f"{owner}: new_dims {list(new_dims)}: {message} {list(dst)}")
     extents = {index: n for index, n in extents.items() if index > 0} | dict(zip(new, new_dims, strict=True))
     return [extents[index] for index in dst]
@@ -198,10 +198,10 @@ def check_operand(node: TensorSlot, operand: TensorSlot) -> None:
 def check_leaf(
     leaf: TensorSlot, value: Tensor | None, fill: float | None, *, is_identity: bool, is_constant: bool
 ) -> None:
-    """Raise ValueError for a leaf with an extent below 1, a value that does not fit, or several descriptions."""
+    """Raise ValueError for a leaf with an extent below 0, a value that does not fit, or several descriptions."""
     owner, shape = leaf.label, leaf.shape
-    if any(extent < 1 for extent in shape):
-        raise ValueError(f"{owner}: shape {list(shape)}: expected extents of at least 1")
+    if any(extent < 0 for extent in shape):
+        raise ValueError(f"{owner}: shape {list(shape)}: expected extents of at least 0")
     if value is not None and tuple(value.shape) != shape:
         raise ValueError(f"{owner}: value: expected shape {list(shape)}, got {list(value.shape)}")
     if value is not None and value.dtype != leaf.dtype:

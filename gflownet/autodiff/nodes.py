@@ -11,7 +11,8 @@ from collections.abc import Hashable, Sequence
 from enum import IntEnum
 from math import prod
 from numbers import Real
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self, SupportsIndex, cast
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -34,6 +35,67 @@ from gflownet.autodiff.rules import Combination, Conversion, Entrywise, Form, La
 from gflownet.autodiff.tensor_algebra import Tensors
 
 Operation = Literal["+", "-", "*"]
+_State = tuple[dict[str, Any] | None, dict[str, Any]]  # attributes in `__dict__` and in slots
+
+
+class _Nodes:
+    """Nodes as one flat item of a copy or a pickle, so that graphs of any depth are copied.
+
+    The memo of the copy keeps it alive, and with it the nodes' references to it: later nodes of the same copy are
+    described by the nodes that are in earlier items.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = nodes
+
+    @classmethod
+    def of(cls, sink: Node) -> tuple[_Nodes, int]:
+        """Return the item that has a node, and its place there; a new one has all its inputs without an item."""
+        found = sink._item and sink._item[0]()
+        if found is not None and sink._item is not None:
+            return found, sink._item[1]
+        item, stack = cls([]), [sink]
+        order: dict[Node, bool] = {}  # whether the inputs are done
+        nodes: list[Node] = []
+        while stack:
+            node = stack.pop()
+            if order.get(node) is False:
+                order[node] = True
+                node._item = (ref(item), len(nodes))
+                nodes.append(node)
+            elif node not in order and (node._item is None or node._item[0]() is None):
+                order[node] = False
+                stack.append(node)
+                stack.extend(source for source in node.inputs if source not in order)
+        item.nodes = nodes
+        return item, len(nodes) - 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Describe every node by class, places of inputs and attributes; an input of another item is that one."""
+        rows = []
+        for node in self.nodes:
+            items = [_Nodes.of(source) for source in node.inputs]
+            places = tuple([place if item is self else (item, place) for item, place in items])
+            rows.append((type(node), places, node.__getstate__()))
+        return _restored, (rows,)
+
+
+def _restored(rows: Sequence[tuple[type[Node], Sequence[Any], _State]]) -> _Nodes:
+    """Return the nodes of `_Nodes.__reduce__`."""
+    nodes: list[Node] = []
+    for kind, places, (attributes, slots) in rows:
+        node = kind.__new__(kind)
+        if attributes:
+            node.__dict__.update(attributes)
+        for name, each in slots.items():
+            setattr(node, name, each)
+        node.inputs = tuple([nodes[at] if isinstance(at, int) else at[0].nodes[at[1]] for at in places])
+        nodes.append(node)
+    return _Nodes(nodes)
+
+
+def _at(item: _Nodes, place: int) -> Node:
+    return item.nodes[place]
 
 
 class LeafKind(IntEnum):
@@ -47,7 +109,7 @@ class LeafKind(IntEnum):
 class Node(TensorSlot):
     """A tensor and the operation that computes it from other nodes."""
 
-    __slots__ = ("_known_form", "inputs")
+    __slots__ = ("_item", "_known_form", "inputs")
     argument_name: ClassVar[str] = ""  # attribute with the part of the operation that is no index
 
     def __init__(
@@ -63,6 +125,22 @@ class Node(TensorSlot):
         super().__init__(shape, dtype, name=name, requires_grad=requires_grad)
         self.inputs = tuple(inputs)
         self._known_form: Form | None = None
+        self._item: tuple[ref[_Nodes], int] | None = None
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        """Copy and pickle without recursion; a node that is shared within a copy stays one node."""
+        return _at, _Nodes.of(self)
+
+    def __getstate__(self) -> _State:
+        """Return the attributes other than the inputs."""
+        attributes, slots = cast(_State, super().__getstate__())
+        return attributes, slots | {"_item": None, "_known_form": None, "inputs": ()}
+
+    def __copy__(self) -> Self:
+        """Return a node with the same inputs."""
+        (node,) = _restored([(type(self), (), self.__getstate__())]).nodes
+        node.inputs = self.inputs
+        return cast(Self, node)
 
     @property
     def form(self) -> Form:
@@ -193,7 +271,7 @@ class LeafNode(Node):
         """Describe the leaf.
 
         Args:
-            shape: extents of its axes, each at least 1; none for a scalar.
+            shape: extents of its axes; none for a scalar.
             kind: input, parameter or constant.
             value: tensor of this shape; without a value, it is bound when the graph runs.
             fill: value of all entries of a constant.
@@ -203,7 +281,7 @@ class LeafNode(Node):
             name: shown in messages and drawings.
 
         Raises:
-            ValueError: an extent is below 1, shape or dtype differ from the value's, or a constant is described twice.
+            ValueError: an extent is below 0, shape or dtype differ from the value's, or a constant is described twice.
         """
         default = value.dtype if value is not None else torch.get_default_dtype()
         leaf_grad = kind != LeafKind.CONSTANT if requires_grad is None else requires_grad

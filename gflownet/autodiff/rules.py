@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -79,12 +79,12 @@ class TensorFunction(Protocol):
         """Return the node that applies the function to inputs."""
         ...
 
-    def pullback(self, which: int, extra: Shape) -> Self:
-        """Return the function of adjoint, `[result..., H]`, and operands with the result `[operand..., H]`."""
+    def reversed(self, algebra: Algebra[Any], inputs: Sequence[Any], which: int, adjoint: Any, extra: Shape) -> Any:
+        """Return the contribution of the adjoint `[result..., H]` to that of an input, `[input..., H]`."""
         ...
 
-    def pushforward(self, which: int, extra: Shape) -> Self:
-        """Return the function of tangent, `[operand..., H]`, and operands with the result `[result..., H]`."""
+    def pushed(self, algebra: Algebra[Any], inputs: Sequence[Any], which: int, tangent: Any, extra: Shape) -> Any:
+        """Return the contribution of an input's tangent `[input..., H]` to that of the result, `[result..., H]`."""
         ...
 
 
@@ -182,7 +182,7 @@ def reverse(
         case Conversion():
             return algebra.cast(adjoint, inputs[which].dtype)
         case Call(function):
-            return algebra.call(function.pullback(which, extra), [adjoint, *inputs])
+            return function.reversed(algebra, inputs, which, adjoint, extra)
 
 
 def forward(
@@ -215,9 +215,7 @@ def forward(
             return algebra.cast(first, form.dtype)
         case Call(function):
             rows = enumerate(tangents)
-            return total(
-                algebra, [algebra.call(function.pushforward(k, extra), [t, *inputs]) for k, t in rows if t is not None]
-            )
+            return total(algebra, [function.pushed(algebra, inputs, k, t, extra) for k, t in rows if t is not None])
 
 
 def total(algebra: Algebra[Item], items: Sequence[Item]) -> Item:

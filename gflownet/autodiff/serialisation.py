@@ -24,6 +24,7 @@ from gflownet.autodiff.custom_node import TYPES, Classes, CustomNode, classes_by
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.node_checks import MAX_LENGTH, Indices, dtype_name, shortened
 from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
+from gflownet.autodiff.softmax import SOFTMAX_NODES
 
 Identifier = int | str
 Indexing = Literal["signed", "positive"]
@@ -70,7 +71,7 @@ def read(data: Any, classes: Iterable[type[CustomNode]] = ()) -> tuple[dict[Iden
     if indexing not in ("signed", "positive"):
         raise ValueError(f"graph: indexing: expected 'signed' or 'positive', got {shortened(indexing)}")
     nodes: dict[str, Node] = {}
-    named = classes_by_name(classes)
+    named = classes_by_name((*SOFTMAX_NODES, *classes))
     ids: dict[Identifier, Node] = {}
     for position, entry in enumerate(data["nodes"]):
         identifier = _identifier(entry, f"nodes[{position}]")
@@ -146,10 +147,13 @@ class _Reader:
             raise ValueError(
                 f"{self.owner}: kind: expected 0, 1, 2, input, parameter or constant, got {shortened(kind)}"
             )
+        shape, tensor = self._integers("shape"), self._tensor("value", dtype)
+        if tensor is not None and not tensor.numel() and 0 in shape:  # lists lose the axes after one of extent 0
+            tensor = tensor.reshape(shape)
         return LeafNode(
-            self._integers("shape"),
+            shape,
             kind=KINDS[spelled],
-            value=self._tensor("value", dtype),
+            value=tensor,
             fill=self._number("fill", None),
             is_identity=self._flag("identity") or False,
             requires_grad=self._flag("requiresGrad"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import isfinite
@@ -16,6 +16,9 @@ _TOKEN = re.compile(
     r"|(?P<formula>\{[^}]*\})|(?P<sign>\*\*|[][(),:=*/@+-])|(?P<other>.)"
 )
 _POWERS = ("power", "pow")  # functions with a number as argument
+_MAX_READERS = 25_000  # at once, five for each nested call
+_Joining = Callable[[Iterable[Any]], Any]
+_Reader = Generator[Any, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -94,18 +97,18 @@ class Tokens:
         return number
 
 
-def read_function(text: str, names: Mapping[str, Any], constant: type[Any]) -> Any:
+def read_function(text: str, names: Mapping[str, Any], constant: type[Any], add: _Joining, multiply: _Joining) -> Any:
     """Return the function that a text names or writes out, see `Function.parse`.
 
-    `names` has functions by name, `x` among them; `constant` is the class of constant functions, with their `value`.
+    `names` has functions by name, `x` among them; `constant` is the class of constant functions, with their `value`;
+    `add` takes coefficients and terms, `multiply` factors.
 
     Raises:
         ValueError: the text is no function.
     """
     try:
-        reader = _Formula(text.replace("^", "**").replace("∘", "@"), names, constant)
-        function = reader.sum()
-        reader.ends()
+        reader = _Formula(text.replace("^", "**").replace("∘", "@"), names, constant, add, multiply)
+        function = reader.function()
     except (ValueError, OverflowError) as error:
         message = "expected a name such as tanh or power(3), or a formula in x"
         reason = str(error)
@@ -117,53 +120,80 @@ def read_function(text: str, names: Mapping[str, Any], constant: type[Any]) -> A
 
 
 class _Formula(Tokens):
-    """A formula, with Python's precedence; `@` composes."""
+    """A formula, with Python's precedence; `@` composes.
 
-    def __init__(self, text: str, names: Mapping[str, Any], constant: type[Any]) -> None:
+    The readers of parts are generators that yield the reader of an inner part and get its function: a stack of
+    generators instead of Python's, so that formulas may be nested deeply.
+    """
+
+    def __init__(
+        self, text: str, names: Mapping[str, Any], constant: type[Any], add: _Joining, multiply: _Joining
+    ) -> None:
         super().__init__(text)
-        self._names, self._constant = names, constant
+        self._names, self._constant, self._add, self._multiply = names, constant, add, multiply
 
-    def sum(self) -> Any:
-        total = self._product()
+    def function(self) -> Any:
+        """Return the function of the whole text."""
+        stack, result = [self._sum()], None
+        while stack:
+            try:
+                stack.append(stack[-1].send(result))
+                result = None
+            except StopIteration as stopped:
+                result = stopped.value
+                stack.pop()
+            if len(stack) > _MAX_READERS:
+                raise RecursionError
+        self.ends()
+        return result
+
+    def _sum(self) -> _Reader:
+        terms = [(1.0, (yield self._product()))]
         while sign := self.takes("+", "-"):
-            total = total + self._product() if sign == "+" else total - self._product()
-        return total
+            terms.append((1.0 if sign == "+" else -1.0, (yield self._product())))
+        return terms[0][1] if len(terms) == 1 else self._add(reversed(terms))
 
-    def _product(self) -> Any:
-        product = self._signed()
+    def _product(self) -> _Reader:
+        factors = [(yield self._signed())]
         while sign := self.takes("*", "/", "@"):
-            factor = self._signed()
-            product = {"*": product.__mul__, "/": product.__truediv__, "@": product.compose}[sign](factor)
-        return product
+            factor = yield self._signed()
+            if sign == "@":
+                factors = [self._joined(factors).compose(factor)]
+            else:
+                factors.append(factor if sign == "*" else factor**-1.0)
+        return self._joined(factors)
 
-    def _signed(self) -> Any:
+    def _joined(self, factors: list[Any]) -> Any:
+        return factors[0] if len(factors) == 1 else self._multiply(reversed(factors))
+
+    def _signed(self) -> _Reader:
         is_negative = False
         while sign := self.takes("+", "-"):
             is_negative ^= sign == "-"
-        function = self._called()
+        function = yield self._called()
         if self.takes("**"):
-            exponent = self._signed()
+            exponent = yield self._signed()
             if not isinstance(exponent, self._constant):
                 raise self.located("expected + - * / and ** with a number")
             function = function**exponent.value
         return -function if is_negative else function
 
-    def _called(self) -> Any:
+    def _called(self) -> _Reader:
         name = self.text
         if name in _POWERS and self.following == "(":
             self.at += 1
-            function = self._power(name)
+            function = yield self._power(name)
         elif self.token.kind == "number":
             function = self._constant(self.numeral())
         elif self.token.kind == "name":
             function = self._named(self.next())
         elif self.takes("("):
-            function = self.sum()
+            function = yield self._sum()
             self.expects(")")
         else:
             raise self.error("expected a function or a number")
         while self.text == "(":
-            arguments = self._arguments()
+            arguments = yield self._arguments()
             if len(arguments) != 1:
                 raise ValueError(f"expected one argument, got {len(arguments)}")
             function = function.compose(arguments[0])
@@ -178,18 +208,18 @@ class _Formula(Tokens):
             raise ValueError(f"unknown function {shortened(name)}{hint}")
         return self._names[name]
 
-    def _power(self, name: str) -> Any:
-        arguments = self._arguments()
+    def _power(self, name: str) -> _Reader:
+        arguments = yield self._arguments()
         exponents = [argument.value for argument in arguments if isinstance(argument, self._constant)]
         bases = [argument for argument in arguments if not isinstance(argument, self._constant)]
         if len(exponents) != 1 or len(bases) > 1:
             raise ValueError(f"expected {name}(number) or {name}(function, number)")
         return (bases[0] if bases else self._names["x"]) ** exponents[0]
 
-    def _arguments(self) -> list[Any]:
+    def _arguments(self) -> _Reader:
         self.expects("(")
-        arguments = [self.sum()]
+        arguments = [(yield self._sum())]
         while self.takes(","):
-            arguments.append(self.sum())
+            arguments.append((yield self._sum()))
         self.expects(")")
         return arguments

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gflownet.autodiff import derivatives
 from gflownet.autodiff import factories as build
+from gflownet.autodiff.compilation import compile, compile_hessian, compile_value_and_gradient
 from gflownet.autodiff.evaluation import evaluate
 from gflownet.autodiff.factories import Einsum, LogSumExp, PickNegLogSoftmax
 from gflownet.autodiff.functions import Function
@@ -127,6 +128,10 @@ def test_sums_means_transpositions_broadcasts() -> None:
 
 
 EQUATIONS = {
+    "ii->": [(3, 3)],
+    "ii->i": [(3, 3)],
+    "iij,jik->k": [(2, 2, 3), (3, 2, 2)],
+    "iiij->ji": [(2, 2, 2, 3)],
     "ij,jk->ik": ((2, 3), (3, 4)),
     "ij,jk": ((2, 3), (3, 4)),
     "ij->ji": ((2, 3),),
@@ -150,8 +155,8 @@ def test_einstein_sums(equation: str) -> None:
 @pytest.mark.parametrize(
     ("equation", "shapes", "message"),
     [
-        ("ii->i", ((3, 3),), "expected every index once in a tensor, got 'i' twice in 'ii'"),
-        ("ij->ii", ((3, 3),), "got 'i' twice in 'ii'"),
+        ("ij->ii", ((3, 3),), "expected every index once in the result, got 'i' twice in 'ii'"),
+        ("ii->i", ((3, 2),), "expected one extent for 'i', got 3 and 2"),
         ("ij,jk->ik", ((3, 3),), "expected 2 operands, got 1"),
         ("ij->ik", ((3, 3),), r"expected the result's indices among the operands', got \['k'\]"),
         ("...i->i", ((3, 3),), "expected letters, commas and one ->; an ellipsis is not taken"),
@@ -162,6 +167,37 @@ def test_einstein_sums(equation: str) -> None:
 def test_invalid_einsum_raises(equation: str, shapes: tuple[tuple[int, ...], ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Einsum(equation, *(leaf(*shape) for shape in shapes))
+
+
+ROWS, COLUMNS, LAST, SCALAR = leaf(0, 3, seed=1), leaf(3, 2, seed=2), leaf(3, seed=3), leaf(seed=4)
+
+
+@pytest.mark.parametrize(
+    ("node", "function", "leaves"),
+    [
+        (build.Sum(build.Tanh(ROWS @ COLUMNS)), lambda a, b: torch.tanh(a @ b).sum(), [ROWS, COLUMNS]),
+        (build.Transpose(ROWS) @ ROWS, lambda a: a.T @ a, [ROWS]),
+        (build.Sum(ROWS * LAST + 1.0) + SCALAR, lambda a, b, c: (a * b + 1.0).sum() + c, [ROWS, LAST, SCALAR]),
+        (build.Elementwise(ROWS, LAST, [1], [-1, 1], [1], operation="+"), lambda a, b: (a + b).sum(0), [ROWS, LAST]),
+        (build.Broadcast(LAST, [0, 3]), lambda a: a.expand(0, 3), [LAST]),
+        (LogSumExp(ROWS), lambda a: torch.logsumexp(a, -1), [ROWS]),
+        (
+            Einsum("ni,ij,nk->jk", ROWS, COLUMNS, ROWS),
+            lambda a, b: torch.einsum("ni,ij,nk->jk", a, b, a),
+            [ROWS, COLUMNS],
+        ),
+    ],
+)
+def test_axes_of_extent_zero(node: Node, function: Callable[..., Tensor], leaves: list[LeafNode]) -> None:
+    check(node, function, *leaves)
+    arguments = [each.value() for each in leaves]
+    expected = function(*arguments)
+    torch.testing.assert_close(compile(node, leaves=leaves)(*arguments), expected)
+    hessian = compile_hessian(node, leaves[0], leaves=leaves)(*arguments)
+    assert hessian.shape == (*expected.shape, *leaves[0].shape, *leaves[0].shape)
+    assert Graph.from_dict(Graph(ROWS).to_dict()).sink.shape == (0, 3)
+    with pytest.raises(ValueError, match="Mean: expected at least one entry"):
+        build.Mean(ROWS)
 
 
 @pytest.mark.parametrize("num_classes", range(1, 12))
@@ -203,6 +239,56 @@ def test_cross_entropy_of_large_logits(scale: float) -> None:
     torch.testing.assert_close(value, expected(arguments))
     torch.testing.assert_close(gradient, torch.func.grad(expected)(arguments))
     torch.testing.assert_close(hessian, torch.func.hessian(expected)(arguments))
+
+
+INF = float("inf")
+LOWEST = torch.finfo(DOUBLE).min
+
+
+@pytest.mark.parametrize(
+    ("row", "target"),
+    [
+        ([1.0, -INF, 3.0], 0),
+        ([-INF, 2.0, -INF], 1),
+        ([1.0, -INF, 0.0], 1),
+        ([1.0, LOWEST, 3.0], 0),
+        ([1e308, -1e308, 0.0], 0),
+        ([-INF, 0.5, -INF, 1.5, 700.0, -1e30], 3),
+    ],
+)
+def test_masked_logits_match_torch(row: list[float], target: int) -> None:
+    """Values, gradients, Hessians and JSON of logits of -inf (tests/reports: optax#896, pytorch#31829)."""
+    arguments = torch.tensor([row, [0.25 * k for k in range(len(row))]], dtype=DOUBLE)
+    logits, targets = build.Parameter(arguments), torch.tensor([target, 0])
+    one_hot = build.FixedInput(torch.nn.functional.one_hot(targets, len(row)).double())
+
+    def cross_entropy(x: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(x, targets, reduction="sum")
+
+    def log_sum_exp(x: Tensor) -> Tensor:
+        return torch.logsumexp(x, -1).sum()
+
+    cases = [(PickNegLogSoftmax(logits, t), cross_entropy) for t in (targets, one_hot)] + [
+        (LogSumExp(logits), log_sum_exp)
+    ]
+    for node, function in cases:
+        loss = build.Sum(node)
+        value, gradient = evaluate([loss, derivatives.gradient(loss, logits)])
+        compiled = compile_value_and_gradient(loss, [logits], leaves=[logits])(arguments)
+        expected = function(arguments), torch.func.grad(function)(arguments)
+        torch.testing.assert_close((value, gradient), expected)
+        torch.testing.assert_close(compiled, expected)
+        hessian = compile_hessian(loss, logits, leaves=[logits])(arguments)
+        assert bool(hessian.isfinite().all())
+        if bool(arguments.isfinite().all()):
+            torch.testing.assert_close(hessian, torch.func.hessian(function)(arguments))
+        graph = Graph(loss)
+        graph.forward()
+        graph.backward()
+        torch.testing.assert_close((loss.value(), logits.grad()), expected)
+        graph.reset_grad()
+        (same,) = Graph.from_dict(graph.to_dict()).outputs
+        torch.testing.assert_close(evaluate([same])[0], value)
 
 
 @pytest.mark.parametrize(

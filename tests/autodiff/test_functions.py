@@ -269,6 +269,44 @@ def test_unused_functions_are_freed():
     assert len(Function._known) <= before + 2
 
 
+def test_deep_and_long_formulas_are_read_back():
+    deep = Function.parse("tanh")
+    for number in range(2_000):
+        deep = Function.parse(
+            ("sin", "0.5*cos(x) + x", "exp", "1/(x + 2)")[number % 4] if number % 400 < 4 else "sin"
+        ).compose(deep)
+    assert Function.parse(str(deep)) is deep
+    assert pickle.loads(pickle.dumps(deep)) is deep
+    assert copy.deepcopy(deep) is deep
+    text = " + ".join(f"{k + 1}*sin({k + 1}*x)" for k in range(3_000))
+    total = Function.parse(text)
+    assert len(total.parts) == 3_000
+    assert Function.parse(str(total)) is total
+
+
+@pytest.mark.parametrize(
+    ("formula", "point", "expected"),
+    [
+        ("log(1 + exp(x))", 700.0, (700.0, 1.0, 9.859676543759770e-305)),
+        ("log(1 + exp(x))", -700.0, (9.859676543759770e-305,) * 3),
+        ("log(1 + exp(x))", 1e4, (1e4, 1.0, 0.0)),
+        ("log(2 + 3*exp(-x))", -800.0, (801.0986122886681, -1.0, 0.0)),
+        ("log(exp(x) + exp(2*x))", 900.0, (1800.0, 2.0, 0.0)),
+        ("1/(1 + exp(-x))", -700.0, (9.859676543759770e-305,) * 3),
+        ("1/(1 + exp(-x))", -1e4, (0.0, 0.0, 0.0)),
+        ("1/(1 + exp(-x))", 700.0, (1.0, 9.859676543759770e-305, -9.859676543759770e-305)),
+        ("sigmoid(x)", 700.0, (1.0, 9.859676543759770e-305, -9.859676543759770e-305)),
+        ("2/(4 + 2*exp(x))**2", 0.0, (1 / 18, -1 / 27, 0.0)),
+    ],
+)
+def test_derivatives_do_not_overflow(formula, point, expected):
+    function = Function.parse(formula)
+    for value in expected:
+        got = function(torch.tensor(point, dtype=torch.float64)).item()
+        assert got == pytest.approx(value, rel=1e-12, abs=1e-16 if value == 0.0 else 0.0), function
+        function = function.derivative()
+
+
 def test_long_formulas_are_read():
     assert Function.parse("+".join(["x"] * 5_000)) is Function.parse("5000*x")
     assert Function.parse("*".join(["x"] * 1_500)) is Function.parse("x**1500")

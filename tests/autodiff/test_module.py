@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from typing import Literal
 
 import pytest
@@ -10,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gflownet.autodiff import factories as build
+from gflownet.autodiff.compilation import compile_gradient
+from gflownet.autodiff.evaluation import evaluate, topological_order
 from gflownet.autodiff.module import GraphModule, to_module
 from gflownet.autodiff.nodes import LeafNode, Node
 
@@ -164,3 +168,44 @@ def test_module_input_errors() -> None:
         module(random(5, 3))
     with pytest.raises(ValueError, match="differentiation: expected 'program' or 'autograd', got 'numeric'"):
         to_module(logits, differentiation="numeric")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("differentiation", DIFFERENTIATIONS)
+def test_saved_modules_and_programs(differentiation: Literal["program", "autograd"]) -> None:
+    logits, _, x = network()
+    module, point = to_module(build.Sum(build.Square(logits)), differentiation=differentiation), random(N, D, seed=5)
+    for is_called in (False, True):  # with and without cached programs
+        if is_called:
+            module(point).backward()
+        file = io.BytesIO()
+        torch.save(module, file)
+        file.seek(0)
+        for same in (torch.load(file, weights_only=False), pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+            torch.testing.assert_close(same(point), module(point), rtol=0.0, atol=0.0)
+            same.zero_grad()
+            same(point).backward()
+            assert all(p.grad is not None for p in same.parameters() if p.requires_grad)
+    program = compile_gradient(build.Sum(build.Square(logits)), x)
+    for same in (copy.deepcopy(program), pickle.loads(pickle.dumps(program))):
+        torch.testing.assert_close(same(point), program(point), rtol=0.0, atol=0.0)
+
+
+def test_deep_graphs_are_copied() -> None:
+    """2,100 nodes; a second chain reads the first."""
+    x = build.Input([2], name="x", dtype=DOUBLE)
+    chain: Node = x
+    total: Node = x
+    for _ in range(700):
+        chain = build.Sin(build.Cos(chain))
+        total = total + chain
+    copies = copy.deepcopy((total, [x, chain])), pickle.loads(pickle.dumps((total, [x, chain])))
+    reordered = pickle.loads(pickle.dumps(([x, chain], total)))
+    for same_total, (same_x, same_chain) in (*copies, reordered[::-1]):
+        order = topological_order([same_total])
+        assert len(order) == len(topological_order([total])) > 2_000
+        assert {same_x, same_chain} <= {*order}
+        values = evaluate([same_total], {same_x: torch.ones(2, dtype=DOUBLE)})
+        torch.testing.assert_close(values, evaluate([total], {x: torch.ones(2, dtype=DOUBLE)}))
+    same = copy.copy(total)
+    assert same is not total
+    assert same.inputs == total.inputs

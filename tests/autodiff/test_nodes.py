@@ -22,8 +22,8 @@ V = LeafNode([3], dtype=DOUBLE)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([2, 0],), r"LeafNode: shape \[2, 0\]: expected extents of at least 1"),
-        (([-1],), r"LeafNode: shape \[-1\]: expected extents of at least 1"),
+        (([2, -2],), r"LeafNode: shape \[2, -2\]: expected extents of at least 0"),
+        (([-1],), r"LeafNode: shape \[-1\]: expected extents of at least 0"),
         (([2], {"value": torch.zeros(3)}), r"LeafNode: value: expected shape \[2\], got \[3\]"),
         (([], {"value": torch.zeros(1)}), r"LeafNode: value: expected shape \[\], got \[1\]"),
         (([2], {"value": torch.zeros(2), "dtype": DOUBLE}), r"value: expected dtype torch.float64, got torch.float32"),
@@ -58,10 +58,10 @@ def test_leaves(arguments: tuple[Any, ...], message: str) -> None:
             [1, -1],
             [1, -1, -2, -3],
             [],
-            r"new_dims \[\]: expected an extent of at least 1 for each of the 1 New indices",
+            r"new_dims \[\]: expected an extent of at least 0 for each of the 1 New indices",
         ),
-        ([1], [1, -1, -2, -3], [4], r"new_dims \[4\]: expected an extent of at least 1 for each of the 0 New indices"),
-        ([1, -1], [1, -1, -2, -3], [0], r"new_dims \[0\]: expected an extent of at least 1"),
+        ([1], [1, -1, -2, -3], [4], r"new_dims \[4\]: expected an extent of at least 0 for each of the 0 New indices"),
+        ([1, -1], [1, -1, -2, -3], [-2], r"new_dims \[-2\]: expected an extent of at least 0"),
     ],
 )
 def test_transforms(index_dst: list[int], index_src: list[int], new_dims: list[int], message: str) -> None:

@@ -122,7 +122,7 @@ def test_field_spellings(node: int, fields: dict[str, Any]) -> None:
     [
         (1, {"kind": 3}, r"node 1: kind: expected 0, 1, 2, input, parameter or constant, got 3"),
         (1, {"shape": ...}, r"node 1: expected a field shape, got none"),
-        (1, {"shape": [3, 0]}, r"node 1: shape \[3, 0\]: expected extents of at least 1"),
+        (1, {"shape": [3, -1]}, r"node 1: shape \[3, -1\]: expected extents of at least 0"),
         (1, {"shape": [3, 2.5]}, r"node 1: shape: expected a list of integers, got \[3, 2.5\]"),
         (1, {"value": [[1.0]]}, r"node 1: value: expected shape \[3, 2\], got \[1, 1\]"),
         (1, {"value": [[1.0], 2.0]}, r"node 1: value: expected numbers in nested lists"),
@@ -139,7 +139,7 @@ def test_field_spellings(node: int, fields: dict[str, Any]) -> None:
         (3, {"shape": [2]}, r"node 3: shape: expected \[3\] by the other fields, got \[2\]"),
         (3, {"dummyIndex": 0}, r"node 3: dummyIndex: expected 1, got 0"),
         (4, {"function": "tan"}, r"node 4: function: .*tan"),
-        (5, {"newDims": []}, r"node 5: newDims \[\]: expected an extent of at least 1 for each of the 1 New"),
+        (5, {"newDims": []}, r"node 5: newDims \[\]: expected an extent of at least 0 for each of the 1 New"),
         (5, {"alpha": "2"}, r"node 5: alpha: expected a number, got '2'"),
         (5, {"alpa": 2}, r"node 5: alpa: expected a field of a transform, perhaps alpha"),
         (6, {"op": "/"}, r"node 6: op: expected one of \+, -, \*, got '/'"),
@@ -155,7 +155,7 @@ def test_field_spellings(node: int, fields: dict[str, Any]) -> None:
         (5, {"alpha": 10**400}, r"node 5: alpha: expected a number that a float can hold, got 10000"),
         (5, {"alpha": math.inf}, r"node 5: alpha: expected a finite number, got inf"),
         (5, {"name": "foo", "indexDst": [0, 1]}, r"node 5: indexDst \[0, 1\]: expected indices other than 0"),
-        (5, {"name": "a\nb", "newDims": [0]}, r"node 5: newDims \[0\]: .* New indices of indexDst \[-1, 1\]"),
+        (5, {"name": "a\nb", "newDims": [-3]}, r"node 5: newDims \[-3\]: .* New indices of indexDst \[-1, 1\]"),
         (6, {"id": "b", "name": "foo", "indexSrcL": [0, 2]}, r"node b: indexSrcL \[0, 2\]: expected indices other"),
     ],
 )
