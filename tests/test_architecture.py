@@ -18,11 +18,11 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # The ratchet: at most so many lines of Python per room, words of docs, and files of the package. A commit that shortens
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
-    "gflownet": 74_496,
-    "tests": 59_920,
+    "gflownet": 74_796,
+    "tests": 60_089,
     "gflownet/evaluation": 10_622,
     "scripts": 7_994,
-    "gflownet/autodiff": 6_505,
+    "gflownet/autodiff": 6_805,
     "gflownet/rhn": 5_264,
     "gflownet/search": 5_141,
     "gflownet/run": 5_043,
@@ -50,8 +50,8 @@ LINE_BUDGETS = {
     "gflownet/scaffold": 143,
     "gflownet/utils": 100,
 }
-NUM_PACKAGE_FILES = 401
-NUM_DOC_WORDS = 81_036
+NUM_PACKAGE_FILES = 402
+NUM_DOC_WORDS = 81_079
 # Lines that a room may have below its budget before the budget has to follow.
 SLACK = 150
 # Top-level folders with Python code.

@@ -93,7 +93,7 @@ def test_indices_count_rows_of_batch(mixed):
             "computation_graph",
             (add_node(0, "relu"),),
             GraphAction(Kind.SetNodeAttr, 2, attribute="output_size", value=4),
-            "attributes are set once and in order",
+            "the operation.s own attributes are set, once and in order",
         ),
         (
             "computation_graph",

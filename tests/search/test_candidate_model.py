@@ -62,6 +62,7 @@ class Search:
             history=self.history,
             seed=0,
             build_learner=unused,
+            build_training=unused,
             build_surrogate=lambda: GaussianProcess(self.env, surrogate, seed=0),
             num_evaluations=num,
         )
