@@ -60,11 +60,17 @@ def test_rewards_follow_conditioning_of_trajectory(tmp_path, monkeypatch):
         def build_learner(self):
             learner = super().build_learner()
             learn = learner.learn
-            learner.learn = lambda rollout, *others: rollouts_of_run.append((self, rollout)) or learn(rollout, *others)
+
+            def record(rollout, auxiliary=None):
+                rollouts_of_run.append((self, rollout))
+                return learn(rollout, auxiliary)
+
+            learner.learn = record
             return learner
 
     monkeypatch.setattr("gflownet.run.trainer.GFNTrainer", Watched)
     assert main([*SETTINGS, f"log_dir={tmp_path}"]) == 0
+    assert len(rollouts_of_run) == 4
     for trainer, rollout in rollouts_of_run:
         batch, task = rollout.trajectories, trainer.task
         graphs = [trainer.env.terminal(batch.terminal, i) for i in range(len(batch))]

@@ -110,8 +110,8 @@ def _is_traced(tensors: Iterable[Tensor]) -> bool:
     """Return whether tensors live in a trace or a transform of torch.func, which they must not outlive."""
     if torch.compiler.is_dynamo_compiling():  # torch.compile stores the state after each call
         return False
-    is_program = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return is_program or any(map(is_functorch_wrapped_tensor, tensors))
+    is_traced = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    return is_traced or torch.compiler.is_compiling() or any(map(is_functorch_wrapped_tensor, tensors))
 
 
 class StepModule(nn.Module):

@@ -161,7 +161,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda data: b"",
     "cut header": lambda data: data[:30],
     "cut": lambda data: data[:-1],
-    "other format": lambda data: data.replace(b"format 3,", b"format 9,", 1),
+    "other format": lambda data: data.replace(b"format %d," % FORMAT_VERSION, b"format 9,", 1),
     "other file": lambda data: b"PK\x03\x04" + data,
 }
 
@@ -201,7 +201,7 @@ def test_latest_with_only_damaged_checkpoints_is_none(tmp_path: Path, caplog: py
 def test_latest_with_only_another_format_raises(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, run=RUN)
     path = folder.save(1, {"step": 1})
-    path.write_bytes(path.read_bytes().replace(b"format 3,", b"format 9,", 1))
+    path.write_bytes(path.read_bytes().replace(b"format %d," % FORMAT_VERSION, b"format 9,", 1))
     with pytest.raises(UserError, match="got format 9"):
         folder.latest(sets_aside=True)
     assert path.exists()

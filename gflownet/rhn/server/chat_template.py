@@ -71,7 +71,7 @@ class ChatTemplate:
 class _Generation(Extension):
     """`{% generation %} ... {% endgeneration %}`, by which Hugging Face marks the answers for training."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012  # the type of the base class
 
     def parse(self, parser: Parser) -> Any:
         """Return the contents."""

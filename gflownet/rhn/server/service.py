@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from itertools import zip_longest
 
 from gflownet.rhn.server.errors import RequestError
 from gflownet.rhn.server.requests import Submission
@@ -209,7 +208,8 @@ class Service:
         self.check_open()
         choices: dict[int, Choice] = {}
         try:
-            for prompt, prefix in zip_longest(submission.prompts, submission.echoes, fillvalue=""):
+            prefixes = submission.echoes or [""] * len(submission.prompts)
+            for prompt, prefix in zip(submission.prompts, prefixes, strict=True):
                 for _ in range(submission.num_answers):
                     params = replace(submission.params, seed=submission.seed(len(choices)))
                     choice = Choice(len(choices), prefix, codec=self.codec)
