@@ -19,7 +19,7 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
     "gflownet": 74_796,
-    "tests": 60_089,
+    "tests": 60_095,
     "gflownet/evaluation": 10_622,
     "scripts": 7_994,
     "gflownet/autodiff": 6_805,
