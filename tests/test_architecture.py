@@ -18,13 +18,13 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # The ratchet: at most so many lines of Python per room, words of docs, and files of the package. A commit that shortens
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
-    "gflownet": 74_796,
-    "tests": 60_095,
-    "gflownet/evaluation": 10_622,
+    "gflownet": 74_807,
+    "tests": 60_105,
+    "gflownet/evaluation": 10_630,
     "scripts": 7_994,
-    "gflownet/autodiff": 6_805,
+    "gflownet/autodiff": 6_806,
     "gflownet/rhn": 5_264,
-    "gflownet/search": 5_141,
+    "gflownet/search": 5_143,
     "gflownet/run": 5_043,
     "gflownet/graphs": 4_480,
     "gflownet/envs": 4_402,

@@ -225,6 +225,8 @@ class SearchLoop:
 
     def _learn_next(self, evaluator: AsynchronousEvaluator) -> SearchStep:
         """Wait for the next results, and learn them."""
+        if not self.rule.in_order:  # known candidates alone may be enough: new ones go on too
+            evaluator.advance(timeout=0.0)
         while not (parts := self._finished()):
             evaluator.advance(timeout=_CHECK_EVERY_S)
         tickets = [ticket for part in parts for ticket in part.tickets]

@@ -95,6 +95,16 @@ def test_interrupted_round_is_repeated(tmp_path, monkeypatch):
     assert names[0] == names[1]
 
 
+def test_known_candidates_do_not_hold_back_new_ones(tmp_path):
+    """Known ones are finished when they are proposed, and often fill a batch by themselves."""
+    options = (TRAINS, "evaluation.executor=inline", "asynchronous.max_in_flight=12", "algo.num_from_policy=2")
+    trainer = build("gflownet", *options, "num_training_steps=20")
+    with dispatcher(trainer, tmp_path) as evaluator:
+        ages = [step.metrics["sample_age"] for step in trainer.search.steps(evaluator)]
+    assert len(ages) == 20
+    assert max(ages) <= 2  # rounds between proposal and training; one candidate is evaluated at a time
+
+
 def test_candidates_in_flight_are_not_proposed_again(tmp_path, monkeypatch):
     options = ("budget.evaluations=20", "asynchronous.max_in_flight=2", "search.batch_size=2")
     trainer = build("random", *options)
