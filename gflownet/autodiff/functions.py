@@ -140,10 +140,14 @@ class Function:
 
     def derivative(self) -> Function:
         """Return the derivative, again a function of x."""
-        if "_derivative" not in self.__dict__:
+        return self._cached("_derivative")
+
+    def _cached(self, name: str) -> Any:
+        """Return a cached property; its parts have it first, so that it recurses no deeper than one level."""
+        if name not in self.__dict__:
             for part in self.all_parts:
-                part._derivative  # noqa: B018  (cached for the expressions it is a part of)
-        return self._derivative
+                getattr(part, name)
+        return getattr(self, name)
 
     @cached_property
     def _derivative(self) -> Function:
@@ -156,10 +160,7 @@ class Function:
     @property
     def formula(self) -> str:
         """Return the expression in x, e.g. `2*x*exp(x**2)`."""
-        if "_text" not in self.__dict__:
-            for part in self.all_parts:
-                part._text  # noqa: B018  (cached for the expressions it is a part of)
-        return self._text
+        return self._cached("_text")
 
     @cached_property
     def _text(self) -> str:

@@ -107,7 +107,7 @@ class Database:
         Raises:
             UserError: another file has its place.
         """
-        found = self.path.stat().st_ino if self.path is not None and self.path.exists() else None
+        found = _inode_of(self.path)
         if self._inode is not None and found is None:
             try:
                 with closing(self._engine.raw_connection()) as connection:
@@ -121,7 +121,7 @@ class Database:
         elif self._inode not in (None, found):
             raise UserError(f"{self.location}: expected the evaluation store of this run, another file replaced it")
         with self._engine.connect() as connection:
-            self._inode = None if self.path is None else self.path.stat().st_ino
+            self._inode = _inode_of(self.path)
             yield connection
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
@@ -178,6 +178,14 @@ class Database:
             for secret in self._secrets:
                 reason = reason.replace(secret, "***")
             raise UserError(f"{self.location}: cannot be {verb} as an evaluation store ({reason})") from error
+
+
+def _inode_of(path: Path | None) -> int | None:
+    """Return the inode of a file, None without one."""
+    try:
+        return None if path is None else path.stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def _state_of(error: BaseException | None) -> str | None:
