@@ -15,6 +15,7 @@ from .graph_summary import summary as summary
 from .loading import copy_weights as copy_weights
 from .loading import load as load
 from .loading import load_graph as load_graph
+from .model import StateManager as StateManager
 from .model import TranslatedModel as TranslatedModel
 from .model import to_pytorch_model as to_pytorch_model
 from .model_set import ModelSet as ModelSet

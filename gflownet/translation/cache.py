@@ -1,4 +1,4 @@
-"""Bounded cache of generated classes by structural key. It holds no parameters."""
+"""Bounded cache of generated classes by structural key. It holds no parameters: models share none."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -34,6 +34,11 @@ class TranslationCache:
                 self._entries.popitem(last=False)
         return entry
 
+    def count(self, *, is_hit: bool) -> None:
+        """Count a parameter that a node of a model takes from another (a hit) or has as the first of its derivation."""
+        with self._lock:
+            self._hits, self._misses = self._hits + is_hit, self._misses + (not is_hit)
+
     def clear(self) -> None:
         """Remove all entries and reset the counters."""
         with self._lock:
@@ -60,5 +65,5 @@ def clear_translation_cache() -> None:
 
 
 def get_translation_cache_metrics() -> dict[str, int]:
-    """Return the metrics of the cache: hits, misses, entries."""
+    """Return the metrics: hits and misses of classes and of parameters of derivations, and the number of classes."""
     return CACHE.metrics()

@@ -35,7 +35,7 @@ Backward = Callable[[Tensor, tuple[Tensor, ...]], None]
 def is_as_translated(model: TranslatedModel) -> bool:
     """Return whether a dense model has the layers and parameters of its plan, without hooks, all of them trained."""
     has_parameters = model._parameters.keys() >= model.names and all(each.requires_grad for each in model.parameters())
-    return has_parameters and is_untouched(model, {type(model), nn.Linear}.__contains__)
+    return has_parameters and not model.shared and is_untouched(model, {type(model), nn.Linear}.__contains__)
 
 
 class DirectTraining:
@@ -55,7 +55,7 @@ class DirectTraining:
                 )
             if not is_as_translated(model):
                 raise ValueError(
-                    f"model {position}: expected layers as translated, got hooks, other layers or frozen parameters"
+                    f"model {position}: expected layers as translated, got hooks, other, frozen or shared layers"
                 )
         layouts = [_Layout(model) for model in models]
         sizes = [layout.size for layout in layouts]

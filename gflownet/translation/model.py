@@ -139,6 +139,7 @@ class TranslatedModel(nn.Module):
     plan: ClassVar[ModelPlan]
     names: ClassVar[frozenset[str]]  # of the parameters outside of layers that forward reads
     columns: TableColumns | None = None  # of a table, set by `load`
+    shared: tuple[tuple[str, str], ...] = ()  # names in state_dict of one tensor, see share_by_derivation
     reference: Tensor  # empty: the device and the dtype of the model, also of one without parameters
 
     if TYPE_CHECKING:  # parameters and layers are attributes by name
@@ -281,6 +282,14 @@ class TranslatedModel(nn.Module):
         self.state_manager.apply(fn)
         return super()._apply(fn, recurse)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for first, other in self.shared:
+            values = state_dict.get(prefix + first), state_dict.get(prefix + other)
+            if values[0] is not None and values[1] is not None and not torch.equal(*values):
+                expected = f"expected one value for {first} and {other}, nodes of one derivation_uuid"
+                args[-1].append(f"{expected}, got two; enable_translation_cache=False keeps them apart")
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def _replicate_for_data_parallel(self) -> TranslatedModel:
         replica = super()._replicate_for_data_parallel()
         replica.state_manager = StateManager(self.plan.slots)
@@ -303,11 +312,42 @@ def to_pytorch_model(graph: ComputationGraph, config: Mapping[str, Any] | Transl
     model_class = translated_class(graph, options)
     values = parameter_values(graph, model_class.plan)
     device, dtype = torch.device(options.device), checked_dtype(options.dtype)
-    if model_class.plan.is_dense:
-        return model_class(values, device, dtype)
+    is_dense = model_class.plan.is_dense
+    model = model_class(values, device, dtype) if is_dense else model_class(values)
+    share_by_derivation(model, graph, is_enabled=_is_cached(options))
+    if is_dense:
+        return model
     # Layers of operations draw their first values as in PyTorch, in float32.
-    model = model_class(values).to(device=device, dtype=dtype)
+    model = model.to(device=device, dtype=dtype)
     return model.to(memory_format=torch.channels_last) if options.memory_format == "channels_last" else model
+
+
+def share_by_derivation(model: TranslatedModel, graph: ComputationGraph, *, is_enabled: bool) -> None:
+    """Let nodes with one derivation_uuid have one bias_ and one post_ layer, where shapes and numbers of biases agree.
+
+    Without the cache they are separate and start with the same values, so that the outputs are equal.
+    """
+    found: dict[tuple[Any, ...], str] = {}
+    for step in model.plan.steps:
+        node = graph.nodes[step.node_id]
+        derivation = node.attributes.get("derivation_uuid")  # that of the plan's node is of another graph of this class
+        for parameter in step.parameters if derivation is not None else ():
+            kind = parameter.name.partition("_")[0]
+            if kind not in ("bias", "post"):
+                continue
+            bias = node.bias if kind == "bias" else None
+            first = found.setdefault((derivation, kind, parameter.shape, bias), parameter.name)
+            if is_enabled:
+                CACHE.count(is_hit=first != parameter.name)
+            if first == parameter.name:
+                continue
+            if not is_enabled:
+                with torch.no_grad():
+                    model.get_parameter(parameter.name).copy_(model.get_parameter(first))
+                continue
+            held = model._modules if parameter.module else model._parameters
+            held[parameter.name.partition(".")[0]] = held[first.partition(".")[0]]  # pyright: ignore[reportArgumentType]
+            model.shared += ((first, parameter.name),)
 
 
 def translated_class(graph: ComputationGraph, options: TranslationConfig) -> Any:
@@ -317,8 +357,11 @@ def translated_class(graph: ComputationGraph, options: TranslationConfig) -> Any
     def translate() -> type[TranslatedModel]:
         return generate_class(build_plan(graph, options, key))
 
-    enabled = CACHE.is_enabled if options.enable_translation_cache is None else options.enable_translation_cache
-    return CACHE.get(key, translate) if enabled else translate()
+    return CACHE.get(key, translate) if _is_cached(options) else translate()
+
+
+def _is_cached(options: TranslationConfig) -> bool:
+    return CACHE.is_enabled if options.enable_translation_cache is None else options.enable_translation_cache
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The translation cache: its counters, and outputs that do not depend on it."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation import (
     clear_translation_cache,
     get_translation_cache_metrics,
+    is_as_translated,
     set_translation_cache_enabled,
     to_pytorch_model,
 )
@@ -60,6 +62,66 @@ def test_switching_the_cache_changes_no_output_and_no_later_draw(switch):
 
     assert all(map(torch.equal, draw(True), draw(False)))
     assert get_translation_cache_metrics() == {"hits": 2, "misses": 1, "entries": 1}
+
+
+def derived(*biases, sizes=(3, 3)):
+    """An input, concatenated by hidden nodes of one derivation with a post layer, and an output."""
+    data = chain(2, *sizes, 2)
+    for node, bias in zip(data["nodes"][1:3], biases, strict=True):
+        attributes = {"aggregation": "concat", "post_projection": True, "derivation_uuid": "a-b-c"}
+        node |= {"bias": bias, "attributes": attributes}
+    data["edges"] = [{"source": 0, "target": node, "edge_id": node} for node in (1, 2)]
+    data["edges"] += [{"source": node, "target": 3, "edge_id": 2 + node} for node in (1, 2)]
+    return data
+
+
+def test_nodes_of_one_derivation_share_bias_and_post_layer():
+    build(chain(2, 3, 2))  # another class
+    model = build(derived(0.5, 0.5))
+    assert model.bias_1 is model.bias_2
+    assert model.post_1 is model.post_2
+    # The class; bias and layer, of which the second node takes those of the first.
+    assert get_translation_cache_metrics() == {"hits": 2, "misses": 4, "entries": 2}
+    twin = build(derived(0.5, 0.5))
+    assert twin.bias_1 is not model.bias_1
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), twin.double()):
+        assert copied.bias_1 is copied.bias_2
+        assert copied.post_1 is copied.post_2
+    model(torch.ones(1, 2)).sum().backward()
+    assert model.post_2.weight.grad is not None
+    assert not is_as_translated(model)
+
+
+def test_what_a_class_shares_depends_on_the_graph_alone():
+    plain = derived(0.5, 0.5)
+    for node in plain["nodes"]:
+        node.get("attributes", {}).pop("derivation_uuid", None)
+    assert build(derived(0.5, 0.5)).post_1 is not build(plain).post_1
+    model = build(plain)
+    assert model.post_1 is not model.post_2
+    assert type(model) is type(build(derived(0.5, 0.5)))
+
+
+def test_other_numbers_or_shapes_are_not_shared():
+    assert build(derived(0.5, 0.25)).bias_1 is not build(derived(0.5, 0.25)).bias_2
+    model = build(derived(0.5, 0.5, sizes=(3, 4)))
+    assert model.post_1 is not model.post_2
+    assert model.bias_1 is model.bias_2
+
+
+def test_sharing_changes_no_output_and_no_later_draw():
+    results = []
+    for enabled in (True, False):
+        torch.manual_seed(0)
+        model = build(derived(0.5, 0.5), enable_translation_cache=enabled)
+        results.append((model(torch.ones(2, 2)), torch.rand(3)))
+    assert all(map(torch.equal, *results))
+    apart = build(derived(0.5, 0.5), enable_translation_cache=False)
+    assert apart.post_1 is not apart.post_2
+    with torch.no_grad():
+        apart.bias_1 += 1
+    with pytest.raises(RuntimeError, match="expected one value for bias_1 and bias_2, nodes of one derivation_uuid"):
+        build(derived(0.5, 0.5)).load_state_dict(apart.state_dict())
 
 
 def test_every_structural_detail_separates_classes():
