@@ -1,4 +1,4 @@
-"""Operations that keep the shape: identity, zero, dropout, scales and gates of channels."""
+"""Operations that keep the shape: identity, zero, difference, dropout, scales and gates of channels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
-from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.operations.values import is_number
 from gflownet.operations.vocabulary import POSITIVE_INT, PROBABILITY, Parameter
 
@@ -63,6 +63,41 @@ class Dropout(_SameShape):
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
         return 0
+
+
+class DropPath(_SameShape):
+    """Zero the value of an example with probability `dropout` in training, scale the others (Huang et al. 2016)."""
+
+    category = Category.NORMALISATION
+    settings = MappingProxyType({"dropout": Setting(PROBABILITY, 0.1, choices=(0.1, 0.2))})
+    examples = (Example((_SEQUENCE,), {"dropout": 0.5}), Example((_IMAGE,)))
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        return f"DropPath({settings['dropout']})"
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return 0
+
+
+class Difference(Operation):
+    """The value at the port `input` minus that of the same shape at the port `other`."""
+
+    ports = ("input", "other")
+    has_products = False
+    examples = (Example((_VECTOR, _VECTOR)), Example((_IMAGE, _IMAGE)))
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        shape = single_input(inputs, *FLOATS)
+        if inputs["other"] != shape:
+            raise ShapeError(f"expected {shape} at the port other, got {inputs['other']}")
+        return shape
+
+    @classmethod
+    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        return "{input} - {other}"
 
 
 class Scale(_SameShape):

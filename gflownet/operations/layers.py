@@ -21,6 +21,21 @@ class Bias(nn.Module):
         return x + self.bias
 
 
+class DropPath(nn.Module):
+    """Stochastic depth: zero the whole value of an example in training (Huang et al. 2016), and scale the others."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape of x, [B, ...]."""
+        if not self.training:
+            return x
+        kept = x.new_empty(x.shape[0], *[1] * (x.dim() - 1)).bernoulli_(1 - self.probability)
+        return x * kept / (1 - self.probability)
+
+
 class LayerScale(nn.Module):
     """Each channel times a learned number (Touvron et al. 2021, equation 4)."""
 
@@ -31,6 +46,22 @@ class LayerScale(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return x [B, ..., C] or [B, C, ...] times the weights."""
         return x * self.weight
+
+
+class ColumnEmbedding(nn.Module):
+    """A learned vector for each value of several columns of categories: one table, column after column."""
+
+    offsets: Tensor
+
+    def __init__(self, num_categories: tuple[int, ...], features: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(sum(num_categories), features)
+        ends = torch.tensor(num_categories).cumsum(0)
+        self.register_buffer("offsets", ends - torch.tensor(num_categories), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the vectors [B, K, D] of integers x [B, K], each below the number of categories of its column."""
+        return self.embedding(x + self.offsets)
 
 
 class LearnedPositions(nn.Module):

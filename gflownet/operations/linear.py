@@ -1,4 +1,4 @@
-"""Linear layers."""
+"""Linear layers and products of matrices."""
 
 from __future__ import annotations
 
@@ -44,6 +44,35 @@ class Linear(Operation):
     @classmethod
     def weight_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
         return Shape.of((settings["features"], single_input(inputs).channels))
+
+
+class MatrixProduct(Operation):
+    """The product of sequences as matrices, [T, D] and [D, E] to [T, E], or of [T, D] and the transpose of [E, D]."""
+
+    ports = ("input", "other")
+    category = Category.LINEAR
+    settings = MappingProxyType({"transposed": Setting(BOOL, False, choices=(False, True))})
+    examples = (
+        Example((Shape.of((5, 3)), Shape.of((3, 4)))),
+        Example((Shape.of((5, 3)), Shape.of((4, 3))), {"transposed": True}),
+    )
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        shape, other = single_input(inputs, Layout.SEQUENCE), inputs["other"]
+        inner = -1 if settings["transposed"] else 0
+        if other.layout is not Layout.SEQUENCE or other.sizes[inner] != shape.channels:
+            words = f"{shape.channels} {'features' if settings['transposed'] else 'positions'}"
+            raise ShapeError(f"expected a sequence of {words} at the port other, got {other}")
+        return shape.with_channels(other.sizes[-1 - inner])
+
+    @classmethod
+    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        return "{input} @ {other}.mT" if settings["transposed"] else "{input} @ {other}"
+
+    @classmethod
+    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return inputs["input"].num_elements * cls.infer_shape(inputs, settings).channels
 
 
 class TiedLinear(Operation):

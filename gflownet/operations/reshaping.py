@@ -1,8 +1,9 @@
-"""Operations that move elements: flatten, permute, reshape, select, upsample."""
+"""Operations that move elements: flatten, permute, reshape, select, slice, upsample."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +28,13 @@ INDEX = Parameter(f"an int of magnitude <= {MAX_WIDTH:,}", lambda value: _is_int
 SIZES = Parameter(
     "a list of 1 to 3 sizes >= 1",
     lambda value: isinstance(value, tuple | list) and 1 <= len(value) <= 3 and all(map(POSITIVE_INT.accepts, value)),
+)
+OPTIONAL_INDEX = Parameter(f"{INDEX.expected} or null", lambda value: value is None or INDEX.accepts(value))
+SLICED_AXES = ("channels", "positions", "width")  # positions: the first axis of them: time, length or height
+AXIS = Parameter(f"one of {', '.join(SLICED_AXES)}", lambda value: value in SLICED_AXES)
+ORDER = Parameter(
+    "a list of 1 to 3 different axes, 0 to 2",
+    lambda value: isinstance(value, tuple | list) and all(map(_is_int, value)) and 0 < len(value) < 4,
 )
 LAYOUT = Parameter(f"one of {', '.join(LAYOUTS)} or null", lambda value: value is None or value in LAYOUTS)
 UPSAMPLE_MODES = ("nearest", "linear")
@@ -152,6 +160,71 @@ class Select(Operation):
     @classmethod
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         return f"{{input}}[:, {settings['position']}]"
+
+
+class Slice(Operation):
+    """The entries from `start` to `stop`, or to the end, along an axis: a crop, or a part of a split."""
+
+    category = Category.RESHAPING
+    has_products = False
+    settings = MappingProxyType(
+        {"axis": Setting(AXIS, "channels"), "start": Setting(INDEX, 0), "stop": Setting(OPTIONAL_INDEX, None)}
+    )
+    examples = (
+        Example((_IMAGE,), {"start": 1}),
+        Example((_IMAGE,), {"axis": "width", "start": 1, "stop": -1}),
+        Example((_SEQUENCE,), {"axis": "positions", "stop": 3}),
+    )
+
+    @classmethod
+    def _axis(cls, shape: Shape, settings: Mapping[str, Any]) -> int:
+        if settings["axis"] == "channels":
+            return shape.channel_axis
+        axes = [axis for axis in range(len(shape.sizes)) if axis != shape.channel_axis]
+        place = SLICED_AXES.index(settings["axis"]) - 1
+        if place >= len(axes):
+            raise ShapeError(f"expected an axis of {shape}, got axis={settings['axis']}")
+        return axes[place]
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        shape = single_input(inputs, *FLOATS)
+        axis, sizes = cls._axis(shape, settings), list(shape.sizes)
+        kept = range(sizes[axis])[settings["start"] : settings["stop"]]
+        if not kept:
+            raise ShapeError(
+                f"expected a slice of {shape} with an entry, got {settings['start']} to {settings['stop']}"
+            )
+        sizes[axis] = len(kept)
+        return replace(shape, sizes=tuple(sizes))
+
+    @classmethod
+    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        axis = cls._axis(single_input(inputs), settings)
+        stop = "" if settings["stop"] is None else settings["stop"]
+        return f"{{input}}[{':, ' * (axis + 1)}{settings['start']}:{stop}]"
+
+
+class Permute(Operation):
+    """The axes, without the batch, in another order; `layout` follows from their number by default."""
+
+    category = Category.RESHAPING
+    has_products = False
+    settings = MappingProxyType({"order": Setting(ORDER), "layout": Setting(LAYOUT, None)})
+    examples = (Example((_IMAGE,), {"order": (1, 2, 0)}), Example((_SEQUENCE,), {"order": (1, 0), "layout": "signal"}))
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        shape, order, layout = single_input(inputs, *FLOATS), settings["order"], settings["layout"]
+        if sorted(order) != list(range(len(shape.sizes))):
+            raise ShapeError(f"expected an order of the axes 0 to {len(shape.sizes) - 1} of {shape}, got {list(order)}")
+        if layout is not None and NUM_AXES[Layout(layout)] != len(order):
+            raise ShapeError(f"expected {NUM_AXES[Layout(layout)]} axes of a {layout}, got {len(order)}")
+        return Shape.of([shape.sizes[axis] for axis in order], layout)
+
+    @classmethod
+    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        return f"{{input}}.permute(0, {', '.join(str(axis + 1) for axis in settings['order'])})"
 
 
 class Upsample(Operation):

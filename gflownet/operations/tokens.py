@@ -15,6 +15,10 @@ from gflownet.operations.values import is_number
 from gflownet.operations.vocabulary import BOOL, OPTIONAL_POSITIVE_INT, POSITIVE_INT, Parameter
 
 BASE = Parameter("a float in [1, 1e9]", lambda value: is_number(value) and 1 <= value <= 1e9)
+CATEGORIES = Parameter(
+    "a list of numbers of categories >= 1",
+    lambda value: isinstance(value, tuple | list) and len(value) > 0 and all(map(POSITIVE_INT.accepts, value)),
+)
 _SEQUENCE = Shape.of((5, 8))
 
 
@@ -41,6 +45,30 @@ class Embedding(Operation):
     @classmethod
     def weight_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
         return Shape.of((settings["vocabulary_size"], settings["features"]))
+
+
+class ColumnEmbedding(Operation):
+    """A learned vector for each of K columns of categories, the values of k below `categories[k]`: [K, features]."""
+
+    category = Category.TOKENS
+    has_products = False
+    settings = MappingProxyType({"categories": Setting(CATEGORIES), "features": FEATURES})
+    examples = (Example((Shape((3,), Layout.TOKENS),), {"categories": (5, 7, 6), "features": 3}),)
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        shape, num = single_input(inputs, Layout.TOKENS), len(settings["categories"])
+        if shape.sizes != (num,):
+            raise ShapeError(f"expected {num} columns, as categories has entries, got {shape}")
+        return Shape.of((num, settings["features"]))
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        return f"ColumnEmbedding({tuple(settings['categories'])}, {settings['features']})"
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return sum(settings["categories"]) * settings["features"]
 
 
 class Patchify(Operation):
