@@ -35,6 +35,7 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             matrix_product=("MatrixProduct", "product of two sequences as matrices"),
             tied_linear=("TiedLinear", "linear layer with the weight of another node"),
             gated_linear=("GatedLinear", "linear layer times a gate"),
+            experts=("Experts", "feed-forward networks, of which each position takes a few"),
         ),
         **_rows(
             "transformer",
@@ -78,12 +79,14 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
         **_rows(
             "attention",
             self_attention=("SelfAttention", "attention of a sequence to itself"),
+            window_attention=("WindowAttention", "attention in the windows of an image"),
             cross_attention=("CrossAttention", "attention of a sequence to another one"),
         ),
         **_rows(
             "recurrent",
             lstm=("LSTM", "LSTM over a sequence"),
             gru=("GRU", "GRU over a sequence"),
+            selective_scan=("SelectiveScan", "block of Mamba over a sequence"),
             rhn=("RHN", "layer of a Recurrent Hyper Network over a sequence"),
         ),
         **_rows(

@@ -8,10 +8,19 @@ from typing import Any
 
 from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
-from gflownet.operations.vocabulary import BOOL, POSITIVE_INT, PROBABILITY
+from gflownet.operations.vocabulary import (
+    BOOL,
+    NOT_NEGATIVE_INT,
+    OPTIONAL_POSITIVE_INT,
+    POSITIVE_INT,
+    PROBABILITY,
+    Parameter,
+)
 
 ROTARY_BASE = 10_000.0  # Su et al. 2021
 HEADS = Setting(POSITIVE_INT, 1, choices=(1, 2, 4))
+NUM_DISTANCE_RANGES = 32  # Raffel et al. 2020
+DISTANCES = Parameter("linear, relative or null", lambda value: value in ("linear", "relative", None))
 _SEQUENCE = Shape.of((5, 8))
 _FLAGS = {
     "causal": Setting(BOOL, False),
@@ -40,39 +49,136 @@ def _words(settings: Mapping[str, Any]) -> list[str]:
 
 
 class SelfAttention(Operation):
-    """Multi-head attention of a sequence to itself; `rotary` turns queries and keys by their positions."""
+    """Multi-head attention of a sequence to itself; `rotary` turns queries and keys by their positions.
+
+    `kv_heads` heads of keys and values serve groups of queries, `window` hides keys at this distance and further,
+    `norm` normalises queries and keys, `distances` adds what depends on the distance to the scores. With `carry`, a
+    call reads the last `window` positions of the calls before.
+    """
 
     category = Category.ATTENTION
-    settings = MappingProxyType({"heads": HEADS, **_FLAGS, "rotary": Setting(BOOL, False)})
+    settings = MappingProxyType(
+        {
+            "heads": HEADS,
+            **_FLAGS,
+            "rotary": Setting(BOOL, False),
+            "kv_heads": Setting(OPTIONAL_POSITIVE_INT, None, is_later=True),
+            "head_size": Setting(OPTIONAL_POSITIVE_INT, None, is_later=True),
+            "norm": Setting(BOOL, False, is_later=True),
+            "window": Setting(OPTIONAL_POSITIVE_INT, None, is_later=True),
+            "distances": Setting(DISTANCES, None, is_later=True),
+            "carry": Setting(BOOL, False, is_later=True),
+        }
+    )
     examples = (
         Example((_SEQUENCE,), {"heads": 2}),
         Example((_SEQUENCE,), {"heads": 4, "causal": True, "rotary": True, "bias": False}),
         Example((_SEQUENCE,), {"dropout": 0.3, "output_bias": False}),
+        Example((_SEQUENCE,), {"heads": 4, "kv_heads": 2, "head_size": 6, "norm": True, "distances": "linear"}),
+        Example((_SEQUENCE,), {"heads": 2, "kv_heads": 1, "causal": True, "window": 2, "distances": "relative"}),
+        Example((_SEQUENCE,), {"heads": 2, "causal": True, "window": 3, "rotary": True, "carry": True}),
     )
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape = single_input(inputs, Layout.SEQUENCE)
-        (check_rotary if settings["rotary"] else check_heads)(shape.channels, settings["heads"])
+        shape, heads = single_input(inputs, Layout.SEQUENCE), settings["heads"]
+        if settings["head_size"] is None:
+            check_heads(shape.channels, heads)
+        if settings["rotary"]:
+            check_rotary(heads * cls._head_size(shape, settings), heads)
+        if heads % (settings["kv_heads"] or heads):
+            raise ShapeError(f"expected heads divisible by kv_heads={settings['kv_heads']}, got {heads}")
+        if settings["carry"] and not (settings["causal"] and settings["window"]):
+            raise ShapeError("expected causal=true and a window, the positions that are kept, with carry")
         return shape
 
     @classmethod
+    def _head_size(cls, shape: Shape, settings: Mapping[str, Any]) -> int:
+        return settings["head_size"] or shape.channels // settings["heads"]
+
+    @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        (length,), features = single_input(inputs).positions, single_input(inputs).channels
-        words = [str(features), str(settings["heads"]), *_words(settings)]
+        shape, heads = single_input(inputs), settings["heads"]
+        words = [str(shape.channels), str(heads), *_words(settings)]
+        words += [f"{key}={settings[key]}" for key in ("kv_heads", "head_size", "norm", "window") if settings[key]]
         if settings["rotary"]:
-            words.append(f"rotate=RotaryPositions({length}, {features // settings['heads']}, {ROTARY_BASE})")
-        return f"SelfAttention({', '.join(words)})"
+            size = cls._head_size(shape, settings)
+            words.append(f"rotate=RotaryPositions({shape.positions[0]}, {size}, {ROTARY_BASE})")
+        if settings["distances"] == "linear":
+            words.append(f"bias_by_distance=LinearBias({heads})")
+        elif settings["distances"] == "relative":
+            words.append(f"bias_by_distance=RelativeBias({heads}, causal={settings['causal']})")
+        return f"{'CarriedAttention' if settings['carry'] else 'SelfAttention'}({', '.join(words)})"
+
+    @classmethod
+    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        if not settings["carry"]:
+            return {}
+        size = cls._head_size(single_input(inputs), settings)
+        kept = (settings["kv_heads"] or settings["heads"], settings["window"], size)
+        return {"keys": kept, "values": kept, "count": (1,)}
 
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        features = single_input(inputs).channels
-        return features * (4 * features + 3 * settings["bias"] + settings["output_bias"])
+        features, heads = single_input(inputs).channels, settings["heads"]
+        size = cls._head_size(single_input(inputs), settings)
+        projected = (heads + 2 * (settings["kv_heads"] or heads)) * size
+        matrices = features * (projected + heads * size + settings["output_bias"]) + projected * settings["bias"]
+        of_distances = NUM_DISTANCE_RANGES * heads if settings["distances"] == "relative" else 0
+        return matrices + 2 * size * settings["norm"] + of_distances
 
     @classmethod
     def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
         (length,), features = single_input(inputs).positions, single_input(inputs).channels
-        return length * features * (4 * features + 2 * length)
+        heads, size = settings["heads"], cls._head_size(single_input(inputs), settings)
+        matrices = features * size * (2 * heads + 2 * (settings["kv_heads"] or heads))
+        num_keys = length + settings["window"] if settings["carry"] else length
+        return length * (matrices + 2 * num_keys * heads * size)
+
+
+class WindowAttention(Operation):
+    """Attention in windows of an image, with learned offsets (Liu et al. 2021); `shift` moves the windows."""
+
+    category = Category.ATTENTION
+    settings = MappingProxyType(
+        {
+            "heads": HEADS,
+            "window": Setting(POSITIVE_INT, 4, choices=(2, 4)),
+            "shift": Setting(NOT_NEGATIVE_INT, 0),
+            "bias": Setting(BOOL, True),
+        }
+    )
+    examples = (
+        Example((Shape.of((4, 4, 6)),), {"heads": 2, "window": 2}),
+        Example((Shape.of((4, 6, 6)),), {"heads": 2, "window": 3, "shift": 1, "bias": False}),
+    )
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        shape, window = single_input(inputs, Layout.IMAGE), settings["window"]
+        check_heads(shape.channels, settings["heads"])
+        if any(size % window for size in shape.positions):
+            raise ShapeError(f"expected height and width divisible by window={window}, got {shape}")
+        if settings["shift"] >= window:
+            raise ShapeError(f"expected a shift below window={window}, got {settings['shift']}")
+        return shape
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        shape = single_input(inputs)
+        words = f"{shape.channels}, {settings['heads']}, {settings['window']}, {settings['shift']}"
+        return f"WindowAttention({words}, {shape.positions}, {settings['bias']})"
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        features = single_input(inputs).channels
+        table = (2 * settings["window"] - 1) ** 2 * settings["heads"]
+        return features * (4 * features + 3 * settings["bias"] + 1) + table
+
+    @classmethod
+    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        shape = single_input(inputs)
+        return shape.num_elements * (4 * shape.channels + 2 * settings["window"] ** 2)
 
 
 class CrossAttention(Operation):

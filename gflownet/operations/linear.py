@@ -9,7 +9,7 @@ from typing import Any
 
 from gflownet.operations.operation import WEIGHT_PORT, Category, Example, Operation, Setting, single_input
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
-from gflownet.operations.vocabulary import BOOL, POSITIVE_INT, Parameter
+from gflownet.operations.vocabulary import BOOL, POSITIVE_INT, PROBABILITY, Parameter
 
 FEATURES = (8, 16, 32, 64)
 GATES = ("sigmoid", "relu", "gelu", "silu")
@@ -164,3 +164,41 @@ class Head(Operation):
     @classmethod
     def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
         return single_input(inputs).channels * settings["features"]
+
+
+class Experts(Operation):
+    """Several feed-forward networks, of which each position takes the `active` with the largest gates.
+
+    All are computed. In training, `balance` times the load-balance loss (Fedus et al. 2022, equation 4) is added to the
+    loss of the model.
+    """
+
+    category = Category.LINEAR
+    settings = MappingProxyType(
+        {
+            "experts": Setting(POSITIVE_INT, 4, choices=(2, 4)),
+            "active": Setting(POSITIVE_INT, 1, choices=(1, 2)),
+            "hidden_features": Setting(POSITIVE_INT, choices=FEATURES),
+            "balance": Setting(PROBABILITY, 0.01),
+        }
+    )
+    examples = (
+        Example((Shape.of((4, 3)),), {"hidden_features": 5, "balance": 0.0}),  # whose gradient is that of no output
+        Example((Shape.of(3),), {"hidden_features": 5, "experts": 3, "active": 2, "balance": 0.0}),
+    )
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        if settings["active"] > settings["experts"]:
+            raise ShapeError(f"expected active at most experts={settings['experts']}, got {settings['active']}")
+        return single_input(inputs, Layout.VECTOR, Layout.SEQUENCE)
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        sizes = [settings[key] for key in ("hidden_features", "experts", "active", "balance")]
+        return f"Experts({', '.join(map(str, [single_input(inputs).channels, *sizes]))})"
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        features, hidden = single_input(inputs).channels, settings["hidden_features"]
+        return settings["experts"] * (features + 2 * features * hidden + hidden + features)

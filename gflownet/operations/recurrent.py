@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gflownet.operations.convolution import FEATURES
 from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
-from gflownet.operations.vocabulary import BOOL, POSITIVE_INT
+from gflownet.operations.vocabulary import BOOL, OPTIONAL_POSITIVE_INT, POSITIVE_INT
 from gflownet.rhn.config import RHNConfig
 
 if TYPE_CHECKING:
@@ -132,3 +132,51 @@ class RHN(Operation):
         config, (length,) = cls._config(inputs, settings), single_input(inputs).positions
         first = 3 * config.hidden_size * config.intermediate_size  # a plain feed-forward network
         return first + (length - 1) * config.step_multiply_adds
+
+
+class SelectiveScan(Operation):
+    """The block of Mamba (Gu and Dao 2023): a convolution and a state whose steps depend on the input.
+
+    `chunk` positions are computed side by side. With `carry`, a call continues from the state of the one before.
+    """
+
+    category = Category.RECURRENT
+    settings = MappingProxyType(
+        {
+            "state_size": Setting(POSITIVE_INT, 16, choices=(4, 16)),
+            "expansion": Setting(POSITIVE_INT, 2, choices=(1, 2)),
+            "kernel_size": Setting(POSITIVE_INT, 4),
+            "rank": Setting(OPTIONAL_POSITIVE_INT, None),  # by default a 16th of the features
+            "chunk": Setting(POSITIVE_INT, 32),
+            "carry": _CARRY,
+        }
+    )
+    examples = (
+        Example((_SEQUENCE,), {"state_size": 2}),
+        Example((_SEQUENCE,), {"state_size": 2, "expansion": 1, "chunk": 3, "carry": True}),
+    )
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        return single_input(inputs, Layout.SEQUENCE)
+
+    @classmethod
+    def _sizes(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
+        features = single_input(inputs).channels
+        rank = settings["rank"] or -(-features // 16)
+        return features, settings["expansion"] * features, settings["state_size"], settings["kernel_size"], rank
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        sizes = (*cls._sizes(inputs, settings), settings["chunk"])
+        return f"{'CarriedScan' if settings['carry'] else 'SelectiveScan'}({', '.join(map(str, sizes))})"
+
+    @classmethod
+    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        _, inner, state_size, kernel, _ = cls._sizes(inputs, settings)
+        return {"hidden": (inner, state_size), "before": (inner, kernel - 1)} if settings["carry"] else {}
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        features, inner, state_size, kernel, rank = cls._sizes(inputs, settings)
+        return inner * (3 * features + kernel + 2 * rank + 3 * state_size + 3)

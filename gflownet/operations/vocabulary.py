@@ -50,6 +50,7 @@ def _is_int(value: Any) -> bool:
 
 
 POSITIVE_INT = Parameter(f"an int in [1, {MAX_WIDTH:,}]", lambda value: _is_int(value) and 1 <= value <= MAX_WIDTH)
+NOT_NEGATIVE_INT = Parameter(f"an int in [0, {MAX_WIDTH:,}]", lambda value: _is_int(value) and 0 <= value <= MAX_WIDTH)
 OPTIONAL_POSITIVE_INT = Parameter(
     f"{POSITIVE_INT.expected} or null", lambda value: value is None or POSITIVE_INT.accepts(value)
 )

@@ -41,6 +41,159 @@ def test_self_attention_equals_multihead_attention(causal: bool, bias: bool) -> 
     torch.testing.assert_close(ours(x), theirs(x, x, x, attn_mask=mask, need_weights=False)[0])
 
 
+def plain_attention(module: nn.Module, x: Tensor, heads: int, kv_heads: int, added: Tensor) -> Tensor:
+    """Return attention query by query; `added` [heads, T, T] is what the scores get."""
+    projected = module.qkv(x).unflatten(2, (heads + 2 * kv_heads, -1))
+    y = torch.zeros(*x.shape[:2], heads, projected.shape[-1])
+    for head in range(heads):
+        group = head // (heads // kv_heads)
+        query, key, value = (projected[:, :, place] for place in (head, heads + group, heads + kv_heads + group))
+        scores = torch.einsum("btd,bsd->bts", query, key) / query.shape[-1] ** 0.5 + added[head]
+        y[:, :, head] = torch.einsum("bts,bsd->btd", scores.softmax(-1), value)
+    return module.output(y.flatten(2))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_grouped_queries_with_a_window_and_falling_scores_equal_plain_attention(causal: bool) -> None:
+    torch.manual_seed(0)
+    settings = {"heads": 6, "kv_heads": 2, "head_size": 4, "causal": causal, "window": 3, "distances": "linear"}
+    module, x = module_of("self_attention", Shape.of((7, 8)), **settings), torch.randn(2, 7, 8)
+    slopes = [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]  # of 4 heads, then every second of 8 (Press et al. 2022)
+    added = torch.full((6, 7, 7), -torch.inf)
+    for query in range(7):
+        for key in range(7):
+            if abs(query - key) < 3 and (key <= query or not causal):
+                added[:, query, key] = -torch.tensor(slopes) * abs(query - key)
+    torch.testing.assert_close(module(x), plain_attention(module, x, 6, 2, added))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_ranges_of_distances_equal_those_of_t5(causal: bool) -> None:
+    from transformers.models.t5.configuration_t5 import T5Config
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    config = T5Config(d_model=8, num_heads=2, d_kv=4, is_decoder=causal)
+    theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+    ours = layers.RelativeBias(2, causal=causal)
+    ours.embedding.load_state_dict(theirs.relative_attention_bias.state_dict())
+    places = torch.arange(300)
+    torch.testing.assert_close(ours(places[:, None] - places)[None], theirs.compute_bias(300, 300))
+
+
+@pytest.mark.parametrize("distances", [None, "linear", "relative"])
+@pytest.mark.parametrize("lengths", [[1] * 9, [4, 1, 4]])
+def test_carried_attention_continues_the_calls_before(lengths: list[int], distances: str | None) -> None:
+    torch.manual_seed(0)
+    settings = {"heads": 4, "kv_heads": 2, "causal": True, "window": 3, "rotary": distances is None, "norm": True}
+    settings["distances"] = distances
+    whole = module_of("self_attention", Shape.of((9, 8)), **settings)
+    carried = module_of("self_attention", Shape.of((9, 8)), **settings, carry=True)
+    carried.load_state_dict(whole.state_dict())
+    x, outputs = torch.randn(2, 9, 8), []
+    state = torch.zeros(2, 2, 3, 2), torch.zeros(2, 2, 3, 2), torch.zeros(2, 1)
+    for part in x.split(lengths, 1):
+        y, *state = carried(part, *state)
+        outputs.append(y)
+    torch.testing.assert_close(torch.cat(outputs, 1), whole(x))
+
+
+@pytest.mark.parametrize("shift", [0, 3])
+def test_window_attention_equals_that_of_swin(shift: int) -> None:
+    from transformers.models.swin.configuration_swin import SwinConfig
+    from transformers.models.swin.modeling_swin import SwinLayer
+
+    torch.manual_seed(0)
+    theirs = SwinLayer(SwinConfig(window_size=7), 12, (14, 21), 3, shift_size=shift).eval()
+    for norm in (theirs.layernorm_before, theirs.layernorm_after):
+        norm.forward = lambda x: x
+    attention, table = theirs.attention, theirs.attention.relative_position_bias.relative_position_bias_table
+    ours = module_of("window_attention", Shape.of((12, 14, 21)), heads=3, window=7, shift=shift)
+    with torch.no_grad():
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        ours.qkv.weight.copy_(torch.cat([part.weight for part in parts]))
+        ours.qkv.bias.copy_(torch.cat([part.bias for part in parts]))
+        ours.output.load_state_dict(attention.o_proj.state_dict())
+        ours.table.copy_(nn.init.normal_(table))
+        for each in theirs.mlp.fc2.parameters():
+            each.zero_()
+    x = torch.randn(2, 12, 14, 21)
+    expected = theirs(x.flatten(2).mT, (14, 21))[0].mT.unflatten(2, (14, 21)) - x
+    torch.testing.assert_close(ours(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def plain_scan(module: nn.Module, x: Tensor) -> Tensor:
+    """Return a selective scan step by step (Gu and Dao 2023, algorithm 2)."""
+    inner, kernel = module.convolution.weight.shape[0], module.convolution.weight.shape[-1]
+    value, gate = module.input(x).chunk(2, -1)
+    padded = torch.cat((torch.zeros(x.shape[0], kernel - 1, inner), value), 1)
+    state = torch.zeros(x.shape[0], inner, module.log_decay.shape[1])
+    outputs = []
+    for time in range(x.shape[1]):
+        window = padded[:, time : time + kernel]
+        u = nn.functional.silu((window * module.convolution.weight[:, 0].T).sum(1) + module.convolution.bias)
+        rate, b, c = module.selection(u).split((module.rate.in_features, state.shape[-1], state.shape[-1]), -1)
+        step = nn.functional.softplus(module.rate(rate))
+        state = state * torch.exp(-step[..., None] * module.log_decay.exp()) + (step * u)[..., None] * b[:, None]
+        outputs.append((state * c[:, None]).sum(-1) + module.skip * u)
+    return module.output(torch.stack(outputs, 1) * nn.functional.silu(gate))
+
+
+@pytest.mark.parametrize("length", [1, 5, 37])
+def test_a_selective_scan_in_chunks_equals_one_step_by_step(length: int) -> None:
+    torch.manual_seed(0)
+    module, x = module_of("selective_scan", Shape.of((length, 6)), state_size=3, chunk=8), torch.randn(2, length, 6)
+    torch.testing.assert_close(module(x), plain_scan(module, x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_selective_scan_equals_the_block_of_mamba() -> None:
+    from transformers.models.mamba.configuration_mamba import MambaConfig
+    from transformers.models.mamba.modeling_mamba import MambaMixer
+
+    torch.manual_seed(0)
+    theirs = MambaMixer(MambaConfig(hidden_size=32, state_size=4), layer_idx=0).eval()
+    ours = module_of("selective_scan", Shape.of((9, 32)), state_size=4)
+    names = {"A_log": "log_decay", "D": "skip", "in_proj": "input", "conv1d": "convolution", "x_proj": "selection"}
+    names |= {"dt_proj": "rate", "out_proj": "output"}
+    state = theirs.state_dict()
+    ours.load_state_dict({".".join(names.get(part, part) for part in key.split(".")): state[key] for key in state})
+    x = torch.randn(2, 9, 32)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_carried_selective_scan_continues_the_calls_before() -> None:
+    torch.manual_seed(0)
+    whole, carried = (module_of("selective_scan", Shape.of((9, 6)), carry=carry) for carry in (False, True))
+    carried.load_state_dict(whole.state_dict())
+    x, outputs = torch.randn(2, 9, 6), []
+    state = torch.zeros(2, 12, 16), torch.zeros(2, 12, 3)
+    for part in x.split([1, 4, 4], 1):
+        y, *state = carried(part, *state)
+        outputs.append(y)
+    torch.testing.assert_close(torch.cat(outputs, 1), whole(x), rtol=1e-4, atol=1e-5)
+
+
+def test_experts_read_the_rows_of_their_gates_and_balance_their_load() -> None:
+    torch.manual_seed(0)
+    module = module_of("experts", Shape.of((5, 4)), experts=3, active=2, hidden_features=6, balance=0.1)
+    x = torch.randn(2, 5, 4)
+    expected = torch.zeros(2, 5, 4)
+    gates = module.router(x).softmax(-1)
+    chosen = gates.topk(2, -1)
+    for row in range(2):
+        for time in range(5):
+            weights = chosen.values[row, time] / chosen.values[row, time].sum()
+            for weight, expert in zip(weights, chosen.indices[row, time], strict=True):
+                hidden = nn.functional.gelu(module.up[expert] @ x[row, time] + module.up_bias[expert])
+                expected[row, time] += weight * (module.down[expert] @ hidden + module.down_bias[expert])
+    torch.testing.assert_close(module(x), expected)
+    # The loss of Fedus et al. 2022, equation 4: its gradient is added to that of any other loss.
+    shares = nn.functional.one_hot(chosen.indices, 3).sum(-2).flatten(0, 1).float().mean(0) / 2
+    loss = 0.1 * 3 * (shares * gates.flatten(0, 1).mean(0)).sum()
+    (wanted,) = torch.autograd.grad(loss, module.router.weight)
+    module(x).sum().mul(0.0).backward()
+    torch.testing.assert_close(module.router.weight.grad, wanted)
+
+
 def test_cross_attention_equals_multihead_attention() -> None:
     torch.manual_seed(0)
     ours = module_of("cross_attention", Shape.of((5, 8)), Shape.of((3, 4)), Shape.of((3, 6)), heads=4, causal=True)
