@@ -286,10 +286,11 @@ class WindowAttention(nn.Module):
         """Return an image [B, C, H, W] for x [B, C, H, W]."""
         image = x.movedim(1, -1).roll((-self.shift, -self.shift), (1, 2))
         qkv = self.qkv(self._windows(image)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key, value = qkv.unbind(0)
         mask = self.table[self.index].movedim(-1, 0)  # [heads, window^2, window^2]
         mask = torch.where(self.is_hidden[:, None], -torch.inf, mask)
-        mask = mask.repeat(qkv.shape[1] // mask.shape[0], 1, 1, 1)
-        y = nn.functional.scaled_dot_product_attention(*qkv.unbind(0), attn_mask=mask)
+        scores = (query * query.shape[-1] ** -0.5 @ key.mT).unflatten(0, (-1, mask.shape[0])) + mask
+        y = scores.flatten(0, 1).softmax(-1) @ value
         y = self.output(y.transpose(1, 2).flatten(2))
         (rows, columns), window = self.num_windows, self.window
         image = y.reshape(-1, rows, columns, window, window, y.shape[-1]).transpose(2, 3)

@@ -95,5 +95,6 @@ def test_operation_onnx_equals_model(name: str, example: Example, tmp_path: Path
     to_onnx(model, tmp_path / "model.onnx")
     session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     inputs = inputs_of(model)
-    values = {value.name: tensor.numpy() for value, tensor in zip(session.get_inputs(), inputs, strict=False)}
+    state = model.pure_arguments(inputs[0].shape[0])[len(inputs) :]  # zeros
+    values = {each.name: tensor.numpy() for each, tensor in zip(session.get_inputs(), (*inputs, *state), strict=True)}
     torch.testing.assert_close(torch.from_numpy(session.run(None, values)[0]), model(*inputs), rtol=1e-4, atol=1e-5)
