@@ -38,7 +38,6 @@ TRANSPORTS = {
     "buffer": {"buffer_size": 1_000_000, "pickle_messages": False},
     "small_buffer": {"buffer_size": 1_024, "pickle_messages": False},
     "pickle": {"buffer_size": None, "pickle_messages": True},
-    "queue": {"buffer_size": None, "pickle_messages": False},
 }
 
 
