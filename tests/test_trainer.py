@@ -267,7 +267,7 @@ class _OneScore(Evaluator):
 
 def test_run_with_one_worker_equal_for_transports(tmp_path):
     """The seed decides, the way of the messages does not."""
-    for name, way in {"first": "mp_buffer_size=4096", "second": "pickle_mp_messages=true"}.items():
+    for name, way in {"first": "mp_buffer_size=1000000", "second": "pickle_mp_messages=true"}.items():
         assert run(tmp_path / name, "num_workers=1", "num_training_steps=3", way) == 0
     assert metric_rows(tmp_path / "first") == metric_rows(tmp_path / "second")
     assert len(metric_rows(tmp_path / "first")) == 3
