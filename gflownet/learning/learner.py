@@ -26,8 +26,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.objectives.base import Loss, Objective
 from gflownet.objectives.config import OptimizerConfig
-from gflownet.policy.in_parts import PolicyInParts
-from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.policy.wrappers import PolicyInParts, PolicyOnDevice
 from gflownet.training.optimisers import OptimiserOptions, Schedule, build_optimiser
 from gflownet.training.steps import Steps, update_average
 from gflownet.workers.process import stream_seed
