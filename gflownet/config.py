@@ -99,8 +99,8 @@ class Config:
     trainer: str = option("", "module:Class of a subclass of GFNTrainer that runs the search; empty: GFNTrainer")
     num_training_steps: int = option(150, "training steps of the policy", AT_LEAST_ONE)
     num_workers: int = option(0, "processes that sample for search.method=gflownet; 0: the main process", NOT_NEGATIVE)
-    mp_buffer_size: int | None = option(None, "bytes of each shared buffer of a worker; null: no buffers", AT_LEAST_ONE)
-    pickle_mp_messages: bool = option(False, "pickle messages instead of sharing each tensor")
+    mp_buffer_size: int = option(8_000_000, "bytes of each shared buffer of a worker", AT_LEAST_ONE)
+    pickle_mp_messages: bool = option(False, "pickle the messages of workers: no shared buffers")
     print_every: int = option(10, "steps between two lines if the output is not a terminal", AT_LEAST_ONE)
     console: Literal["quiet", "normal", "verbose"] = option(
         "normal", "quiet: only warnings, errors and the final table; verbose: also each evaluation and start-up step"

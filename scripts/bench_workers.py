@@ -49,11 +49,11 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
-from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.policy.wrappers import PolicyOnDevice
 from gflownet.workers import Endpoint, ProxyServer, Served
 from gflownet.workers.pool import WorkerPool
 from gflownet.workers.process import WorkerInfo, keep_freed_memory
-from gflownet.workers.transport import CPU, BufferTransport, PickleTransport, QueueTransport, Transport
+from gflownet.workers.transport import CPU, BufferTransport, PickleTransport, Transport
 from scripts.bench import Row, at_least, at_most, figure, finish, interleaved, parse_arguments
 from tests.fixed_length_env import FixedLengthGraphBuildingEnv
 
@@ -61,12 +61,11 @@ POLICIES: Mapping[str, type[Policy]] = {
     "dense_transformer, the default": DenseTransformerPolicy,
     "graph_transformer": GraphTransformerPolicy,
 }
-BUFFERS, PICKLES, QUEUES = "buffers", "pickles", "queues"
+BUFFERS, PICKLES = "buffers", "pickles"
 BUFFER_BYTES = 4_000_000
 TRANSPORTS: Mapping[str, Callable[[], Transport]] = {
     BUFFERS: lambda: BufferTransport(BUFFER_BYTES),
     PICKLES: PickleTransport,
-    QUEUES: QueueTransport,
 }
 BATCH_SIZE, MAX_NODES, NUM_ACTIONS = 64, 7, 12
 MODEL = ModelConfig(num_layers=3, num_emb=64)

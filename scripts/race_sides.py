@@ -30,7 +30,6 @@ from gflownet.data.source import Rollout
 from gflownet.envs.slots import BitSequenceEnv, HypergridEnv
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.learning import learner as learning
-from gflownet.learning.learner import sampled_rollouts
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
@@ -39,6 +38,7 @@ from gflownet.objectives.config import OBJECTIVES, AlgoConfig, OptimizerConfig
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.mlp import MLPPolicy
 from scripts.peers.process import PeerError, PeerProcess
+from tests.sampled_rollouts import sampled_rollouts
 
 WIDTH, NUM_LAYERS = 256, 2  # torchgfn's default MLP
 LEARNING_RATE_LOG_Z = 0.1  # of torchgfn's scripts; our default too

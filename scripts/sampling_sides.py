@@ -17,7 +17,7 @@ import torch
 from gflownet.data.sampler import sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
-from gflownet.learning.learner import Learner, LearnerOptions, sampled_rollouts
+from gflownet.learning.learner import Learner, LearnerOptions
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy
@@ -31,6 +31,7 @@ from scripts.bench import K, interleaved
 from scripts.peers.process import AS_IT_COMES, KEEPS_FREED_MEMORY, PeerProcess, find_environment
 from tests.fixed_length_env import FixedLengthGraphBuildingEnv
 from tests.oracles.networkx_sampler import rules_of, sample_with_networkx
+from tests.sampled_rollouts import sampled_rollouts
 
 SEED, NUM_LAYERS = 0, 3
 NODE_TYPES = ("a", "b")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gflownet.envs.labelled_dag import parents_of
+from gflownet.envs.graph_building import parents_of
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.canonical import ColouredGraph

@@ -17,7 +17,7 @@ from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store.evaluations import EvaluationStatus
 from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.relative import RelativeTrajectoryBalance
-from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.policy.wrappers import PolicyOnDevice
 from gflownet.train import main
 from tests.certificate.subjects import Empty
 from tests.certificate.test_estimates import CONNECTED_5

@@ -21,7 +21,7 @@ from gflownet.data.sampler import Exploration, sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.learning.learner import Learner, LearnerOptions, sampled_rollouts
+from gflownet.learning.learner import Learner, LearnerOptions
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.states import GraphStates
@@ -32,6 +32,7 @@ from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from tests.evaluation.candidates import config_with
 from tests.oracles.tabular import Flows, RememberingContext, TabularPolicy, classes_of, labelled_flows, uniform_backward
+from tests.sampled_rollouts import sampled_rollouts
 
 CONDITIONS = (
     "evaluation.objectives=[red,sparse]",

@@ -329,8 +329,12 @@ class PushforwardNode(CustomNode):
 
 DERIVATIVES: tuple[type[CustomNode], ...] = (PullbackNode, PushforwardNode)
 _TYPE_NAMES: dict[Any, str] = {
-    **{bool: "true or false", int: "an integer", float: "a number", str: "a text"},
-    **{tuple[int, ...]: "a list of integers", Applied: "a custom node"},
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "a text",
+    tuple[int, ...]: "a list of integers",
+    Applied: "a custom node",
 }
 
 

@@ -367,11 +367,9 @@ def _formula(function: Function) -> str:
 @cache
 def named_functions() -> dict[str, Function]:
     """Return the named functions of `Function.parse`."""
-    return {
-        **{name: Call(name, X) for name in PRIMITIVES},
-        **{name: power(X, exponent) for name, exponent in POWERS.items()},
-        **{"x": X, "neg": -X, "inf": Constant(math.inf), "nan": Constant(math.nan)},
-    }
+    primitives = {name: Call(name, X) for name in PRIMITIVES}
+    powers = {name: power(X, exponent) for name, exponent in POWERS.items()}
+    return primitives | powers | {"x": X, "neg": -X, "inf": Constant(math.inf), "nan": Constant(math.nan)}
 
 
 @cache

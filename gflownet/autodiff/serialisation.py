@@ -30,21 +30,20 @@ Identifier = int | str
 Indexing = Literal["signed", "positive"]
 
 # The names with underscores are those of the format's document.
-KINDS = {
-    **{"0": LeafKind.INPUT, "input": LeafKind.INPUT, "_leafIn_": LeafKind.INPUT},
-    **{"1": LeafKind.PARAMETER, "parameter": LeafKind.PARAMETER, "_leafPara_": LeafKind.PARAMETER},
-    **{"2": LeafKind.CONSTANT, "constant": LeafKind.CONSTANT, "_leafConst_": LeafKind.CONSTANT},
+_SPELLINGS = {
+    LeafKind.INPUT: ("0", "input", "_leafIn_"),
+    LeafKind.PARAMETER: ("1", "parameter", "_leafPara_"),
+    LeafKind.CONSTANT: ("2", "constant", "_leafConst_"),
 }
+KINDS = {spelling: kind for kind, spellings in _SPELLINGS.items() for spelling in spellings}
 DEFAULT_DTYPE = torch.float64
 
+_COUNTS = {"dummyIndex": "dummy_index", "newIndex": "new_index", "repeatedIndex": "repeated_index"}
 _EVERY = ("id", "type", "name", "shape")
 _PAIR = ("srcL", "srcR", "indexDst", "indexSrcL", "indexSrcR", "dummyIndex", "repeatedIndex", "op")
 FIELDS: dict[str, tuple[str, ...]] = {
     "leaf": (*_EVERY, "kind", "dtype", "requiresGrad", "value", "fill", "identity"),
-    "transform": (
-        *(*_EVERY, "src", "indexDst", "indexSrc", "alpha", "newDims"),
-        *("dummyIndex", "newIndex", "repeatedIndex"),
-    ),
+    "transform": (*_EVERY, "src", "indexDst", "indexSrc", "alpha", "newDims", *_COUNTS),
     "elementwise": (*_EVERY, *_PAIR),
     "linear": (*_EVERY, *_PAIR),
     "nonlinear": (*_EVERY, "src", "function"),
@@ -52,10 +51,13 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }
 # Attributes of nodes by field.
 _FIELD_OF = {
-    **{"index_dst": "indexDst", "index_src": "indexSrc", "index_src_l": "indexSrcL", "index_src_r": "indexSrcR"},
-    **{"new_dims": "newDims", "operation": "op"},
+    "index_dst": "indexDst",
+    "index_src": "indexSrc",
+    "index_src_l": "indexSrcL",
+    "index_src_r": "indexSrcR",
+    "new_dims": "newDims",
+    "operation": "op",
 }
-_COUNTS = {"dummyIndex": "dummy_index", "newIndex": "new_index", "repeatedIndex": "repeated_index"}
 
 
 def read(data: Any, classes: Iterable[type[CustomNode]] = ()) -> tuple[dict[Identifier, Node], list[Node]]:

@@ -25,7 +25,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.steps import StepReader
-from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.policy.wrappers import PolicyOnDevice
 from gflownet.workers.process import stream_seed
 
 BETA_QUANTILES = (0.05, 0.5, 0.95)  # of a random inverse temperature: the certified values

@@ -16,7 +16,7 @@ from gflownet.data.source import GLOBAL_STREAM, TrajectorySource
 from gflownet.errors import UserError
 from gflownet.mdp.layout import Batch, BatchLayout, Kinds
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.policy.wrappers import PolicyOnDevice
 from gflownet.workers.packing import MessageError
 from gflownet.workers.pool import WorkerError, WorkerPool
 from gflownet.workers.process import WorkerInfo, keep_freed_memory, seed_all, stream_seed

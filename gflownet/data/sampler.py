@@ -18,15 +18,14 @@ from torch import Tensor
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import ActionBatch, ActionMasks, GraphActionType
-from gflownet.mdp.answer import AnswersBothWays, ask, ask_both
+from gflownet.mdp.answer import AnswersBothWays, StateTable, ask, ask_both, state_table
 from gflownet.mdp.categorical import GraphActionCategorical, sent
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
-from gflownet.mdp.tabulated import StateTable, state_table
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
-from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.policy.wrappers import PolicyOnDevice
 
 if TYPE_CHECKING:
     from gflownet.graphs.canonical import Candidate

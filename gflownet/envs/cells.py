@@ -31,8 +31,7 @@ from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
 from gflownet.mdp.environment import Environment, Rule, Rules
-from gflownet.mdp.labelled_graphs import NO_EDGE, LabelledGraphs
-from gflownet.mdp.states import NO_LIMIT, UNSET, Attribute, GraphStates
+from gflownet.mdp.states import NO_EDGE, NO_LIMIT, UNSET, Attribute, GraphStates, LabelledGraphs
 from gflownet.operations.tensor_shape import Shape
 
 Point = tuple[int, int]  # parameters, multiply-adds

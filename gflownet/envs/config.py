@@ -21,7 +21,7 @@ ENVIRONMENTS = ExtensionPoint(
             "gflownet.envs.computation_graph:ComputationGraphEnvContext", "networks of activations and aggregations"
         ),
         "coloured_graph": BuiltIn("gflownet.envs.graph_building:ColouredGraphContext", "connected coloured graphs"),
-        "labelled_dag": BuiltIn("gflownet.envs.labelled_dag:LabelledDAGContext", "DAGs over named variables"),
+        "labelled_dag": BuiltIn("gflownet.envs.graph_building:LabelledDAGContext", "DAGs over named variables"),
         "hypergrid": BuiltIn("gflownet.envs.slots:HypergridContext", "points of a grid"),
         "bit_sequence": BuiltIn("gflownet.envs.slots:BitSequenceContext", "bit strings of fixed length"),
         "cells": BuiltIn("gflownet.envs.cells:CellsContext", "cells of NAS benchmarks, or your own"),

@@ -17,7 +17,6 @@ from gflownet.options import AT_LEAST_ONE, DECAY, NOT_NEGATIVE, POSITIVE, SHARE,
 from gflownet.records.marker import MARKER_NAME, check_folder_options, check_run_folder, newest_run, read_marker
 from gflownet.records.trust import check_config
 
-PRESETS = ("S", "M", "L")
 DEVICES = re.compile(r"auto|cpu|cuda(:\d{1,9})?")
 ROOM = "language"  # of the configs that --config names
 

@@ -57,7 +57,6 @@ LOOK = Look(
         Figure("learning_rate", "learning rate", "rate", "{:.2g}".format),
         Figure("tokens_per_second", "speed", "", "{:,.0f} tokens/s".format),
     ),
-    ("bits_per_byte", "bits per byte so far", -1),
     marker=_EVALUATED,
 )
 

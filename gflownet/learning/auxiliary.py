@@ -9,20 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gflownet.learning.learner import advance, differentiate, make_optimizer, make_schedule, restore_schedule
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy, PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.objectives.action_values import action_value_loss
+from gflownet.objectives.action_values import GreedyPolicy, action_value_loss
 from gflownet.objectives.base import Loss, Objective
-from gflownet.objectives.config import AlgoConfig, OptimizerConfig, QGFNConfig, TrajectoryBalanceConfig
+from gflownet.objectives.config import AlgoConfig, OptimizerConfig, QGFNConfig, TeacherConfig, TrajectoryBalanceConfig
 from gflownet.objectives.steps import StepReader
-from gflownet.objectives.teacher import imbalance, teacher_log_reward
-from gflownet.objectives.trajectory_balance import TrajectoryBalance
-from gflownet.policy.greedy import GreedyPolicy
-from gflownet.policy.in_parts import PolicyInParts
-from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.objectives.trajectory_balance import TrajectoryBalance, vargrad_log_partition
+from gflownet.policy.wrappers import PolicyInParts, PolicyOnDevice
 from gflownet.training.steps import Steps, update_average
 
 
@@ -258,3 +256,33 @@ def _initial_weights(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+SMOOTHING = 1e-3  # epsilon of the reward: keeps the log-reward of balanced trajectories finite
+
+
+@torch.no_grad()
+def imbalance(
+    reader: StepReader, objective: Objective, student: PolicyFunction, trajectories: TrajectoryBatch
+) -> Tensor:
+    """Return delta = log R(x) + log P_B(tau | x) - log Z - log P_F(tau) of the student, [B]; > 0 if sampled too rarely.
+
+    log Z is the learned one of the student's objective, the flow through the initial state, or VarGrad's estimate if
+    the objective learns neither. Symmetries are counted as in the student's objective.
+    """
+    ratio = reader.read(student, trajectories).log_ratio()
+    limit = trajectories.terminal.limit
+    log_z = objective.log_partition(student, trajectories.conditioning.to(ratio.device), limit)
+    if log_z is None:
+        log_z = vargrad_log_partition(ratio, trajectories.conditioning)
+    return -(ratio + log_z)
+
+
+def teacher_log_reward(delta: Tensor, log_reward: Tensor, config: TeacherConfig) -> Tensor:
+    """Return log(epsilon + (1 + C [delta > 0]) delta^2) + alpha log R(x), [B] (Kim et al. 2025, Adaptive teachers).
+
+    The published code, alstn12088/adaptive-teacher, takes one more logarithm:
+    log(1.001 + (1 + C [delta > 0]) delta^2) R^alpha.
+    """
+    weight = torch.where(delta > 0, 1 + config.weight, 1.0)
+    return (SMOOTHING + weight * delta.square()).log() + config.mixing * log_reward.to(delta)

@@ -6,15 +6,13 @@ import copy
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
 
 from gflownet.data.replay import ActionSequences, action_sequences
-from gflownet.data.sampler import Exploration, sample_forward
 from gflownet.data.source import Rollout
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import ActionBatch
@@ -22,12 +20,10 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.isomorphism import CanonicalForms
 from gflownet.mdp.policy import Policy, PolicyFunction
-from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.objectives.base import Loss, Objective
 from gflownet.objectives.config import OptimizerConfig
-from gflownet.policy.in_parts import PolicyInParts
-from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.policy.wrappers import PolicyInParts, PolicyOnDevice
 from gflownet.training.optimisers import OptimiserOptions, Schedule, build_optimiser
 from gflownet.training.steps import Steps, update_average
 from gflownet.workers.process import stream_seed
@@ -362,36 +358,3 @@ class Learner:
 
 def _raise(error: FloatingPointError, _: TrajectoryBatch) -> None:
     raise error
-
-
-def sampled_rollouts(
-    context: GraphBuildingEnvContext,
-    policy: PolicyFunction,
-    *,
-    log_reward: Callable[[GraphStates, Conditioning], Tensor],
-    conditioning: Callable[[torch.Generator], Conditioning],
-    generator: torch.Generator,
-    exploration: Exploration | None = None,
-) -> Iterator[Rollout]:
-    """Yield batches of on-policy trajectories under a known reward function, without end.
-
-    Args:
-        context: of the environment.
-        policy: the sampling policy, with its current weights.
-        log_reward: log-rewards [B] of B terminal states.
-        conditioning: draws the conditioning of a batch.
-        generator: of conditioning and actions.
-        exploration: temperature and uniform actions; None: neither.
-    """
-    exploration = exploration or Exploration()
-    while True:
-        batch_conditioning = conditioning(generator)
-        batch = sample_forward(
-            context,
-            policy,
-            conditioning=batch_conditioning,
-            generator=generator,
-            random_action_prob=exploration.random_action_prob,
-            temperature=exploration.temperature,
-        )
-        yield Rollout(batch.with_rewards(log_reward(batch.terminal, batch_conditioning)), len(batch), ())

@@ -31,8 +31,7 @@ from gflownet.mdp.action import (
 from gflownet.mdp.categorical import INVALID, refuse_invalid
 from gflownet.mdp.description import GraphDescription, decode_action, described_states, encode_action
 from gflownet.mdp.isomorphism import CanonicalForms, StateIdentifier, canonical_forms
-from gflownet.mdp.labelled_graphs import LabelledGraphs, labelled_graphs
-from gflownet.mdp.states import ABSENT, NO_LIMIT, UNSET, GraphStates, GraphVocabulary
+from gflownet.mdp.states import ABSENT, NO_LIMIT, UNSET, GraphStates, GraphVocabulary, LabelledGraphs, labelled_graphs
 from gflownet.mdp.stepping import GraphEditor
 
 SIZES = ("parameters", "multiply_adds")  # metrics that the environments of networks may cap

@@ -44,13 +44,13 @@ OBJECTIVES = ExtensionPoint(
 )
 REGRESSIONS = ExtensionPoint(
     "algo.regression",
-    contract=f"{_ROOM}.regression:Regression",
+    contract=f"{_ROOM}.base:Regression",
     built_in={
-        "squared": BuiltIn(f"{_ROOM}.regression:Squared", "t^2"),
-        "half": BuiltIn(f"{_ROOM}.regression:Half", "t^2 / 2"),
-        "huber": BuiltIn(f"{_ROOM}.regression:Huber", "linear beyond 1"),
-        "shifted_cosh": BuiltIn(f"{_ROOM}.regression:ShiftedCosh", "e^t + e^-t - 2"),
-        "linex": BuiltIn(f"{_ROOM}.regression:Linex", "e^-t + t - 1"),
+        "squared": BuiltIn(f"{_ROOM}.base:Squared", "t^2"),
+        "half": BuiltIn(f"{_ROOM}.base:Half", "t^2 / 2"),
+        "huber": BuiltIn(f"{_ROOM}.base:Huber", "linear beyond 1"),
+        "shifted_cosh": BuiltIn(f"{_ROOM}.base:ShiftedCosh", "e^t + e^-t - 2"),
+        "linex": BuiltIn(f"{_ROOM}.base:Linex", "e^-t + t - 1"),
     },
 )
 

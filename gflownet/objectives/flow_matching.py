@@ -10,12 +10,12 @@ from torch import Tensor
 
 from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.answer import Answer, ask, distinct
-from gflownet.mdp.equivalence import equivalent_actions, log_sum_by
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Loss
 from gflownet.objectives.state_flows import FlowObjective
+from gflownet.objectives.steps import equivalent_actions, log_sum_by
 from gflownet.objectives.trajectory_balance import total_loss
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gflownet.mdp.equivalence import log_sum_by
+from gflownet.objectives.steps import log_sum_by
 
 _WIDTH = 64  # hidden width of the network of the conditioning
 

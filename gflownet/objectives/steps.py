@@ -1,11 +1,17 @@
-"""log P_F and log P_B of every step of a batch of trajectories, shared by all objectives.
+"""log P_F and log P_B of every step of a batch of trajectories, shared by all objectives, and losses of P_B.
 
-Letters: B trajectories, S steps, U steps followed by another step (all but Stop).
+Of the backward policies with heads of the network, `learned` has no separate loss: the gradient of the objective trains
+it. The others get no gradient from the objective, only from their loss here. Actions that lead to isomorphic states are
+summed where classes of graphs are counted.
+
+Letters: B trajectories or states, S steps, U steps followed by another step (all but Stop), A actions, K equivalent
+actions of all of them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,10 +21,10 @@ from torch import Tensor
 from gflownet.mdp.action import ActionBatch, GraphActionType
 from gflownet.mdp.answer import Answer, AnswersBothWays, ask, ask_both
 from gflownet.mdp.context import GraphBuildingEnvContext
-from gflownet.mdp.equivalence import equivalent_actions, log_sum_by, num_parent_classes
+from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import PolicyFunction
-from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.objectives.backward import BACKWARD_LOSSES, BACKWARD_WEIGHTS, UndoneSteps
+from gflownet.mdp.states import GraphStates
+from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.objectives.config import AlgoConfig
 
 
@@ -155,3 +161,104 @@ def stops(num: int) -> ActionBatch:
     """Return Stop, `num` times."""
     zero = torch.zeros(num, dtype=torch.int64)
     return ActionBatch(zero + int(GraphActionType.Stop), zero, zero)
+
+
+@dataclass(frozen=True)
+class UndoneSteps:
+    """Log-probabilities of the backward steps s' -> s of B trajectories, in order within each trajectory."""
+
+    log_prob: Tensor  # [U] log P_B(s | s')
+    log_normaliser: Tensor  # [U] log-normaliser of the backward logits in s'
+    trajectory: Tensor  # [U], ascending
+    origin: Tensor  # [B] int8, an Origin
+
+
+def maximum_entropy(steps: UndoneSteps) -> Tensor:
+    """Return the loss with minimum P_B(s | s') = n(s) / n(s'), n the number of trajectories from the initial state.
+
+    Under this P_B all trajectories into a state are equally likely (Mohammadpour et al. 2024, Maximum entropy GFlowNets
+    with soft Q-learning): log n(s) = -log P_B(tau | s) for each trajectory tau into s. The loss is the mean square of
+    the difference: path consistency (Nachum et al. 2017, Bridging the gap between value and policy based reinforcement
+    learning) of the reversed process without rewards, between each state and the initial one. Soft Q-learning,
+    one step at a time, propagates values from the first states to the last slowly (dev/experiments.md).
+    """
+    log_prob = steps.log_prob.double()  # float32 is too coarse for a cumulative sum over all trajectories
+    so_far = log_prob.cumsum(0)
+    begins = torch.searchsorted(steps.trajectory, steps.trajectory)  # the first step of the same trajectory
+    log_path = so_far - (so_far - log_prob)[begins]
+    # 0 instead of NaN without any backward step.
+    return (steps.log_normaliser + log_path).square().sum().to(steps.log_prob) / max(len(log_path), 1)
+
+
+def trajectory_likelihood(steps: UndoneSteps) -> Tensor:
+    """Return -log P_B(tau | x), averaged over the forward policy's own trajectories (TLM, Gritsaev et al. 2025)."""
+    return _unlikelihood(steps, steps.origin == int(Origin.SAMPLED))
+
+
+def pessimistic(steps: UndoneSteps) -> Tensor:
+    """Return -log P_B(tau | x), averaged over all trajectories sampled so far (Jang et al. 2024).
+
+    Unseen trajectories get no flow. Trajectories drawn by P_B itself are ignored; with `replay.resample=false` the
+    sampled ones are replayed.
+    """
+    return _unlikelihood(steps, steps.origin != int(Origin.RESAMPLED))
+
+
+def _unlikelihood(steps: UndoneSteps, counts: Tensor) -> Tensor:
+    """Return the mean of -log P_B(tau | x) over the trajectories of the mask [B]; 0 without any."""
+    counted = counts[steps.trajectory]
+    total = -torch.where(counted, steps.log_prob, 0.0).sum()
+    return total / counts.sum().clamp(min=1)
+
+
+BackwardLoss = Callable[[UndoneSteps], Tensor]
+BACKWARD_LOSSES: dict[str, BackwardLoss | None] = {
+    "uniform": None,
+    "learned": None,
+    "maxent": maximum_entropy,
+    "tlm": trajectory_likelihood,
+    "pessimistic": pessimistic,
+}
+# Weights relative to an objective in square nats. The gradients of these losses do not vanish when the objective is
+# nearly 0, and they act on the same network: larger weights slow down the objective, smaller ones P_B
+# (dev/experiments.md).
+BACKWARD_WEIGHTS = {"maxent": 0.1, "tlm": 0.002, "pessimistic": 0.002}
+
+
+@dataclass(frozen=True)
+class Equivalents:
+    """For every action the legal actions of its state into the same class, including itself."""
+
+    owner: Tensor  # [K] int64, which of the A actions
+    actions: ActionBatch  # K
+
+
+def equivalent_actions(
+    env: Environment, states: GraphStates, actions: ActionBatch, *, backward: bool = False
+) -> Equivalents:
+    """Return the equivalents of one action per state, forward or backward; Stop is only equivalent to itself."""
+    masks = env.backward_masks(states) if backward else env.forward_masks(states)
+    owner, candidates = masks.positions()
+    # Equivalent actions have the same type and column: the same kind of node or edge, or the same value.
+    same_type = (candidates.kind == actions.kind[owner]) & (candidates.column == actions.column[owner])
+    owner, candidates = owner[same_type], candidates[same_type]
+    reached = env.identify(env.apply(states, actions))
+    same = env.identify(env.apply(states[owner], candidates)) == reached[owner]
+    return Equivalents(owner[same], candidates[same])
+
+
+def num_parent_classes(env: Environment, states: GraphStates) -> Tensor:
+    """Return the number of parent classes of each state, [B] int64."""
+    owner, actions = env.backward_masks(states).positions()
+    parents = env.identify(env.apply(states[owner], actions))
+    distinct = torch.unique(torch.stack([owner, parents], 1), dim=0)
+    return torch.bincount(distinct[:, 0], minlength=len(states))
+
+
+def log_sum_by(owner: Tensor, values: Tensor, num: int) -> Tensor:
+    """Return the log-sum-exp of the values [K] of each owner, [num]; -inf for an owner without values."""
+    highest = torch.full((num,), -torch.inf, dtype=values.dtype, device=values.device)
+    highest = highest.scatter_reduce(0, owner, values.detach(), "amax")
+    shift = torch.where(highest.isfinite(), highest, 0.0)
+    total = torch.zeros_like(shift).index_add(0, owner, (values - shift[owner]).exp())
+    return total.log() + shift

@@ -15,8 +15,7 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.dense_layout import DenseLayout
 from gflownet.mdp.layout import Batch
 from gflownet.policy.config import ModelConfig
-from gflownet.policy.fixed_nodes import PlaceCodes, check_fixed_nodes, rows_and_columns
-from gflownet.policy.layers import CompilableLayer
+from gflownet.policy.layers import CompilableLayer, PlaceCodes, check_fixed_nodes, rows_and_columns
 from gflownet.policy.network import PolicyNetwork
 
 _Encoding = tuple[Tensor, Sequence[Tensor]]

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.executors.choice import build_executor, places
 from gflownet.evaluation.halving import build_halving
 from gflownet.evaluation.store.claims import Store
+from gflownet.evaluation.store.fingerprint import context_of
 from gflownet.evaluation.task import GFNTask
 from gflownet.learning.auxiliary import AuxiliaryNetworks, Setup
 from gflownet.learning.learner import Learner, LearnerOptions
@@ -74,10 +76,7 @@ class Components:
         plan: method and trainings of the run.
         search: the loop over the search method, which may train the policy.
         sampler: trains the policy after a search of another method.
-        scoring_context: what scores depend on, beside the graph; `GFNTrainer.run` sets it.
     """
-
-    scoring_context: str
 
     def __init__(self, config: Config) -> None:
         """Build all components. Raises ValueError (mostly UserError) with the name of an invalid option."""
@@ -137,6 +136,11 @@ class Components:
         if is_automatic:
             self.chosen_config.search.method = AUTO
         return plan_of(self.config, self.task, self.extensions.method, reason=reason)
+
+    @cached_property
+    def scoring_context(self) -> str:
+        """Everything but the graph that scores depend on, read once: files of the task may change during the run."""
+        return context_of(self.task)
 
     @property
     def num_steps(self) -> int:

@@ -31,7 +31,7 @@ from gflownet.report.closing import FRONT_NAME
 from gflownet.report.references import RANDOM_NAME, REFERENCES_NAME
 from gflownet.run.checkpoint import Checkpoint, CheckpointFolder, RunLock
 from gflownet.run.logging import METRICS_NAME
-from gflownet.run.tensorboard_log import TENSORBOARD_NAME
+from gflownet.run.run_log import TENSORBOARD_NAME
 from gflownet.run.wandb_log import WANDB_NAME
 
 CHECKPOINTS_NAME = "checkpoints"

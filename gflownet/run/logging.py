@@ -19,9 +19,7 @@ from gflownet.cli.console import make_console, print_line
 from gflownet.files import CHECKSUM, Closing, cannot_write, parse_row, sealed, write_whole
 from gflownet.pictures.figure import shortened
 from gflownet.report.architectures import Leader
-from gflownet.run.executor_status import COUNTS
-from gflownet.run.run_log import RunLog, RunResults, StepSamples, first_line, read_results
-from gflownet.run.tensorboard_log import TensorBoardLog
+from gflownet.run.run_log import COUNTS, RunLog, RunResults, StepSamples, TensorBoardLog, first_line, read_results
 from gflownet.run.view import SEARCH_LOOK, Limits, Look, make_view
 from gflownet.run.wandb_log import WandbLog
 

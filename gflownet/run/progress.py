@@ -1,20 +1,23 @@
-"""Counts, best score and Pareto front of a run, as metrics."""
+"""Counts, best score, Pareto front and executor of a run, as metrics."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
+from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import Evaluation
+from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.store.rows import EvaluationStatus, failure_kind
 from gflownet.metrics.statistics import hypervolume, non_dominated
 from gflownet.run.failures import failure_line
-from gflownet.run.run_log import StepSamples
+from gflownet.run.run_log import COUNTS, StepSamples
 from gflownet.search.loop import SearchStep
 
 
@@ -90,3 +93,41 @@ class Progress:
 def mean(values: Sequence[float]) -> float:
     """Return the mean, NaN for no values."""
     return sum(values) / len(values) if values else math.nan
+
+
+# The busy share covers at least this many seconds, or evaluations of this many times their mean duration.
+_WINDOW_S, _WINDOW_EVALUATIONS = 30.0, 4
+
+
+class ExecutorStatus:
+    """Metrics of the executor behind a dispatcher, for this process."""
+
+    def __init__(self, dispatcher: Dispatcher, *, now: Callable[[], float] = time.monotonic) -> None:
+        """Keep the dispatcher; `now` returns the time in seconds."""
+        self._dispatcher = dispatcher
+        self._now = now
+        self._is_shared = isinstance(dispatcher.executor, InlineExecutor)  # evaluates in the main process
+        self._window = deque([(now(), 0.0)])  # moments, and seconds of finished evaluations before them
+
+    def metrics(self) -> dict[str, float]:
+        """Return the current values; the busy share only for executors with processes."""
+        dispatcher = self._dispatcher
+        metrics: dict[str, float] = {"in_flight": dispatcher.num_in_flight}
+        metrics |= {name: dispatcher.counts[name] for name in COUNTS}
+        if not self._is_shared:
+            metrics["busy_share"] = self._busy_share()
+        return metrics
+
+    def _busy_share(self) -> float:
+        """Return the seconds of evaluations that finished in the window, per second and place of the executor."""
+        dispatcher, moment = self._dispatcher, self._now()
+        length = max(_WINDOW_S, _WINDOW_EVALUATIONS * dispatcher.mean_seconds)
+        while len(self._window) > 1 and moment - self._window[1][0] >= length:
+            self._window.popleft()
+        start, before = self._window[0]
+        if moment - self._window[-1][0] >= length / 100:
+            self._window.append((moment, dispatcher.evaluation_seconds))
+        if moment <= start:
+            return 0.0
+        busy = (dispatcher.evaluation_seconds - before) / (moment - start) / dispatcher.executor.capacity
+        return min(1.0, busy)

@@ -17,8 +17,8 @@ from gflownet.evaluation.store.rows import EvaluationRecord
 from gflownet.records.status import Phase
 from gflownet.report.architectures import Leader, current_leaders
 from gflownet.run.components import Components
-from gflownet.run.executor_status import ExecutorStatus
 from gflownet.run.failures import SkippedSteps, refuse_failures
+from gflownet.run.progress import ExecutorStatus
 from gflownet.run.run import Run
 from gflownet.run.run_log import StepSamples
 from gflownet.run.stage import StepStage

@@ -11,7 +11,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.final import check_final
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
-from gflownet.evaluation.store.fingerprint import context_of, report_earlier_versions
+from gflownet.evaluation.store.fingerprint import report_earlier_versions
 from gflownet.plugins import load_class
 from gflownet.records.status import Phase, read_status
 from gflownet.run.closing_stages import CertificateStage, ReportStage
@@ -47,7 +47,6 @@ class GFNTrainer(Components):
         """
         config = self.config
         check_final(config.final, self.task)
-        self.scoring_context = context_of(self.task)  # once: the files of the task may change during the run
         with open_run(config, default_folder=self.default_folder) as run:
             self._start(run.folder)
             run.store = self._open_store(run)

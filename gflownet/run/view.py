@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 from rich.console import Console, Group
@@ -28,10 +28,7 @@ MAX_REFRESHES_PER_SECOND = 2
 STAGE_INTERVAL_S = 10.0
 # Terminal width for two columns of metrics, and for the bars.
 _TWO_COLUMN_WIDTH = 64
-_CURVE_WIDTH = 32
-_CURVE_STEPS = 10_000  # last steps that the curve shows
 _TEXT_LINES = 8  # of a text in the panel
-_CURVE_MARKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
@@ -79,11 +76,10 @@ FINAL_FIGURES = (
 
 @dataclass(frozen=True)
 class Look:
-    """Title, figures and curve of a kind of run."""
+    """Title and figures of a kind of run."""
 
     title: str
     figures: tuple[Figure, ...]
-    curve: tuple[str, str, int]  # key, label, and 1 or -1: the sign with which larger values are better
     marker: str = ""  # key of steps that are always shown
 
 
@@ -103,7 +99,6 @@ SEARCH_LOOK = Look(
             for name, words in MIXED_MODELS.items()
         ),
     ),
-    ("score_mean", "mean score so far", 1),
 )
 
 
@@ -281,7 +276,6 @@ class LivePanel(View):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._step = 0
-        self._curve: list[float] = []
         self._text = Text()
         self._drawn_at = -math.inf
         self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._panel)
@@ -291,8 +285,6 @@ class LivePanel(View):
         """Redraw the panel, at most `MAX_REFRESHES_PER_SECOND` times per second."""
         super().write(step, values)
         self._step = step
-        key, _, sign = self._look.curve
-        self._curve = [*self._curve[-_CURVE_STEPS:], sign * values.get(key, math.nan)]
         self._redraw(is_last=self._is_always_shown())
 
     def show(self, values: Mapping[str, float]) -> None:
@@ -325,11 +317,8 @@ class LivePanel(View):
         self._live.stop()
 
     def _panel(self) -> Panel:
-        is_drawn = self._console.encoding.lower().startswith("utf") and len(self._curve) > 1
-        marks = curve(self._curve) if is_drawn and self._look.curve[0] in self._values else ""
-        words = {"best architecture": printable(self.best_words), self._look.curve[1]: Text(marks, "cyan")}
-        rows = [Text.assemble((f"{label}  ", "dim"), text) for label, text in words.items() if text]
-        rows += [self._text] if self._text else []
+        best = [Text.assemble(("best architecture  ", "dim"), printable(self.best_words))] if self.best_words else []
+        rows = [*best, *([self._text] if self._text else [])]
         step = f", step {self._step}" if self._step and self._main is Phase.SEARCH else ""
         elapsed, panel = duration(self._now() - self._start), Group(self._rows, self._figures(), *rows)
         return Panel(panel, title=f"{self._look.title}{step}", subtitle=f"{elapsed} elapsed")
@@ -367,16 +356,3 @@ def make_view(
         return LivePanel(console, limits, look, is_resumed=is_resumed)
     console = Console(quiet=True) if is_quiet else console
     return PlainLines(console, limits, look, is_resumed=is_resumed, print_every=print_every)
-
-
-def curve(scores: Sequence[float]) -> str:
-    """Plot scores as at most 32 block characters, each the mean of a section."""
-    finite = [score for score in scores if math.isfinite(score)]
-    width = min(_CURVE_WIDTH, len(finite))
-    bounds = [round(i * len(finite) / width) for i in range(width + 1)] if width else [0]
-    means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(bounds)]
-    if not means:
-        return ""
-    low, spread = min(means), max(means) - min(means)
-    top = len(_CURVE_MARKS) - 1
-    return "".join(_CURVE_MARKS[round((mean - low) / spread * top) if spread else 0] for mean in means)

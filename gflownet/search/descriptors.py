@@ -23,8 +23,7 @@ from gflownet.envs.operation_choices import Prefix
 from gflownet.envs.operation_graph import OperationFacts, OperationGraphEnv
 from gflownet.envs.slots import SlotEnv
 from gflownet.mdp.environment import Environment
-from gflownet.mdp.labelled_graphs import NO_EDGE, LabelledGraphs
-from gflownet.mdp.states import UNSET, GraphStates
+from gflownet.mdp.states import NO_EDGE, UNSET, GraphStates, LabelledGraphs
 from gflownet.operations.operation import INPUT_PORT
 from gflownet.search.proxies import mean_and_deviation
 from gflownet.workers.process import stream_seed

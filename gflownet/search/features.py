@@ -24,8 +24,7 @@ from torch import Tensor
 
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.isomorphism import combine_codes
-from gflownet.mdp.labelled_graphs import NO_EDGE, LabelledGraphs
-from gflownet.mdp.states import UNSET, GraphStates
+from gflownet.mdp.states import NO_EDGE, UNSET, GraphStates, LabelledGraphs
 
 ABSENT = 0  # in place of the label of a missing node or of an empty place
 _OUT = 0x5BF03635  # distinguishes labels of out-neighbours from those of in-neighbours

@@ -119,10 +119,9 @@ class Automatic(Surrogate):
 
     def metrics(self) -> Mapping[str, float]:
         """Return the weight of each model, and its rank correlation on left out observations."""
-        return {
-            **{f"surrogate_weight_{name}": weight for name, weight in zip(MODELS, self.weights, strict=True)},
-            **{f"surrogate_rank_{name}": value for name, value in zip(MODELS, self.correlations, strict=True)},
-        }
+        weights = {f"surrogate_weight_{name}": weight for name, weight in zip(MODELS, self.weights, strict=True)}
+        ranks = {f"surrogate_rank_{name}": value for name, value in zip(MODELS, self.correlations, strict=True)}
+        return weights | ranks
 
     def state_dict(self) -> dict[str, Any]:
         return {

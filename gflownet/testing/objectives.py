@@ -8,7 +8,7 @@ import torch
 
 from gflownet.config import load_config, with_options
 from gflownet.data.sampler import sample_backward, sample_forward
-from gflownet.envs.labelled_dag import LabelledDAGEnv
+from gflownet.envs.graph_building import LabelledDAGEnv
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.context import GraphBuildingEnvContext
@@ -17,7 +17,7 @@ from gflownet.objectives.base import Objective
 from gflownet.objectives.config import BACKWARD_NAMES, OBJECTIVES
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
-from gflownet.policy.in_parts import PolicyInParts
+from gflownet.policy.wrappers import PolicyInParts
 from gflownet.testing.contract import Contract, expect, expect_error
 
 NUM_COND = 2

@@ -17,7 +17,7 @@ from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy, TwoWayPolicy
 from gflownet.mdp.states import GraphStates
 from gflownet.policy.config import POLICIES
-from gflownet.policy.in_parts import PolicyInParts
+from gflownet.policy.wrappers import PolicyInParts
 from gflownet.testing.contract import Contract, expect
 
 NUM_COND = 3

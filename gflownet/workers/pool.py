@@ -23,7 +23,7 @@ from gflownet.workers.packing import MessageError
 from gflownet.workers.process import WorkerInfo, exit_with_parent, get_worker_info
 from gflownet.workers.proxy import Endpoint, Failure
 from gflownet.workers.server import ProxyServer
-from gflownet.workers.transport import Address, Channel, Listener, remove_shared_memory
+from gflownet.workers.transport import Address, Channel, Listener
 
 Produce = Callable[[WorkerInfo, Endpoint], Iterator[Any]]
 _EXIT_TIMEOUT_S = 1.0  # between the moment a dying process closes its pipes and its end
@@ -157,8 +157,6 @@ class WorkerPool(Closing):
         """Kill all workers at once, busy or not; they hold nothing that other processes need."""
         self._kill()
         self._stream = None  # torch closes its queues; its workers are dead
-        for pid in self._processes:
-            remove_shared_memory(pid)
         for worker in self._workers.values():
             worker.channel.close()
         self._listener.close()

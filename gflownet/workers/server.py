@@ -66,7 +66,7 @@ class ProxyServer(Closing):
 
     Args:
         served: the objects by name.
-        transport: how messages travel; it is closed with the server.
+        transport: how messages travel.
         device: of the tensors of received calls.
 
     Attributes:
@@ -87,7 +87,6 @@ class ProxyServer(Closing):
         """End the thread and close all channels; later calls raise ConnectionError."""
         self._listener.stop()
         self.thread.join(_CLOSE_TIMEOUT_S)
-        self.transport.close()
 
     def _serve(self) -> None:
         is_open = True

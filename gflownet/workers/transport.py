@@ -1,37 +1,25 @@
-"""Message channels between the main process and a worker: shared buffers, pickles or shared tensors."""
+"""Message channels between the main process and a worker: shared buffers or pickles."""
 
 from __future__ import annotations
 
 import errno
-import io
 import multiprocessing
 import os
 import pickle
-import resource
 import socket
 import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing import resource_sharer
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
-from multiprocessing.util import get_temp_dir
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.multiprocessing.reductions import reduce_tensor
 
-from gflownet.workers.packing import MessageError, MessageTooLarge, SharedPinnedBuffer, dumps, pack, to_device
+from gflownet.workers.packing import MessageError, MessageTooLarge, SharedPinnedBuffer, dumps, to_device
 from gflownet.workers.process import CPU
 
-SHARED_MEMORY = "/dev/shm"  # where torch keeps shared tensors
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-# File descriptors that a shared tensor takes in transit, and a reserve for the rest of the process.
-_DESCRIPTORS_PER_TENSOR, _DESCRIPTOR_RESERVE = 4, 64
 _NATIVE, _PICKLED = b"n", b"p"  # first byte of a frame: encoded by the channel, or pickled as a fallback
 
 
@@ -154,14 +142,6 @@ class _PickleChannel(Channel):
     _view = _decode
 
 
-class _QueueChannel(_PickleChannel):
-    def _encode(self, message: Any) -> bytes:
-        _check_room(pack(message).tensors)
-        stream = io.BytesIO()
-        _SharingPickler(stream, pickle.HIGHEST_PROTOCOL).dump(message)
-        return stream.getvalue()
-
-
 class _NoBufferChannel(_PickleChannel):
     """Channel of a process whose buffers were refused by the system."""
 
@@ -187,10 +167,6 @@ class Transport(ABC):
     def accept(self, connection: Connection, descriptors: Sequence[int], device: torch.device) -> Channel:
         """Return the other end of a channel, given the descriptors of its buffers and the device of its messages."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Release the transport's resources in this process."""
-
     def warn_once(self, reason: str) -> None:
         """Warn about the first message of a run that is pickled instead."""
         if not self._has_warned:
@@ -206,9 +182,6 @@ class PickleTransport(Transport):
 
     def accept(self, connection: Connection, descriptors: Sequence[int], device: torch.device) -> Channel:
         return _PickleChannel(connection, device, self.warn_once)
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class BufferTransport(Transport):
@@ -236,26 +209,6 @@ class BufferTransport(Transport):
             return _PickleChannel(*end)
         buffers = [SharedPinnedBuffer(self.num_bytes, device, descriptor=each) for each in descriptors]
         return _BufferChannel(*reversed(buffers), *end)
-
-    def close(self) -> None:
-        """Do nothing: the channels own the buffers."""
-
-
-class QueueTransport(Transport):
-    """New shared memory for every tensor of every message, as in torch's queues."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        get_temp_dir()  # created here, so that workers share it and it is deleted even if they are killed
-
-    def open(self, connection: Connection) -> tuple[Channel, Sequence[SharedPinnedBuffer]]:
-        return _QueueChannel(connection, CPU), ()
-
-    def accept(self, connection: Connection, descriptors: Sequence[int], device: torch.device) -> Channel:
-        return _QueueChannel(connection, device, self.warn_once)
-
-    def close(self) -> None:
-        resource_sharer.stop(timeout=1)
 
 
 class Address:
@@ -350,42 +303,5 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def make_transport(*, buffer_size: int | None, pickle_messages: bool) -> Transport:
-    """Return the transport for the options `mp_buffer_size` (first) and `pickle_mp_messages`."""
-    if buffer_size is not None:
-        return BufferTransport(buffer_size)
-    return PickleTransport() if pickle_messages else QueueTransport()
-
-
-def remove_shared_memory(pid: int) -> None:
-    """Delete the shared memory files that a killed process left behind."""
-    for path in Path(SHARED_MEMORY).glob(f"torch_{pid}_*"):
-        path.unlink(missing_ok=True)
-
-
-class _SharingPickler(ForkingPickler):
-    """Shares a copy of each tensor, which the receiver copies again: a shared tensor would hold a file descriptor."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if not isinstance(obj, Tensor):
-            return NotImplemented
-        if type(obj) is Tensor and obj.layout is torch.strided:
-            return _copied, reduce_tensor(obj.cpu().clone().share_memory_())
-        return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # reduces to dense tensors
-
-
-def _copied(rebuild: Callable[..., Tensor], arguments: tuple) -> Tensor:
-    return rebuild(*arguments).clone()
-
-
-def _check_room(tensors: Sequence[Tensor]) -> None:
-    """Raise Fallback where sharing these tensors would exhaust file descriptors or memory, which is fatal."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/proc/self/fd")) + _DESCRIPTORS_PER_TENSOR * len(tensors) + _DESCRIPTOR_RESERVE
-    if limit != resource.RLIM_INFINITY and needed > limit:
-        advice = f"messages of {len(tensors)} tensors are pickled; set ulimit -n {2 * needed}, or mp_buffer_size"
-        raise Fallback(f"open files: expected a limit of at least {needed}, got {limit}; {advice}")
-    disk = os.statvfs(SHARED_MEMORY)
-    free, size = disk.f_bavail * disk.f_frsize, sum(-(-tensor.nbytes // _PAGE) * _PAGE for tensor in tensors)
-    if size > free:
-        advice = f"larger messages are pickled; make {SHARED_MEMORY} larger, or set mp_buffer_size, which needs none"
-        raise Fallback(f"{SHARED_MEMORY}: expected {size:,} free bytes for a message, got {free:,}; {advice}")
+    """Return the transport for the options `mp_buffer_size` and `pickle_mp_messages`; pickles without a buffer."""
+    return PickleTransport() if pickle_messages or buffer_size is None else BufferTransport(buffer_size)

@@ -11,7 +11,7 @@ from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store.evaluations import EvaluationStatus
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import AlgoConfig
-from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.policy.wrappers import PolicyOnDevice
 from tests.objectives.balanced import perturb, set_up
 from tests.objectives.spaces import rewards_of
 from tests.oracles.tabular import Classes

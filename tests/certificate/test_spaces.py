@@ -10,8 +10,7 @@ from gflownet.certificate.result import SymmetryClass
 from gflownet.certificate.words import errors, findings, rule_findings
 from gflownet.envs.choice_places import read_places
 from gflownet.envs.choices import ChoicesEnv
-from gflownet.envs.graph_building import GraphBuildingEnv
-from gflownet.envs.labelled_dag import LabelledDAGEnv
+from gflownet.envs.graph_building import GraphBuildingEnv, LabelledDAGEnv
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import Attribute

@@ -10,8 +10,7 @@ from gflownet.envs.choice_places import read_places
 from gflownet.envs.choices import CappedSettings, ChoicesEnv
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.config import CellsEnvConfig, EnvConfig, RecurrentStackConfig
-from gflownet.envs.graph_building import GraphBuildingEnv
-from gflownet.envs.labelled_dag import LabelledDAGEnv
+from gflownet.envs.graph_building import GraphBuildingEnv, LabelledDAGEnv
 from gflownet.envs.operation_graph import OperationGraphEnv
 from gflownet.envs.recurrent_stack import RecurrentStackEnv
 from gflownet.envs.slots import BitSequenceEnv, HypergridEnv

@@ -5,8 +5,7 @@ import functools
 import pytest
 
 from gflownet.envs.catalogue import CatalogueEnv
-from gflownet.envs.graph_building import GraphBuildingEnv
-from gflownet.envs.labelled_dag import LabelledDAGEnv
+from gflownet.envs.graph_building import GraphBuildingEnv, LabelledDAGEnv
 from gflownet.mdp.states import Attribute
 from gflownet.testing import EnvironmentContract
 from tests.contracts.environments import CONVOLUTIONS, ENVIRONMENTS, operation_graphs, recurrent_stacks, tensor_graphs

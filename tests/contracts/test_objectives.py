@@ -10,7 +10,7 @@ import torch
 from gflownet.config import load_config
 from gflownet.errors import UserError
 from gflownet.objectives.config import OBJECTIVES
-from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.policy.wrappers import PolicyOnDevice
 from gflownet.run import trainer as trainer_module
 from gflownet.run.folder import policy_weights
 from gflownet.run.trainer import GFNTrainer

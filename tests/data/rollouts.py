@@ -30,7 +30,7 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
-from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.policy.wrappers import PolicyOnDevice
 from gflownet.workers.transport import CPU, make_transport
 from tests.contracts.environments import ENVIRONMENTS
 
@@ -38,7 +38,6 @@ TRANSPORTS = {
     "buffer": {"buffer_size": 1_000_000, "pickle_messages": False},
     "small_buffer": {"buffer_size": 1_024, "pickle_messages": False},
     "pickle": {"buffer_size": None, "pickle_messages": True},
-    "queue": {"buffer_size": None, "pickle_messages": False},
 }
 
 

@@ -26,7 +26,7 @@ from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
-from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.policy.wrappers import PolicyOnDevice
 from gflownet.train import main
 from tests.contracts.environments import ENVIRONMENTS
 from tests.device_with_values import device_with_values

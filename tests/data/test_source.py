@@ -76,7 +76,6 @@ def test_sample_on_policy_separate_stream(tmp_path):
         ("buffer", False),
         pytest.param("pickle", True, marks=pytest.mark.slow),
         pytest.param("small_buffer", True, marks=pytest.mark.slow),
-        pytest.param("queue", False, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.filterwarnings("ignore:mp_buffer_size")

@@ -5,7 +5,7 @@ import torch
 
 from gflownet.certificate.exact import enumerate_states
 from gflownet.envs.config import EnvConfig, LabelledDAGConfig
-from gflownet.envs.labelled_dag import LabelledDAGContext, LabelledDAGEnv, parents_of
+from gflownet.envs.graph_building import LabelledDAGContext, LabelledDAGEnv, parents_of
 from gflownet.graphs.canonical import ColouredGraph
 
 

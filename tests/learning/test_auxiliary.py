@@ -17,10 +17,9 @@ from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store.evaluations import EvaluationStatus
-from gflownet.learning.auxiliary import Setup, Teacher
+from gflownet.learning.auxiliary import Setup, Teacher, teacher_log_reward
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig, TeacherConfig
-from gflownet.objectives.teacher import teacher_log_reward
 from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.run.trainer import GFNTrainer
 from gflownet.train import main

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gflownet.data.sampler import uniform_states
-from gflownet.envs.labelled_dag import LabelledDAGEnv
+from gflownet.envs.graph_building import LabelledDAGEnv
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.mdp import moves as moves_module
 from gflownet.mdp.action import GraphActionType as Kind

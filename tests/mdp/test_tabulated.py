@@ -10,9 +10,9 @@ from gflownet.data import sampler
 from gflownet.envs.slots import HypergridEnv
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp import answer
+from gflownet.mdp.answer import StateTable, state_table
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.states import GraphStates
-from gflownet.mdp.tabulated import StateTable, state_table
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.mlp import MLPPolicy
 from tests.contracts.environments import ENVIRONMENTS

@@ -14,7 +14,6 @@ import torch
 
 from gflownet.errors import UserError
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
-from gflownet.objectives.backward import BACKWARD_LOSSES
 from gflownet.objectives.config import (
     REGRESSIONS,
     ActorCriticConfig,
@@ -24,6 +23,7 @@ from gflownet.objectives.config import (
     TrajectoryBalanceConfig,
     Weighting,
 )
+from gflownet.objectives.steps import BACKWARD_LOSSES
 from tests.objectives.balanced import prior_policy, random_prior
 from tests.objectives.differences import (
     Case,

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from gflownet.objectives.base import make_regression
 from gflownet.objectives.config import REGRESSIONS
-from gflownet.objectives.regression import make_regression
 
 E5 = math.exp(5)
 # t = log (forward / backward): the penalty and its derivative in closed form; exponentials are linear beyond 5.

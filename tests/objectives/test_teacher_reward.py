@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from gflownet.learning.auxiliary import SMOOTHING, imbalance, teacher_log_reward
 from gflownet.objectives.config import AlgoConfig, TeacherConfig
 from gflownet.objectives.steps import StepReader
-from gflownet.objectives.teacher import SMOOTHING, imbalance, teacher_log_reward
 from tests.objectives.balanced import set_up
 from tests.objectives.spaces import make_space
 

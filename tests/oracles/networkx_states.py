@@ -10,8 +10,7 @@ from gflownet.envs.catalogue import CatalogueEnv
 from gflownet.envs.cells import CellEnv
 from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.computation_graph import ComputationGraphEnv
-from gflownet.envs.graph_building import GraphBuildingEnv
-from gflownet.envs.labelled_dag import LabelledDAGEnv
+from gflownet.envs.graph_building import GraphBuildingEnv, LabelledDAGEnv
 from gflownet.envs.operation_graph import OperationGraphEnv
 from gflownet.envs.recurrent_stack import RecurrentStackEnv
 from gflownet.envs.slots import BitSequenceEnv, HypergridEnv

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 
-from gflownet.mdp.labelled_graphs import LabelledGraphs
+from gflownet.mdp.states import LabelledGraphs
 
 Graph = tuple[dict[int, str], dict[tuple[int, int], str]]  # labels of nodes, labels of edges
 

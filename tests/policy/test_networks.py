@@ -8,8 +8,8 @@ import torch
 from gflownet.certificate.exact import enumerate_states
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.states import MOST_VALUES, GraphVocabulary
-from gflownet.policy.codes import PairCodes
 from gflownet.policy.config import POLICIES, ModelConfig
+from gflownet.policy.dense_transformer import PairCodes
 from gflownet.policy.layers import AttentionLayer
 from tests.contracts.environments import ENVIRONMENTS
 

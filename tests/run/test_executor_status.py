@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from gflownet.evaluation.executors.inline import InlineExecutor
-from gflownet.run.executor_status import COUNTS, ExecutorStatus
+from gflownet.run.progress import COUNTS, ExecutorStatus
 from tests.evaluation.candidates import StubTask
 
 

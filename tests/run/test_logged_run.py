@@ -238,7 +238,7 @@ def test_tensorboard_sessions_are_one_run(folder: Path) -> None:
 
 def test_tensorboard_ignores_steps_after_the_checkpoint(tmp_path: Path) -> None:
     """A killed run has logged steps that its resumed session repeats."""
-    from gflownet.run.tensorboard_log import TensorBoardLog
+    from gflownet.run.run_log import TensorBoardLog
 
     for resume_step, steps in ((None, range(1, 7)), (3, range(4, 6))):
         log = TensorBoardLog(tmp_path, config_text="", print_line=pytest.fail, resume_step=resume_step)

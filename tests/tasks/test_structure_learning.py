@@ -10,7 +10,7 @@ from scipy.stats import multivariate_t
 
 from gflownet.certificate.exact import enumerate_states
 from gflownet.config import load_config, with_task_options
-from gflownet.envs.labelled_dag import LabelledDAGEnv, parents_of
+from gflownet.envs.graph_building import LabelledDAGEnv, parents_of
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.graphs.canonical import ColouredGraph
 from tasks.structure_learning import (

@@ -15,10 +15,8 @@ from tests.workers.served_model import Model, Rows
 
 
 @pytest.fixture(params=TRANSPORTS)
-def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
-    made = TRANSPORTS[request.param]()
-    yield made
-    made.close()
+def transport(request: pytest.FixtureRequest) -> Transport:
+    return TRANSPORTS[request.param]()
 
 
 @pytest.fixture

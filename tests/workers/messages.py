@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple, cast
 
@@ -12,9 +11,9 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data, HeteroData
 
 from gflownet.workers.packing import DTYPES
-from gflownet.workers.transport import BufferTransport, PickleTransport, QueueTransport
+from gflownet.workers.transport import BufferTransport, PickleTransport
 
-TRANSPORTS = {"buffer": lambda: BufferTransport(1 << 16), "pickle": PickleTransport, "queue": QueueTransport}
+TRANSPORTS = {"buffer": lambda: BufferTransport(1 << 16), "pickle": PickleTransport}
 
 
 @dataclass(frozen=True)
@@ -140,11 +139,6 @@ def assert_same(ours: Any, theirs: Any, at: str = "message") -> None:
         assert_same(vars(ours), vars(theirs), at)
     else:
         assert ours == theirs, at
-
-
-def named_memory(*pids: int) -> list[str]:
-    """Return torch's files in /dev/shm of these processes."""
-    return [name for name in os.listdir("/dev/shm") if name.startswith(tuple(f"torch_{pid}_" for pid in pids))]
 
 
 def bits(tensor: Tensor) -> list[int]:

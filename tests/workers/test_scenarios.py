@@ -92,7 +92,7 @@ def end_of_all(session: int) -> Iterator[None]:
 
 
 def test_workers_exit_with_killed_main_process(tmp_path):
-    with busy_child(tmp_path / "errors", transport="queue") as main:
+    with busy_child(tmp_path / "errors", transport="pickle") as main:
         with end_of_all(main.pid):
             main.kill()
         main.join()

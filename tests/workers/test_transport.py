@@ -1,28 +1,18 @@
-"""Contract of the three transports: the same messages, bit for bit, and the same errors."""
+"""Contract of the two transports: the same messages, bit for bit, and the same errors."""
 
 from __future__ import annotations
 
 import os
-import resource
 import threading
 import warnings
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from gflownet.workers.packing import MessageError
-from gflownet.workers.transport import (
-    BufferTransport,
-    Channel,
-    Listener,
-    PickleTransport,
-    QueueTransport,
-    Transport,
-    make_transport,
-)
+from gflownet.workers.transport import BufferTransport, Channel, Listener, PickleTransport, Transport, make_transport
 from tests.workers.messages import Inner, Unreadable, assert_same, cases
 
 Pair = tuple[Channel, Channel]
@@ -103,11 +93,11 @@ def test_channel_unreadable_message_raises(pair):
 
 
 def test_make_transport():
-    buffered = make_transport(buffer_size=2048, pickle_messages=True)
+    buffered = make_transport(buffer_size=2048, pickle_messages=False)
     assert isinstance(buffered, BufferTransport)
     assert buffered.num_bytes == 2048
-    assert isinstance(make_transport(buffer_size=None, pickle_messages=True), PickleTransport)
-    assert isinstance(make_transport(buffer_size=None, pickle_messages=False), QueueTransport)
+    assert isinstance(make_transport(buffer_size=2048, pickle_messages=True), PickleTransport)
+    assert isinstance(make_transport(buffer_size=None, pickle_messages=False), PickleTransport)
 
 
 def told(transport: Transport, messages: list[Any]) -> list[str]:
@@ -121,7 +111,6 @@ def told(transport: Transport, messages: list[Any]) -> list[str]:
             assert_same(right.receive(), message)
     left.close()
     right.close()
-    transport.close()
     return [str(warning.message) for warning in caught]
 
 
@@ -142,21 +131,3 @@ def test_buffer_transport_without_memory_warns(monkeypatch):
     monkeypatch.setattr(os, "memfd_create", refuse)
     (text,) = told(BufferTransport(1024), [torch.ones(3)])
     assert text.startswith("mp_buffer_size=1024: no shared memory, messages are pickled: OSError(28")
-
-
-def test_queue_transport_full_shared_memory(monkeypatch):
-    full = SimpleNamespace(f_bavail=2, f_frsize=4096)
-    monkeypatch.setattr(os, "statvfs", lambda _: full)
-    assert told(QueueTransport(), [(torch.ones(3), torch.ones(3))]) == []
-    (text,) = told(QueueTransport(), [(torch.ones(3), torch.ones(3), torch.ones(3)), torch.ones(5000)])
-    assert text.startswith("/dev/shm: expected 12,288 free bytes for a message, got 8,192; larger messages are pickled")
-    assert "mp_buffer_size" in text
-
-
-def test_queue_transport_few_open_files(monkeypatch):
-    in_use = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (in_use + 100, 4096))
-    assert told(QueueTransport(), [(torch.ones(3), torch.ones(3))]) == []
-    (text,) = told(QueueTransport(), [[torch.ones(3)] * 3 + [torch.ones(2) for _ in range(20)]] * 2)
-    assert text.startswith("open files: expected a limit of at least")
-    assert "messages of 21 tensors are pickled; set ulimit -n" in text

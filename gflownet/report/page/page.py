@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import PurePath
 from typing import Any
 
@@ -179,17 +179,14 @@ def render(template: str, **content: Any) -> str:
 
 def sections_of(run: RunData) -> Sequence[Section]:
     """Return the sections of the page that have content, in order; one with an error has the error as content."""
-    certify = resume_command(run, "certify=true")
+    certificate = partial(certificate_section, command=resume_command(run, "certify=true"))
     builders: tuple[tuple[str, str, str, Callable[[RunData], Any]], ...] = (
         ("front", "Pareto front", "Pareto front", front_section),
         ("best", "Best architectures", "Best", best_section),
         ("references", "Against references", "References", reference_section),
         ("set", "A set of networks", "Set", set_section),
         ("curves", "Progress", "Progress", curves_of),
-        (
-            *("certificate", "Does it sample in proportion to the reward?", "Certificate"),
-            lambda run: certificate_section(run, command=certify),
-        ),
+        ("certificate", "Does it sample in proportion to the reward?", "Certificate", certificate),
         ("effects", "What distinguishes good architectures", "What matters", effect_section),
         ("columns", "Columns of the table", "Columns", _columns),
         ("time", "Where the time went", "Time", time_section),

@@ -197,7 +197,10 @@ def _chart(
     evaluated = [(record.metrics.get(other, math.nan), record.metrics.get(first, math.nan)) for record in run.feasible]
     highlights = [
         Highlight(
-            *(x, y, f"front {rank}: {first} {number_text(y)}, {other} {number_text(x)}", f"#front-{rank}"),
+            x,
+            y,
+            f"front {rank}: {first} {number_text(y)}, {other} {number_text(x)}",
+            f"#front-{rank}",
             None if mean is None else (mean.value, mean.low, mean.high),
         )
         for rank, (entry, mean) in enumerate(zip(front, repeated, strict=True))
@@ -211,8 +214,10 @@ def _chart(
         x_label=other,
         y_label=first,
         names=(
-            *(f"evaluated{run.limit_words}", "on the front, one training"),
-            *(f"{first} of finalists on new seeds, with its 95 % interval", "front of random architectures"),
+            f"evaluated{run.limit_words}",
+            "on the front, one training",
+            f"{first} of finalists on new seeds, with its 95 % interval",
+            "front of random architectures",
         ),
         compared=[(point[place], point[0]) for point in points],
         is_joined=len(names) == 2,
@@ -224,11 +229,9 @@ def _card(entry: Mapping[str, Any], rank: int, names: Sequence[str], mean: Inter
     facts = [(name, number_text(_metric(entry, name))) for name in names]
     if mean is not None:
         facts.insert(2, (f"{names[0]}, new seeds", score_words(mean.value, _ends(mean))))
-    choices = entry.get("choices")
+    choices = entry.get("choices") if isinstance(entry.get("choices"), str) else ""
     drawing = drawing_of(mapping_of(entry.get("graph")), num_parameters=entry.get("num_parameters"))
-    return Ranked(
-        *(f"front-{rank}", f"Front {rank}", facts, drawing), choices=choices if isinstance(choices, str) else ""
-    )
+    return Ranked(f"front-{rank}", f"Front {rank}", facts, drawing, choices=choices)
 
 
 def _ends(mean: Interval) -> list[float] | None:

@@ -1,4 +1,4 @@
-"""Micro-batches: evaluate a policy in parts, with recomputation in the backward pass (gradient checkpointing)."""
+"""Wrappers of a policy: on its device, in the chosen precision; in parts (micro-batches, gradient checkpointing)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,35 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from gflownet.mdp.categorical import GraphActionCategorical
+from gflownet.mdp.categorical import GraphActionCategorical, sent
 from gflownet.mdp.context import GraphBuildingEnvContext
-from gflownet.mdp.layout import Batch
+from gflownet.mdp.layout import Batch, moved
 from gflownet.mdp.policy import Policy, TwoWayPolicy
+from gflownet.training.precision import autocast
+
+
+class PolicyOnDevice:
+    """Calls a policy with batches in main memory; the outputs stay on its device, distributions in float32."""
+
+    def __init__(self, policy: Policy, *, device: torch.device, precision: str) -> None:
+        self.policy, self.device, self._precision = policy, device, precision
+
+    def __call__(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
+        """Return the outputs of the policy, see `Policy.forward`."""
+        with autocast(self.device, self._precision):
+            categorical, numbers = self.policy(self._moved(batch), sent(conditioning, self.device))
+        return categorical, numbers.float()
+
+    def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
+        """Return the outputs of a two-way policy, see `TwoWayPolicy.both`."""
+        policy = cast(TwoWayPolicy, self.policy)
+        with autocast(self.device, self._precision):
+            forward, backward, numbers = policy.both(self._moved(batch), sent(conditioning, self.device))
+        return forward, backward, numbers.float()
+
+    def _moved(self, batch: Batch) -> Batch:
+        return batch if self.device.type == "cpu" else moved(batch, self.device)
+
 
 Flat = tuple[Tensor, ...]  # logits of each action type, forward ones first, and the scalar per state
 

@@ -15,10 +15,9 @@ from gflownet.mdp.policy import Policy
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
-from gflownet.policy.in_parts import PolicyInParts
 from gflownet.policy.mlp import MLPPolicy
-from gflownet.policy.on_device import PolicyOnDevice
 from gflownet.policy.sequence_transformer import SequenceTransformerPolicy
+from gflownet.policy.wrappers import PolicyInParts, PolicyOnDevice
 from tests.contracts.environments import ENVIRONMENTS
 
 CPU = torch.device("cpu")
