@@ -19,6 +19,7 @@ from gflownet.report.architectures import Leader, current_leaders
 from gflownet.run.components import Components
 from gflownet.run.executor_status import ExecutorStatus
 from gflownet.run.failures import SkippedSteps, refuse_failures
+from gflownet.run.plan import NUM_REPORTED
 from gflownet.run.run import Run
 from gflownet.run.run_log import StepSamples
 from gflownet.run.stage import StepStage
@@ -26,8 +27,6 @@ from gflownet.search.candidate_model import observed
 from gflownet.search.config import ORIGINS
 from gflownet.search.loop import Rule, SearchLoop, SearchStep
 from gflownet.training.random_states import get_random_state, set_random_state
-
-NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json, without a final stage
 
 
 class SearchStage(StepStage):
