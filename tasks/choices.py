@@ -106,6 +106,11 @@ class ChoicesTask(TensorTask):
         """Return the score of a setting."""
         return super().evaluate(graph, seed=seed) if self._trains else self._called(self._function, graph, seed)
 
+    @property
+    def has_test(self) -> bool:
+        """Whether there is a function for test scores, or a module with test data."""
+        return self._trains or self._test_function is not None
+
     def test(self, graph: Assignment, *, seed: int) -> float | None:
         """Return the test score of a setting, None where scores come from a function without one for tests."""
         if self._trains:
@@ -132,10 +137,4 @@ class ChoicesTask(TensorTask):
     def _called(self, function: Callable[..., Any], graph: Assignment, seed: int) -> Score:
         """Return the result of a function: a number, or a Score with parameters and metrics."""
         result = function(graph.as_dict(), seed)
-        if isinstance(result, Score):
-            return result
-        try:
-            return Score(float(result))
-        except (TypeError, ValueError):
-            name = "score" if function is self._function else "test"
-            raise ValueError(f"task_options.{name}: expected a number or a Score, got {result!r}") from None
+        return result if isinstance(result, Score) else Score(result)  # checked like the scores of every task

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import re
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -129,8 +131,6 @@ def test_export_writes_every_result(suffix: str, tmp_path: Path, folder: Path, s
 
 
 def test_damaged_rows_are_not_exported(tmp_path: Path, folder: Path, shell: Shell) -> None:
-    import sqlite3
-
     connection = sqlite3.connect(folder / "evaluations.sqlite")
     with connection:
         connection.execute("UPDATE evaluations SET score = 1.0 WHERE key = 'ok 2' AND seed = 0")
@@ -138,6 +138,39 @@ def test_damaged_rows_are_not_exported(tmp_path: Path, folder: Path, shell: Shel
     assert "12 rows exported" in (text := shell("export", folder, tmp_path / "rows.jsonl"))
     assert "3 without a valid result" in text
     assert "does not match" in shell("show", folder, "hash of ok 2")
+
+
+@pytest.mark.parametrize(
+    ("statement", "commands"),
+    [
+        ("UPDATE evaluations SET created = x'00' WHERE id = 3", ("ls",)),
+        ("INSERT INTO evaluation_schema VALUES (2, 4)", ("ls", "best", "export")),
+        ("", ("export",)),
+    ],
+    ids=["bytes in a text", "two versions", "repeated page"],
+)
+def test_damaged_file_is_one_line(statement: str, commands: tuple[str, ...], tmp_path: Path, shell: Shell) -> None:
+    """Neither a traceback nor an endless loop: where a page has the rows of another one, ids begin again."""
+    path = tmp_path / "all.sqlite"
+    with EvaluationStore(path, context=CONTEXT) as store:
+        store.add([record(f"row {k}") for k in range(560)])
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA journal_mode=DELETE")
+        connection.execute(statement or "SELECT 1")
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    if not statement:
+        content = bytearray(path.read_bytes())
+        starts = [at for at in range(0, len(content), size) if content[at] == 0x0D]  # of a table
+        early, late = (
+            next(at for at in starts if key in content[at : at + size]) for key in (b"row 3row 3", b"row 499row 499")
+        )
+        content[late : late + size] = content[early : early + size]
+        path.write_bytes(content)
+    for command in commands:
+        file = [tmp_path / "rows.csv"] * (command == "export")
+        (line,) = shell(command, path, *file, code=2).splitlines()
+        assert str(path) in line
+        assert not any(each.exists() for each in file)
 
 
 def test_requeue_by_status(database: str, shell: Shell) -> None:

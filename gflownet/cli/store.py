@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def store() -> None:
         options = parse(sys.argv[1:] if argv is None else argv)
-        with trusting(options.trust), _open(options.location) as overview:
+        with trusting(options.trust), _open(options.location) as overview, overview.damage_in_one_line():
             options.command(overview, options)
 
     return run_command(store)

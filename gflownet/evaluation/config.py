@@ -97,7 +97,10 @@ class EvaluationConfig:
     )
     capacity: int = option(0, "pool: number of processes; 0: one per core", NOT_NEGATIVE)
     deadline: float | None = option(
-        600.0, "seconds per candidate after which its process is ended; null: none", POSITIVE
+        600.0,
+        "seconds per candidate after which its process is ended, 30 times the median of finished ones (at least 30) if "
+        "that is less; null: none",
+        POSITIVE,
     )
     device: str = option(
         "auto",

@@ -25,6 +25,9 @@ from gflownet.evaluation.task import GFNTask
 
 # Records of less work than this, seconds, are written together, because a write waits for the disk.
 _WRITE_AFTER_S = 0.1
+# Time between two looks at the deadlines of running jobs, seconds.
+_LIMIT_EVERY_S = 1.0
+_HASH_LENGTH = 11  # of a candidate in a line, with its version, as in g1-
 # Jobs given to the executor per place, so that a process has its next job while the policy trains.
 _JOBS_PER_PLACE = 2
 # Reason of an EvaluationStoppedError after a signal.
@@ -103,7 +106,7 @@ class Dispatcher(AsynchronousEvaluator):
         self._last_look, self._look_pause = -math.inf, _SHORTEST_LOOK_S
         self._running: dict[Handle, list[Ticket]] = {}
         self._unwritten: list[EvaluationRecord] = []
-        self._last_write = time.monotonic()
+        self._last_write = self._last_limits = time.monotonic()
         self._lock = threading.RLock()
 
     def submit(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
@@ -138,6 +141,8 @@ class Dispatcher(AsynchronousEvaluator):
                 self.flush()
                 raise
             num += sum(self._finish(handle) for handle in done)
+            if time.monotonic() - self._last_limits >= _LIMIT_EVERY_S:
+                self._limit_running()
             if time.monotonic() - self._last_write >= _WRITE_AFTER_S:
                 self.flush()
             self._start_jobs()
@@ -286,15 +291,18 @@ class Dispatcher(AsynchronousEvaluator):
     def _start_jobs(self) -> None:
         self._admit()
         while self._jobs and len(self._running) < _JOBS_PER_PLACE * self.executor.capacity:
+            if self._jobs.is_late and self._running:
+                return
             if self._jobs.first.is_suspect:
                 if len(self._running) >= self.executor.capacity:
                     return  # if it ends this process too, it alone is to blame
                 self.flush()
                 if self._claims is not None:
                     self._claims.start(self._jobs.first.request.identity)
-            job, deadline, tickets = self._jobs.pop_job(self.executor.capacity)
+            job, tickets = self._jobs.pop_job(self.executor.capacity)
             if self.weights is not None and None in (job.fidelity, job.schedule):  # no part of a training
                 job = replace(job, returns_weights=any(self.weights.keeps(each.request.repeat) for each in tickets))
+            deadline = self._jobs.deadline_of(tickets, num_running=self._num_running)
             self._running[self.executor.submit(job, deadline=deadline)] = tickets
 
     def _finish(self, handle: Handle) -> int:
@@ -310,11 +318,31 @@ class Dispatcher(AsynchronousEvaluator):
             self.evaluation_seconds += outcome.seconds
             if outcome.is_transient and ticket.attempts < self.config.max_attempts:
                 self.counts["num_retried"] += 1
-                self._jobs.repeat_alone([ticket])
+                is_late = outcome.status is EvaluationStatus.TIMEOUT
+                self._jobs.repeat_late(ticket) if is_late else self._jobs.repeat_alone([ticket])
                 continue
             self._record(ticket, outcome)
             finished += 1
         return finished
+
+    def _limit_running(self) -> None:
+        """Shorten the deadlines of running jobs to those that jobs get now, with a line for a slow candidate."""
+        self._last_limits = time.monotonic()
+        for handle, tickets in self._running.items():
+            deadline = self._jobs.deadline_of(tickets, num_running=self._num_running)
+            if deadline is not None:
+                self.executor.shorten(handle, deadline)
+            slow = self._jobs.slow_after(tickets, num_running=self._num_running)
+            if handle.since is not None and (seconds := self._last_limits - handle.since) >= slow:
+                handle.since = None  # one line
+                name = tickets[0].request.candidate.canonical_hash()[:_HASH_LENGTH]
+                end = "never ended" if deadline is None else f"ended after {deadline:.3g} s"
+                words = f"candidate {name}" if len(tickets) == 1 else counted(len(tickets), "candidate")
+                _log.warning("%s: no result for %.3g s, unlike most; %s (evaluation.deadline)", words, seconds, end)
+
+    @property
+    def _num_running(self) -> int:
+        return sum(map(len, self._running.values()))
 
     def _record(self, ticket: Ticket, outcome: Outcome) -> None:
         ticket.outcome = outcome
@@ -322,6 +350,8 @@ class Dispatcher(AsynchronousEvaluator):
         record = record_of(ticket, outcome, run=self.run, floor_score=self.config.floor_score, words=words)
         if outcome.status is not EvaluationStatus.REFUSED:
             self._jobs.measure(outcome.seconds)
+        if outcome.status is EvaluationStatus.OK:
+            self._jobs.deadlines.add(ticket.request.fidelity, outcome.seconds)
         record = ticket.record = self.judge(record)
         if self.weights is not None and outcome.weights is not None:
             self.weights.add(record, outcome.weights)

@@ -225,7 +225,9 @@ def _with_extras(task: GFNTask, job: Job, position: int, result: Any, outcome: O
             value = result.test()
         else:
             value = task.test(job.candidates[position], seed=job.seeds[position])
-        test = None if value is None else float(value)
+        test = None if value is None else _number("test score", value)
+    except _InvalidScoreError as error:
+        return dataclasses.replace(outcome, test_error=str(error))
     except Exception as error:
         return dataclasses.replace(outcome, test_error=describe(error))
     if test is not None and not math.isfinite(test):

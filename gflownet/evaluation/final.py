@@ -154,7 +154,7 @@ def with_test_scores(
         EvaluationStoppedError: a stop request.
     """
     task = dispatcher.task
-    if type(task).test is GFNTask.test:
+    if not task.has_test:
         return tuple(TopArchitecture(record) for record in records)
     fidelity = task.max_fidelity or None
     requests = [Request(from_dict(json.loads(record.graph)), fidelity=fidelity, tests=True) for record in records]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,6 +34,7 @@ class Job:
     saves_training: bool = False  # return the training after it, weights included
     tests: bool = False  # measure the test score too
     returns_weights: bool = False
+    needs_new_process: bool = False  # after an attempt that failed: nothing of earlier candidates is left
 
     def __post_init__(self) -> None:
         assert len(self.seeds) == len(self.candidates) > 0
@@ -142,6 +144,40 @@ def record_of(ticket: Ticket, outcome: Outcome, *, run: str, floor_score: float,
 # Candidates below this duration, seconds, share a job even if the task does not train them together.
 SHORT_S = 0.02
 _DECAY = 0.9  # of the moving average of durations
+# Deadline of a candidate in medians of finished ones, and the shortest; a third of it is worth a line.
+_MEDIANS, _SHORTEST_S = 30, 30.0
+_SLOW_SHARE = 1 / 3
+
+
+class Deadlines:
+    """Time limits of candidates: that of the config, or a shorter one where most candidates were faster by far."""
+
+    def __init__(self, longest: float | None) -> None:
+        """Take the limit in seconds; None: no candidate has one."""
+        self._longest = longest
+        self._seconds: dict[int | None, list[float]] = {}  # of successful evaluations by fidelity, sorted
+
+    def add(self, fidelity: int | None, seconds: float) -> None:
+        """Add the duration of a successful evaluation."""
+        insort(self._seconds.setdefault(fidelity, []), seconds)
+
+    def median(self, fidelity: int | None, *, num_running: int) -> float:
+        """Return the median duration of finished and running evaluations, which are longer; inf if it is one of these.
+
+        Running ones count because the first ones to finish are fast.
+        """
+        seconds = self._seconds.get(fidelity, [])
+        place = (len(seconds) + num_running - 1) // 2
+        return seconds[place] if 0 <= place < len(seconds) else math.inf
+
+    def of(self, fidelity: int | None, *, num_running: int = 0) -> float | None:
+        """Return the seconds of a candidate; None: no limit."""
+        median = self.median(fidelity, num_running=num_running)
+        return None if self._longest is None else min(self._longest, max(_SHORTEST_S, _MEDIANS * median))
+
+    def slow(self, fidelity: int | None, *, num_running: int) -> float:
+        """Return the seconds after which a candidate is worth a line; inf without a median."""
+        return max(_SHORTEST_S, _MEDIANS * self.median(fidelity, num_running=num_running)) * _SLOW_SHARE
 
 
 class JobQueue:
@@ -153,22 +189,28 @@ class JobQueue:
         Args:
             task: of the candidates.
             seed: of the run.
-            deadline: seconds per candidate; None: none.
+            deadline: longest seconds per candidate; None: none.
         """
-        self._seed, self._deadline = seed, deadline
+        self._seed, self.deadlines = seed, Deadlines(deadline)
         self._trains_together = type(task).evaluate_many is not GFNTask.evaluate_many
         self._trains_seeds = task.trains_seeds_together
         self._tickets: deque[Ticket] = deque()
+        self._late: deque[Ticket] = deque()  # each alone, after all others
         self._mean_seconds = math.inf  # of a candidate, moving average
 
     def __len__(self) -> int:
         """Return the number of queued evaluations."""
-        return len(self._tickets)
+        return len(self._tickets) + len(self._late)
 
     @property
     def first(self) -> Ticket:
         """Return the next evaluation."""
-        return self._tickets[0]
+        return (self._tickets or self._late)[0]
+
+    @property
+    def is_late(self) -> bool:
+        """Return whether the next evaluation waits until no other one is queued or running."""
+        return not self._tickets and bool(self._late)
 
     @property
     def mean_seconds(self) -> float:
@@ -194,12 +236,31 @@ class JobQueue:
         else:
             self._tickets.extend(again)
 
+    def repeat_late(self, ticket: Ticket) -> None:
+        """Queue an evaluation that has exceeded its deadline again: other ones may have slowed it down."""
+        ticket.is_alone = True
+        self._late.append(ticket)
+
     def clear(self) -> None:
         """Forget all queued evaluations."""
         self._tickets.clear()
+        self._late.clear()
 
-    def pop_job(self, num_places: int) -> tuple[Job, float | None, list[Ticket]]:
-        """Remove the next group, and return its job with the deadline in seconds and the tickets.
+    def deadline_of(self, tickets: Sequence[Ticket], *, num_running: int = 0) -> float | None:
+        """Return the seconds until the next outcome of a job; None: no limit."""
+        deadline = self.deadlines.of(tickets[0].request.fidelity, num_running=num_running)
+        return None if deadline is None else deadline * self._num_at_once(tickets)
+
+    def slow_after(self, tickets: Sequence[Ticket], *, num_running: int) -> float:
+        """Return the seconds without an outcome after which a job is worth a line; inf without finished ones."""
+        return self._num_at_once(tickets) * self.deadlines.slow(tickets[0].request.fidelity, num_running=num_running)
+
+    def _num_at_once(self, tickets: Sequence[Ticket]) -> int:
+        """Return the number of candidates of a job that have their outcomes at the same time."""
+        return len(tickets) if self._trains_together or self._trains_seeds else 1
+
+    def pop_job(self, num_places: int) -> tuple[Job, list[Ticket]]:
+        """Remove the next group, and return its job with the tickets.
 
         Args:
             num_places: capacity of the executor.
@@ -216,15 +277,13 @@ class JobQueue:
             saves_training=any(request.saves_training for request in requests),
             tests=first.tests,
             split=first.split,
+            needs_new_process=tickets[0].attempts > 0,
         )
-        deadline = self._deadline
-        if deadline is not None and (self._trains_together or self._trains_seeds):
-            deadline *= len(tickets)
-        return job, deadline, tickets
+        return job, tickets
 
     def _pop_group(self, num_places: int) -> list[Ticket]:
         """Remove and return the tickets of the next job: equal requests, as many as every place gets."""
-        first = self._tickets.popleft()
+        first = (self._tickets or self._late).popleft()
         tickets = [first]
         is_group = self._trains_together or self._mean_seconds <= SHORT_S
         if first.is_alone or not (is_group or self._trains_seeds):

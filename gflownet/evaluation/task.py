@@ -219,6 +219,11 @@ class GFNTask(Configurable, ABC):
         """Return the test score of a graph for the final report, None for a task without test data."""
         return None
 
+    @property
+    def has_test(self) -> bool:
+        """Whether `test` measures anything. Without a final stage the best are evaluated again for it."""
+        return type(self).test is not GFNTask.test
+
     def cost(self, graph: Any) -> Cost | None:
         """Return the size of a graph's model, None where it is not known before it is built."""
         return None

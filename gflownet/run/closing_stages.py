@@ -26,9 +26,10 @@ from gflownet.run.components import CERTIFICATE_STREAM, Components
 from gflownet.run.failures import Quarantine, refuse_failures
 from gflownet.run.final_stage import FinalTrainingsStage, best_tested
 from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, SAMPLER_NAME
+from gflownet.run.plan import NUM_REPORTED
 from gflownet.run.progress import mean
 from gflownet.run.run import Run
-from gflownet.run.search_stage import NUM_REPORTED, closing_line, leaders_of
+from gflownet.run.search_stage import closing_line, leaders_of
 from gflownet.run.stage import Stage
 from gflownet.search.proposals import distinct
 from gflownet.search.sampler import RewardScale

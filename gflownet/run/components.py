@@ -24,7 +24,7 @@ from gflownet.evaluation.budget import Budget
 from gflownet.evaluation.config import BudgetConfig, TemperatureConfig
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Executor
-from gflownet.evaluation.executors.choice import build_executor, places
+from gflownet.evaluation.executors.choice import build_executor
 from gflownet.evaluation.halving import build_halving
 from gflownet.evaluation.store.claims import Store
 from gflownet.evaluation.store.fingerprint import context_of
@@ -285,7 +285,7 @@ class Components:
                 batch = min(batch, num_in_flight) if rewards is None else math.ceil(1 / rewards - _ROUNDING)
             width = num_in_flight or max(options.width, batch)
             return Rule(max(batch, 1), width, in_order=not num_in_flight, num_rounds=config.num_training_steps)
-        batch = num_places = places(self.task, config.evaluation)
+        batch = num_places = self.plan.num_places
         if method.uses_surrogate and not self.task.is_cheap:
             batch = round_size(self.plan.num_search, places=num_places)
         batch = options.batch_size or batch

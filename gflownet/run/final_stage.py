@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from gflownet.data.sampler import distinct_candidates
+from gflownet.errors import counted
 from gflownet.evaluation.budget import Budget
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import best_within, exceeded, utilities_of
@@ -276,6 +277,9 @@ def best_tested(
     untested = tuple(TopArchitecture(record) for record in records)
     if was_stopped and (executor.isolates or not parts.task.is_cheap):
         return untested
+    if records and parts.task.has_test and not parts.task.is_cheap:
+        num = counted(len(records), "more evaluation")
+        run.logger.print(f"test scores: {num} with the seed of the search, because the run has no final stage")
     stopped = (lambda: False) if was_stopped else (lambda: run.is_stopped)
     dispatcher, from_dict = (
         parts.build_evaluator(NoStore(), executor, stopped=stopped),

@@ -21,6 +21,7 @@ _MAX_RANDOM = 100
 _MIN_PER_VERIFIED = 10
 # A policy that is trained for fewer steps on the scores themselves is hardly better than random.
 _MIN_STEPS = 20
+NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json, without a final stage
 # Options of methods that begin with so many random architectures.
 _RANDOM_STARTS = {"evolution": "population", "tpe": "num_startup"}
 
@@ -39,6 +40,7 @@ class Plan:
     num_final: int = 0  # trainings of the final stage
     num_random: int = 0  # evaluations of random architectures, for comparison
     num_random_final: int = 0  # trainings of the best of these
+    num_tested: int = 0  # evaluations for test scores in the report, without a final stage
     num_verified: int = 0  # evaluations of samples of the sampler, after the search
     num_steps: int = 0  # training steps of the policy
     seconds: float = 0.0  # of search and final stage, budget.seconds; 0: no limit
@@ -83,6 +85,7 @@ class Plan:
         parts += [counted(self.num_verified, "sample") + " of the sampler"] if self.num_verified else []
         parts += [counted(self.num_final, "final training")] if self.num_final else []
         parts += [f"{counted(self.num_compared, 'training')} of random architectures"] if self.num_compared else []
+        parts += [f"{counted(self.num_tested, 'evaluation')} for test scores"] if self.num_tested else []
         parts += [counted(self.num_steps, "policy step")] if self.num_steps else []
         parts += [f"at most {duration(self.seconds)} without random ones"] if self.seconds else []
         return ", ".join(parts)
@@ -94,7 +97,7 @@ class Plan:
             mean_seconds: of one evaluation.
             num_evaluated: evaluations so far.
         """
-        num = max(self.num_search + self.num_verified - num_evaluated, 0) + self.num_after
+        num = max(self.num_search + self.num_verified - num_evaluated, 0) + self.num_after + self.num_tested
         each = mean_seconds / self.num_places
         at_most = "at most " if self.seconds else ""
         seconds = min(num * each, self.seconds + self.num_compared * each) if self.seconds else num * each
@@ -153,6 +156,7 @@ def plan_of(config: Config, task: GFNTask, method: type[SearchMethod], *, reason
         num_search - num_verified,
         num_final,
         *divided(num_random, final.share, most=most),
+        num_tested=min(NUM_REPORTED, num_search) if task.has_test and not (num_final or task.is_cheap) else 0,
         num_verified=num_verified,
         num_steps=steps,
         seconds=config.budget.seconds,

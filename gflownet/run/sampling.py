@@ -169,6 +169,10 @@ def restore(
 _last: dict[tuple[Any, ...], tuple[Any, RestoredPolicy]] = {}  # at most one, by the arguments of `restore`
 
 
+# No candidate is trained: a run on GPUs or on a cluster is sampled without them.
+_NO_CANDIDATES = ("evaluation.device=cpu", "evaluation.executor=inline")
+
+
 def _version(folder: Path) -> list[tuple[str, int]]:
     """Return the marker and the checkpoints of a run with the times of their last changes."""
     files = [folder / MARKER_NAME, *CheckpointFolder(folder / CHECKPOINTS_NAME, run="").files()]
@@ -187,7 +191,7 @@ def _restore(folder: Path, *, greediness: float, variant: str | None, device: st
 
 def _restored(folder: Path, *, device: str) -> GFNTrainer:
     """Restore the trainer of a run from its last checkpoint; random states of this process are unchanged."""
-    config = stored_config(folder, [f"device={device}", "evaluation.device=cpu"])  # no candidate is trained
+    config = stored_config(folder, [f"device={device}", *_NO_CANDIDATES])
     if config is None:
         raise UserError(f"run_folder: expected the log_dir of a run with a checkpoint, got {folder}")
     with RunLock(folder):  # an active run deletes checkpoints

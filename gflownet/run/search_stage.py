@@ -18,6 +18,7 @@ from gflownet.records.status import Phase
 from gflownet.report.architectures import Leader, current_leaders
 from gflownet.run.components import Components
 from gflownet.run.failures import SkippedSteps, refuse_failures
+from gflownet.run.plan import NUM_REPORTED
 from gflownet.run.progress import ExecutorStatus
 from gflownet.run.run import Run
 from gflownet.run.run_log import StepSamples
@@ -26,8 +27,6 @@ from gflownet.search.candidate_model import observed
 from gflownet.search.config import ORIGINS
 from gflownet.search.loop import Rule, SearchLoop, SearchStep
 from gflownet.training.random_states import get_random_state, set_random_state
-
-NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json, without a final stage
 
 
 class SearchStage(StepStage):

@@ -169,6 +169,7 @@ def raise_base() -> None:
     raise UnknownBaseError("not an Exception")
 
 
+KEPT: list[torch.Tensor] = []
 POISONS = {
     function.__name__: function
     for function in (
@@ -216,6 +217,8 @@ class PoisonTask(GFNTask):
             log.write(f"{graph.key}\n")
         if graph.key in POISONS:
             POISONS[graph.key]()
+        if graph.key.startswith("keep "):
+            KEPT.append(torch.empty(10**8, dtype=torch.uint8))
         if graph.key.startswith("sleep "):
             time.sleep(float(graph.key.split()[1]))
         return Score(0.5, metrics={"noise": float(torch.rand(())), **global_state()})

@@ -1,6 +1,8 @@
 """The queue of evaluations: seeds of one graph share a job, divided among the places."""
 
-from gflownet.evaluation.job import JobQueue, Request, Ticket
+import math
+
+from gflownet.evaluation.job import Deadlines, JobQueue, Request, Ticket
 from tests.evaluation.candidates import StubCandidate, StubTask
 
 
@@ -21,10 +23,11 @@ def jobs_of(queue: JobQueue, *, num_places: int) -> list[tuple[str, int, float |
     """Return the graph, the number of seeds and the deadline of each job."""
     jobs = []
     while queue:
-        job, deadline, tickets = queue.pop_job(num_places)
+        job, tickets = queue.pop_job(num_places)
+        assert not job.needs_new_process
         (key,) = {ticket.request.candidate.canonical_key() for ticket in tickets}
         assert len(set(job.seeds)) == len(tickets)
-        jobs.append((key, len(tickets), deadline))
+        jobs.append((key, len(tickets), queue.deadline_of(tickets)))
     return jobs
 
 
@@ -48,3 +51,34 @@ def test_first_seed_saves_its_training_in_a_separate_job():
     queue, _ = queue_of("a", num_seeds=2)
     queue.extend([Ticket(Request(StubCandidate("a"), repeat=9, fidelity=3, saves_training=True), 0)])
     assert [num for _, num, _ in jobs_of(queue, num_places=1)] == [2, 1]
+
+
+def test_deadline_is_thirty_medians_between_its_bounds():
+    deadlines = Deadlines(600.0)
+    assert deadlines.of(3) == 600.0
+    for seconds in (5.0, 1.0, 2.0, 0.1):
+        deadlines.add(3, seconds)
+    deadlines.add(9, 0.1)
+    assert [deadlines.of(fidelity) for fidelity in (3, 9, None)] == [30.0, 30.0, 600.0]
+    deadlines.add(3, 40.0)
+    assert (deadlines.of(3), deadlines.slow(3, num_running=0)) == (60.0, 20.0)
+    # The first of many are fast: while most are running, nothing is known about them.
+    assert [deadlines.of(3, num_running=num) for num in (4, 5)] == [600.0, 600.0]
+    assert [deadlines.of(9, num_running=num) for num in (1, 2)] == [30.0, 600.0]
+    assert math.isinf(deadlines.slow(9, num_running=2))
+    for _ in range(4):
+        deadlines.add(3, 40.0)
+    assert (deadlines.of(3), Deadlines(None).of(3)) == (600.0, None)
+
+
+def test_late_evaluation_is_last_and_alone_in_a_new_process():
+    queue, (first, *rest) = queue_of("abc", num_seeds=1)
+    queue.pop_job(1)
+    first.attempts += 1
+    queue.repeat_late(first)
+    assert (len(queue), queue.is_late, queue.first) == (3, False, rest[0])
+    queue.pop_job(1)
+    queue.pop_job(1)
+    assert queue.is_late
+    job, tickets = queue.pop_job(1)
+    assert (tickets, job.needs_new_process, len(queue), queue.is_late) == ([first], True, 0, False)

@@ -16,6 +16,8 @@ import psutil
 import pytest
 
 from gflownet.errors import UserError
+from gflownet.evaluation import dispatcher as dispatcher_module
+from gflownet.evaluation import job as job_module
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Handle
 from gflownet.evaluation.executors.devices import CORE
@@ -104,6 +106,45 @@ def test_killed_owner_loses_no_job_but_that_of_its_killer(pool):
     assert [status_of(pool, handle) for handle in handles] == [OK, CRASHED, OK]
     error = handles[1].outcomes[0].error if handles[1].outcomes else ""
     assert error == "the owner of its process was killed by SIGKILL"
+
+
+def test_endless_candidate_is_ended_early_and_tried_again_at_the_end(tmp_path, log, pool, monkeypatch, caplog):
+    """Of one second and not of 600, because the others are fast."""
+    monkeypatch.setattr(job_module, "_SHORTEST_S", 1.0)
+    monkeypatch.setattr(dispatcher_module, "_LIMIT_EVERY_S", 0.05)
+    log.write_text("")
+    names = ["spin", *(f"good {number}" for number in range(6)), "sleep 0.01"]
+    config = config_with("evaluation.deadline=600").evaluation
+    with EvaluationStore(tmp_path / "evaluations.sqlite") as store:
+        dispatcher = Dispatcher(PoisonTask(log), store, pool, config=config, seed=1)
+        spinning, *others = dispatcher.evaluate([StubCandidate(name) for name in names], step=1)
+    assert ({each.status for each in others}, spinning.status) == ({OK}, TIMEOUT)
+    assert spinning.error == "expected a result within 1 s"
+    assert Counter(log.read_text().splitlines()) == Counter([*names, "spin"])
+    assert log.read_text().splitlines()[-1] == "spin"
+    lines = [line for line in caplog.messages if "no result for" in line]
+    assert len(lines) == 2
+    assert lines[0].endswith("s, unlike most; ended after 1 s (evaluation.deadline)")
+
+
+def test_repeated_candidate_has_a_new_process(pool):
+    assert [status_of(pool, submit(pool, name)) for name in ("good", "good 1")] == [OK, OK]
+    before = {process.pid for process in owner_of(pool).children()}
+    job = Job((StubCandidate("good 2"),), (1,), needs_new_process=True)
+    assert status_of(pool, pool.submit(job, deadline=60)) is OK
+    after = {process.pid for process in owner_of(pool).children()}
+    assert len(after) == len(before)
+    assert len(after - before) == 1
+
+
+def test_memory_of_earlier_candidates_is_not_charged_to_later_ones(tmp_path, log):
+    """Each candidate leaves 100 MB: the process is replaced before the limit ends one of them."""
+    options = ("evaluation.capacity=1", "evaluation.max_attempts=1", "evaluation.memory_limit=1.2")
+    config = config_with(*options).evaluation
+    with PoolExecutor(PoisonTask(log), config) as pool, EvaluationStore(tmp_path / "evaluations.sqlite") as store:
+        dispatcher = Dispatcher(PoisonTask(log), store, pool, config=config, seed=1)
+        statuses = [dispatcher.evaluate([StubCandidate(f"keep {k}")], step=k)[0].status for k in range(14)]
+        assert statuses == [OK] * 14
 
 
 def programs() -> list[psutil.Process]:

@@ -22,6 +22,7 @@ import pytest
 from gflownet.errors import UserError
 from gflownet.evaluation.executors import ray_executor, ray_worker
 from gflownet.evaluation.executors.base import Handle
+from gflownet.evaluation.executors.choice import places
 from gflownet.evaluation.executors.pool import PickledTask
 from gflownet.evaluation.executors.ray_executor import JobResources, RayExecutor, checked_address
 from gflownet.evaluation.job import EvaluationStatus, Job
@@ -253,6 +254,14 @@ def descendants(process: psutil.Process) -> set[int]:
 def test_places_of_a_machine(overrides, node, num_places):
     keys = [f"evaluation.{'' if each.startswith('memory') else 'ray.'}{each}" for each in overrides]
     assert JobResources.of(config_with(*keys).evaluation).num_places(node) == num_places
+
+
+def test_places_of_a_plan_are_those_of_the_cluster(monkeypatch):
+    pytest.importorskip("ray", reason="Ray is not installed")
+    nodes = [{"CPU": 3.0}, {"CPU": 2.0}]
+    monkeypatch.setattr(RayExecutor, "_connected", lambda self: SimpleNamespace(nodes=nodes))
+    config = config_with("evaluation.executor=ray", "evaluation.ray.address=auto").evaluation
+    assert places(RewardsHiddenNodes(CONFIG), config) == 5
 
 
 def test_missing_resources_raise(monkeypatch):

@@ -88,6 +88,9 @@ def test_plan_divides_budget_and_gives_random_as_many():
 def test_plan_without_final_stage_leaves_all_to_the_search(options):
     chosen = plan(*options, "budget.evaluations=60")
     assert (chosen.num_search + chosen.num_verified, chosen.num_final, chosen.num_compared) == (60, 0, 0)
+    assert chosen.num_tested == (0 if options is HYPERGRID else 10)
+    assert ("10 evaluations for test scores" in chosen.words()) == bool(chosen.num_tested)
+    assert plan("budget.evaluations=60").num_tested == 0
 
 
 @pytest.mark.parametrize(

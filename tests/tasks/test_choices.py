@@ -12,6 +12,8 @@ from torch import nn
 
 from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
+from gflownet.evaluation.execution import run_job
+from gflownet.evaluation.job import EvaluationStatus, Job
 from gflownet.evaluation.task import CandidateTraining, Score
 from gflownet.graphs.assignment import Assignment
 from tasks.choices import ChoicesTask, ChoicesTaskConfig
@@ -30,7 +32,8 @@ def functions(monkeypatch) -> ModuleType:
     module.__dict__.update(
         number=lambda choices, seed: choices["width"] / 10 + seed / 100,
         whole=lambda choices, seed: Score(0.5, num_parameters=7, metrics={"depth": 2.0}),
-        text=lambda choices, seed: "good",
+        text=lambda choices, seed: "0.5",
+        truth=lambda choices, seed: True,
         network=lambda choices: nn.Sequential(
             nn.Flatten(), nn.Linear(64, choices["width"]), nn.ReLU(), nn.Linear(choices["width"], 10)
         ),
@@ -80,13 +83,30 @@ def test_choices_task_trains_the_modules_of_build(functions):
         ("build=scored_choices:narrow", r"a module with outputs \[2, 10\] for inputs \[2, 1, 8, 8\], got \[2, 7\]$"),
         ("build=scored_choices:pair", r"a module with outputs .*, got tuple$"),
         ("build=scored_choices:not_a_module", "an nn.Module, got dict"),
-        ("score=scored_choices:text", "a number or a Score, got 'good'"),
     ],
 )
 def test_choices_task_with_other_results_raises(functions, option, message):
     name, _, function = option.partition("=")
     with pytest.raises(ValueError, match=f"task_options.{name}: expected {message}"):
         make_task(**{name: function}).evaluate(SETTING, seed=0)
+
+
+@pytest.mark.parametrize(("name", "value"), [("text", "'0.5'"), ("truth", "True")])
+def test_choices_task_converts_no_score_to_a_number(functions, name, value):
+    (outcome,) = run_job(make_task(score=f"scored_choices:{name}"), Job((SETTING,), (0,)))
+    assert (outcome.status, outcome.error) == (EvaluationStatus.FAILED, f"score: expected a number, got {value}")
+    task = make_task(score="scored_choices:number", test=f"scored_choices:{name}")
+    (outcome,) = run_job(task, Job((SETTING,), (0,), tests=True))
+    assert (outcome.status, outcome.test) == (EvaluationStatus.OK, None)
+    assert outcome.test_error == f"test score: expected a number, got {value}"
+
+
+def test_choices_task_has_a_test_where_a_function_or_a_module_measures_one(functions):
+    scored = (
+        make_task(score="scored_choices:number"),
+        make_task(score="scored_choices:number", test="scored_choices:whole"),
+    )
+    assert [task.has_test for task in (*scored, make_task(build="scored_choices:network"))] == [False, True, True]
 
 
 def test_choices_task_trains_lazy_layers(functions):

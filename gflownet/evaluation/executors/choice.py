@@ -23,12 +23,16 @@ def chosen_executor(config: EvaluationConfig, task: GFNTask) -> str:
 
 
 def places(task: GFNTask, config: EvaluationConfig) -> int:
-    """Return the number of jobs that the executor of a config runs at the same time, 1 for a cluster.
+    """Return the number of jobs that the executor of a config runs at the same time; of a cluster, at this time.
 
     Raises:
-        UserError: evaluation.device names a device that is not there.
+        UserError: evaluation.device names a device that is not there, or no Ray cluster answers.
     """
-    return len(slots_of(config, DEVICES, task=task)) if chosen_executor(config, task) == "pool" else 1
+    name = chosen_executor(config, task)
+    if name == "ray":
+        with build_executor(task, config) as executor:
+            return executor.capacity
+    return len(slots_of(config, DEVICES, task=task)) if name == "pool" else 1
 
 
 def build_executor(task: GFNTask, config: EvaluationConfig) -> Executor:

@@ -23,14 +23,20 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import NamedTuple, NoReturn
 
-import psutil
 import threadpoolctl
 import torch
 
 from gflownet.errors import UserError
 from gflownet.evaluation.execution import capped, describe
 from gflownet.evaluation.executors.machine import num_kills_without_memory
-from gflownet.evaluation.executors.worker import MessageKind, PoolSettings, adopt_orphans, end_descendants, work
+from gflownet.evaluation.executors.worker import (
+    MessageKind,
+    PoolSettings,
+    adopt_orphans,
+    end_descendants,
+    memory_of,
+    work,
+)
 from gflownet.evaluation.job import EvaluationStatus, Outcome
 from gflownet.evaluation.store.fingerprint import code_digest, modules_of
 from gflownet.evaluation.task import GFNTask
@@ -55,8 +61,9 @@ class Order(NamedTuple):
     """A job for the pool, or the end of one."""
 
     number: int
-    job: bytes | None  # pickled; None: end the job of this number
+    job: bytes | None  # pickled; None: end the job of this number, or shorten its deadline if there is one
     deadline: float | None = None  # seconds per outcome
+    needs_new_process: bool = False
 
 
 def own(settings: PoolSettings, main: Connection) -> NoReturn:
@@ -192,20 +199,43 @@ class Owner:
         if order.job is not None:
             self._jobs.append(order)
             return
+        if order.deadline is not None:
+            self._shorten(order.number, order.deadline)
+            return
         self._jobs = deque(each for each in self._jobs if each.number != order.number)
         for worker in list(self._workers):
             if worker.job is not None and worker.job.number == order.number:
                 self._end(worker)
 
+    def _shorten(self, number: int, deadline: float) -> None:
+        for place, job in enumerate(self._jobs):
+            if job.number == number:
+                self._jobs[place] = job._replace(deadline=deadline)
+        for worker in self._workers:
+            job = worker.job
+            if job is not None and job.number == number and job.deadline is not None:
+                worker.job = job._replace(deadline=deadline)
+                worker.end -= job.deadline - deadline if worker.is_ready else 0.0
+
     def _give_jobs(self) -> None:
         """Give waiting jobs to idle workers, then to new ones on free slots."""
-        for worker in self._workers:
-            if self._jobs and worker.job is None:
-                worker.begin(self._jobs.popleft())
+        for worker in list(self._workers):
+            if not self._jobs or worker.job is not None:
+                continue
+            job = self._jobs.popleft()
+            if job.needs_new_process:
+                self._end(worker)
+                self._start(worker.slot, job)
+            else:
+                self._begin(worker, job)
         used = self._lost_slots | {worker.slot for worker in self._workers}
         for slot in range(len(self._settings.slots)):
             if self._jobs and slot not in used:
                 self._start(slot, self._jobs.popleft())
+
+    def _begin(self, worker: _Worker, job: Order) -> None:
+        worker.begin(job)
+        self._main.send((job.number, MessageKind.STARTED, None))
 
     def _start(self, slot: int, job: Order) -> None:
         """Fork a worker, which gets its job when it is ready."""
@@ -241,7 +271,7 @@ class Owner:
             assert job is not None
             if kind is MessageKind.READY:
                 self._lost_starts[worker.slot] = 0
-                worker.begin(job)
+                self._begin(worker, job)
             elif kind is MessageKind.DEVICE_LOST:
                 self._lose_device(worker, content)
             else:
@@ -265,7 +295,10 @@ class Owner:
             assert worker.job is not None
             seconds = worker.job.deadline if worker.is_ready else START_LIMIT_S
             self._lose(worker, EvaluationStatus.TIMEOUT, f"expected a result within {seconds:g} s")
-        elif self._settings.slots[worker.slot].is_accelerator and (size := _memory(worker.pid)) > limit:
+        elif (
+            self._settings.slots[worker.slot].is_accelerator
+            and (size := memory_of(worker.pid, counts_pages=True)) > limit
+        ):
             text = f"expected at most {limit / 1e9:.3g} GB of memory, got {size / 1e9:.3g} GB"
             self._lose(worker, EvaluationStatus.OUT_OF_MEMORY, text)
 
@@ -314,11 +347,3 @@ class Owner:
     def _may_start_again(self, worker: _Worker) -> bool:
         self._lost_starts[worker.slot] += 1
         return self._lost_starts[worker.slot] % MAX_LOST_STARTS > 0
-
-
-def _memory(pid: int) -> int:
-    """Return the bytes of a process, without the libraries of CUDA."""
-    with suppress(psutil.Error):
-        used = psutil.Process(pid).memory_info()
-        return used.rss - getattr(used, "shared", 0)
-    return 0

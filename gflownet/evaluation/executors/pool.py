@@ -199,7 +199,8 @@ class PoolExecutor(Executor):
         return len(self._settings.slots) - len(self._lost)
 
     def submit(self, job: Job, *, deadline: float | None) -> Handle:
-        order = Order(next(self._numbers), pickled(job, "candidates: expected graphs"), deadline)
+        content = pickled(job, "candidates: expected graphs")
+        order = Order(next(self._numbers), content, deadline, job.needs_new_process)
         handle = Handle(job, backend=_Submission(order))
         self._waiting.append(handle)
         self._send()
@@ -217,6 +218,13 @@ class PoolExecutor(Executor):
                 return done
             with suppress(Empty):
                 self._take(self._owner.replies.get(timeout=remaining))
+
+    def shorten(self, handle: Handle, deadline: float) -> None:
+        order = handle.backend.order
+        if order.deadline is not None and deadline < order.deadline:
+            handle.backend.order = order._replace(deadline=deadline)
+            if order.number in self._running and self._owner is not None:
+                self._owner.send(Order(order.number, None, deadline))
 
     def cancel(self, handle: Handle) -> None:
         number = handle.backend.order.number
@@ -247,7 +255,6 @@ class PoolExecutor(Executor):
                 except OSError as error:
                     raise self._start_error(describe(error)) from None
             handle = self._waiting.popleft()
-            handle.backend.finished.clear()
             self._running[handle.backend.order.number] = handle
             self._owner.send(handle.backend.order)
 
@@ -266,13 +273,13 @@ class PoolExecutor(Executor):
             self._running.pop(number, None)
             raise UserError(content)
         elif kind is MessageKind.DEVICE_LOST:
-            if number in self._running:
-                self._running[number].backend.finished.clear()
             self._lose_slot(*content)
         elif (handle := self._running.get(number)) is not None:  # else cancelled
-            finished = handle.backend.finished
+            finished, handle.since = handle.backend.finished, time.monotonic()
             if kind is MessageKind.OUTCOME:
                 finished.append(pickle.loads(content))
+            elif kind is MessageKind.STARTED:
+                finished.clear()  # of a worker that has lost its device
             elif kind is MessageKind.LOSS:
                 self._set_outcomes(handle, lost_job(handle.job, pickle.loads(content), finished=finished))
             else:

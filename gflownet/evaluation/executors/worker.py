@@ -44,6 +44,7 @@ class MessageKind(StrEnum):
     """Kind of a message of a worker or of the owner, and its content."""
 
     READY = "ready"  # None
+    STARTED = "started"  # from the owner: None
     OUTCOME = "outcome"  # of the next candidate of a job, pickled
     DONE = "done"  # Done
     LOSS = "loss"  # the outcome of the candidates that had none when the worker ended, pickled
@@ -86,7 +87,7 @@ def work(task: GFNTask, settings: PoolSettings, slot: Slot, connection: Connecti
         if devices is None:  # the address space of CUDA counts too: there the owner looks
             _limit_memory(settings.memory_limit)
         if _prepare(task, devices, slot, connection):
-            _serve(task, devices, connection)
+            _serve(task, devices, connection, memory_limit=settings.memory_limit)
         status = 0
     except (EOFError, OSError):
         status = 0  # the owner has ended
@@ -142,9 +143,10 @@ def _prepare(task: GFNTask, devices: Devices | None, slot: Slot, connection: Con
     return True
 
 
-def _serve(task: GFNTask, devices: Devices | None, connection: Connection) -> None:
+def _serve(task: GFNTask, devices: Devices | None, connection: Connection, *, memory_limit: int) -> None:
     state, changed = ProcessState(), ""
     num_sent, is_leaving = 0, False
+    memory = memory_of(os.getpid(), counts_pages=devices is not None)
 
     def report(outcome: Outcome) -> None:
         nonlocal changed, num_sent
@@ -172,7 +174,19 @@ def _serve(task: GFNTask, devices: Devices | None, connection: Connection) -> No
         )
         if devices is not None and not is_leaving:
             devices.give_back()
+        # What earlier candidates have left is not charged to the next one.
+        growth = memory_of(os.getpid(), counts_pages=devices is not None) - memory
+        is_leaving = is_leaving or growth > (memory_limit - memory) / 2
         connection.send((MessageKind.DONE, Done(pickle.dumps(outcomes[num_sent:]), changed, is_leaving)))
+
+
+def memory_of(pid: int, *, counts_pages: bool) -> int:
+    """Return the bytes of a process that count against its limit: private address space, or own pages."""
+    with suppress(psutil.Error):
+        used = psutil.Process(pid).memory_info()
+        pages = used.rss - getattr(used, "shared", 0)  # without the libraries of CUDA
+        return pages if counts_pages else getattr(used, "data", pages)
+    return 0
 
 
 def adopt_orphans() -> None:

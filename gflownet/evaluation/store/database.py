@@ -321,4 +321,5 @@ def _create(connection: sql.Connection) -> int:
 def _version(connection: sql.Connection) -> int | None:
     if not sql.inspect(connection).has_table(SCHEMA.name):
         return None
-    return connection.execute(sql.select(SCHEMA.c.version)).scalar_one()
+    versions = connection.execute(sql.select(SCHEMA.c.version)).scalars().all()
+    return versions[0] if len(versions) == 1 else 0  # 0: damaged

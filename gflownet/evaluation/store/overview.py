@@ -7,16 +7,18 @@ import json
 import os
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
 import sqlalchemy as sql
+from sqlalchemy.exc import SQLAlchemyError
 
 from gflownet.errors import UserError
 from gflownet.evaluation.store import rows as store_rows
-from gflownet.evaluation.store.database import Database, prepare_schema, stored_version
+from gflownet.evaluation.store.database import Database, damage_of, prepare_schema, stored_version
 from gflownet.evaluation.store.rows import (
     CONTEXTS,
     DAMAGED,
@@ -116,7 +118,7 @@ class StoreOverview(Closing):
             for row in rows:
                 if row["status"] != EvaluationStatus.RUNNING and is_intact(row):
                     yield {c.name: row[c.name] for c in COLUMNS} | {"context": row["context_text"]}
-            last = rows[-1]["id"]
+            last = _next_id(rows, last)
 
     def count(self) -> int:
         """Return the number of all rows: results, claims and damaged ones."""
@@ -148,6 +150,23 @@ class StoreOverview(Closing):
         if not is_forced:
             update = update.where((columns.status != EvaluationStatus.RUNNING.value) | is_expired(self._database.now()))
         return self._database.write(lambda connection: connection.execute(update).rowcount)
+
+    @contextmanager
+    def damage_in_one_line(self) -> Iterator[None]:
+        """Raise UserError for an error in the block that a damaged SQLite file causes."""
+        try:
+            yield
+        except (TypeError, ValueError, SQLAlchemyError) as error:
+            damage = None if isinstance(error, UserError) else self._damage()
+            if damage is None:
+                raise
+            raise UserError(f"{self.location}: expected an intact database, got a damaged one ({damage})") from None
+
+    def _damage(self) -> str | None:
+        if self._database.path is None:
+            return None
+        damaged = (f"row {row['id']}" for row in self._select(_ROWS) if not is_intact(row))
+        return damage_of(self._database.path) or next(damaged, None)
 
     def close(self) -> None:
         """Close every connection; the overview must not be used afterwards."""
@@ -190,6 +209,14 @@ def _has_schema(path: Path) -> bool:
         raise UserError(f"{path}: cannot be opened as an evaluation store ({error})") from None
     except sqlite3.DatabaseError:
         return False
+
+
+def _next_id(rows: Sequence[Row], last: int) -> int:
+    """Return the largest id of rows that follow one. Raises ValueError where a damaged file has another order."""
+    ids = [last, *(row["id"] for row in rows)]
+    if any(second <= first for first, second in pairwise(ids)):
+        raise ValueError(f"rows after {last}: expected increasing ids, got {ids[1]} to {ids[-1]}")
+    return ids[-1]
 
 
 SUFFIXES = (".jsonl", ".csv")
