@@ -468,8 +468,10 @@ def _outside_functions(plan: ModelPlan) -> Iterator[tuple[str, Any]]:
             yield outside_name(node.activation_function), activation(node.activation_function)
         if step.neuron is not None and ":" in step.neuron.aggregation:
             yield outside_name(step.neuron.aggregation), aggregation(step.neuron.aggregation)
-        if applied is not None and not step.bodies and has_own_build(applied.row):
-            yield own_build_name(step), partial(_built, step.input_shapes, applied)
+        if applied is not None and not step.bodies:
+            yield from applied.row.outside_classes().items()
+            if has_own_build(applied.row):
+                yield own_build_name(step), partial(_built, step.input_shapes, applied)
 
 
 def _built(inputs: Mapping[str, Any], applied: Any) -> nn.Module:

@@ -189,10 +189,15 @@ def _imports(plan: ModelPlan) -> Iterator[str]:
                 module, _, leaf = name.partition(":")
                 yield f"from {module} import {leaf} as {outside_name(name)}"
         applied = step.shapes.operation
-        if applied is not None and not step.bodies and has_own_build(applied.row):
-            module, _, leaf = applied.row_home.partition(":")
+        if applied is None or step.bodies:
+            continue
+        homes = dict(applied.row.outside)
+        if has_own_build(applied.row):
             yield "from gflownet.operations.tensor_shape import Layout, Shape"
-            yield f"from {module} import {leaf} as {outside_name(applied.row_home)}"
+            homes[outside_name(applied.row_home)] = applied.row_home
+        for name, home in homes.items():
+            module, _, leaf = home.partition(":")
+            yield f"from {module} import {leaf} as {name}"
 
 
 def _layer_sources(text: str) -> list[str]:
