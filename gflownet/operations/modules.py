@@ -17,9 +17,9 @@ from types import MappingProxyType
 from typing import Any, ClassVar, get_overloads
 
 from gflownet.operations.neuron_code import outside_name
-from gflownet.operations.operation import INPUT_PORT, REQUIRED, WEIGHT_PORT, Operation, Setting, category_of, is_port
+from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, Operation, Setting, category_of, is_port
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
-from gflownet.operations.values import hashable, shown, thawed
+from gflownet.operations.values import hashable, is_finite, shown, thawed
 from gflownet.operations.vocabulary import Parameter
 
 _MIN_BATCH = 13  # examples of a run without data; no other axis has this size, so that it shows where the batch is
@@ -175,7 +175,7 @@ def module_operation(name: str, module_class: Any) -> type[ModuleOperation]:
 def _arguments(module_class: Any) -> dict[str, inspect.Parameter]:
     """Return the arguments of a constructor by name; those behind **kwargs are the arguments of its base class."""
     arguments: dict[str, inspect.Parameter] = {}
-    for base in module_class.__mro__:
+    for base in module_class.__mro__[:-1]:  # without `object`
         if "__init__" in vars(base):
             initial: Any = (get_overloads(base.__init__) or [base.__init__])[0]
             _, *parameters = inspect.signature(initial).parameters.values()
@@ -201,21 +201,23 @@ def _ports(name: str, module_class: Any) -> tuple[tuple[str, ...], tuple[str, ..
 
 
 def _setting(argument: inspect.Parameter, signature: str) -> Setting:
+    """Return the setting of an argument: required, its default or, where that is no JSON value or filled, null."""
+    if argument.name == BATCH_FIRST:
+        return Setting(_FIRST, None, is_later=True)
+    parameter, default = Parameter(f"a value as in {signature}", _is_json), argument.default
     if argument.name in FILLED:
-        accepted = _FIRST if argument.name == BATCH_FIRST else Parameter(f"as in {signature}", lambda value: True)
-        return Setting(accepted, None, is_later=True)
-    default = argument.default
-    if default is not argument.empty:
-        default = hashable(default) if _is_json(default) else None
-    has_default = argument.default is not argument.empty
-    parameter = Parameter(f"as in {signature}", lambda value: True)
-    return Setting(parameter, default if has_default else REQUIRED, is_later=has_default)
+        return Setting(parameter, None, is_later=True)
+    if default is argument.empty:
+        return Setting(parameter)
+    return Setting(parameter, hashable(default) if _is_json(default) else None, is_later=True)
 
 
 def _is_json(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_json, value))
-    return value is None or isinstance(value, bool | int | float | str)
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
+    return value is None or isinstance(value, bool | str) or is_finite(value)
 
 
 def _python(value: Any) -> Any:

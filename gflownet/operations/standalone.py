@@ -56,7 +56,7 @@ class StandaloneOperation(nn.Module):
 
 
 class MultiplyAdds(TorchDispatchMode):
-    """Count multiply-adds by the formulas of torch.utils.flop_counter, without its count by module, which takes long."""
+    """Count multiply-adds by the formulas of torch.utils.flop_counter, without its slow count of each module."""
 
     def __init__(self) -> None:
         super().__init__()
