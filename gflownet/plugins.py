@@ -205,12 +205,15 @@ class ExtensionPoint:
         if name not in self.built_in and not is_module_class(self.home(name)):
             check_name(self.key, name, {**self.homes, **dict.fromkeys(self.installed, "")})
 
-    def load(self, name: str) -> Any:
-        """Return the class of a built-in name, an entry point or `module:Class`. Raises as `load_class`."""
+    def load(self, name: str, *others: type) -> Any:
+        """Return the class of a built-in name, an entry point or `module:Class`. Raises as `load_class`.
+
+        `others`: contracts that are accepted, too.
+        """
         self.check_name(name)
         module, _, class_name = self.contract.partition(":")
         contract = getattr(importlib.import_module(module), class_name)
-        return load_class(self.key, name, {name: self.home(name)}, contract=contract)
+        return load_class(self.key, name, {name: self.home(name)}, contract=(contract, *others))
 
 
 def check_name(key: str, name: str, homes: Mapping[str, str]) -> None:
@@ -224,8 +227,8 @@ def check_name(key: str, name: str, homes: Mapping[str, str]) -> None:
     raise UserError(f"{key}: expected one of {', '.join(homes)} or module:Class, got {name!r}{hint}")
 
 
-def load_class(key: str, name: str, homes: Mapping[str, str], *, contract: type[T]) -> type[T]:
-    """Return the concrete subclass of `contract` with a built-in name or `module:Class`.
+def load_class(key: str, name: str, homes: Mapping[str, str], *, contract: type[T] | tuple[type[T], ...]) -> type[T]:
+    """Return the concrete subclass of `contract`, or of one of several, with a built-in name or `module:Class`.
 
     Raises:
         ValueError: unknown name, a module that cannot be imported, a class that is missing, abstract or not a subclass
@@ -238,9 +241,8 @@ def load_class(key: str, name: str, homes: Mapping[str, str], *, contract: type[
     if not (isinstance(loaded, type) and issubclass(loaded, contract)):
         fitting = [f"{module_name}:{n}" for n, member in vars(module).items() if _is_concrete(member, contract)]
         cause = "" if hasattr(module, class_name) else f", which {_file_name(module)} does not define"
-        raise UserError(
-            f"{key}: expected a subclass of {contract.__name__}, got {name!r}{cause}{did_you_mean(name, fitting)}"
-        )
+        expected = " or ".join(each.__name__ for each in (contract if isinstance(contract, tuple) else (contract,)))
+        raise UserError(f"{key}: expected a subclass of {expected}, got {name!r}{cause}{did_you_mean(name, fitting)}")
     if inspect.isabstract(loaded):
         missing = ", ".join(sorted(getattr(loaded, "__abstractmethods__", ())))
         raise UserError(f"{key}: expected {name} to define {missing}, got an abstract class")
@@ -291,7 +293,7 @@ def _imported(key: str, module_name: str, member: str) -> Any:
         raise UserError(f"{key}: importing {module_name!r} failed: {type(error).__name__}: {error}") from error
 
 
-def _is_concrete(member: object, contract: type) -> bool:
+def _is_concrete(member: object, contract: type | tuple[type, ...]) -> bool:
     return isinstance(member, type) and issubclass(member, contract) and not inspect.isabstract(member)
 
 

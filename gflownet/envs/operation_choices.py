@@ -16,12 +16,12 @@ from gflownet.graphs.operation import OPERATIONS, AppliedOperation, graph_name, 
 from gflownet.graphs.operation_shapes import MERGES
 from gflownet.mdp.states import Attribute
 from gflownet.operations.operation import INPUT_PORT, REQUIRED, Category
+from gflownet.operations.values import hashable, thawed
 from gflownet.operations.vocabulary import Parameter, activation
 
 ACTIVATION, MERGE = "activation", "merge"  # attributes of a node next to the settings of its operation
 _MERGES = tuple(name for name in MERGES if name != "concat")  # concat changes the shape with every edge
 _MERGE = Parameter(f"merges out of {', '.join(_MERGES)}", lambda value: value in _MERGES)
-MAX_ATTRIBUTES = 7  # a node's type and values are compared as one number of eight bytes
 # Operations of these kinds, but for composites, are followed by an activation unless `choices` offers others.
 _ACTIVATED = (Category.CONVOLUTION, Category.LINEAR, Category.NORMALISATION)
 
@@ -41,8 +41,11 @@ class OfferedOperation:
         return tuple(name for name, values in self.choices.items() if len(values) > 1)
 
     def settings(self, values: Mapping[str, Hashable]) -> dict[str, Hashable]:
-        """Return the offered settings of the operation, completed by fixed values."""
-        chosen = {name: values.get(name, offered[0]) for name, offered in self.choices.items()}
+        """Return the offered settings of the operation, completed by fixed values.
+
+        Equal values of several operations are one value of an attribute: 1, 1.0 and True. Each gets its own.
+        """
+        chosen = {name: offered[offered.index(values.get(name, offered[0]))] for name, offered in self.choices.items()}
         return {name: value for name, value in chosen.items() if name not in (ACTIVATION, MERGE)}
 
     def value(self, name: str, values: Mapping[str, Hashable]) -> Any:
@@ -81,11 +84,6 @@ class OperationChoices:
         last = {ACTIVATION: 1, MERGE: 2}
         ordered = sorted(names, key=lambda name: last.get(name, 0))
         self.attributes = tuple(Attribute(name, tuple(names[name])) for name in ordered)
-        if len(self.attributes) > MAX_ATTRIBUTES:
-            raise ValueError(
-                f"env.operation_graph.choices: expected at most {MAX_ATTRIBUTES} settings with several values, "
-                f"got {len(ordered)}: {', '.join(ordered)}"
-            )
 
     def own_attributes(self, index: int) -> list[int]:
         """Return the positions of the attributes of an operation, in the order in which they are set."""
@@ -148,7 +146,7 @@ def _offered(name: str, choices: Mapping[str, Any], *, activations: Sequence[str
         if key not in parameters:
             raise ValueError(f"{place}: expected settings out of {', '.join(parameters)}, got {key}")
         is_list = isinstance(override, Sequence) and not isinstance(override, str)
-        values[key] = tuple(override) if is_list else (override,)
+        values[key] = tuple(map(hashable, override if is_list else [override]))
         _check_values(f"{place}.{key}", values[key], parameters[key])
     for key, setting in row.settings.items():
         if setting.default is REQUIRED and key not in values:
@@ -160,11 +158,8 @@ def _offered(name: str, choices: Mapping[str, Any], *, activations: Sequence[str
 
 
 def _check_values(place: str, values: Sequence[Any], parameter: Parameter | None) -> None:
-    if not values or len(set(map(repr, values))) < len(values):
-        raise ValueError(f"{place}: expected distinct values, got {list(values)}")
-    if len(values) > 1 and not all(isinstance(value, Hashable) for value in values):
-        expected = "expected numbers, texts or booleans to choose from, or one fixed value"
-        raise ValueError(f"{place}: {expected}, got {list(values)}")
+    if not values or len(set(values)) < len(values):
+        raise ValueError(f"{place}: expected distinct values, got {thawed(tuple(values))}")
     for value in values:
         if parameter is not None and not parameter.accepts(value):
             raise ValueError(f"{place}: expected {parameter.expected}, got {value!r}")

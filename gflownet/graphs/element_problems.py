@@ -117,7 +117,8 @@ def node_problems(graph: GraphElements, node: Node, *, is_vectors: bool, is_subg
     for code, message in errors:
         yield _at_node(node, code, message)
     if not any(code in ("invalid_operation", "unknown_operation") for code, _ in errors):
-        yield from _port_problems(graph, node, operation(attributes["operation"]["name"]).ports)
+        row = operation(attributes["operation"]["name"])
+        yield from _port_problems(graph, node, row.ports, row.optional_ports)
 
 
 def _neuron_problems(node: Node, *, is_vectors: bool) -> Iterator[GraphProblem]:
@@ -236,7 +237,9 @@ def _subgraph_problems(graph: GraphElements, node: Node) -> Iterator[GraphProble
         yield _at_node(node, "repeat_mismatch", message)
 
 
-def _port_problems(graph: GraphElements, node: Node, ports: tuple[str, ...]) -> Iterator[GraphProblem]:
+def _port_problems(
+    graph: GraphElements, node: Node, ports: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> Iterator[GraphProblem]:
     """Yield the unknown ports of a node's in-edges, and the ports without an edge."""
     # Edges from missing nodes feed a port, too: they are reported once, as edges.
     into = [edge for _, edge in sorted(graph.edges.items()) if edge.enabled and edge.target == node.node_id]
@@ -244,9 +247,9 @@ def _port_problems(graph: GraphElements, node: Node, ports: tuple[str, ...]) -> 
     if not all(isinstance(port, str) for port in used):
         return  # reported as an invalid attribute of the edge
     fed = dict.fromkeys(used)
-    names = ", ".join(ports) or "none"
+    names = ", ".join((*ports, *optional)) or "none"
     for port in fed:
-        if port not in ports:
+        if port not in (*ports, *optional):
             yield _at_node(node, "unknown_port", f"expected edges into ports out of {names}, got {shown(port)}")
     for port in ports:
         if port not in fed:

@@ -135,7 +135,7 @@ def read_nodes(data: Mapping[str, Any], *, is_subgraph: bool = False) -> Iterato
         owner = f"nodes[{position}]"
         _check_fields(entry, (*_NODE_FIELDS, *short), owner)
         node_id = checked_int(_required(entry, "id", owner), owner, "id")
-        entry = _with_attributes(entry, short, f"node {node_id}")
+        entry = _migrated(_with_attributes(entry, short, f"node {node_id}"))
         entry = {**_default_type(entry), **entry}
         _required(entry, "node_type", f"node {node_id}")
         fields = {"output_size": None, **entry, "node_id": node_id}
@@ -153,7 +153,7 @@ def read_edges(data: Mapping[str, Any], *, is_subgraph: bool = False) -> Iterato
     for position, entry in sorted(entries, key=lambda item: isinstance(item[1], Mapping) and "edge_id" not in item[1]):
         owner = f"edges[{position}]"
         _check_fields(entry, (*_EDGE_FIELDS, *short), owner)
-        fields = _with_attributes(entry, short, owner)
+        fields = _migrated(_with_attributes(entry, short, owner))
         fields.pop("key", None)
         if "edge_id" in fields:
             fields["edge_id"] = checked_int(fields["edge_id"], owner, "edge_id")
@@ -185,6 +185,17 @@ def _with_attributes(entry: Mapping[str, Any], names: Sequence[str], owner: str)
                 raise ValueError(f"{owner}: expected {name} once, got it as a field and under attributes")
         remaining["attributes"] = {**attributes, **short}
     return remaining
+
+
+def _migrated(fields: Fields) -> Fields:
+    """Return a node or an edge whose `opaque` of earlier versions, a module by name, is the module itself."""
+    attributes = fields.get("attributes")
+    operation = attributes.get("operation") if isinstance(attributes, Mapping) else None
+    if not isinstance(operation, Mapping) or operation.get("name") != "opaque":
+        return fields
+    settings = operation.get("arguments", {})
+    module = {"name": operation.get("module"), **(settings if isinstance(settings, Mapping) else {})}
+    return {**fields, "attributes": {**cast(Fields, attributes), "operation": module}}
 
 
 def _default_type(entry: Mapping[str, Any]) -> Fields:

@@ -1,6 +1,7 @@
 """Operations by name, and with complete settings.
 
-A name is a short one out of OPERATIONS, or `module:Class` for a user's own class. Classes are imported on first use.
+A name is a short one out of OPERATIONS, or `module:Class` for an nn.Module or a user's own class. Classes are imported
+on first use.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
 from gflownet.errors import UserError
+from gflownet.operations.modules import module_operation
 from gflownet.operations.operation import Operation, complete_settings, is_port, setting_errors
 from gflownet.operations.tensor_shape import Shape, ShapeError
 from gflownet.operations.values import shown, thawed
@@ -126,7 +129,6 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             residual_reduction=("ResidualReduction", "two convolutions at half the positions, of NAS-Bench-201"),
             first_channels=("FirstChannels", "the first of the channels"),
         ),
-        **_rows("opaque", opaque=("Opaque", "any nn.Module by module:Class")),
     }
 )
 
@@ -141,13 +143,16 @@ def operation(name: str) -> type[Operation]:
     """Return the class of an operation.
 
     Raises:
-        ValueError: unknown name, a class that is not a subclass of Operation, or one that fails its check.
+        ValueError: unknown name, a class that is neither an Operation nor an nn.Module, or one that fails its check.
     """
-    loaded = OPERATIONS.load(name)
-    if name not in OPERATIONS:
-        from gflownet.operations.standalone import check_row  # imports torch
+    if name in OPERATIONS:
+        return OPERATIONS.load(name)
+    loaded = OPERATIONS.load(name, import_module("torch").nn.Module)
+    if not issubclass(loaded, Operation):
+        return module_operation(OPERATIONS.home(name), loaded)
+    from gflownet.operations.standalone import check_row  # imports torch
 
-        check_row(loaded, name)
+    check_row(loaded, name)
     return loaded
 
 

@@ -11,7 +11,7 @@ from gflownet.graphs.elements import DEFAULT_AGGREGATION, Node
 from gflownet.graphs.operation import OPERATIONS, AppliedOperation, operation, read_operation
 from gflownet.graphs.operation_costs import OperationCost
 from gflownet.graphs.outside_classes import is_imported
-from gflownet.operations.operation import Category
+from gflownet.operations.operation import Category, category_of
 from gflownet.operations.tensor_shape import Adapter, Layout, Shape
 from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import short_name
@@ -30,35 +30,21 @@ CATEGORY_COLOURS: Mapping[Category, Colours] = {
     Category.RESHAPING: Colours("#fef9c3", "#ca8a04"),
     Category.OTHER: Colours("#f1f5f9", "#64748b"),
 }
-# Words in the names of operations that are not in the vocabulary; the first match decides.
-_CATEGORY_WORDS: Mapping[str, Category] = {
-    "pool": Category.POOLING,
-    "conv": Category.CONVOLUTION,
-    "attention": Category.ATTENTION,
-    "norm": Category.NORMALISATION,
-    "lstm": Category.RECURRENT,
-    "gru": Category.RECURRENT,
-    "rnn": Category.RECURRENT,
-    "rhn": Category.RECURRENT,
-    "linear": Category.LINEAR,
-    "dense": Category.LINEAR,
-    "embed": Category.TOKENS,
-    "skip": Category.OTHER,
-    "identity": Category.OTHER,
-    "none": Category.OTHER,
-}
+_PLAIN_WORDS = ("skip", "identity", "none")  # in names of operations that are not in the vocabulary
 _MERGE_SIGNS = {"sum": "+", "product": "\N{MULTIPLICATION SIGN}"}
 TIMES = "\N{MULTIPLICATION SIGN}"
+# Settings that are the width of the output.
+_WIDTHS = ("features", "hidden_features", "out_channels", "out_features", "hidden_size", "embedding_dim")
 _NUMBERED = ("1d", "2d")  # endings of names that the shape shows anyway
 
 
 def colours_of(name: str) -> Colours:
     """Return the colours of an operation by its name, the same in every drawing."""
-    word = next((word for word in _CATEGORY_WORDS if word in name.lower()), None)
     if name in OPERATIONS.homes:
         return CATEGORY_COLOURS[operation(name).category]
-    if word is not None:
-        return CATEGORY_COLOURS[_CATEGORY_WORDS[word]]
+    category = category_of(short_name(name))
+    if category is not Category.OTHER or any(word in name.lower() for word in _PLAIN_WORDS):
+        return CATEGORY_COLOURS[category]
     choices = [colours for category, colours in CATEGORY_COLOURS.items() if category is not Category.OTHER]
     return choices[crc32(name.encode("utf-8", "replace")) % len(choices)]
 
@@ -96,12 +82,18 @@ def operation_label(applied: AppliedOperation, layout: Layout | None = None) -> 
     words = name.replace("_", " ").strip()
     words = words.replace("self attention", "self-attention").replace("cross attention", "cross-attention")
     if (size := settings.get("kernel_size")) is not None:
-        words += f" {size}{TIMES}{size}" if layout is Layout.IMAGE or applied.name.endswith("2d") else f" {size}"
-    parts = [str(settings[key]) for key in ("features", "hidden_features") if isinstance(settings.get(key), int)][:1]
-    parts += [f"{settings['heads']} heads"] if isinstance(settings.get("heads"), int) else []
+        is_square = isinstance(size, int) and (layout is Layout.IMAGE or applied.name.endswith("2d"))
+        words += f" {_sizes_text((size, size) if is_square else size)}"
+    parts = [str(settings[key]) for key in _WIDTHS if isinstance(settings.get(key), int)][:1]
+    parts += [f"{settings[key]} heads" for key in ("heads", "num_heads", "nhead") if isinstance(settings.get(key), int)]
     label = ", ".join([words, *parts])
-    stride = settings.get("stride", 1)
-    return label + (f" /{stride}" if stride != 1 and "pool" not in applied.name else "")
+    stride = settings.get("stride") or 1
+    return label + (f" /{_sizes_text(stride)}" if stride != 1 and "pool" not in applied.name.lower() else "")
+
+
+def _sizes_text(sizes: Any) -> str:
+    """Return a size or one per axis: 3, 1×7."""
+    return TIMES.join(map(str, sizes)) if isinstance(sizes, tuple) else str(sizes)
 
 
 def applied_operation(node: Node) -> AppliedOperation | None:

@@ -327,9 +327,9 @@ def _inferred(
         return NodeShapes(node, None, plans, _subgraph_output(graph, node, plans))
     applied = read_operation(node.attributes["operation"])
     missing = [port for port in applied.row.ports if port not in plans]
-    unknown = [port for port in plans if port not in applied.row.ports]
-    if missing or unknown:
-        expected, got = ", ".join(applied.row.ports), ", ".join(plans) or "none"
+    ports = (*applied.row.ports, *applied.row.optional_ports)
+    if missing or any(port not in ports for port in plans):
+        expected, got = ", ".join(ports), ", ".join(plans) or "none"
         raise ShapeError(f"{applied.name}: expected edges into the ports {expected}, got {got}")
     inputs = {port: plan.shape for port, plan in plans.items()}
     try:

@@ -42,13 +42,13 @@ def nested_graphs(graph: GraphElements) -> Iterator[GraphElements]:
 
 
 def is_imported(name: object) -> bool:
-    """Return whether a name is built in, or the module of a module:Class or entry point is imported."""
+    """Return whether a name is built in or of torch, or the module of a module:Class or entry point is imported."""
     return _is_built_in(name) or _home(name).partition(":")[0] in sys.modules
 
 
 def _is_built_in(name: object) -> bool:
     home = _home(name)
-    return not is_module_class(home) or home in _BUILT_IN
+    return not is_module_class(home) or home in _BUILT_IN or home.startswith(("torch.", "torch:"))
 
 
 def _home(name: object) -> str:
@@ -60,4 +60,4 @@ def _names(node: Node) -> Iterator[object]:
     yield from (node.activation_function, node.aggregation)
     operation = node.attributes.get("operation")
     if isinstance(operation, Mapping):
-        yield from (operation.get("name"), operation.get("module"))
+        yield operation.get("name")

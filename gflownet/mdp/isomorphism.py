@@ -30,8 +30,7 @@ _CACHE_SIZE = 20_000  # states with a result of the single search
 _STEP, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 _CHOSEN = 0x1E3779B97F4A7C15  # added to the colour of an individualised node
 _BYTE = 256  # type, attribute values and rank are int8 each
-# Attributes that fit into one number of eight bytes with the type, and with the rank of an edge.
-_MAX_NODE_ATTRIBUTES, _MAX_EDGE_ATTRIBUTES = 7, 6
+_NUM_BYTES = 8  # of an integer
 _MAX_EXACT = 2**53  # integers below it are exact in float64
 
 
@@ -150,8 +149,6 @@ def identify_batch(states: GraphStates, marks: Tensor | None = None) -> tuple[Te
     """
     num, n = states.node_type.shape
     marks = torch.zeros_like(states.node_type, dtype=torch.int64) if marks is None else marks
-    if states.node_attr.shape[-1] > _MAX_NODE_ATTRIBUTES or states.edge_attr.shape[-1] > _MAX_EDGE_ATTRIBUTES:
-        return torch.zeros_like(states.num_nodes), torch.full_like(states.num_nodes, UNKNOWN), marks
     size = max(1, _MAX_ENTRIES // max(1, n * n))
     starts = range(0, max(num, 1), size)
     parts = [_identify(states[first : first + size], marks[first : first + size]) for first in starts]
@@ -307,11 +304,14 @@ def _edge_codes(states: GraphStates) -> Tensor:
 
 
 def _packed(parts: list[Tensor]) -> Tensor:
-    """Return one integer for up to eight int8 values."""
-    code = parts[0].long()
-    for part in parts[1:]:
-        code = code * _BYTE + part
-    return code
+    """Return one integer for up to eight int8 values, a hash of more."""
+    codes = []
+    for place, part in enumerate(parts):
+        if place % _NUM_BYTES:
+            codes[-1] = codes[-1] * _BYTE + part
+        else:
+            codes.append(part.long())
+    return codes[0] if len(codes) == 1 else combine_codes(*codes)
 
 
 def _mixed(values: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 from gflownet.operations.activations import Cell, CodeActivation
 from gflownet.operations.neuron import EdgePlan, NeuronPlan
 from gflownet.operations.values import thawed
-from gflownet.operations.vocabulary import Aggregation
+from gflownet.operations.vocabulary import Activation, Aggregation
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,21 @@ def outside_name(name: str) -> str:
 def outside_classes(neurons: Iterable[NeuronPlan]) -> dict[str, Any]:
     """The user's classes `module:Class` that the code of neurons calls, by their identifier in it."""
     classes = [
-        each for n in neurons for each in ((n.activation, n.activation_class), (n.aggregation, n.aggregation_class))
+        each
+        for n in neurons
+        for each in ((n.activation, outside_value(n.activation_class)), (n.aggregation, n.aggregation_class))
     ]
     return {outside_name(name): each for name, each in classes if ":" in name}
+
+
+def outside_value(kind: type[Activation]) -> Any:
+    """What the identifier of an activation by name stands for: its class, or the function or module itself."""
+    return kind.forward if kind.is_function else kind
+
+
+def outside_activation(name: str, kind: type[Activation], z: str) -> str:
+    """The expression of the output of an activation by name."""
+    return f"{outside_name(name)}{'' if kind.is_function else '.forward'}({z})"
 
 
 class NodeEmitter:
@@ -155,7 +167,7 @@ class NodeEmitter:
             return template.format(y=variable(n), z=z, layer=layer, new_cell=self.name("new_cell"), **state)
         if issubclass(kind, CodeActivation):
             return f"{variable(n)} = {kind.code.format(z=z)}"
-        return f"{variable(n)} = {outside_name(self.node.activation)}.forward({z})"
+        return f"{variable(n)} = {outside_activation(self.node.activation, kind, z)}"
 
     def aggregated(self) -> Aggregate:
         """The code from the sources' variables to the aggregate."""

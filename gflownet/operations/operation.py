@@ -12,9 +12,11 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gflownet.errors import did_you_mean
 from gflownet.operations.tensor_shape import Shape, ShapeError
 from gflownet.operations.values import hashable, shown, thawed
 from gflownet.operations.vocabulary import Parameter
+from gflownet.plugins import load_function
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,6 +38,33 @@ class Category(StrEnum):
     TOKENS = "tokens"
     RESHAPING = "reshaping"
     OTHER = "other"
+
+
+# Words in the names of operations; the first match decides.
+_CATEGORY_WORDS: Mapping[str, Category] = {
+    "pool": Category.POOLING,
+    "conv": Category.CONVOLUTION,
+    "attention": Category.ATTENTION,
+    "transformer": Category.ATTENTION,
+    "norm": Category.NORMALISATION,
+    "dropout": Category.NORMALISATION,
+    "lstm": Category.RECURRENT,
+    "gru": Category.RECURRENT,
+    "rnn": Category.RECURRENT,
+    "rhn": Category.RECURRENT,
+    "linear": Category.LINEAR,
+    "dense": Category.LINEAR,
+    "embed": Category.TOKENS,
+    "flatten": Category.RESHAPING,
+    "shuffle": Category.RESHAPING,
+    "upsampl": Category.RESHAPING,
+    "pad": Category.RESHAPING,
+}
+
+
+def category_of(name: str) -> Category:
+    """Return the category of an operation by the words in its name."""
+    return next((each for word, each in _CATEGORY_WORDS.items() if word in name.lower()), Category.OTHER)
 
 
 @dataclass(frozen=True)
@@ -66,6 +95,9 @@ class Operation:
 
     settings: ClassVar[Mapping[str, Setting]] = MappingProxyType({})
     ports: ClassVar[tuple[str, ...]] = (INPUT_PORT,)  # names of the inputs, in the order of the module's arguments
+    optional_ports: ClassVar[tuple[str, ...]] = ()  # names of inputs that no edge has to feed
+    outside: ClassVar[Mapping[str, str]] = MappingProxyType({})  # module:Class by the name in `constructor`
+    signature: ClassVar[str] = ""  # of a module's constructor, for errors
     category: ClassVar[Category] = Category.OTHER
     has_products: ClassVar[bool] = True  # of matrices, or convolutions: False for 0 multiply-adds
     examples: ClassVar[tuple[Example, ...]] = ()
@@ -115,7 +147,12 @@ class Operation:
 
         from gflownet.operations import layers
 
-        return eval(source, {**vars(layers), "torch": torch, "nn": torch.nn})
+        return eval(source, {**vars(layers), **cls.outside_classes(), "torch": torch, "nn": torch.nn})
+
+    @classmethod
+    def outside_classes(cls) -> dict[str, Any]:
+        """Return the classes of `outside`."""
+        return {name: load_function("operation", home) for name, home in cls.outside.items()}
 
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int | None:
@@ -190,8 +227,9 @@ def setting_errors(row: type[Operation], name: str, values: Mapping[str, Any]) -
     """Yield the code and the line of every unknown, invalid or missing setting."""
     for key, item in values.items():
         if key not in row.settings:
-            names = ", ".join(sorted(row.settings)) or "none"
-            yield "unknown_setting", f"{name}: expected settings out of {names}, got {shown(key)}"
+            names = row.signature or ", ".join(sorted(row.settings)) or "none"
+            hint = did_you_mean(key, row.settings)
+            yield "unknown_setting", f"{name}: expected settings out of {names}, got {shown(key)}{hint}"
         elif not row.settings[key].parameter.accepts(item):
             expected = row.settings[key].parameter.expected
             yield "invalid_setting", f"{name}: expected {expected} for {key}, got {shown(thawed(item))}"

@@ -2,7 +2,8 @@
 
 An activation and an aggregation are classes: `Activation` and `Aggregation` list the class attributes from which
 validation, the search space, generated code, gradients, costs, export and drawings derive. A name is a short one out of
-ACTIVATIONS or AGGREGATIONS, or `module:Class` for a user's own class. Classes are imported on first use.
+ACTIVATIONS or AGGREGATIONS, or `module:Class` for a user's own class; an activation may also be a function or an
+nn.Module, `torch:exp` or `torch.nn:Mish`. Classes are imported on first use.
 
 Letters: B batch, J enabled in-edges of a node, d width of their messages, D output width of the node.
 """
@@ -18,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gflownet.operations.values import is_finite, is_number, shown
-from gflownet.plugins import BuiltIn, ExtensionPoint
+from gflownet.plugins import BuiltIn, ExtensionPoint, is_module_class, load_function
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,6 +72,7 @@ class Activation:
     """
 
     flops: ClassVar[int] = 1  # per element
+    is_function: ClassVar[bool] = False  # whether the name is a function or an nn.Module, called in generated code
     # gradient(g, z, y) -> dL/dz from g = dL/dy, all [B, D]. None: candidates with it are trained by autograd.
     gradient: ClassVar[Callable[[Tensor, Tensor, Tensor], Tensor] | None] = None
 
@@ -266,9 +268,39 @@ def activation(name: str) -> type[Activation]:
     """Return the class of an activation.
 
     Raises:
-        ValueError: unknown name, a class that is not a subclass of Activation, or one that fails its check.
+        ValueError: unknown name, a class that is neither an Activation nor an nn.Module, or one that fails its check.
     """
-    return _loaded(ACTIVATIONS, name)
+    if not is_module_class(name):
+        return _loaded(ACTIVATIONS, name)
+    try:
+        function = load_function("activation", name)
+    except ValueError:
+        return _loaded(ACTIVATIONS, name)  # its error names the contract
+    if isinstance(function, type) and not issubclass(function, import_module("torch").nn.Module):
+        return _loaded(ACTIVATIONS, name)
+    return _function_activation(name, function)
+
+
+def _function_activation(name: str, function: Any) -> type[Activation]:
+    """Return a function of a tensor, or a module without weights, as an activation. Raises ValueError as `check`."""
+    torch = import_module("torch")
+    with torch.device("cpu"):
+        try:
+            called = function() if isinstance(function, type) else function
+        except TypeError as error:
+            raise ValueError(f"activation: expected {name} without arguments, got {error}") from error
+        if isinstance(called, torch.nn.Module) and called.state_dict():
+            raise ValueError(f"activation: expected a function without weights, got {name}: name it as an operation")
+        kind = type(short_name(name), (Activation,), {"forward": staticmethod(called), "is_function": True})
+        kind.check(name)
+        z, results = torch.linspace(-1, 1, 64).view(2, 32), []
+        for is_training in (True, True, False):
+            if isinstance(called, torch.nn.Module):
+                called.train(is_training)
+            results.append(called(z))
+        if not all(torch.allclose(results[0], each, equal_nan=True) for each in results):
+            raise ValueError(f"activation: expected no random numbers, got {name}: name it as an operation")
+    return kind
 
 
 @cache

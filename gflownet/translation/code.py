@@ -14,7 +14,7 @@ from gflownet.operations.neuron_code import (
     group,
     identifier,
     node_lines,
-    outside_name,
+    outside_activation,
     read_value,
     slot_name,
     variable,
@@ -320,7 +320,7 @@ def _activation(step: StepPlan, z: str) -> str:
     name, shape = step.shapes.node.activation_function, step.shapes.output
     kind = activation(name)
     if not issubclass(kind, CodeActivation):
-        return f"{outside_name(name)}.forward({z})"
+        return outside_activation(name, kind, z)
     is_channels_first = shape.layout in (Layout.SIGNAL, Layout.IMAGE)
     return (kind.channels_first_code if is_channels_first and kind.channels_first_code else kind.code).format(z=z)
 

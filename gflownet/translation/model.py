@@ -20,7 +20,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations import layers
-from gflownet.operations.neuron_code import FAST, Dialect, group, outside_name, slot_name, variable
+from gflownet.operations.neuron_code import FAST, Dialect, group, outside_name, outside_value, slot_name, variable
 from gflownet.operations.sequences import gru_sequence, lstm_sequence, project, rhn_sequence, scaled_matrices
 from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.vocabulary import DTYPES, activation, aggregation
@@ -508,11 +508,13 @@ def _outside_functions(plan: ModelPlan) -> Iterator[tuple[str, Any]]:
     for step in plan.steps:
         node, applied = step.shapes.node, step.shapes.operation
         if ":" in node.activation_function:
-            yield outside_name(node.activation_function), activation(node.activation_function)
+            yield outside_name(node.activation_function), outside_value(activation(node.activation_function))
         if step.neuron is not None and ":" in step.neuron.aggregation:
             yield outside_name(step.neuron.aggregation), aggregation(step.neuron.aggregation)
-        if applied is not None and not step.bodies and has_own_build(applied.row):
-            yield own_build_name(step), partial(_built, step.input_shapes, applied)
+        if applied is not None and not step.bodies:
+            yield from applied.row.outside_classes().items()
+            if has_own_build(applied.row):
+                yield own_build_name(step), partial(_built, step.input_shapes, applied)
 
 
 def _built(inputs: Mapping[str, Any], applied: Any) -> nn.Module:

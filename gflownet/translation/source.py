@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from keyword import iskeyword
 
+from torch import nn
+
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations import layers
 from gflownet.operations.activations import Cell
-from gflownet.operations.neuron_code import PLAIN, identifier, outside_name
+from gflownet.operations.neuron_code import PLAIN, identifier, outside_name, outside_value
 from gflownet.operations.parameters import QUERY_STD, Initial, ParameterPlan
 from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import activation
@@ -64,7 +66,7 @@ def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str |
     classes = [_class_source(each, names, numbers, dtype) for each, numbers in zip(plans, first_values, strict=True)]
     text = "\n\n".join(classes)
     imports = list(dict.fromkeys(line for each in plans for line in _imports(each)))
-    modules = [line.split()[1] for line in imports]
+    modules = [line.split()[1] for line in imports if line.startswith("from ") and "torch." not in line]
     layer_sources = _layer_sources(text)
     header = _HEADER.format(
         types="Tensor, nn" if layer_sources else "nn",
@@ -188,11 +190,18 @@ def _imports(plan: ModelPlan) -> Iterator[str]:
             if ":" in name:
                 module, _, leaf = name.partition(":")
                 yield f"from {module} import {leaf} as {outside_name(name)}"
+                if name == names[0] and isinstance(outside_value(activation(name)), nn.Module):
+                    yield f"{outside_name(name)} = {outside_name(name)}()"
         applied = step.shapes.operation
-        if applied is not None and not step.bodies and has_own_build(applied.row):
-            module, _, leaf = applied.row_home.partition(":")
+        if applied is None or step.bodies:
+            continue
+        homes = dict(applied.row.outside)
+        if has_own_build(applied.row):
             yield "from gflownet.operations.tensor_shape import Layout, Shape"
-            yield f"from {module} import {leaf} as {outside_name(applied.row_home)}"
+            homes[outside_name(applied.row_home)] = applied.row_home
+        for name, home in homes.items():
+            module, _, leaf = home.partition(":")
+            yield f"from {module} import {leaf} as {name}"
 
 
 def _layer_sources(text: str) -> list[str]:

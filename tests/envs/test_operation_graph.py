@@ -182,13 +182,29 @@ def test_shapes_are_the_same_from_any_guess():
         assert torch.equal(shapes, of_expected)
 
 
-def test_fixed_setting_may_be_a_mapping():
-    choices = {"opaque": {"module": ["torch.nn:PReLU", "torch.nn:Softplus"], "arguments": [{}]}}
-    env = operation_graphs(operations=("opaque",), choices=choices, max_hidden_nodes=1, max_parameters=21)
+def test_value_of_a_setting_may_be_any_json_value():
+    """Equal values of several operations (2, 2.0) are one value of an attribute; each operation has its own."""
+    choices = {
+        "torch.nn:Conv2d": {"out_channels": 3, "kernel_size": [[1, 3], [3, 1]], "bias": [True, False]},
+        "torch.nn:MaxPool2d": {"kernel_size": [[1, 3], 2], "ceil_mode": True},
+        "torch.nn:Upsample": {"scale_factor": [2, 2.5], "mode": ["nearest", "bilinear"]},
+        "torch.nn:ELU": {"alpha": [2.0, 3.0]},
+        "torch.nn:CELU": {"alpha": [2, 3]},
+        "torch.nn:Unflatten": {"dim": 1, "unflattened_size": [[[1, 3]]]},  # fits no shape
+    }
+    env = operation_graphs(operations=tuple(choices), choices=choices, max_hidden_nodes=1, max_edges=2)
     graph = enumerate_states(env)
+    operations = {
+        repr(sorted(node.attributes["operation"].items()))
+        for index in graph.terminal.tolist()
+        for node in env.terminal(graph.states, index).nodes.values()
+        if node.node_type is NodeType.HIDDEN
+    }
+    assert len(operations) == 4 + 2 + 4 + 2 + 2
+    assert sum("('alpha', 2.0)" in each for each in operations) == 1
+    assert sum("('alpha', 2)" in each for each in operations) == 1
     networks = [env.terminal(graph.states, index) for index in graph.terminal.tolist()]
-    parameters = sorted(graph_cost(network).num_parameters for network in networks)
-    assert parameters == [20, 20, 20, 21, 21]
+    assert len(env.states_of(networks)) == len(networks)
 
 
 def test_edge_that_changes_a_shape_is_illegal():
@@ -258,7 +274,8 @@ def test_foreign_network_raises():
             {"operations": ["cross_attention"]},
             "expected operations with one input, got cross_attention with query, key",
         ),
-        ({"choices": {"conv2d": {"bias": [{}, []]}}}, r"choices.conv2d.bias: expected numbers, texts or booleans"),
+        ({"choices": {"conv2d": {"bias": [{}, []]}}}, r"choices.conv2d.bias: expected a bool, got {}"),
+        ({"choices": {"conv2d": {"stride": [1, 1.0]}}}, r"conv2d.stride: expected distinct values, got \[1, 1.0\]"),
         ({"activations": ["rely"]}, "activation: expected one of .*got 'rely'"),
         ({"max_parameters": 30}, "max_parameters: expected at least 40, for the output layer, got 30"),
         ({"max_edges": 1}, "max_edges: expected at least 2, to connect inputs and outputs, got 1"),

@@ -137,7 +137,7 @@ def test_data_of_built_in_tasks_changes_the_fingerprint() -> None:
 def test_edited_operation_changes_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     contexts = []
-    places = ("operations=[linear,edited_blocks:Block]", "choices={opaque: {module: [edited_blocks:Block]}}")
+    places = ("operations=[linear,edited_blocks:Block]", "activations=[edited_blocks:Block]")
     for number, size in enumerate((3, 3, 4)):
         (tmp_path / "edited_blocks.py").write_text(f"class Block:\n    size = {size}  # version {number}\n")
         os.utime(tmp_path / "edited_blocks.py", (number, number))

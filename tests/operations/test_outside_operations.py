@@ -15,9 +15,8 @@ from gflownet.graphs import ComputationGraph, to_dot, to_svg
 from gflownet.graphs.operation import operation, read_operation
 from gflownet.graphs.operation_costs import graph_cost
 from gflownet.operations.operation import Operation
-from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.plugins import load_class
-from gflownet.translation import to_pytorch_model
+from gflownet.translation import to_pytorch_model, to_source
 
 SOURCE = """
 from torch import nn
@@ -115,6 +114,19 @@ class Declared(nn.Module):
         return x.repeat(1, self.times)
 
 
+class NoForward(nn.Module):
+    pass
+
+
+class LazyLayer(nn.LazyLinear):
+    pass
+
+
+class ReservedArgument(nn.Module):
+    def forward(self, x, weight):
+        return x
+
+
 class Nested(nn.Module):
     def __init__(self, options):
         super().__init__()
@@ -203,8 +215,10 @@ MISTAKES = {
     "BadCategory": "{name}.category: expected one of convolution, linear, ",
     "WrongShape": "{name}.examples[0]: expected [2, 4] as from infer_shape, got [2, 2]",
     "Failing": "{name}.examples[0]: expected an output, got KeyError: 'width'",
-    "Missing": "operation: expected a subclass of Operation, got '{name}', which outside_operations.py does not define",
-    "Declared": "operation: expected a subclass of Operation, got '{name}'; did you mean ",
+    "Missing": "operation: expected a subclass of Operation or Module, got '{name}', which outside_operations.py",
+    "NoForward": "operation: expected {name} to define forward",
+    "LazyLayer": "operation: expected a class whose sizes are filled from the input, got the lazy {name}",
+    "ReservedArgument": "operation: expected {name}.forward without an argument weight",
 }
 # The end of the problem of a graph that uses a class.
 FAILURES = {
@@ -259,9 +273,9 @@ def test_outside_operation_mistake_is_one_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [":x", "a b:c", "1:2", "a:b:c"])
-def test_opaque_refuses_malformed_names(name: str) -> None:
-    with pytest.raises(ValueError, match=r"opaque: expected module:Class of an nn.Module for module, got"):
-        read_operation({"name": "opaque", "module": name})
+def test_malformed_names_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"operation: expected one of .* or module:Class, got"):
+        read_operation({"name": name})
     with pytest.raises(ValueError, match=r"operation.module: expected module:Class, got"):
         load_class("operation.module", name, {}, contract=Operation)
 
@@ -278,67 +292,72 @@ def test_failing_classes_are_problems_of_the_graph() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("torch.nn:Flatten", {"start_dim": 0}, "expected torch.nn:Flatten to keep the batch axis of 2, got 8"),
-        ("torch.nn:Linear", {"in_features": 4, "out_features": 2.0}, "TypeError"),
-        (f"{MODULE}:NeedsData", {}, "RuntimeError"),
+        ("torch.nn:Flatten", {"start_dim": 0}, "expected an output with the batch of 13 first, got [52]"),
+        ("torch.nn:Linear", {"out_features": 2.0}, "Linear(in_features=4, out_features=2.0) to accept vector [4], got"),
+        (f"{MODULE}:NeedsData", {}, "expected a cost, got RuntimeError: Tensor.item()"),
         (f"{MODULE}:HalfSize", {}, "expected infer_shape to return a Shape of integers, got"),
-        ("torch.nn:Linear", {"in_features": 4, "out_features": 2, "device": "cpu"}, "without device and dtype"),
+        (
+            "torch.nn:Linear",
+            {"out_features": 2, "device": "cpu"},
+            "(in_features, out_features, bias=True), got 'device'",
+        ),
+        ("torch.nn:LSTM", {"hidden_size": 2, "output": 0}, "expected a sequence, got vector [4]"),
+        ("torch.nn:GRU", {"hidden_size": 2, "batch_first": False}, "expected true: the batch is the first axis for"),
+        ("torch.nn:LayerNorm", {"epsilon": 1e-3}, "got 'epsilon'; did you mean eps?"),
+        ("torch.nn:Linear", {}, "expected a setting out_features, a value as in Linear(in_features, "),
+        ("torch.nn:Conv1d", {"out_channels": 2, "kernel_size": 1}, "to accept vector [4], got"),
+        ("torch:Tensor", {}, "operation: expected a subclass of Operation or Module, got 'torch:Tensor'"),
+        ("no_such:Layer", {}, "operation: expected an importable module, got 'no_such'"),
     ],
 )
-def test_opaque_refusals_are_problems(name: str, arguments: dict, message: str) -> None:
+def test_refused_modules_are_problems(name: str, arguments: dict, message: str) -> None:
     # Numbers that are equal in Python, but not for the module.
-    assert chain({"name": "opaque", "module": "torch.nn:Linear", "arguments": GOOD}, shape=(4,)).validate() == []
-    (problem,) = chain({"name": "opaque", "module": name, "arguments": arguments}, shape=(4,)).validate()
+    assert chain({"name": "torch.nn:Linear", "out_features": 2}, shape=(4,)).validate() == []
+    (problem,) = chain({"name": name, **arguments}, shape=(4,)).validate()
     assert message in problem.message
+    assert "\n" not in problem.message
 
 
-def test_opaque_arguments_nest() -> None:
-    graph = chain(
-        {"name": "opaque", "module": f"{MODULE}:Nested", "arguments": {"options": {"sizes": [2, {"a": 3}]}}}, shape=(4,)
-    )
+def test_arguments_nest() -> None:
+    graph = chain({"name": f"{MODULE}:Nested", "options": {"sizes": [2, {"a": 3}]}}, shape=(4,))
     assert graph.validate() == []
     x = torch.randn(2, 4)
     assert torch.equal(to_pytorch_model(graph)(x), 5 * x)
     assert torch.equal(pickle.loads(pickle.dumps(to_pytorch_model(graph)))(x), 5 * x)
+    namespace: dict = {}
+    exec(to_source(graph), namespace)
+    assert torch.equal(namespace["Model"]()(x), 5 * x)
+
+
+def test_opaque_of_stored_graphs_is_the_module() -> None:
+    """Graphs of earlier versions: `opaque` with `module` and `arguments`, in nodes, subgraphs and on edges."""
+    arguments = {"in_features": 4, "out_features": 2}
+    stored = {"name": "opaque", "module": "torch.nn:Linear", "arguments": arguments}
+    now = {"name": "torch.nn:Linear", **arguments}
+    assert chain(stored, shape=(4,)).to_dict() == chain(now, shape=(4,)).to_dict()
+    data = {"nodes": [{"id": 0, "node_type": "input", "shape": [4]}, {"id": 1, "subgraph": "s", "node_type": "output"}]}
+    data["edges"] = [{"source": 0, "target": 1}]
+    inner = chain(stored, shape=(4,)).to_dict()
+    inner["nodes"][1]["operation"] = stored
+    graph = ComputationGraph.from_dict({**data, "subgraphs": {"s": inner}})
+    assert to_pytorch_model(graph)(torch.randn(3, 4)).shape == (3, 2)
+    on_edge = {"nodes": data["nodes"][:1], "edges": [{"source": 0, "target": 1, "operation": stored}]}
+    on_edge["nodes"] = [*on_edge["nodes"], {"id": 1, "node_type": "output", "operation": {"name": "identity"}}]
+    assert ComputationGraph.from_dict(on_edge).to_dict()["edges"][0]["operation"] == now
 
 
 def test_identity_and_drawing_import_no_outside_class(tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "never_imported_21.py").write_text("raise SystemExit\n")
-    for settings in ({"name": "never_imported_21:A"}, {"name": "opaque", "module": "never_imported_21:A"}):
-        graph = chain(settings)
-        assert graph == chain(dict(reversed(settings.items())))
-        assert "not imported" in to_svg(graph)
-        assert "digraph" in to_dot(graph)
+    settings = {"name": "never_imported_21:A", "size": 3}
+    graph = chain(settings)
+    assert graph == chain(dict(reversed(settings.items())))
+    assert "not imported" in to_svg(graph)
+    assert "digraph" in to_dot(graph)
     assert "never_imported_21" not in sys.modules
 
 
-def test_opaque_runs_a_module_of_torch() -> None:
-    settings = {"module": "torch.nn:Conv1d", "arguments": {"in_channels": 2, "out_channels": 3, "kernel_size": 3}}
-    applied = read_operation({"name": "opaque", **settings})
-    shape = applied.row.infer_shape({"input": Shape((2, 9), Layout.SIGNAL)}, applied.settings)
-    assert shape == Shape((3, 7), Layout.SIGNAL)
-    assert applied.cost({"input": Shape((2, 9), Layout.SIGNAL)})[1] == 3 * 2 * 3 * 7
-    assert hash(applied) == hash(read_operation({"name": "opaque", **settings}))
-
-
-def test_opaque_uses_infer_shape_of_the_module() -> None:
-    graph = chain({"name": "opaque", "module": f"{MODULE}:Declared", "arguments": {"times": 3}}, shape=(4,))
+def test_declared_shape_of_a_module() -> None:
+    graph = chain({"name": f"{MODULE}:Declared", "times": 3}, shape=(4,))
     x = torch.randn(2, 4)
     assert torch.equal(to_pytorch_model(graph)(x), x.repeat(1, 3))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"module": "torch.nn:Linear"}, "expected torch.nn:Linear to accept vector [4], got TypeError"),
-        ({"module": "torch:Tensor"}, "operation.module: expected a subclass of Module, got 'torch:Tensor'"),
-        ({"module": "no_such:Layer"}, "operation.module: expected an importable module, got 'no_such'"),
-    ],
-)
-def test_opaque_mistake_is_one_line(settings: dict, message: str) -> None:
-    applied = read_operation({"name": "opaque", **settings})
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}") as info:
-        applied.row.infer_shape({"input": Shape.of(4)}, applied.settings)
-    assert isinstance(info.value, ShapeError) == message.startswith("expected")
-    assert "\n" not in str(info.value)

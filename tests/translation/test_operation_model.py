@@ -258,9 +258,9 @@ def test_subgraph_starts_with_its_own_weights_and_biases():
         assert torch.allclose(model(x), expected, atol=1e-6)
 
 
-def test_opaque_modules_pickle():
-    settings = {"module": "torch.nn:Linear", "arguments": {"in_features": 3, "out_features": 2}}
-    nodes = [image_input(3), {"id": 1, "node_type": "output", "operation": {"name": "opaque", **settings}}]
+def test_modules_by_name_pickle():
+    operation = {"name": "torch.nn:Linear", "out_features": 2}
+    nodes = [image_input(3), {"id": 1, "node_type": "output", "operation": operation}]
     model = to_pytorch_model(graph_of(nodes, [(0, 1)]))
     x = torch.randn(4, 3)
     assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))

@@ -71,8 +71,8 @@ def context_of(task: GFNTask) -> str:
     return scoring_context(task.config, source=source, data=task.fingerprint())
 
 
-def outside_classes(env: Any) -> list[type]:
-    """Return the classes that the options under `env` name as module:Class: operations, modules, activations.
+def outside_classes(env: Any) -> list[Callable[..., Any]]:
+    """Return the operations, modules and activations that the options under `env` name as module:Class.
 
     The classes of torch and the environment itself do not count: neither changes the score of a graph.
     """
@@ -81,13 +81,13 @@ def outside_classes(env: Any) -> list[type]:
     names = {graph_name(text) for key, value in options.items() if key not in _NO_SCORE for text in _texts(value)}
     classes = []
     for name in sorted(names):
-        if not _CLASS_NAME.fullmatch(name) or name.startswith("torch."):
+        if not _CLASS_NAME.fullmatch(name) or name.startswith(("torch.", "torch:")):
             continue
         try:
             loaded = load_function("env", name)
         except UserError:  # no class; the environment reports a missing one
             continue
-        classes += [loaded] if isinstance(loaded, type) else []
+        classes.append(loaded)
     return classes
 
 
