@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
+from tests.known_networks import modules
 
 FOLDER = Path(__file__).parent
 State = Mapping[str, Tensor]
@@ -154,6 +155,103 @@ def _encoder_weights(state: State) -> State:
     }
 
 
+def _llama_weights(state: State) -> State:
+    heads = [state[f"layer.self_attn.{word}_proj.weight"] for word in "qkv"]
+    value_and_gate = [state[f"layer.mlp.{word}_proj.weight"] for word in ("up", "gate")]
+    return {
+        "rms_norm_1.weight": state["layer.input_layernorm.weight"],
+        "self_attention_2.qkv.weight": torch.cat(heads),
+        "self_attention_2.output.weight": state["layer.self_attn.o_proj.weight"],
+        "rms_norm_4.weight": state["layer.post_attention_layernorm.weight"],
+        "gated_linear_5.projection.weight": torch.cat(value_and_gate),
+        "linear_6.weight": state["layer.mlp.down_proj.weight"],
+    }
+
+
+def _t5_weights(state: State) -> State:
+    """Return the tensors by the model's names; T5 does not divide scores by the root of the size of a head."""
+    attention, network = "layer.0.SelfAttention", "layer.1"
+    heads = [state[f"{attention}.{word}.weight"] for word in "qkv"]
+    return {
+        "rms_norm_1.weight": state["layer.0.layer_norm.weight"],
+        "self_attention_2.qkv.weight": torch.cat((4 * heads[0], *heads[1:])),
+        "self_attention_2.output.weight": state[f"{attention}.o.weight"],
+        "self_attention_2.bias_by_distance.embedding.weight": state[f"{attention}.relative_attention_bias.weight"],
+        "rms_norm_4.weight": state[f"{network}.layer_norm.weight"],
+        "linear_5.weight": state[f"{network}.DenseReluDense.wi.weight"],
+        "linear_6.weight": state[f"{network}.DenseReluDense.wo.weight"],
+    }
+
+
+def _mamba_weights(state: State) -> State:
+    names = {"A_log": "log_decay", "D": "skip", "in_proj": "input", "conv1d": "convolution", "x_proj": "selection"}
+    names |= {"dt_proj": "rate", "out_proj": "output", "mixer": "selective_scan_2", "norm": "rms_norm_1"}
+    return {".".join(names.get(part, part) for part in key.split(".")): value for key, value in state.items()}
+
+
+def _swin_weights(state: State) -> State:
+    """Return the tensors by the model's names: linear layers are convolutions, patches are in another order."""
+    tensors = {
+        **_both("conv2d_1", "swin.embeddings.patch_embeddings.projection", state),
+        **_both("layer_norm_2", "swin.embeddings.norm", state),
+        **_both("layer_norm_24", "swin.layernorm", state),
+        **_both("linear_26", "classifier", state),
+    }
+    node = 3
+    for stage, depth in enumerate((2, 2, 6, 2)):
+        for index in range(depth):
+            block = f"swin.encoder.layers.{stage}.blocks.{index}"
+            ours, attention = (
+                f"stage{stage + 1}{'_shifted' if index % 2 and stage < 3 else ''}_{node}",
+                f"{block}.attention",
+            )
+            tensors |= _both(f"{ours}.layer_norm_1", f"{block}.layernorm_before", state)
+            bias = f"{attention}.relative_position_bias.relative_position_bias_table"
+            tensors[f"{ours}.window_attention_2.table"] = state[bias]
+            tensors |= _fused(f"{ours}.window_attention_2.qkv", [f"{attention}.{word}_proj" for word in "qkv"], state)
+            tensors |= _both(f"{ours}.window_attention_2.output", f"{attention}.o_proj", state)
+            tensors |= _both(f"{ours}.layer_norm_4", f"{block}.layernorm_after", state)
+            for place, name in ((5, "fc1"), (6, "fc2")):
+                tensors |= _both(f"{ours}.conv2d_{place}", f"{block}.mlp.{name}", state)
+                tensors[f"{ours}.conv2d_{place}.weight"] = state[f"{block}.mlp.{name}.weight"][..., None, None]
+            node += 1
+        if stage < 3:
+            merging = f"swin.encoder.layers.{stage}.downsample"
+            norm = {leaf: _as_unshuffled(state[f"{merging}.norm.{leaf}"]) for leaf in ("weight", "bias")}
+            tensors |= {f"layer_norm_{node + 1}.{leaf}": value for leaf, value in norm.items()}
+            tensors[f"conv2d_{node + 2}.weight"] = _as_unshuffled(state[f"{merging}.reduction.weight"])[..., None, None]
+            node += 3
+    return tensors
+
+
+def _as_unshuffled(value: Tensor) -> Tensor:
+    """Return a last axis [column, row, channel] as [channel, row, column], the order of PixelUnshuffle."""
+    return value.unflatten(-1, (2, 2, -1)).transpose(-3, -1).flatten(-3)
+
+
+def _block(
+    name: str, num_parameters: int, multiply_adds: int, build: Callable[[], nn.Module], weights: Any = _in_order
+) -> KnownNetwork:
+    def outputs(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        result = model(*inputs)
+        return (result[0] if isinstance(result, tuple) else result,)
+
+    return KnownNetwork(name, num_parameters, multiply_adds, lambda _: build(), outputs, weights)
+
+
+def _t5_layer() -> nn.Module:
+    config = import_module("transformers.models.t5.configuration_t5").T5Config
+    block = import_module("transformers.models.t5.modeling_t5").T5Block
+    options = {"d_model": 32, "num_heads": 4, "d_kv": 16, "d_ff": 64, "dropout_rate": 0.0}
+    return block(config(**options), has_relative_attention_bias=True)
+
+
+def _mamba_block() -> nn.Module:
+    config = import_module("transformers.models.mamba.configuration_mamba").MambaConfig
+    return import_module("transformers.models.mamba.modeling_mamba").MambaBlock(config(hidden_size=48), 0)
+
+
+_SWIN = _made("swin", "SwinForImageClassification", "SwinConfig", num_labels=1000, drop_path_rate=0.0)
 _VIT = _made("vit", "ViTForImageClassification", "ViTConfig", num_labels=1000)
 _MOBILENET = _made(
     "mobilenet_v2",
@@ -195,5 +293,15 @@ KNOWN_NETWORKS = {
             lambda model, inputs: (model(*inputs),),
             _encoder_weights,
         ),
+        KnownNetwork("swin_t", 28_288_354, 4_490_566_656, _SWIN, _logits, _swin_weights),
+        _block("vgg16", 138_357_544, 15_470_264_320, modules.vgg16),
+        _block("llama_block", 34_944, 436_224, modules.LlamaBlock, _llama_weights),
+        _block("t5_encoder_layer", 12_480, 135_680, _t5_layer, _t5_weights),
+        _block("mamba_block", 19_728, 387_840, _mamba_block, _mamba_weights),
+        _block("inception_reduction", 1_153_280, 401_937_408, modules.InceptionReduction),
+        _block("shufflenet_unit", 7_598, 5_684_000, modules.ShuffleNetUnit),
+        _block("unet", 482_050, 145_031_168, modules.UNet),
+        _block("wavenet_stack", 14_050, 871_424, modules.WaveNetStack),
+        _block("siamese", 105_281, 2_232_896, modules.Siamese),
     )
 }

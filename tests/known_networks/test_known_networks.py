@@ -14,7 +14,8 @@ from tests.known_networks.references import KNOWN_NETWORKS, KnownNetwork
 NETWORKS = pytest.mark.parametrize("network", KNOWN_NETWORKS.values(), ids=KNOWN_NETWORKS)
 # Height and width, or number of tokens.
 SMALL = {"resnet18": 48, "resnet50": 64, "mobilenet_v2": 64, "vit_b16": 64, "bert_base": 20, "gpt2": 24}
-FAST = ("transformer_encoder_layer",)
+FAST = ("transformer_encoder_layer", "llama_block", "t5_encoder_layer", "mamba_block", "shufflenet_unit", "unet")
+FAST += ("siamese", "wavenet_stack", "inception_reduction")
 
 
 def inputs_of(model: TranslatedModel, network: KnownNetwork, batch: int = 2) -> tuple[Tensor, ...]:
