@@ -152,6 +152,9 @@ def test_a_selective_scan_equals_the_block_of_mamba() -> None:
     torch.manual_seed(0)
     theirs = MambaMixer(MambaConfig(hidden_size=32, state_size=4), layer_idx=0).eval()
     ours = module_of("selective_scan", Shape.of((9, 32)), state_size=4)
+    with torch.no_grad():  # not initialised outside of a whole model
+        theirs.A_log.copy_(torch.arange(1.0, 5.0).log().expand(64, 4))
+        theirs.D.normal_()
     names = {"A_log": "log_decay", "D": "skip", "in_proj": "input", "conv1d": "convolution", "x_proj": "selection"}
     names |= {"dt_proj": "rate", "out_proj": "output"}
     state = theirs.state_dict()
