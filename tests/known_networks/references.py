@@ -247,8 +247,8 @@ def _t5_layer() -> nn.Module:
 
 
 def _mamba_block() -> nn.Module:
-    config = getattr(import_module("transformers.models.mamba.configuration_mamba"), "MambaConfig")
-    kind = getattr(import_module("transformers.models.mamba.modeling_mamba"), "MambaBlock")
+    config = import_module("transformers.models.mamba.configuration_mamba").MambaConfig
+    kind = import_module("transformers.models.mamba.modeling_mamba").MambaBlock
     block = kind(config(hidden_size=48), 0)
     with torch.no_grad():  # the package leaves these as they are in memory until a whole model is made
         block.mixer.A_log.copy_(torch.arange(1.0, 17.0).log().expand(96, 16))
