@@ -11,7 +11,7 @@ from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.elements import DEFAULT_AGGREGATION, Edge, GraphElements, Node, NodeType, is_dense
 from gflownet.graphs.operation import OPERATIONS, graph_name, read_operation
 from gflownet.graphs.operation_shapes import AXES, NodeShapes, input_shape, repetitions
-from gflownet.graphs.outside_classes import has_outside_classes, nested_graphs
+from gflownet.graphs.outside_classes import has_outside_classes, is_built_in, nested_graphs
 from gflownet.graphs.validation import known_shapes
 from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.values import is_number, thawed
@@ -211,7 +211,7 @@ def _completed(operation: Any) -> Any:
     name = operation.get("name")
     name = _full_name(name) if isinstance(name, str) else name
     settings = {key: value for key, value in operation.items() if key != "name"}
-    if name in OPERATIONS:
+    if is_built_in(name):
         try:
             applied = read_operation({**operation, "name": name})
             later = {key: each.default for key, each in applied.row.settings.items() if each.is_later}

@@ -19,9 +19,9 @@ def has_missing_modules(graph: GraphElements) -> bool:
 
 
 def has_outside_classes(graph: GraphElements) -> bool:
-    """Return whether a graph or one of its subgraphs names a class that is not built in, imported or not."""
+    """Return whether a graph or one of its subgraphs names a class that is neither built in nor of torch."""
     nodes = (node for each in nested_graphs(graph) for node in each.nodes.values())
-    return not all(_is_built_in(name) for node in nodes for name in _names(node))
+    return not all(is_built_in(name) for node in nodes for name in _names(node))
 
 
 def nested_graphs(graph: GraphElements) -> Iterator[GraphElements]:
@@ -42,11 +42,12 @@ def nested_graphs(graph: GraphElements) -> Iterator[GraphElements]:
 
 
 def is_imported(name: object) -> bool:
-    """Return whether a name is built in or of torch, or the module of a module:Class or entry point is imported."""
-    return _is_built_in(name) or _home(name).partition(":")[0] in sys.modules
+    """Return whether a name is built in, or the module of a module:Class or entry point is imported."""
+    return is_built_in(name) or _home(name).partition(":")[0] in sys.modules
 
 
-def _is_built_in(name: object) -> bool:
+def is_built_in(name: object) -> bool:
+    """Return whether a name is built in or of torch: its class may be imported."""
     home = _home(name)
     return not is_module_class(home) or home in _BUILT_IN or home.startswith(("torch.", "torch:"))
 

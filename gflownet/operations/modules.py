@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -312,17 +312,11 @@ def _output_sizes(
     for part in row.path(settings):
         output = output[part]
     if not hasattr(output, "is_floating_point"):
-        parts = ", ".join(_parts(output))
-        raise ShapeError(f"expected a tensor, got a {type(output).__name__} with {parts}; {OUTPUT} names one")
+        keys = list(output) if isinstance(output, Mapping) else range(len(output)) if isinstance(output, tuple) else ()
+        parts = ", ".join(map(repr, keys)) or "no parts"
+        raise ShapeError(f"expected a tensor, got a {type(output).__name__} of {parts}; {OUTPUT} names one of them")
     if not output.is_floating_point():
         raise ShapeError(f"expected an output of floating numbers, got {output.dtype}")
     if output.shape[:1] != (batch,):
         raise ShapeError(f"expected an output with the batch of {batch} first, got {list(output.shape)}")
     return tuple(output.shape[1:]) if num_steps == 1 else (num_steps, *output.shape[2:])
-
-
-def _parts(output: Any) -> Iterator[str]:
-    """Yield the parts of a result with their sizes."""
-    pairs = output.items() if isinstance(output, Mapping) else enumerate(output) if isinstance(output, tuple) else ()
-    for key, part in pairs:
-        yield f"{key!r} {list(part.shape) if hasattr(part, 'shape') else type(part).__name__}"

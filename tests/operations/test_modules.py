@@ -1,0 +1,270 @@
+"""Modules of torch.nn as operations: the contract of operations, sizes of the input, ports, parts, identity."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gflownet.graphs import ComputationGraph, to_svg
+from gflownet.graphs.operation import operation, read_operation
+from gflownet.graphs.operation_costs import graph_cost
+from gflownet.graphs.operation_labels import TIMES
+from gflownet.operations.modules import FILLED
+from gflownet.operations.operation import Category, Example
+from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.operations.vocabulary import activation
+from gflownet.testing import OperationContract
+from gflownet.testing.operations import inputs_of, one_node_graph
+from gflownet.translation import summary, to_onnx, to_pytorch_model, to_source
+
+VECTOR, SEQUENCE, TOKENS = Shape.of(6), Shape.of((5, 6)), Shape((4,), Layout.TOKENS)
+SIGNAL, IMAGE = Shape((4, 9), Layout.SIGNAL), Shape.of((4, 6, 8))
+# Class, inputs and arguments: the output equals the module's, its costs are the counter's.
+CASES: list[tuple[str, tuple[Shape, ...], dict[str, Any]]] = [
+    ("Conv1d", (SIGNAL,), {"out_channels": 3, "kernel_size": 3, "padding": "same", "dilation": 2}),
+    ("Conv2d", (IMAGE,), {"out_channels": 6, "kernel_size": [1, 7], "padding": "same", "groups": 2}),
+    (
+        "Conv2d",
+        (IMAGE,),
+        {"out_channels": 2, "kernel_size": 3, "stride": [2, 1], "padding_mode": "reflect", "padding": 1},
+    ),
+    ("ConvTranspose2d", (IMAGE,), {"out_channels": 2, "kernel_size": [2, 4], "stride": 2, "output_padding": [0, 1]}),
+    ("MaxPool2d", (IMAGE,), {"kernel_size": [3, 2], "stride": 2, "ceil_mode": True}),
+    ("MaxPool2d", (IMAGE,), {"kernel_size": 2, "return_indices": True, "output": 0}),
+    ("AvgPool2d", (IMAGE,), {"kernel_size": 3, "stride": 1, "padding": 1, "count_include_pad": False}),
+    ("LPPool2d", (IMAGE,), {"norm_type": 2, "kernel_size": 2}),
+    ("AdaptiveAvgPool2d", (IMAGE,), {"output_size": [3, 1]}),
+    ("AdaptiveMaxPool1d", (SIGNAL,), {"output_size": 2}),
+    ("BatchNorm1d", (VECTOR,), {}),
+    ("BatchNorm2d", (IMAGE,), {"affine": False}),
+    ("InstanceNorm2d", (IMAGE,), {"affine": True}),
+    ("GroupNorm", (IMAGE,), {"num_groups": 2}),
+    ("LayerNorm", (SEQUENCE,), {"bias": False}),
+    ("LayerNorm", (IMAGE,), {}),
+    ("RMSNorm", (SEQUENCE,), {"eps": 1e-5}),
+    ("Linear", (SEQUENCE,), {"out_features": 4}),
+    ("Bilinear", (VECTOR, Shape.of(3)), {"out_features": 2}),
+    ("Embedding", (TOKENS,), {"num_embeddings": 5, "embedding_dim": 3}),
+    ("EmbeddingBag", (TOKENS,), {"num_embeddings": 5, "embedding_dim": 3, "mode": "mean"}),
+    ("LSTM", (SEQUENCE,), {"hidden_size": 3, "bidirectional": True, "num_layers": 2, "output": 0}),
+    ("GRU", (SEQUENCE,), {"hidden_size": 3, "output": 0}),
+    ("RNN", (SEQUENCE,), {"hidden_size": 3, "nonlinearity": "relu", "output": 0}),
+    ("GRUCell", (VECTOR,), {"hidden_size": 3}),
+    ("LSTMCell", (VECTOR,), {"hidden_size": 3, "output": 1}),
+    ("MultiheadAttention", (SEQUENCE, Shape.of((3, 4)), Shape.of((3, 2))), {"num_heads": 3, "output": 0}),
+    ("TransformerEncoderLayer", (SEQUENCE,), {"nhead": 2, "dim_feedforward": 7, "norm_first": True, "dropout": 0.0}),
+    ("TransformerDecoderLayer", (SEQUENCE, Shape.of((3, 6))), {"nhead": 2, "dim_feedforward": 7, "dropout": 0.0}),
+    ("Dropout2d", (IMAGE,), {"p": 0.3}),
+    ("PReLU", (IMAGE,), {"num_parameters": 4}),
+    ("GLU", (SEQUENCE,), {}),
+    ("Softmax", (SEQUENCE,), {"dim": -1}),
+    ("LocalResponseNorm", (IMAGE,), {"size": 2}),
+    ("Flatten", (IMAGE,), {}),
+    ("Flatten", (IMAGE,), {"start_dim": 2}),
+    ("Unflatten", (VECTOR,), {"dim": 1, "unflattened_size": [3, 2], "layout": "signal"}),
+    ("PixelShuffle", (IMAGE,), {"upscale_factor": 2}),
+    ("PixelUnshuffle", (IMAGE,), {"downscale_factor": 2}),
+    ("ChannelShuffle", (IMAGE,), {"groups": 2}),
+    ("Upsample", (IMAGE,), {"scale_factor": 1.5, "mode": "bilinear"}),
+    ("ReflectionPad2d", (IMAGE,), {"padding": [1, 0, 2, 1]}),
+    ("ZeroPad1d", (SIGNAL,), {"padding": [2, 0]}),
+    ("CircularPad2d", (IMAGE,), {"padding": 1}),
+    ("Softplus", (VECTOR,), {"beta": 2}),
+]
+# What the exporter of torch lacks, or onnxruntime.
+NOT_IN_ONNX: dict[str, str] = {}
+IDS = [f"{name}-{place}" for place, (name, _, _) in enumerate(CASES)]
+
+
+@pytest.mark.parametrize("is_complete", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "inputs", "arguments"), CASES, ids=IDS)
+def test_module_satisfies_the_contract(
+    name: str, inputs: tuple[Shape, ...], arguments: dict[str, Any], is_complete: bool
+) -> None:
+    contract = OperationContract(f"torch.nn:{name}", Example(inputs, arguments))
+    short = ["check_output_shape_and_costs_equal_the_module", "check_graph_equals_its_source_and_cost"]
+    for check in contract.names() if is_complete else short:
+        contract.run(check)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "inputs", "arguments"), CASES, ids=IDS)
+@pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself
+def test_module_onnx_equals_model(name: str, inputs: Any, arguments: dict[str, Any], tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = to_pytorch_model(one_node_graph(f"torch.nn:{name}", Example(inputs, arguments))).eval()
+    if name in NOT_IN_ONNX:
+        with pytest.raises(Exception, match=NOT_IN_ONNX[name]):
+            to_onnx(model, tmp_path / "model.onnx")
+        return
+    to_onnx(model, tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    tensors = inputs_of(model)
+    values = {value.name: tensor.numpy() for value, tensor in zip(session.get_inputs(), tensors, strict=False)}
+    torch.testing.assert_close(torch.from_numpy(session.run(None, values)[0]), model(*tensors), rtol=1e-4, atol=1e-5)
+
+
+def one_node(
+    operation: dict[str, Any], *shapes: Shape, ports: tuple[str, ...] = ("input",), **fields: Any
+) -> ComputationGraph:
+    nodes: list[dict[str, Any]] = [
+        {"id": i, "node_type": "input", "shape": list(shape.sizes), "layout": shape.layout.value}
+        for i, shape in enumerate(shapes)
+    ]
+    edges = [{"source": i, "target": len(shapes), "port": port} for i, port in enumerate(ports)]
+    nodes.append({"id": len(shapes), "node_type": "output", "operation": operation, **fields})
+    return ComputationGraph.from_dict({"nodes": nodes, "edges": edges})
+
+
+def module_of(model: Any) -> Any:
+    (module,) = (each for each in model.children())
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "inputs", "key", "value"),
+    [
+        ("Conv2d", {"out_channels": 2, "kernel_size": 1}, {"input": IMAGE}, "in_channels", 4),
+        ("Linear", {"out_features": 2}, {"input": SIGNAL}, "in_features", 9),  # the last axis, as in torch
+        ("BatchNorm2d", {}, {"input": IMAGE}, "num_features", 4),
+        ("GroupNorm", {"num_groups": 2}, {"input": SIGNAL}, "num_channels", 4),
+        ("LayerNorm", {}, {"input": SEQUENCE}, "normalized_shape", (6,)),
+        ("LayerNorm", {}, {"input": IMAGE}, "normalized_shape", (4, 6, 8)),
+        ("Bilinear", {"out_features": 1}, {"input2": SEQUENCE, "input1": SIGNAL}, "in1_features", 9),
+        ("Bilinear", {"out_features": 1}, {"input2": SEQUENCE, "input1": SIGNAL}, "in2_features", 6),
+        ("GRU", {"hidden_size": 2}, {"input": SEQUENCE}, "input_size", 6),
+        ("GRU", {"hidden_size": 2}, {"input": SEQUENCE}, "batch_first", True),
+        ("TransformerEncoderLayer", {"nhead": 2}, {"input": SEQUENCE}, "d_model", 6),
+    ],
+)
+def test_sizes_of_the_input_are_filled(name: str, arguments: Any, inputs: Any, key: str, value: Any) -> None:
+    applied = read_operation({"name": f"torch.nn:{name}", **arguments})
+    assert applied.settings[key] is None
+    assert key in FILLED
+    assert applied.row.keywords(inputs, applied.settings)[key] == value
+    given = read_operation({"name": f"torch.nn:{name}", **arguments, key: value})
+    assert given.row.keywords(inputs, given.settings) == applied.row.keywords(inputs, applied.settings)
+
+
+def test_channels_are_not_read_from_a_sequence() -> None:
+    """A sequence [T, D] would be a signal of T channels."""
+    operation = {"name": "torch.nn:Conv1d", "out_channels": 2, "kernel_size": 1}
+    (problem,) = one_node(operation, SEQUENCE).validate()
+    assert "expected channels before positions, got sequence [5, 6]; to_signal moves them" in problem.message
+
+
+def test_arguments_of_forward_are_ports() -> None:
+    row = operation("torch.nn:MultiheadAttention")
+    assert row.ports == ("query", "key", "value")
+    assert row.optional_ports == ("key_padding_mask", "attn_mask")
+    assert operation("torch.nn:TransformerDecoderLayer").ports == ("tgt", "memory")
+    cell = one_node({"name": "torch.nn:GRUCell", "hidden_size": 3}, VECTOR, Shape.of(3), ports=("input", "hx"))
+    assert cell.validate() == []
+    model, x, hidden = to_pytorch_model(cell), torch.randn(2, 6), torch.randn(2, 3)
+    assert torch.equal(model(x, hidden), module_of(model)(x, hidden))
+    namespace: dict[str, Any] = {}
+    exec(to_source(cell), namespace)
+    (again := namespace["Model"]()).load_state_dict(model.state_dict())
+    assert torch.equal(again(x, hidden), model(x, hidden))
+    wrong = one_node({"name": "torch.nn:Bilinear", "out_features": 3}, VECTOR, VECTOR, ports=("input1", "y"))
+    messages = [problem.message for problem in wrong.validate()]
+    assert "node 2: expected edges into ports out of input1, input2, got 'y'" in messages
+
+
+def test_part_of_a_result_must_be_named() -> None:
+    (problem,) = one_node({"name": "torch.nn:LSTM", "hidden_size": 3}, SEQUENCE).validate()
+    assert "expected a tensor, got a tuple of 0, 1; output names one of them" in problem.message
+    state = one_node({"name": "torch.nn:LSTM", "hidden_size": 3, "output": [1, 0]}, SEQUENCE)
+    (problem,) = state.validate()
+    assert "expected an output with the batch of 13 first, got [1, 13, 3]" in problem.message
+
+
+def test_first_values_are_those_of_the_module() -> None:
+    graph = one_node({"name": "torch.nn:Conv2d", "out_channels": 2, "kernel_size": [1, 3]}, IMAGE)
+    torch.manual_seed(3)
+    model = to_pytorch_model(graph)
+    torch.manual_seed(3)
+    expected = nn.Conv2d(4, 2, (1, 3))
+    assert torch.equal(module_of(model).weight, expected.weight)
+    cast = to_pytorch_model(graph, {"dtype": "bfloat16", "memory_format": "channels_last"})
+    assert module_of(cast).weight.dtype is torch.bfloat16
+    assert module_of(cast).weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_weight_of_a_module_can_be_tied() -> None:
+    nodes = [
+        {"id": 0, "node_type": "input", "shape": [4], "dtype": "token"},
+        {"id": 1, "operation": {"name": "torch.nn:Embedding", "num_embeddings": 7, "embedding_dim": 3}},
+        {"id": 2, "node_type": "output", "operation": {"name": "tied_linear"}},
+    ]
+    edges = [{"source": 0, "target": 1}, {"source": 1, "target": 2}, {"source": 1, "target": 2, "port": "weight"}]
+    graph = ComputationGraph.from_dict({"nodes": nodes, "edges": edges})
+    assert graph_cost(graph).num_parameters == 21
+    assert to_pytorch_model(graph)(torch.randint(7, (2, 4))).shape == (2, 4, 7)
+
+
+def test_identity_does_not_depend_on_defaults_that_are_written_out() -> None:
+    short = one_node({"name": "torch.nn:Conv2d", "out_channels": 2, "kernel_size": 3}, IMAGE)
+    written = {"name": "torch.nn:Conv2d", "stride": 1, "kernel_size": 3, "out_channels": 2, "in_channels": None}
+    assert one_node(written, IMAGE).canonical_key() == short.canonical_key()
+    for changed in ({"stride": 2}, {"kernel_size": [3, 3]}, {"in_channels": 4}):
+        assert one_node({**written, **changed}, IMAGE).canonical_key() != short.canonical_key()
+
+
+def test_module_in_summary_drawing_and_source() -> None:
+    operation = {"name": "torch.nn:Conv2d", "out_channels": 2, "kernel_size": [1, 7], "stride": [1, 2]}
+    graph = one_node(operation, IMAGE, activation_function="torch.nn:Mish")
+    assert "Conv2d(kernel_size=(1, 7), out_channels=2, stride=(1, 2)) -> Mish" in str(summary(graph))
+    assert f"Conv 1{TIMES}7, 2 /1{TIMES}2 · Mish" in to_svg(graph)
+    assert "nn.Conv2d(in_channels=4, out_channels=2, kernel_size=(1, 7), stride=(1, 2))" in to_source(graph)
+
+
+def test_categories_follow_from_names() -> None:
+    names = {"Conv3d": Category.CONVOLUTION, "AdaptiveAvgPool2d": Category.POOLING, "RMSNorm": Category.NORMALISATION}
+    names |= {"TransformerEncoderLayer": Category.ATTENTION, "LSTM": Category.RECURRENT, "Softplus": Category.OTHER}
+    assert {name: operation(f"torch.nn:{name}").category for name in names} == names
+
+
+@pytest.mark.parametrize("name", ["torch.nn:Mish", "torch:exp", "torch.nn.functional:softsign", "torch.special:erf"])
+def test_function_by_name_is_an_activation(name: str) -> None:
+    dense = [{"id": 0, "node_type": "input", "output_size": 6}, {"id": 1, "node_type": "output", "output_size": 2}]
+    dense[1]["activation_function"] = name
+    graphs = [ComputationGraph.from_dict({"nodes": dense, "edges": [{"source": 0, "target": 1}]})]
+    graphs.append(one_node({"name": "torch.nn:Linear", "out_features": 2}, VECTOR, activation_function=name))
+    module, _, leaf = name.partition(":")
+    function = getattr(importlib.import_module(module), leaf)
+    function, x = function() if isinstance(function, type) else function, torch.randn(3, 6)
+    for graph in graphs:
+        plain = graph.to_dict()
+        plain["nodes"][1]["activation_function"] = "linear"
+        torch.manual_seed(0)
+        model = to_pytorch_model(graph)
+        torch.manual_seed(0)
+        assert torch.equal(model(x), function(to_pytorch_model(ComputationGraph.from_dict(plain))(x)))
+        namespace: dict[str, Any] = {}
+        exec(to_source(graph), namespace)
+        (again := namespace["Model"]()).load_state_dict(model.state_dict())
+        assert torch.equal(again(x), model(x))
+        assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("torch.nn:PReLU", "expected a function without weights, got torch.nn:PReLU: name it as an operation"),
+        ("torch.nn:RReLU", "expected no random numbers, got torch.nn:RReLU: name it as an operation"),
+        ("torch.nn:GLU", r"expected a tensor \[2, 3\] of dtype torch.float32, got RuntimeError"),
+        ("torch.nn:Threshold", "expected torch.nn:Threshold without arguments"),
+        ("torch:no_such", "expected a subclass of Activation, got 'torch:no_such', which __init__.py does not define"),
+    ],
+)
+def test_refused_activations(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        activation(name)
