@@ -245,9 +245,9 @@ class _Builder:
         if node.node_id not in self._known:
             return None
         shapes = self._known[node.node_id]
-        sharing = (each for each in self._known.values() if each.shared_subgraph == shapes.shared_subgraph)
+        sharing = (each for each in self._known.values() if each.shared_weights == shapes.shared_weights)
         try:
-            return node_cost(self._graph, shapes, is_first=not shapes.shared_subgraph or next(sharing) is shapes)
+            return node_cost(self._graph, shapes, is_first=not shapes.shared_weights or next(sharing) is shapes)
         except ValueError:  # a user's class that cannot be counted
             return None
 

@@ -57,6 +57,8 @@ _SUBGRAPH_ATTRIBUTES: _Accepted = {
     "repeat": ("invalid_repeat", REPEAT),
     "share": ("invalid_share", BOOL),
 }
+_NAME = Parameter("a name, a text", lambda value: isinstance(value, str) and value != "")
+_OPERATION_ATTRIBUTES: _Accepted = {**_MERGE_ATTRIBUTES, "share": ("invalid_share", _NAME)}
 _SUBGRAPH_CODES = {UnknownSubgraphError: "unknown_subgraph", RecursiveSubgraphError: "recursive_subgraph"}
 # A tuple, because values of attributes may be unhashable.
 _AGGREGATION_NAMES = tuple(AGGREGATIONS)
@@ -112,7 +114,7 @@ def node_problems(graph: GraphElements, node: Node, *, is_vectors: bool, is_subg
         yield from _attribute_problems(node, _SUBGRAPH_ATTRIBUTES, ("subgraph",), "a subgraph")
         yield from _subgraph_problems(graph, node)
         return
-    yield from _attribute_problems(node, _MERGE_ATTRIBUTES, ("operation",), "an operation")
+    yield from _attribute_problems(node, _OPERATION_ATTRIBUTES, ("operation",), "an operation")
     errors = [*operation_errors(attributes["operation"])]
     for code, message in errors:
         yield _at_node(node, code, message)

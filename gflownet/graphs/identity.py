@@ -86,12 +86,14 @@ def coloured_graph(
 
 
 def _sharing_nodes(graph: GraphElements) -> Iterator[list[int]]:
-    """Yield the nodes that share the weights of one subgraph, for every subgraph with several."""
-    groups: dict[str, list[int]] = {}
+    """Yield the nodes that share weights, of one subgraph or by the `share` of their operation, where several do."""
+    groups: dict[tuple[str, str], list[int]] = {}
     for node_id, node in graph.nodes.items():
-        name = node.attributes.get("subgraph")
-        if isinstance(name, str) and node.attributes.get("share") is True:
-            groups.setdefault(name, []).append(node_id)
+        name, share = node.attributes.get("subgraph"), node.attributes.get("share")
+        if isinstance(name, str) and share is True:
+            groups.setdefault(("subgraph", name), []).append(node_id)
+        elif "operation" in node.attributes and isinstance(share, str):
+            groups.setdefault(("operation", share), []).append(node_id)
     yield from (node_ids for node_ids in groups.values() if len(node_ids) > 1)
 
 
@@ -182,6 +184,7 @@ def _operation_node_colours(
             size, attributes = _declared(node, attributes, is_subgraph=is_subgraph)
         if "operation" in attributes:
             attributes["operation"] = _completed(attributes["operation"])
+            attributes.pop("share", None)  # names are interchangeable: nodes are joined
         if "subgraph" in attributes:
             attributes["subgraph"] = _applied(attributes["subgraph"], subgraph_key)
             if attributes.get("repeat", 1) == 1 and isinstance(attributes.get("share"), bool):

@@ -68,11 +68,12 @@ def total_cost(graph: GraphElements, node_shapes: Mapping[int, NodeShapes], proj
 def node_costs(
     graph: GraphElements, node_shapes: Mapping[int, NodeShapes], projection: str = "auto"
 ) -> dict[int, OperationCost]:
-    """Return the cost of every node; the weights of a shared subgraph count at the first one that applies it."""
-    costs, applied = {}, set()
+    """Return the cost of every node; weights that several nodes share count at the first of them."""
+    costs, applied = {}, set[tuple[str, str]]()
     for node_id, node in node_shapes.items():
-        costs[node_id] = node_cost(graph, node, projection, is_first=node.shared_subgraph not in applied)
-        applied |= {node.shared_subgraph} - {""}
+        costs[node_id] = node_cost(graph, node, projection, is_first=node.shared_weights not in applied)
+        if node.shared_weights is not None:
+            applied.add(node.shared_weights)
     return costs
 
 
@@ -91,7 +92,7 @@ def node_cost(
         graph: of the node.
         node: with its shapes.
         projection: of nodes without operation, see TranslationConfig.
-        is_first: whether the weights of a shared subgraph count.
+        is_first: whether weights that other nodes share count.
 
     Raises:
         NodeShapeError: a user's class fails.
@@ -115,7 +116,8 @@ def _node_cost(graph: GraphElements, node: NodeShapes, projection: str, *, is_fi
         total += OperationCost(1 + sum(len(plan.edges) for port, plan in node.inputs.items() if node.is_weighted(port)))
     inputs = {port: plan.shape for port, plan in node.inputs.items()}
     if node.operation is not None:
-        return total + OperationCost(*node.operation.cost(inputs))
+        num_parameters, multiply_adds = node.operation.cost(inputs)
+        return total + OperationCost(num_parameters if is_first else 0, multiply_adds)
     if "subgraph" not in node.node.attributes:
         return total
     return total + _subgraph_cost(graph, node, projection, is_first=is_first)
@@ -129,7 +131,7 @@ def _subgraph_cost(graph: GraphElements, node: NodeShapes, projection: str, *, i
     for repetition, shapes in enumerate(repetitions(inner, inputs, node.node.attributes.get("repeat", 1))):
         if shapes is not node_shapes:
             node_shapes, cost = shapes, total_cost(inner, shapes, projection)
-        is_new = not node.shared_subgraph or (is_first and repetition == 0)
+        is_new = not node.shared_weights or (is_first and repetition == 0)
         total += OperationCost(cost.num_parameters if is_new else 0, cost.multiply_adds)
     return total
 

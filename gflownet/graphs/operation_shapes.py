@@ -83,10 +83,12 @@ class NodeShapes:
         return [edge for plan in self.inputs.values() for edge in plan.edges]
 
     @property
-    def shared_subgraph(self) -> str:
-        """The name of the subgraph with one set of weights for all nodes that share it; empty if there is none."""
+    def shared_weights(self) -> tuple[str, str] | None:
+        """What names the weights of all nodes that share them: a subgraph, or the `share` of an operation."""
         attributes = self.node.attributes
-        return attributes["subgraph"] if "subgraph" in attributes and attributes.get("share", False) else ""
+        if not attributes.get("share", False):
+            return None
+        return ("subgraph", attributes["subgraph"]) if "subgraph" in attributes else ("operation", attributes["share"])
 
     @property
     def has_edge_weights(self) -> bool:
@@ -132,13 +134,13 @@ def infer_shapes(
         raise NodeShapeError(min(graph.nodes.keys() - order), "expected no cycle, got one that this node depends on")
     before = _shapes_before(graph, order, incoming, outside) if late else {}
     node_shapes: dict[int, NodeShapes] = {}
-    first_shared: dict[str, NodeShapes] = {}
+    first_shared: dict[tuple[str, str], NodeShapes] = {}
     for node_id in order:
         sources = {edge.source for edge in incoming.get(node_id, ()) if edge.edge_id in late} if late else ()
         known_shapes = node_shapes | {source: before[source] for source in sources} if sources else node_shapes
         shapes = _shapes_of(graph, node_id, incoming, known_shapes, outside)
-        if shapes.shared_subgraph:
-            _check_shared(shapes, first_shared.setdefault(shapes.shared_subgraph, shapes))
+        if shapes.shared_weights:
+            _check_shared(shapes, first_shared.setdefault(shapes.shared_weights, shapes))
         node_shapes[node_id] = _with_late(shapes, late, before) if late else shapes
     return node_shapes
 
@@ -251,12 +253,16 @@ def _check_activation(node: Node) -> None:
 
 
 def _check_shared(shapes: NodeShapes, first: NodeShapes) -> None:
-    """Raise NodeShapeError for other input shapes than those of the first node that shares the subgraph."""
+    """Raise NodeShapeError for other input shapes or another operation than the first node with these weights."""
+    kind, name = shapes.shared_weights or ("", "")
+    if first.operation != shapes.operation:
+        expected = f"expected the operation of node {first.node.node_id}, which shares {shown(name)}"
+        reason = f"{expected}, got {shown(thawed(shapes.node.attributes['operation']))}"
+        raise NodeShapeError(shapes.node.node_id, reason, is_share=True)
     expected, got = ({port: plan.shape for port, plan in each.inputs.items()} for each in (first, shapes))
     for port, shape in got.items():
         if shape != expected[port]:
-            name = shown(shapes.shared_subgraph)
-            message = f"expected {expected[port]} at the port {port} of the shared subgraph {name}"
+            message = f"expected {expected[port]} at the port {port} of the shared {kind} {shown(name)}"
             reason = f"{message}, as at node {first.node.node_id}, got {shape}"
             raise NodeShapeError(shapes.node.node_id, reason, is_share=True)
 

@@ -156,10 +156,11 @@ def operation_text(shapes: NodeShapes) -> str:
     if shapes.operation is not None:
         row = shapes.operation.row
         settings = [f"{k}={v}" for k, v in shapes.operation.items if v != row.settings[k].default]
-        words.append(short_name(shapes.operation.name) + (f"({', '.join(settings)})" if settings else ""))
+        shared = f" shared as {node.attributes['share']}" if shapes.shared_weights else ""
+        words.append(short_name(shapes.operation.name) + (f"({', '.join(settings)})" if settings else "") + shared)
     else:
         repeat = node.attributes.get("repeat", 1)
-        shared = " shared" if shapes.shared_subgraph else ""
+        shared = " shared" if shapes.shared_weights else ""
         words.append(f"{node.attributes['subgraph']}{f' x {repeat}' if repeat > 1 else ''}{shared}")
     if node.activation_function != "linear":
         words.append(short_name(node.activation_function))

@@ -203,24 +203,26 @@ def _step(
         label = f"{node.node_id}" if is_vectors else identifier(f"{node.node_id}")
         neuron = _neuron(graph, shapes, projection, labels, label)
         return StepPlan(shapes, "", labels, is_live, neuron=neuron)
+    first = _first_shared(shapes, earlier)
     if shapes.operation is None:
         name = node.attributes["subgraph"]
         bodies = _bodies(name, graph.subgraph(name), inputs, projection, node.attributes.get("repeat", 1))
-        if (shared := shapes.shared_subgraph) and (first := _first_shared(shared, earlier)):
-            return StepPlan(shapes, first.label, labels, bodies=bodies, is_shared=True, is_first=False)
-        return StepPlan(shapes, _label(name, node.node_id), labels, bodies=bodies, is_shared=bool(shared))
-    label = _label(shapes.operation.name, node.node_id)
+        label = first.label if first else _label(name, node.node_id)
+        is_shared = shapes.shared_weights is not None
+        return StepPlan(shapes, label, labels, bodies=bodies, is_shared=is_shared, is_first=first is None)
+    label = first.label if first else _label(shapes.operation.name, node.node_id)
     row = shapes.operation.row
     if issubclass(row, Composite):
         inner = row.computation_graph(inputs, shapes.operation.settings)
         bodies = _bodies(shapes.operation.name, inner, inputs, projection, 1)
-        return StepPlan(shapes, label, labels, tied_to=tied_to, bodies=bodies)
-    return StepPlan(shapes, label, labels, tied_to=tied_to)
+        return StepPlan(shapes, label, labels, tied_to=tied_to, bodies=bodies, is_first=first is None)
+    return StepPlan(shapes, label, labels, tied_to=tied_to, is_first=first is None)
 
 
-def _first_shared(subgraph: str, earlier: Mapping[int, StepPlan]) -> StepPlan | None:
-    """Return the step that makes the module of a shared subgraph."""
-    return next((step for step in earlier.values() if step.shapes.shared_subgraph == subgraph), None)
+def _first_shared(shapes: NodeShapes, earlier: Mapping[int, StepPlan]) -> StepPlan | None:
+    """Return the earlier step that makes the module of a node that shares weights."""
+    shared = shapes.shared_weights
+    return next((step for step in earlier.values() if shared and step.shapes.shared_weights == shared), None)
 
 
 def _edge_labels(edges: Sequence[Edge], *, is_multigraph: bool) -> dict[int, str]:

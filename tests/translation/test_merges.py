@@ -245,6 +245,48 @@ def test_siamese_network_has_one_set_of_weights():
     assert sum(parameter.numel() for parameter in other.parameters()) == 136
 
 
+def sharing(*names, features=(4, 4), name="linear"):
+    """Return two linear layers of one input [4] with `share`, and their difference."""
+    nodes: list[Data] = [{"id": 0, "shape": [4]}]
+    for place, (share, size) in enumerate(zip(names, features, strict=True), start=1):
+        nodes.append(hidden(place, name, features=size) | ({"share": share} if share else {}))
+    nodes += [hidden(3, "scale", scale=2.0), hidden(4, "identity", kind="output")]
+    return graph_of(nodes, [(0, 1), (0, 3), (3, 2), (1, 4), (2, 4)])
+
+
+def test_nodes_that_share_an_operation_have_one_module():
+    graph, x = sharing("w", "w"), torch.randn(3, 4)
+    model = to_pytorch_model(graph)
+    assert list(model.state_dict()) == ["linear_1.weight", "linear_1.bias"]
+    layer = model.linear_1
+    torch.testing.assert_close(model(x), layer(x) + layer(2 * x))
+    namespace: Data = {}
+    exec(to_source(graph), namespace)
+    other = namespace["Model"]()
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(other(x), model(x))
+    assert graph_cost(graph) == OperationCost(20, 32)
+    assert summary(graph).num_parameters == sum(each.numel() for each in model.parameters()) == 20
+    assert "shared as w" in str(summary(graph))
+
+
+def test_names_of_what_is_shared_do_not_matter():
+    assert sharing("w", "w") == sharing("v", "v")
+    assert sharing("w", "v") == sharing(None, None) != sharing("w", "w")
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (sharing("w", "w", features=(4, 3)), "node 2: expected the operation of node 1, which shares 'w', got"),
+        (sharing(True, True), "expected a name, a text for share, got True"),
+    ],
+)
+def test_unequal_operations_cannot_share(graph, message):
+    with pytest.raises(ValueError, match=message):
+        to_pytorch_model(graph)
+
+
 def test_costs_of_shared_subgraph():
     """Weights count at the first live node, multiply-adds at every one."""
     result = summary(siamese())
