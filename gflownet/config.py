@@ -389,6 +389,8 @@ def _merge(
             if key == "config" and options is OPTIONS:
                 hint = f"; did you mean --config {value}?"
             raise UserError(f"{where}{key}: unknown option, got {key}={_shown(value)}{hint}")
+        if value is None and option.default in ("", [], {}):  # KEY= without a value
+            value = copy.copy(option.default)
         mistyped = UserError(f"{where}{key}: expected {option.expected}, got {_shown(value)}")
         if not option.may_hold(value):
             raise mistyped

@@ -32,6 +32,7 @@ INVALID = [
     (["task=digit"], "did you mean digits?"),
     (["task=os:system"], "error: task: expected a subclass of GFNTask, got 'os:system'"),
     (["task=digits", "task_options.nonsense=1"], "error: task_options"),
+    ([f"log_dir={'x' * 300}"], f"error: {'x' * 300}: cannot be opened or changed (File name too long)"),
 ]
 
 

@@ -33,6 +33,14 @@ def write_yaml(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
+def test_option_without_a_value_is_empty_where_its_default_is() -> None:
+    keys = ("evaluation.store_url", "evaluation.objectives", "evaluation.constraints", "trainer", "search.options")
+    config = load_config(None, ["evaluation.objectives=[score,parameters]", *(f"{key}=" for key in keys)])
+    assert to_mapping(config) == to_mapping(load_config())
+    with pytest.raises(UserError, match=r"^seed: expected an integer, got None$"):
+        load_config(None, ["seed="])
+
+
 def test_load_config_overrides_file_and_file_overrides_defaults(write_yaml: Callable[[str], str]) -> None:
     path = write_yaml("seed: 3\nmodel:\n  num_layers: 7\n  num_emb: 96\nreplay:\n")
     config = load_config(path, ["model.num_emb=48", "env.activations=[tanh]", "model.num_emb=24"])

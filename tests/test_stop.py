@@ -130,3 +130,37 @@ def test_budget_parameters_without_cost_is_one_line(tmp_path, capsys):
     assert run(tmp_path / "run", "budget.flops=5") == 2
     error = capsys.readouterr().err
     assert error == ("error: task RewardsHiddenNodes: expected cost(graph) with budget.flops, got a task without\n")
+
+
+STARTING = """
+import multiprocessing
+import time
+from gflownet.cli import interrupts
+
+if __name__ == "__main__":
+    interrupts.ABANDON_S = 0.1
+    with interrupts.stop_signals(message="", ends_process=True) as stop:
+        try:
+            with stop.abandonable():
+                process = multiprocessing.get_context("spawn").Process(target=print, args=(bytes(10**6),))
+                print("starting", flush=True)
+                process.start()
+        except interrupts.AbandonedError:
+            print("abandoned", flush=True)
+else:
+    time.sleep(60)  # the imports of the other process: until they are done, start() waits
+"""
+
+
+def test_signal_during_the_start_of_a_process_prints_no_traceback(tmp_path):
+    script = tmp_path / "starting.py"
+    script.write_text(STARTING)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, str(script)], text=True, env=environment, **streams) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "starting\n"
+        children = psutil.Process(process.pid).children
+        wait_until(lambda: any("spawn_main" in " ".join(child.cmdline()) for child in children()), seconds=STOP_S)
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=60) == ("abandoned\n", "")

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -21,6 +21,8 @@ STOP_MESSAGE = (
 # Seconds from a SIGTERM or SIGHUP to the end of the process, and to the end of a step that it has begun.
 END_S = 5.0
 ABANDON_S = 2.0
+# Words of their command lines; the resource tracker goes on and cleans up.
+_PROCESSES = {"multiprocessing.forkserver", "multiprocessing.spawn"}
 
 
 class AbandonedError(KeyboardInterrupt):
@@ -93,12 +95,23 @@ class StopRequest:
         if self._is_over.wait(ABANDON_S):
             return
         self._step.interrupt()
+        _end_started_processes()
         if self._is_over.wait(END_S - ABANDON_S):
             return
         with self._writing:
             if not self._is_over.is_set():
                 os.write(2, f"stopped {END_S:g} s after the signal, before the report was complete\n".encode())
                 os._exit(128 + number)
+
+
+def _end_started_processes() -> None:
+    """Kill the processes of multiprocessing. The start of one may block; left alone it ends with a traceback."""
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if _PROCESSES.intersection(" ".join(process.cmdline()).split()):
+                process.kill()
 
 
 def discard_output_without_reader() -> bool:

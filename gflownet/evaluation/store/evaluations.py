@@ -276,12 +276,16 @@ class EvaluationStore(Closing):
         return [record_of(row) for row in self._select_rows(query)]
 
     def _select_rows(self, query: sql.Select[Any]) -> list[sql.RowMapping]:
+        hidden = list[int]()
         while True:
             rows = self._database.read(lambda connection: list(connection.execute(query).mappings()))
             damaged = [row["id"] for row in rows if not is_intact(row)]
             if not damaged:
                 return rows
+            if damaged == hidden:
+                raise UserError(f"{self.location}: expected an intact database, got row {damaged[0]}, which stays")
             self._set_aside(damaged)
+            hidden = damaged
 
     def _set_aside(self, ids: Sequence[int]) -> None:
         """Hide damaged rows, so that their graphs are evaluated again; they stay in the table."""
