@@ -203,8 +203,8 @@ def build_tables(
     prefixes = choices.prefixes
     complete = [choices.next_attribute(prefix) is None for prefix in prefixes]
     applied = [choices.applied(p) if c else None for p, c in zip(prefixes, complete, strict=True)]
-    shapes = _reachable(evaluate, {id(a): a for a in applied if a is not None}.values(), inputs, max_depth)
-    output, cost = _results(evaluate, applied, shapes)
+    shapes, last = _reachable(evaluate, {id(a): a for a in applied if a is not None}.values(), inputs, max_depth)
+    output, cost = _results(evaluate, applied, shapes, last)
     head = torch.tensor([*map(evaluate.head, shapes), (0, 0)])
     after = _after(choices, num_ends=len(inputs) + 1)
     child = torch.cat([torch.empty(len(prefixes) + 1, 0, dtype=torch.int64), *(each[:, :-1] for each in after[1:])], 1)
@@ -225,8 +225,8 @@ def build_tables(
 
 def _reachable(
     evaluate: _Evaluator, operations: Iterable[AppliedOperation], inputs: Sequence[Shape], max_depth: int
-) -> tuple[Shape, ...]:
-    """Return all shapes of nodes, in ascending order of dominance."""
+) -> tuple[tuple[Shape, ...], frozenset[Shape]]:
+    """Return all shapes of nodes, in ascending order of dominance, and those that no further node can read."""
     shapes = dict.fromkeys(inputs)
     frontier = list(shapes)
     for _ in range(max_depth):
@@ -235,18 +235,24 @@ def _reachable(
         shapes.update(dict.fromkeys(frontier))
         if len(shapes) > _MAX_SHAPES:
             raise ValueError(_too_many(f"{_MAX_SHAPES:,} shapes"))
-    return tuple(sorted(shapes, key=_dominance))
+    return tuple(sorted(shapes, key=_dominance)), frozenset(frontier if max_depth else shapes)
 
 
 def _results(
-    evaluate: _Evaluator, operations: Sequence[AppliedOperation | None], shapes: Sequence[Shape]
+    evaluate: _Evaluator,
+    operations: Sequence[AppliedOperation | None],
+    shapes: Sequence[Shape],
+    last: frozenset[Shape],
 ) -> tuple[Tensor, Tensor]:
-    """Return output shapes [P, S] and costs [P, S, 2] of all operations; None: no complete prefix."""
+    """Return output shapes [P, S] and costs [P, S, 2] of all operations; None: no complete prefix.
+
+    Nothing for the `last` shapes, behind as many nodes as a graph may have.
+    """
     number = {shape: index for index, shape in enumerate(shapes)}
     nothing = UNKNOWN, (0, 0)
     rows = []
     for applied in operations:
-        results = [evaluate(applied, shape) if applied is not None else None for shape in shapes]
+        results = [None if applied is None or shape in last else evaluate(applied, shape) for shape in shapes]
         known = [(number[r[0]], r[1]) if r is not None and r[0] in number else nothing for r in results]
         rows.append([*known, nothing])
     rows.append([nothing] * (len(shapes) + 1))

@@ -187,6 +187,26 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
         activations=("relu", "gelu"),
         max_parameters=60,
     ),
+    # Nine attributes: more than fit into one number with the type of a node.
+    "operation_graph_modules": lambda: operation_graphs(
+        operations=("torch.nn:Conv2d", "torch.nn:ELU", "torch.nn:Softplus", "torch.nn:LPPool2d"),
+        choices={
+            "torch.nn:Conv2d": {
+                "out_channels": 4,
+                "kernel_size": [[1, 3], [3, 1]],
+                "padding": ["same", [1, 0]],
+                "bias": [True, False],
+                "padding_mode": ["zeros", "reflect"],
+                "activation": ["torch.nn:Mish", "torch:exp"],
+            },
+            "torch.nn:ELU": {"alpha": [1, 2.5], "merge": ["sum", "max"]},
+            "torch.nn:Softplus": {"beta": [1, 2]},
+            "torch.nn:LPPool2d": {"norm_type": [1, 2], "kernel_size": [[1, 3]]},
+        },
+        max_hidden_nodes=1,
+        max_edges=3,
+        max_parameters=70,
+    ),
     "hypergrid": lambda: HypergridEnv(3, 4),
     "bit_sequence": lambda: BitSequenceEnv(6, 2),
     "cells": lambda: CellEnv(Cell(("a", "b", "c", "d"), ("none", "skip", "conv"))),

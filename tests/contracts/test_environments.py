@@ -17,7 +17,7 @@ LARGE = {
     *("labelled_dag", "cells"),
     *("computation_graph", "computation_graph_two_hidden", "computation_graph_ordered"),
     *("recurrent_stack", "recurrent_stack_of_options"),
-    *("operation_graph", "operation_graph_tight", "operation_graph_projections"),
+    *("operation_graph", "operation_graph_tight", "operation_graph_projections", "operation_graph_modules"),
     *("tensor_graph", "tensor_graph_equal_inputs", "tensor_graph_new_indices", "tensor_graph_joined"),
 }
 SMALLER = {

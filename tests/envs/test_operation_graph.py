@@ -21,6 +21,20 @@ from tests.contracts.environments import CONVOLUTIONS, ENVIRONMENTS, operation_g
 from tests.oracles.networkx_states import num_automorphisms, oracle_of, search_classes
 
 Kind = GraphActionType
+MODULES = {
+    "torch.nn:Conv2d": {"out_channels": 5, "kernel_size": [[1, 3], [3, 1]], "padding": ["same"], "activation": "relu"},
+    "torch.nn:MaxPool2d": {"kernel_size": [[2, 4]]},
+}
+FUNCTIONS = {  # eight attributes, more than fit into one number with the type of a node
+    "torch.nn:ELU": {"alpha": [1, 2]},
+    "torch.nn:LeakyReLU": {"negative_slope": [0.1, 0.2]},
+    "torch.nn:Softplus": {"beta": [1, 2]},
+    "torch.nn:Hardtanh": {"max_val": [1, 2]},
+    "torch.nn:Softshrink": {"lambd": [0.1, 0.2]},
+    "torch.nn:Dropout": {"p": [0.1, 0.2]},
+    "torch.nn:Softmax": {"dim": [1, 2]},
+    "torch.nn:LocalResponseNorm": {"size": [1, 2]},
+}
 LARGER_CONVOLUTIONS = {"features": [4, 8, 16], "kernel_size": [1, 3], "stride": [1, 2], "dilation": 1}
 
 
@@ -126,12 +140,14 @@ def test_terminal_network_holds_chosen_values():
     ("options", "num_networks"),
     [
         ({"operations": ("conv2d", "max_pool2d"), "max_edges": 3}, 32),
+        ({"operations": tuple(MODULES), "choices": MODULES}, 45),
+        pytest.param({"operations": tuple(FUNCTIONS), "choices": FUNCTIONS}, 1193, marks=pytest.mark.slow),
         pytest.param({"max_edges": 6}, 309, marks=pytest.mark.slow),
     ],
 )
 def test_number_of_networks_equals_brute_force(options, num_networks):
     """Classes and automorphisms of a search with the reference rules and networkx isomorphism."""
-    env = operation_graphs(max_parameters=420, **options)
+    env = operation_graphs(**{"max_parameters": 420, **options})
     graph = enumerate_states(env)
     classes, terminal = search_classes(oracle_of(env))
     assert (len(graph), len(graph.terminal)) == (len(classes), len(terminal))

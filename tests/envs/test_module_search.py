@@ -1,0 +1,120 @@
+"""Random search spaces of classes of torch.nn: graphs build and train, costs are the modules', caps hold."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from gflownet.data.sampler import uniform_states
+from gflownet.envs.operation_graph import OperationGraphEnv
+from gflownet.graphs.computation_graph import NodeType
+from gflownet.graphs.operation_costs import graph_cost
+from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.translation import to_pytorch_model
+
+# Values of the arguments of 36 classes.
+OFFERS: dict[str, dict[str, list[Any]]] = {
+    "Conv1d": {"out_channels": [3, 4], "kernel_size": [1, 3], "padding": ["same", 0], "dilation": [1, 2]},
+    "Conv2d": {"out_channels": [3, 6], "kernel_size": [[1, 3], [3, 1], 3], "stride": [1, [2, 1]], "groups": [1, 3]},
+    "ConvTranspose1d": {"out_channels": [2, 4], "kernel_size": [2, 3], "bias": [True, False]},
+    "ConvTranspose2d": {"out_channels": [2, 3], "kernel_size": [[1, 2], 2], "stride": [1, 2]},
+    "MaxPool1d": {"kernel_size": [2, 3], "ceil_mode": [False, True]},
+    "MaxPool2d": {"kernel_size": [2, [1, 2]], "stride": [None, 1]},
+    "AvgPool1d": {"kernel_size": [2, 3], "count_include_pad": [True, False], "padding": [1]},
+    "AvgPool2d": {"kernel_size": [2, [2, 1]], "divisor_override": [None, 3]},
+    "LPPool2d": {"norm_type": [1, 2], "kernel_size": [2]},
+    "AdaptiveAvgPool1d": {"output_size": [1, 4]},
+    "AdaptiveAvgPool2d": {"output_size": [1, [2, 3]]},
+    "AdaptiveMaxPool2d": {"output_size": [3, [None, 2]]},
+    "BatchNorm1d": {"affine": [True, False], "momentum": [0.1, None]},
+    "BatchNorm2d": {"eps": [1e-5, 1e-3], "track_running_stats": [True, False]},
+    "InstanceNorm1d": {"affine": [True, False]},
+    "InstanceNorm2d": {"affine": [True, False]},
+    "GroupNorm": {"num_groups": [1, 2, 3]},
+    "LayerNorm": {"elementwise_affine": [True, False], "bias": [True, False]},
+    "RMSNorm": {"eps": [None, 1e-4]},
+    "Linear": {"out_features": [3, 5, 8], "bias": [True, False]},
+    "LSTM": {"hidden_size": [2, 4], "bidirectional": [True, False], "output": [0]},
+    "GRU": {"hidden_size": [2, 4], "num_layers": [1, 2], "output": [0]},
+    "RNN": {"hidden_size": [3], "nonlinearity": ["tanh", "relu"], "output": [0]},
+    "TransformerEncoderLayer": {"nhead": [1, 2], "dim_feedforward": [4, 8], "norm_first": [True, False]},
+    "PReLU": {"init": [0.25, 0.5]},
+    "GLU": {"dim": [-1, 1]},
+    "Softplus": {"beta": [1, 2.5], "threshold": [20]},
+    "Hardtanh": {"min_val": [-1.0, -2.0], "max_val": [1.0, 6.0]},
+    "LocalResponseNorm": {"size": [1, 2], "k": [1.0, 2.0]},
+    "Flatten": {"start_dim": [1, 2]},
+    "Unflatten": {"dim": [1], "unflattened_size": [[2, -1], [-1, 3]]},
+    "PixelShuffle": {"upscale_factor": [2]},
+    "ChannelShuffle": {"groups": [2, 3]},
+    "Upsample": {"scale_factor": [2, 1.5], "mode": ["nearest", "linear", "bilinear"]},
+    "ReflectionPad2d": {"padding": [1, [1, 0, 0, 2]]},
+    "Dropout": {"p": [0.1, 0.5]},
+}
+INPUTS = (Shape.of((3, 6, 8)), Shape((4, 9), Layout.SIGNAL), Shape.of((5, 6)), Shape.of(12))
+
+
+def random_space(seed: int, num_classes: int = 12) -> OperationGraphEnv:
+    """Return a space of classes with random choices, random caps and one or two random inputs."""
+    rng = random.Random(seed)
+    names = rng.sample(sorted(OFFERS), num_classes)
+    choices: dict[str, dict[str, Any]] = {}
+    for name in names:
+        offered = OFFERS[name].items()
+        choices[f"torch.nn:{name}"] = {key: rng.sample(v, rng.randint(1, min(2, len(v)))) for key, v in offered}
+        choices[f"torch.nn:{name}"]["activation"] = rng.choice([["torch.nn:Mish"], ["linear"], ["relu", "torch:sin"]])
+    return OperationGraphEnv(
+        rng.sample(INPUTS, rng.choice([1, 1, 2])),
+        4,
+        operations=list(choices),
+        choices=choices,
+        align=rng.choice(["pad", "auto"]),
+        max_hidden_nodes=3,
+        max_edges=7,
+        max_parameters=rng.choice([200, 600]),
+        max_multiply_adds=rng.choice([None, 9_000]),
+    )
+
+
+def check_graphs(env: OperationGraphEnv, num: int, seed: int) -> set[str]:
+    """Build and train random graphs of a space; return the classes that they use."""
+    generator, used = torch.Generator().manual_seed(seed), set()
+    states = uniform_states(env, num, generator=generator)
+    networks = [env.terminal(states, index) for index in range(num)]
+    torch.manual_seed(seed)
+    for network in networks:
+        assert network.validate() == []
+        cost = graph_cost(network)
+        assert cost.num_parameters <= env.caps[0]
+        assert cost.multiply_adds <= env.caps[1]
+        model = to_pytorch_model(network)
+        assert sum(each.numel() for each in model.parameters()) == cost.num_parameters
+        output = model(*(torch.randn(2, *shape.sizes) for shape in env.input_shapes))
+        assert output.shape == (2, 4)
+        output.square().sum().backward()
+        gradients = [each.grad for each in model.parameters()]
+        assert all(each is not None and bool(each.isfinite().all()) for each in gradients)
+        with FlopCounterMode(display=False) as counter:
+            model.to("meta")(*(torch.empty(2, *shape.sizes, device="meta") for shape in env.input_shapes))
+        assert counter.get_total_flops() == 4 * cost.multiply_adds
+        hidden = [node for node in network.nodes.values() if node.node_type is NodeType.HIDDEN]
+        used |= {node.attributes["operation"]["name"] for node in hidden}
+    assert len(env.states_of(networks)) == num  # values are read back
+    return used
+
+
+def test_graphs_of_a_random_space_train_within_their_caps() -> None:
+    used = check_graphs(random_space(4), 60, seed=0)
+    assert len(used) >= 6
+
+
+@pytest.mark.slow
+def test_graphs_of_random_spaces_train_within_their_caps() -> None:
+    used: set[str] = set()
+    for seed in range(40):
+        used |= check_graphs(random_space(seed), 50, seed)
+    assert len(used) >= 30
