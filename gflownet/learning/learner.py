@@ -8,7 +8,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
@@ -31,6 +31,8 @@ from gflownet.workers.process import stream_seed
 _CONSTANT_SHARE = 1 / 3  # of the steps, before the rates of linear and cosine fall
 # Called with the error of a loss or gradient, and the batch.
 OnSkip = Callable[[FloatingPointError, TrajectoryBatch], None]
+# Takes optimiser steps of other networks on trajectories, and returns their metrics.
+LearnAuxiliary = Callable[..., dict[str, float]]
 
 
 def make_optimizer(groups: list[dict], config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -201,16 +203,6 @@ class LearnerOptions:
     seed: int = 0  # of the draws from memory
 
 
-class Auxiliary(Protocol):
-    """Networks trained with the policy on the same trajectories."""
-
-    def learn(
-        self, policy: PolicyFunction, objective: Objective, trajectories: TrajectoryBatch, *, is_first: bool
-    ) -> dict[str, float]:
-        """Take their optimiser steps on a batch, and return their metrics."""
-        ...
-
-
 class Learner:
     """Policy and objective with their optimiser, schedule, and memory of earlier batches.
 
@@ -260,14 +252,14 @@ class Learner:
         """Return the number of completed training steps."""
         return self.schedule.last_epoch
 
-    def learn(self, rollout: Rollout, auxiliary: Auxiliary | None = None) -> dict[str, float]:
+    def learn(self, rollout: Rollout, learn_auxiliary: LearnAuxiliary | None = None) -> dict[str, float]:
         """Take the optimiser steps of one training step, and return the metrics of the last one on the rollout.
 
         If all are skipped, weights, optimiser, moving average and memory stay as they are.
 
         Args:
             rollout: of the step; the objective is prepared with that of the first step.
-            auxiliary: networks trained before the policy, on the same trajectories.
+            learn_auxiliary: `AuxiliaryNetworks.learn`: called before the policy learns, on the same trajectories.
 
         Raises:
             FloatingPointError: a loss or gradient is not finite, see `on_skip`.
@@ -276,9 +268,9 @@ class Learner:
         if is_first:
             self.objective.prepare(self.trained, rollout.trajectories)
         of_auxiliary: dict[str, float] = {}
-        if auxiliary is not None:
+        if learn_auxiliary is not None:
             try:
-                of_auxiliary = auxiliary.learn(self.trained, self.objective, rollout.trajectories, is_first=is_first)
+                of_auxiliary = learn_auxiliary(self.trained, self.objective, rollout.trajectories, is_first=is_first)
             except FloatingPointError as error:
                 self.on_skip(error, rollout.trajectories)
         trajectories = self.objective.annotated(self.trained, rollout.trajectories)

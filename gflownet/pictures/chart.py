@@ -195,14 +195,14 @@ class Frame:
         named = {name.rstrip("_").replace("_", "-"): _text(value) for name, value in attributes.items()}
         self.marks.append(Mark(tag, named, text, tooltip, href))
 
-    def draw_axes(self, *, x_ticks: bool = True, y_ticks: bool = True) -> None:
+    def draw_axes(self, *, y_ticks: bool = True) -> None:
         """Add grid lines, ticks and labels."""
         bottom, right = self.height - BOTTOM, self.width - RIGHT
         for tick in self.y.ticks if y_ticks else ():
             at = self.at_y(tick)
             self.add("path", class_="gridline", d=f"M{self.left:g} {at:g}H{right:g}")
             self.add("text", number_text(tick), class_="tick", x=self.left - 7, y=at + 4, text_anchor="end")
-        for tick in self.x.ticks if x_ticks else ():
+        for tick in self.x.ticks:
             at = self.at_x(tick)
             self.add("path", class_="gridline", d=f"M{at:g} {TOP:g}V{bottom:g}")
             self.add("text", number_text(tick), class_="tick", x=at, y=bottom + 17, text_anchor="middle")

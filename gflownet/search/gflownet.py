@@ -73,7 +73,7 @@ class GFlowNet(SearchMethod):
         training, step = self.training, results.round
         rollout = self._rollout(results)
         try:
-            metrics = training.learner.learn(rollout, training.auxiliary)
+            metrics = training.learner.learn(rollout, training.auxiliary.learn)
         except FloatingPointError as error:
             raise FloatingPointError(f"step {step}: {error}") from error
         log_rewards = rollout.trajectories.log_reward[: rollout.num_fresh]

@@ -232,7 +232,7 @@ def test_learner_skipped_auxiliary_step_goes_on():
 
     learner, errors = make_learner(), []
     learner.on_skip = lambda error, batch: errors.append(str(error))
-    metrics = learner.learn(next(rollouts_of(learner)), Auxiliary())
+    metrics = learner.learn(next(rollouts_of(learner)), Auxiliary().learn)
     assert errors == ["teacher: nan"]
     assert "loss" in metrics
 
@@ -246,6 +246,6 @@ def test_learner_order_of_objective_and_auxiliary_networks():
             events.append(f"auxiliary {is_first} {learner.num_steps_done}")
             return {"extra": 1.0}
 
-    steps = [learner.learn(rollout, Auxiliary()) for rollout in itertools.islice(rollouts_of(learner), 2)]
+    steps = [learner.learn(rollout, Auxiliary().learn) for rollout in itertools.islice(rollouts_of(learner), 2)]
     assert events == ["prepare", "auxiliary True 0", "auxiliary False 1"]
     assert all(metrics["extra"] == 1.0 and "loss" in metrics for metrics in steps)
