@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import json
 import shutil
 import sys
 
@@ -42,11 +43,17 @@ def test_resume_before_first_checkpoint_from_step_0(finished, tmp_path, monkeypa
 
 
 def test_resume_without_store_warns(copied_run, caplog):
+    """What the report knows is restored, and best architectures are not replaced by fewer."""
     folder = copied_run("toy")
+    before = json.loads((folder / "top_architectures.json").read_text())
     (folder / "evaluations.sqlite").unlink()
-    assert run(folder, *FINISHED, "num_training_steps=9", "resume=true") == 0
+    assert run(folder, *FINISHED, "resume=true") == 0
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "evaluations.sqlite: expected the evaluations of the run, got no file" in line
+    end = "got no file; 10 results restored from top_architectures.json, other graphs are evaluated again"
+    assert line.endswith(f"evaluations.sqlite: expected the evaluations of the run, {end}")
+    after = json.loads((folder / "top_architectures.json").read_text())
+    assert [entry["graph"] for entry in after] == [entry["graph"] for entry in before]
+    assert [entry["validation_score"] for entry in after] == [entry["validation_score"] for entry in before]
 
 
 def test_resume_with_other_state_raises(copied_run, capsys):

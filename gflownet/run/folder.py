@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from gflownet.config import CONFIG_NAME, Config, config_of, to_mapping, to_yaml
-from gflownet.errors import LostFolderError, UserError
+from gflownet.errors import LostFolderError, UserError, counted
 from gflownet.evaluation.candidates.sets import WEIGHTS_NAME
 from gflownet.evaluation.store.database import STORE_NAME, damage_of
-from gflownet.files import temporary_of, write_whole
+from gflownet.evaluation.store.rows import EvaluationRecord, EvaluationStatus
+from gflownet.files import read_entries, temporary_of, write_whole
+from gflownet.graphs.canonical import Candidate
 from gflownet.options import leaves
 from gflownet.records.marker import (
     LOCK_NAME,
@@ -174,17 +178,49 @@ class RunFolder:
         """Return the options of the run when it was started or resumed last, nested."""
         return self._marker.config
 
-    def check_store(self) -> None:
-        """Warn if the store of a resumed run is missing. Raises UserError for a damaged one."""
+    def lost_rows(self, from_dict: Callable[[dict[str, Any]], Candidate]) -> list[EvaluationRecord]:
+        """Return the rows of a missing store that files of the resumed run have, with a warning; none if it is there.
+
+        Raises:
+            UserError: the store is damaged.
+        """
         if not self.store.exists():
-            _log.warning("%s: expected the evaluations of the run, got no file; graphs are evaluated again", self.store)
-            return
+            rows = list({row.identity: row for row in self._reported(from_dict)}.values())
+            restored = f"{counted(len(rows), 'result')} restored from {TOP_NAME}, other " if rows else ""
+            line = (
+                f"{self.store}: expected the evaluations of the run, got no file; {restored}graphs are evaluated again"
+            )
+            _log.warning("%s", line)
+            return rows
         damage = damage_of(self.store)
         if damage is not None:
             raise UserError(
                 f"{self.store}: expected an intact database, got a damaged one ({damage}); move it away to resume "
                 "without it: graphs are evaluated again"
             )
+        return []
+
+    def _reported(self, from_dict: Callable[[dict[str, Any]], Candidate]) -> Iterator[EvaluationRecord]:
+        """Yield the rows of the best architectures and of the Pareto front, as far as they can be read."""
+        for path in (self.path / name for name in (TOP_NAME, FRONT_NAME)):
+            with suppress(OSError, ValueError):
+                for entry in read_entries(path)[0]:
+                    words = {"words": entry["words"]} if "words" in entry else {}
+                    candidate = from_dict(entry["graph"])
+                    graph = candidate.to_dict()
+                    graph |= {"graph": {**graph.get("graph", {}), **words}} if words else {}
+                    yield EvaluationRecord(
+                        hash=candidate.canonical_hash(),
+                        key=candidate.canonical_key(),
+                        graph=json.dumps(graph),
+                        score=entry["validation_score"],
+                        status=EvaluationStatus.OK,
+                        seconds=0.0,  # unknown
+                        step=0,
+                        run=entry["run"],
+                        num_parameters=entry["num_parameters"],
+                        metrics=entry["metrics"],
+                    )
 
     @property
     def is_lost(self) -> bool:

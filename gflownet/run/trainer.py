@@ -142,11 +142,12 @@ class GFNTrainer(Components):
     def _open_store(self, run: Run) -> EvaluationStore:
         """Open the store of the run; the claims of its earlier process are free."""
         config, folder = self.config, run.folder
-        if self.step and not config.evaluation.store_url:
-            folder.check_store()
+        is_own = self.step > 0 and not config.evaluation.store_url
+        rows = folder.lost_rows(self.env.terminal_type.from_dict) if is_own else []
         location = config.evaluation.store_url or folder.store
         patience = config.evaluation.store_patience
         store = run.open(EvaluationStore(location, context=self.scoring_context, patience=patience))
+        store.add(rows)
         report_earlier_versions(store)
         if not folder.resumed:
             return store

@@ -12,6 +12,7 @@ import pytest
 from gflownet.config import command_config, default_folder, load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.store.evaluations import EvaluationStore
+from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.language import config as language
 from gflownet.records.marker import newest_run
 from gflownet.run.folder import RunFolder, last_checkpoint
@@ -219,7 +220,7 @@ def test_resume_with_edited_config_file_raises(path):
 def test_resume_with_missing_store_warns(path, caplog):
     start(path)
     with RunFolder(path, resume=True, overwrite=False) as folder:
-        folder.check_store()
+        folder.lost_rows(ComputationGraph.from_dict)
     assert [entry.getMessage() for entry in caplog.records] == [
         f"{path}/evaluations.sqlite: expected the evaluations of the run, got no file; graphs are evaluated again"
     ]
@@ -235,9 +236,9 @@ def test_resume_with_damaged_store_is_refused(path, caplog):
     with RunFolder(path, resume=True, overwrite=False) as folder:
         message = r"evaluations\.sqlite: expected an intact database, got a damaged one \(.*\); move it away to resume"
         with pytest.raises(UserError, match=message):
-            folder.check_store()
+            folder.lost_rows(ComputationGraph.from_dict)
         folder.store.unlink()
-        folder.check_store()
+        folder.lost_rows(ComputationGraph.from_dict)
     assert len(caplog.records) == 1
 
 
