@@ -1,6 +1,7 @@
 """The dispatcher at a stop, after a failed write, and on the way between runs."""
 
 import math
+import threading
 from contextlib import ExitStack, closing
 
 import pytest
@@ -12,7 +13,7 @@ from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.job import EvaluationStatus, Request
 from gflownet.evaluation.store.evaluations import EvaluationStore
-from tests.evaluation.candidates import StubCandidate, StubTask, dispatcher_of
+from tests.evaluation.candidates import StubCandidate, StubTask, config_with, dispatcher_of
 
 
 class Isolated(InlineExecutor):
@@ -74,6 +75,22 @@ def test_close_releases_claims_where_rows_cannot_be_written(tmp_path):
         store.num_failures = 1
         dispatcher.close()
         assert store.count(EvaluationStatus.RUNNING) == 0
+
+
+def test_end_of_a_run_without_its_database_ends_the_thread_of_its_claims(tmp_path, monkeypatch):
+    """The claims end with their lease; a stop while the database is away raises one error and leaves no thread."""
+    task = StubTask(dict.fromkeys("ab", 0.5))
+    with EvaluationStore(tmp_path / "store.sqlite") as store:
+        dispatcher = dispatcher_of(task, store, Isolated(task), config=config_with("evaluation.lease=0.05").evaluation)
+        dispatcher.submit(requests("ab"), step=1)
+        threads = [thread for thread in threading.enumerate() if thread.name == "evaluation leases"]
+        (tmp_path / "store.sqlite").rename(tmp_path / "away.sqlite")
+        (tmp_path / "store.sqlite").write_bytes(b"")  # another file: what is written to it would be lost
+        with pytest.raises(UserError, match="another file replaced it"):
+            dispatcher.cancel()
+        dispatcher.close()
+        assert [thread.is_alive() for thread in threads] == [False]
+        assert dispatcher.num_in_flight == 0
 
 
 def test_waiting_for_another_run_is_said_once(tmp_path, monkeypatch, caplog):

@@ -63,5 +63,10 @@ def test_answer_file_is_new(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^--out: expected a new file, got an existing one: .*answers\.jsonl$"):
         new_file(path)
     assert path.read_text(encoding="utf-8") == "é\n"
+    other = tmp_path / "notes.txt"
+    other.write_text("a text without a final newline", encoding="utf-8")
+    with pytest.raises(UserError, match=r"^--out: expected a new file, got an existing one: .*notes\.txt$"):
+        new_file(other)
+    assert other.read_text(encoding="utf-8") == "a text without a final newline"
     with pytest.raises(UserError, match=r"^--out: cannot write the file "):
         new_file(path / "answers.jsonl")
