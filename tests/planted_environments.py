@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.certificate.result import Check
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.mdp.action import ActionBatch, ActionMasks, GraphActionType
@@ -111,12 +112,27 @@ class MergesColours(Graphs):
         return super().identify(merged)
 
 
+class ListsItsInitialStateLast(Graphs):
+    def every_state(self) -> GraphStates:
+        states = enumerate_states(Graphs()).states
+        return GraphStates.cat([states[1:], states[:1]])
+
+
+class ListsAnUnreachableState(Graphs):
+    def every_state(self) -> GraphStates:
+        states = enumerate_states(Graphs()).states
+        without_edges = states[-1:].clone()
+        without_edges.edge_type.fill_(-1)
+        return GraphStates.cat([states, without_edges])
+
+
 PLANTED: dict[Check, list[Callable[[], Environment]]] = {
     Check.AUTOMORPHISMS: [CountsThreeForSix, HalvesTheLargestCount],
     Check.HIDDEN: [HidesAnEdgeRemoval],
     Check.ALLOWED: [AllowsABridgeRemoval],
     Check.NO_REVERSE: [CannotRemoveEdges, RemovesAnotherNode],
     Check.ILLEGAL_STATE: [ForgetsBridges],
+    Check.LIST: [ListsItsInitialStateLast, ListsAnUnreachableState],
     Check.CODES: [MergesColours, SplitsStars],
     Check.DISAGREE: [HidesAnEdgeAddition],
 }

@@ -25,6 +25,7 @@ class Check(Enum):
     """The checks, causes before consequences; the values are their names in the certificate."""
 
     CODES = "isomorphism code"
+    LIST = "list of every_state"
     ILLEGAL_STATE = "illegal state"
     NO_REVERSE = "forward step without reverse"
     HIDDEN = "backward mask hides a legal removal"

@@ -61,6 +61,7 @@ def check_rules(env: Environment, states: GraphStates, *, is_complete: bool, see
     sizes = SampleSizes.of(env, is_complete=is_complete)
     violations, generator = Violations(), torch.Generator().manual_seed(seed)
     reachable = env.identify(states)
+    _check_list(env, states, violations, is_complete=is_complete)
     if not is_complete:
         states = _sampled(env, states, sizes.num_actions, generator)
     forward, children = check_forward(env, states, violations)
@@ -119,6 +120,24 @@ def _distinct(env: Environment, states: GraphStates) -> GraphStates:
     """Return the first state of each isomorphism class, in order."""
     first, _ = first_positions(env.identify(states))
     return states[first.sort().values]
+
+
+def _check_list(env: Environment, states: GraphStates, violations: Violations, *, is_complete: bool) -> None:
+    """Compare the list of `Environment.every_state`, where there is one, with the reachable states."""
+    listed, initial = env.every_state(), env.initial_states(1)
+    if listed is None:
+        return
+    codes, reachable = env.identify(listed), env.identify(states)
+    if not torch.equal(codes[:1], env.identify(initial)):
+        violations.add(Check.LIST, 1, f"expected [{shown_state(env, initial, 0)}] first, the initial state")
+    for wrong, group, problem in (
+        (~torch.isin(reachable, codes), states, "is missing"),
+        (~torch.isin(codes, reachable) & is_complete, listed, "is not reachable"),
+    ):
+        if bool(wrong.any()):
+            violations.add(Check.LIST, int(wrong.sum()), f"[{shown_state(env, group[wrong], 0)}] {problem}")
+    if (num := len(codes) - len(codes.unique())) > 0:
+        violations.add(Check.LIST, num, f"expected {len(codes) - num} different states, got {len(codes)}")
 
 
 def _check_codes(

@@ -141,6 +141,8 @@ def _network(certificate: RunCertificate, part: Certified) -> Finding:
         )
     is_explained = not certificate.rules.holds or any(finding.error for finding in _optimum(certificate, part))
     advice = "see the error above" if is_explained else "train for longer"
+    if not is_explained and part.optimum is not None and not part.optimum.total_variation <= CONVERGED:
+        advice = "no training reaches it: the exact optimum is further away"
     return Finding("network", f"not converged: {distance}, limit {CONVERGED}; {advice}")
 
 
@@ -289,7 +291,9 @@ def sentence(part: Mapping[str, Any], errors: Sequence[str]) -> tuple[str, str]:
         return f"This run samples within TV {_short(distance)} of the target, in proportion to the reward.", "good"
     if _figure(part, "tv_to_optimum") <= CONVERGED:
         return f"The network has reached the optimum of its objective, which is not the target: {measured}.", "open"
-    return f"This run has not converged: {measured}; {_short(CONVERGED)} counts as converged. Train longer.", "bad"
+    advice = "No training reaches it: the optimum of the objective is not the target."
+    advice = advice if _figure(part, "optimum_total_variation") > CONVERGED else "Train longer."
+    return f"This run has not converged: {measured}; {_short(CONVERGED)} counts as converged. {advice}", "bad"
 
 
 def _short(value: float) -> str:

@@ -16,6 +16,8 @@ from tests.planted_environments import (
     ForgetsBridges,
     Graphs,
     HidesAnEdgeRemoval,
+    ListsAnUnreachableState,
+    ListsItsInitialStateLast,
     MergesColours,
 )
 from tests.test_exact_spaces import SPACES
@@ -26,6 +28,8 @@ _EXAMPLES = {
     CountsThreeForSix: r"^3 instead of 6 for \[4 nodes: 0 a, 1 a, 2 a, 3 a; edges: 0-1, 0-2, 0-3\]$",
     HidesAnEdgeRemoval: r"^1 removals lead from \[4 nodes: 0 a, 1 a, 2 a, 3 a; edges: .*, expected 2$",
     AllowsABridgeRemoval: r"^RemoveEdge\(source=0, target=1\) on \[4 nodes: 0 a, 1 a, 2 a, 3 a; edges: ",
+    ListsItsInitialStateLast: r"^expected \[no nodes; no edges\] first, the initial state$",
+    ListsAnUnreachableState: r"^\[4 nodes: .*; no edges\] is not reachable$",
     ForgetsBridges: "violates: the numbers of bridges follow from the edges$",
     MergesColours: "differ with equal codes$",
 }

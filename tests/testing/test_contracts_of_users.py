@@ -131,7 +131,16 @@ class DeadEnd(HypergridEnv):
         return {**rules, GraphActionType.Stop: [Rule("never", torch.zeros(1, 1, 1, dtype=torch.bool))]}
 
 
+class ForgetsAState(HypergridEnv):
+    """The list of states lacks the last one, which actions reach."""
+
+    def every_state(self) -> Any:
+        states = super().every_state()
+        return None if states is None else states[:-1]
+
+
 ENVIRONMENTS = {
+    ForgetsAState: r"ForgetsAState: list of every_state, 1 time, first \[.*\] is missing",
     WrongBackward: "WrongBackward: backward mask hides a legal removal, 6 times, first RemoveNodeAttr",
     DeadEnd: "DeadEnd: illegal state, 2 times, first SetNodeAttr.*violates: some forward action is legal",
 }
