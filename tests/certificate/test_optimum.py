@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gflownet.certificate.result import EstimatedCertificate
-from gflownet.certificate.words import CONVERGED, errors, findings, has_converged
+from gflownet.certificate.words import CONVERGED, _content, errors, findings, has_converged, sentence
 from gflownet.metrics.statistics import Interval
 from gflownet.objectives.base import Loss
 from gflownet.objectives.config import AlgoConfig
@@ -204,6 +204,20 @@ def test_log_z_of_untrained_network_is_not_judged(space):
     assert lines[-1] == "log Z: learned -3.0000, true 3.6943; not judged before the network has converged"
     assert lines[-2].startswith("network: not converged: total variation 0.")
     assert lines[-2].endswith(f", limit {CONVERGED}; train for longer")
+
+
+def test_no_longer_training_is_advised_where_the_optimum_is_far(space):
+    case = Case.of(space, AlgoConfig(symmetry="none"))
+    with torch.no_grad():
+        case.policy.forward_logits.zero_()
+    names, lines = verdict(case)
+    assert names == []
+    (line,) = [line for line in lines if line.startswith("network: ")]
+    assert line.endswith(f", limit {CONVERGED}; no training reaches it: the exact optimum is further away")
+    certificate = case.certified()
+    words, tone = sentence(_content(certificate, certificate.parts[0]), [])
+    assert words.endswith("No training reaches it: the optimum of the objective is not the target.")
+    assert tone == "bad"
 
 
 @pytest.mark.parametrize("max_states", [1_000, 5])
