@@ -38,6 +38,9 @@ def test_other_host_gives_403_except_for_health(host: str, status: int) -> None:
         for path in ("/metrics", "/v1/models"):
             assert (await client.get(path)).status_code == status
         assert (await client.head("/health")).status_code == (await client.get("/health")).status_code == 200
+        probe = client.build_request("GET", "/health")  # of HTTP/1.0
+        del probe.headers["Host"]
+        assert (await client.send(probe)).status_code == 200
 
     talk(conversation, ACCESS)
 
