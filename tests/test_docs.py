@@ -29,6 +29,7 @@ from tests.running_server import running_server
 DOCS = (
     "rhn.md",
     "operations.md",
+    "operations-by-need.md",
     "ask-and-tell.md",
     "coming-from/recursionpharma-gflownet.md",
     "coming-from/torchgfn.md",

@@ -37,7 +37,13 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "wandb",
         "upgrading",
     ),
-    "Search spaces and tasks": ("environments/README", "tasks/README", "operations", "graph-format"),
+    "Search spaces and tasks": (
+        "environments/README",
+        "tasks/README",
+        "operations",
+        "operations-by-need",
+        "graph-format",
+    ),
     "Learning": (
         "objectives",
         "backward-policies/README",
