@@ -103,7 +103,8 @@ class PolicyInParts(TwoWayPolicy):
         return [torch.cat(parts) for parts in zip(*cast(list[Flat], outputs), strict=True)]
 
 
-# QGFN, Lau et al. 2024. Maps the logits of P_F [B, A], action values [B, A] and p to the logits [B, A] of the greedier policy.
+# Maps the logits of P_F [B, A], action values [B, A] and p to the logits [B, A] of a greedier policy (QGFN, Lau et al.
+# 2024).
 Greediness = Callable[[Tensor, Tensor, float], Tensor]
 
 _ROUNDING = 1e-9  # tolerance for positions p (n - 1) that are integers up to rounding
