@@ -217,9 +217,6 @@ def _extents(equation: str, inputs: Sequence[str], operands: Sequence[Node]) -> 
     return extents
 
 
-# ruff: noqa: N802  (a factory is named after its node)
-
-
 def LogSumExp(source: Node) -> Node:
     """Return `log sum exp` over the last axis, without overflow; raise ValueError for a scalar."""
     if not source.rank:
@@ -254,10 +251,5 @@ def _one_hot(logits: Node, target: Tensor) -> LeafNode:
         raise ValueError(f"{logits.label}: target: expected classes from 0 to {num_classes - 1}, got {target.tolist()}")
     if target.dim() and tuple(target.shape) != logits.shape[:-1]:
         raise ValueError(f"{logits.label}: target: expected shape {logits.shape[:-1]}, got {tuple(target.shape)}")
-    one_hot = torch.nn.functional.one_hot(target.long(), num_classes).expand(logits.shape)
-    return _constant(one_hot, logits, name="target")
-
-
-def _constant(value: Tensor, like: Node, *, name: str) -> LeafNode:
-    value = value.to(like.dtype)
-    return LeafNode(value.shape, kind=LeafKind.CONSTANT, value=value, name=name)
+    one_hot = torch.nn.functional.one_hot(target.long(), num_classes).expand(logits.shape).to(logits.dtype)
+    return LeafNode(one_hot.shape, kind=LeafKind.CONSTANT, value=one_hot, name="target")

@@ -10,8 +10,8 @@ from .computation_graph import ComputationGraphEnv as ComputationGraphEnv
 from .computation_graph import ComputationGraphEnvContext as ComputationGraphEnvContext
 from .config import EnvConfig as EnvConfig
 from .graph_building import GraphBuildingEnv as GraphBuildingEnv
-from .labelled_dag import LabelledDAGEnv as LabelledDAGEnv
-from .labelled_dag import parents_of as parents_of
+from .graph_building import LabelledDAGEnv as LabelledDAGEnv
+from .graph_building import parents_of as parents_of
 from .operation_graph import OperationGraphContext as OperationGraphContext
 from .operation_graph import OperationGraphEnv as OperationGraphEnv
 from .recurrent_stack import RecurrentStackEnv as RecurrentStackEnv

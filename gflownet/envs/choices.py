@@ -145,7 +145,7 @@ class ChoicesEnv(SlotEnv):
         return GraphDescription(range(len(positions)), positions)
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        filled, exists = self._filled(states), self._exist(states)
+        filled, exists = self.filled(states), self._exist(states)
         set_rules = [
             Rule("the place has a value", ~filled[:, :, None]),
             Rule("the place does not exist with these values", exists[:, :, None]),
@@ -153,16 +153,16 @@ class ChoicesEnv(SlotEnv):
         ]
         stop_rules = [
             Rule("a place has no value", (filled | ~exists).all(1)[:, None, None]),
-            Rule("a place has a value and does not exist with the other values", _graph((exists | ~filled).all(1))),
+            Rule.of_graph("a place has a value and does not exist with the other values", (exists | ~filled).all(1)),
         ]
         if self._completions is not None:
             values, is_within = self._within_caps(states)
             set_rules.append(Rule("no setting within the caps has this value and the ones set before", values))
-            stop_rules.append(Rule("the setting exceeds a cap", _graph(is_within)))
+            stop_rules.append(Rule.of_graph("the setting exceeds a cap", is_within))
         return {Kind.Stop: stop_rules, Kind.SetNodeAttr: set_rules}
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        filled = self._filled(states)
+        filled = self.filled(states)
         is_read = (filled.float() @ self._reads) > 0
         return {
             Kind.RemoveNodeAttr: [
@@ -170,10 +170,6 @@ class ChoicesEnv(SlotEnv):
                 Rule("a place that is set exists only with this value", ~is_read[:, :, None]),
             ]
         }
-
-    def _filled(self, states: GraphStates) -> Tensor:
-        """Return which places are set, [B, N] bool."""
-        return states.node_attr[:, :, 0] != UNSET
 
     def _exist(self, states: GraphStates) -> Tensor:
         """Return the places whose conditions hold, [B, N] bool."""
@@ -206,10 +202,6 @@ class ChoicesEnv(SlotEnv):
     def _one_hot(self, positions: Tensor) -> Tensor:
         """Return positions [B, N] as [B, N * V] float32; an unset place has zeros only."""
         return (positions[:, :, None] == torch.arange(len(self.values), dtype=torch.int8)).flatten(1).float()
-
-
-def _graph(holds: Tensor) -> Tensor:
-    return holds[:, None, None]
 
 
 class ChoicesContext(GraphBuildingEnvContext):

@@ -117,19 +117,19 @@ class NetworkEnv(Environment):
 
     def forward_rules(self, states: GraphStates) -> Rules:
         facts = self.facts(states)
-        complete = Rule("a hidden node still has attributes to be set", _graph(~facts.incomplete.any(1)))
+        complete = Rule.of_graph("a hidden node still has attributes to be set", ~facts.incomplete.any(1))
         budget = f"at most {self.max_edges} edges, and every node must still be joined to an output"
         # Edges with one more from each other node that needs one.
         num_edges = (facts.num_edges + facts.sink.sum(1))[:, None] - facts.sink.long()  # [B, N]
         rules = {
-            Kind.Stop: [complete, Rule("every node must lead to an output", _graph(~facts.sink.any(1)))],
+            Kind.Stop: [complete, Rule.of_graph("every node must lead to an output", ~facts.sink.any(1))],
             Kind.AddNode: [
                 complete,
                 Rule("only hidden nodes are added", self._is_hidden_type),
                 Rule("the source is not there, or is an output", facts.is_source[:, :, None]),
-                Rule(
+                Rule.of_graph(
                     f"the graph already has {self.max_hidden_nodes} hidden nodes",
-                    _graph(states.num_nodes < self.vocabulary.max_nodes),
+                    states.num_nodes < self.vocabulary.max_nodes,
                 ),
                 Rule(budget, (num_edges < self.max_edges - 1)[:, :, None]),
             ],
@@ -144,9 +144,9 @@ class NetworkEnv(Environment):
             ],
         }
         if self.num_outputs > 1:  # a single output is fed once no node needs an edge
-            rules[Kind.Stop].append(Rule("every output must be fed", _graph(~facts.uncovered.any(1))))
+            rules[Kind.Stop].append(Rule.of_graph("every output must be fed", ~facts.uncovered.any(1)))
             affordable = facts.num_edges + facts.uncovered.sum(1) < self.max_edges
-            rules[Kind.AddNode].append(Rule(budget, _graph(affordable)))
+            rules[Kind.AddNode].append(Rule.of_graph(budget, affordable))
         fits = self.fit_rules(facts)
         return {kind: [*of_kind, *fits.get(kind, ())] for kind, of_kind in rules.items()}
 
@@ -171,9 +171,9 @@ class NetworkEnv(Environment):
                 Rule("the node still has attributes", last_set == 0),
             ],
             Kind.RemoveEdge: [
-                Rule("a hidden node still has attributes to be set", _graph(num_incomplete[:, 0] == 0)[..., None]),
-                Rule("the edge is not there", edge[..., None]),
-                Rule("the inputs of the target would change", (~decisive | has_others[:, None, :])[..., None]),
+                Rule.of_pair("a hidden node still has attributes to be set", (num_incomplete == 0)[..., None]),
+                Rule.of_pair("the edge is not there", edge),
+                Rule.of_pair("the inputs of the target would change", ~decisive | has_others[:, None, :]),
             ],
             Kind.RemoveNodeAttr: [
                 Rule("only a hidden node with one in-edge and no other can change", leaf[:, :, None]),
@@ -421,7 +421,3 @@ class ComputationGraphEnvContext(GraphBuildingEnvContext):
             allow_recurrent=config.allow_recurrent,
             output_aggregation=config.output_aggregation,
         )
-
-
-def _graph(condition: Tensor) -> Tensor:
-    return condition[:, None, None]

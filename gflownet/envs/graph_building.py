@@ -72,26 +72,26 @@ class GraphBuildingEnv(Environment):
         num_nodes, exists, has_edge = states.num_nodes, states.exists, states.has_edge
         n = self.vocabulary.max_nodes
         rules: dict[Kind, list[Rule]] = {
-            Kind.Stop: [Rule(f"the graph needs at least {self.min_nodes} nodes", _graph(num_nodes >= self.min_nodes))],
+            Kind.Stop: [Rule.of_graph(f"the graph needs at least {self.min_nodes} nodes", num_nodes >= self.min_nodes)],
             Kind.AddNode: [
-                Rule(f"the graph already has {n} nodes", _graph(num_nodes < n)),
+                Rule.of_graph(f"the graph already has {n} nodes", num_nodes < n),
                 Rule(
                     "the node to hang on is not there", (torch.arange(n) < num_nodes.clamp(min=1)[:, None])[..., None]
                 ),
             ],
             Kind.AddEdge: [
-                Rule("both nodes must be there", _pair(exists[:, :, None] & exists[:, None, :])),
-                Rule("an edge joins two different nodes", _pair(~torch.eye(n, dtype=torch.bool)[None])),
-                Rule("the edge is already there", _pair(~has_edge)),
-                Rule("the edge would close a cycle", _pair(~states.reach.transpose(1, 2)))
+                Rule.of_pair("both nodes must be there", exists[:, :, None] & exists[:, None, :]),
+                Rule.of_pair("an edge joins two different nodes", ~torch.eye(n, dtype=torch.bool)[None]),
+                Rule.of_pair("the edge is already there", ~has_edge),
+                Rule.of_pair("the edge would close a cycle", ~states.reach.transpose(1, 2))
                 if self.vocabulary.directed
-                else Rule("an undirected edge is written from the smaller to the larger node", _pair(self._listed)),
+                else Rule.of_pair("an undirected edge is written from the smaller to the larger node", self._listed),
             ],
         }
         if self.vocabulary.node_attributes:
             unset = states.node_attr == UNSET
             complete = ~(exists & unset.any(-1)).any(1)
-            rules[Kind.Stop].append(Rule("every attribute of every node must be set", _graph(complete)))
+            rules[Kind.Stop].append(Rule.of_graph("every attribute of every node must be set", complete))
             rules[Kind.SetNodeAttr] = [
                 Rule("the node is not there", exists[:, :, None]),
                 Rule("the attribute is already set", self._per_value(unset, on_nodes=True)),
@@ -99,9 +99,9 @@ class GraphBuildingEnv(Environment):
         if self.vocabulary.edge_attributes:
             unset = states.edge_attr == UNSET
             complete = ~(has_edge & unset.any(-1)).flatten(1).any(1)
-            rules[Kind.Stop].append(Rule("every attribute of every edge must be set", _graph(complete)))
+            rules[Kind.Stop].append(Rule.of_graph("every attribute of every edge must be set", complete))
             rules[Kind.SetEdgeAttr] = [
-                Rule("the edge is not there", _pair(has_edge & self._listed)),
+                Rule.of_pair("the edge is not there", has_edge & self._listed),
                 Rule("the attribute is already set", self._per_value(unset, on_nodes=False)),
             ]
         return rules
@@ -123,7 +123,7 @@ class GraphBuildingEnv(Environment):
                 Rule("the node is not there", states.exists[:, :, None]),
                 Rule("only a leaf can be removed", leaf[:, :, None]),
             ],
-            Kind.RemoveEdge: [Rule("the edge is not there", _pair(listed)), Rule(reason, _pair(spare))],
+            Kind.RemoveEdge: [Rule.of_pair("the edge is not there", listed), Rule.of_pair(reason, spare)],
         }
         if self.vocabulary.node_attributes:
             is_set = states.node_attr != UNSET
@@ -134,9 +134,9 @@ class GraphBuildingEnv(Environment):
             bare = ~is_set.any(-1)
             has_bare_edges = bare.all(1) & bare.all(2)
             rules[Kind.RemoveNode].append(Rule("the node's edge still has attributes", has_bare_edges[:, :, None]))
-            rules[Kind.RemoveEdge].append(Rule("the edge still has attributes", _pair(bare)))
+            rules[Kind.RemoveEdge].append(Rule.of_pair("the edge still has attributes", bare))
             rules[Kind.RemoveEdgeAttr] = [
-                Rule("the edge is not there", _pair(self._listed)),
+                Rule.of_pair("the edge is not there", self._listed),
                 Rule("the attribute is not set", is_set),
             ]
         return rules
@@ -184,14 +184,6 @@ def _value_positions(attributes: Sequence[Attribute], joined: str) -> list[int]:
     names = [[*map(str, attribute.values)] for attribute in attributes]
     named = zip(attributes, names, texts, strict=True)
     return [UNSET if text == "?" else position_of(values, text, f"value of {a.name}") for a, values, text in named]
-
-
-def _graph(condition: torch.Tensor) -> torch.Tensor:
-    return condition[:, None, None]
-
-
-def _pair(condition: torch.Tensor) -> torch.Tensor:
-    return condition[..., None]
 
 
 class LabelledDAGEnv(Environment):

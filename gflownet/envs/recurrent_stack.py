@@ -56,7 +56,7 @@ class RecurrentStackEnv(SlotEnv):
         return UNSET if value == NOTHING else super().position(value)
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        filled, needed, depth = self._filled(states), self._needed(states), self._depth(states)
+        filled, needed, depth = self.filled(states), self._needed(states), self._depth(states)
         missing = needed & ~filled
         is_missing = missing.any(1, keepdim=True)
         is_next = missing | self._is_cell & (self._layer == depth) & ~is_missing
@@ -75,7 +75,7 @@ class RecurrentStackEnv(SlotEnv):
         }
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        filled, is_rhn, last = self._filled(states), self._has_cell(states, RHN), self._depth(states) - 1
+        filled, is_rhn, last = self.filled(states), self._has_cell(states, RHN), self._depth(states) - 1
         # Sizes of all RHN layers are chosen with the first of them, the width before any layer.
         first_rhn = is_rhn.int().argmax(1, keepdim=True)
         is_of_last = torch.where(self._is_of_rhn, first_rhn, self._layer) == last
@@ -87,13 +87,9 @@ class RecurrentStackEnv(SlotEnv):
             ]
         }
 
-    def _filled(self, states: GraphStates) -> Tensor:
-        """Return the mask of filled places, [B, N] bool."""
-        return states.node_attr[:, :, 0] != UNSET
-
     def _depth(self, states: GraphStates) -> Tensor:
         """Return the number of layers, [B, 1]."""
-        return (self._filled(states) & self._is_cell).sum(1, keepdim=True)
+        return (self.filled(states) & self._is_cell).sum(1, keepdim=True)
 
     def _has_cell(self, states: GraphStates, *cells: str) -> Tensor:
         """Return the mask of layers with one of these cells, [B, D] bool."""
@@ -114,7 +110,7 @@ class RecurrentStackEnv(SlotEnv):
         """Return whether each filled place has one of its allowed values, [B, 1, 1] bool."""
         positions = states.node_attr[:, :, 0].long().clamp(min=0)
         is_allowed = self._allowed.expand(len(states), -1, -1).gather(2, positions[:, :, None])
-        return (is_allowed | ~self._filled(states)[:, :, None]).all(1, keepdim=True)
+        return (is_allowed | ~self.filled(states)[:, :, None]).all(1, keepdim=True)
 
     @cached_property
     def _layer(self) -> Tensor:

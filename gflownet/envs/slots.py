@@ -86,6 +86,10 @@ class SlotEnv(Environment):
         """Return the position of a shown value in the vocabulary."""
         return position_of(self.values, value, "value")
 
+    def filled(self, states: GraphStates) -> Tensor:
+        """Return which places have a value, [B, N] bool."""
+        return states.node_attr[:, :, 0] != UNSET
+
     def identify(self, states: GraphStates) -> Tensor:
         """Return a code for each state, [B] int64, equal for equal states."""
         digits = states.node_attr[..., 0].long() + 1
@@ -165,15 +169,15 @@ class BitSequenceEnv(SlotEnv):
         super().__init__([f"word{i}" for i in range(num_bits // word_bits)], Attribute("word", words))
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        is_empty = states.node_attr[:, :, 0] == UNSET
-        num_written = (~is_empty).sum(1, keepdim=True)
+        filled = self.filled(states)
+        num_written = filled.sum(1, keepdim=True)
         return {
-            Kind.Stop: [Rule("a word is missing", ~is_empty.any(1)[:, None, None])],
+            Kind.Stop: [Rule.of_graph("a word is missing", filled.all(1))],
             Kind.SetNodeAttr: [Rule("words are written from left to right", (self._places == num_written)[:, :, None])],
         }
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        num_written = (states.node_attr[:, :, 0] != UNSET).sum(1, keepdim=True)
+        num_written = self.filled(states).sum(1, keepdim=True)
         is_last = (self._places == num_written - 1)[:, :, None]
         return {Kind.RemoveNodeAttr: [Rule("the word written last is erased first", is_last)]}
 

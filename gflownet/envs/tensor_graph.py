@@ -219,8 +219,8 @@ class TensorGraphEnv(Environment):
         changed = "another operation has to be finished first"
         rules = {
             Kind.Stop: [
-                Rule("an operation has to be finished first", _graph(~facts.has_open)),
-                Rule("expected one operation that no other uses, the result", _graph(facts.num_sinks == 1)),
+                Rule.of_graph("an operation has to be finished first", ~facts.has_open),
+                Rule.of_graph("expected one operation that no other uses, the result", facts.num_sinks == 1),
             ],
             Kind.AddNode: self._node_rules(facts, changed),
             Kind.AddEdge: self._edge_rules(facts),
@@ -228,7 +228,7 @@ class TensorGraphEnv(Environment):
         if self.vocabulary.node_attributes:
             rules[Kind.SetNodeAttr] = [
                 Rule("only an operation that no other uses gets a function", facts.is_sink[:, :, None]),
-                Rule("an operation has to be finished first", _graph(~facts.has_open)),
+                Rule.of_graph("an operation has to be finished first", ~facts.has_open),
                 Rule("the operation has a function", ~facts.has_function[:, :, None]),
             ]
         return rules
@@ -285,14 +285,14 @@ class TensorGraphEnv(Environment):
         in_work = (facts.owns & facts.is_open[:, :, None]).any(1)[:, None, :]
         alike = facts.extent[:, :, None] == facts.extent[:, None, :]
         return [
-            Rule("from a finished tensor to an operation or an axis to an index", _pair(into_operation | onto_index)),
-            Rule("the edge is already there", _pair(~facts.has_edge)),
-            Rule("the operation has its operands", _pair(~into_operation | lacks)),
-            Rule(self._budget, _pair(~into_operation | affordable[:, :, None])),
-            Rule("the axis is placed, or not the open operation's", _pair(~onto_index | facts.is_pending[:, :, None])),
-            Rule("the index is not one of the open operation's", _pair(~onto_index | in_work)),
-            Rule("no index twice in one tensor", _pair(~onto_index | ~facts.shares_tensor)),
-            Rule("only equal extents match", _pair(~onto_index | alike)),
+            Rule.of_pair("from a finished tensor to an operation or an axis to an index", into_operation | onto_index),
+            Rule.of_pair("the edge is already there", ~facts.has_edge),
+            Rule.of_pair("the operation has its operands", ~into_operation | lacks),
+            Rule.of_pair(self._budget, ~into_operation | affordable[:, :, None]),
+            Rule.of_pair("the axis is placed, or not the open operation's", ~onto_index | facts.is_pending[:, :, None]),
+            Rule.of_pair("the index is not one of the open operation's", ~onto_index | in_work),
+            Rule.of_pair("no index twice in one tensor", ~onto_index | ~facts.shares_tensor),
+            Rule.of_pair("only equal extents match", ~onto_index | alike),
         ]  # fmt: skip
 
     def backward_rules(self, states: GraphStates) -> Rules:
@@ -319,18 +319,18 @@ class TensorGraphEnv(Environment):
                 Rule("it has indices or a second operand, or is matched", single[:, :, None]),
             ],
             Kind.RemoveEdge: [
-                Rule("the edge is not there", _pair(facts.has_edge)),
-                Rule(used, _pair(loose[:, None, :])),
-                Rule(changed, _pair(alone[:, None, :])),
-                Rule("neither a match nor an operand before its indices", _pair(from_axis | second[:, None, :])),
-                Rule("a difference gives up its right operand first", _pair(last)),
+                Rule.of_pair("the edge is not there", facts.has_edge),
+                Rule.of_pair(used, loose[:, None, :]),
+                Rule.of_pair(changed, alone[:, None, :]),
+                Rule.of_pair("neither a match nor an operand before its indices", from_axis | second[:, None, :]),
+                Rule.of_pair("a difference gives up its right operand first", last),
             ],
         }  # fmt: skip
         if self.vocabulary.node_attributes:
             rules[Kind.RemoveNodeAttr] = [
                 Rule("there is no function", facts.has_function[:, :, None]),
                 Rule("another operation uses it", facts.is_sink[:, :, None]),
-                Rule("an operation has to be taken away or finished first", _graph(~facts.has_open)),
+                Rule.of_graph("an operation has to be taken away or finished first", ~facts.has_open),
             ]
         return rules
 
@@ -370,11 +370,3 @@ class TensorGraphContext(GraphBuildingEnvContext):
 def axis_names(name: str, shape: Sequence[int]) -> list[str]:
     """Return the node types of an input's axes."""
     return [axis_name(name, axis, extent) for axis, extent in enumerate(shape)]
-
-
-def _graph(condition: Tensor) -> Tensor:
-    return condition[:, None, None]
-
-
-def _pair(condition: Tensor) -> Tensor:
-    return condition[..., None]

@@ -5,4 +5,3 @@ from .learner import Learner as Learner
 from .learner import LearnerOptions as LearnerOptions
 from .learner import TrajectoryMemory as TrajectoryMemory
 from .learner import merge_isomorphic as merge_isomorphic
-from .learner import sampled_rollouts as sampled_rollouts

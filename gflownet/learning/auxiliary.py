@@ -15,12 +15,12 @@ from gflownet.learning.learner import advance, differentiate, make_optimizer, ma
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy, PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.objectives.action_values import GreedyPolicy, action_value_loss
+from gflownet.objectives.action_values import action_value_loss
 from gflownet.objectives.base import Loss, Objective
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig, QGFNConfig, TeacherConfig, TrajectoryBalanceConfig
 from gflownet.objectives.steps import StepReader
 from gflownet.objectives.trajectory_balance import TrajectoryBalance, vargrad_log_partition
-from gflownet.policy.wrappers import PolicyInParts, PolicyOnDevice
+from gflownet.policy.wrappers import GreedyPolicy, PolicyInParts, PolicyOnDevice
 from gflownet.training.steps import Steps, update_average
 
 

@@ -19,7 +19,7 @@ from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.isomorphism import CanonicalForms
-from gflownet.mdp.policy import Policy, PolicyFunction
+from gflownet.mdp.policy import Policy
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.objectives.base import Loss, Objective
 from gflownet.objectives.config import OptimizerConfig

@@ -47,6 +47,16 @@ class Rule(NamedTuple):
     text: str
     holds: Tensor
 
+    @classmethod
+    def of_graph(cls, text: str, holds: Tensor) -> Rule:
+        """Return the rule of a condition on each graph, [B]."""
+        return cls(text, holds[:, None, None])
+
+    @classmethod
+    def of_pair(cls, text: str, holds: Tensor) -> Rule:
+        """Return the rule of a condition on each pair of nodes, [B, N, N]."""
+        return cls(text, holds[..., None])
+
 
 Rules = Mapping[GraphActionType, Sequence[Rule]]
 

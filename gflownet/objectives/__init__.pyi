@@ -1,10 +1,10 @@
 from .base import Loss as Loss
 from .base import Objective as Objective
+from .base import Regression as Regression
 from .config import AlgoConfig as AlgoConfig
 from .config import OptimizerConfig as OptimizerConfig
 from .detailed_balance import DetailedBalance as DetailedBalance
 from .flow_matching import FlowMatching as FlowMatching
-from .regression import Regression as Regression
 from .state_flows import FlowObjective as FlowObjective
 from .state_flows import StateFlowObjective as StateFlowObjective
 from .steps import StepReader as StepReader

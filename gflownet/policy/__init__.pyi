@@ -1,11 +1,11 @@
-from .codes import NodeCodes as NodeCodes
-from .codes import PairCodes as PairCodes
 from .config import ModelConfig as ModelConfig
 from .dense_transformer import DenseTransformerPolicy as DenseTransformerPolicy
-from .fixed_nodes import PlaceCodes as PlaceCodes
-from .fixed_nodes import check_fixed_nodes as check_fixed_nodes
+from .dense_transformer import NodeCodes as NodeCodes
+from .dense_transformer import PairCodes as PairCodes
 from .graph_transformer import GraphTransformerPolicy as GraphTransformerPolicy
-from .greedy import GreedyPolicy as GreedyPolicy
+from .layers import PlaceCodes as PlaceCodes
+from .layers import check_fixed_nodes as check_fixed_nodes
 from .mlp import MLPPolicy as MLPPolicy
 from .network import PolicyNetwork as PolicyNetwork
 from .sequence_transformer import SequenceTransformerPolicy as SequenceTransformerPolicy
+from .wrappers import GreedyPolicy as GreedyPolicy

@@ -17,5 +17,4 @@ from .server import ProxyServer as ProxyServer
 from .server import Served as Served
 from .transport import BufferTransport as BufferTransport
 from .transport import PickleTransport as PickleTransport
-from .transport import QueueTransport as QueueTransport
 from .transport import make_transport as make_transport

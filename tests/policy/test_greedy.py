@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gflownet.certificate.exact import forward_scores, policy_log_prob, terminating_distribution
 from gflownet.mdp.categorical import GraphActionCategorical
-from gflownet.objectives.action_values import GREEDINESS, GreedyPolicy
+from gflownet.policy.wrappers import GREEDINESS, GreedyPolicy
 from tests.objectives.spaces import make_space, rewards_of
 from tests.oracles.categorical import legal_logits
 from tests.oracles.greedy import best_reachable, greedier
