@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gflownet.errors import UserError
@@ -14,8 +14,6 @@ from gflownet.evaluation.data.datasets import splits_of, standardised, with_stan
 from gflownet.evaluation.data.examples import Split, Splits
 from gflownet.evaluation.task import Reference
 from gflownet.options import option
-
-_MAX_ROWS = 30  # of the table of columns on the console; the report has all
 
 
 @dataclass
@@ -59,15 +57,6 @@ class TableTask(SupervisedTask):
         columns = self.splits_in_use.columns
         return {} if columns is None else {"columns": columns.to_dict()}
 
-    def remarks(self) -> Sequence[str]:
-        """Return the table of columns, and the lines of the classes."""
-        columns = self.splits_in_use.columns
-        rows = [] if columns is None else [row for row in columns.words() if row[1] != "number"]
-        rows = rows[:_MAX_ROWS] + rows[max(_MAX_ROWS, len(rows) - 1) :]  # the target is last
-        width = max((len(name) for name, _ in rows), default=0)
-        head = "columns, fitted on the training rows and standardised; the others are numbers without gaps:"
-        return (head, *(f"  {name:<{width}}  {words}" for name, words in rows), *super().remarks())
-
     def references(self, *, seeds: Sequence[int]) -> Sequence[Reference]:
         """Return the scores of scikit-learn's RandomForest, MLP and HistGradientBoosting on the same inputs."""
         forest = classifier_or_regressor(self, "ensemble.RandomForestClassifier", "ensemble.RandomForestRegressor")
@@ -88,4 +77,4 @@ def flat(splits: Splits, *, source: str) -> Splits:
     parts = [Split(part.inputs.flatten(1).float(), part.targets) for part in splits if isinstance(part, Split)]
     if len(parts) < len(list(splits)):
         raise UserError(f"task_options.data: expected a table, got a Dataset from {source}")
-    return Splits(*parts, num_outputs=splits.num_outputs, columns=splits.columns)
+    return replace(splits, layout=None, **dict(zip(("train", "validation", "test"), parts, strict=True)))

@@ -6,7 +6,7 @@ N: rows, F: inputs of the model, O: outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
@@ -131,6 +131,13 @@ class TableColumns:
         left_out = {ColumnKind.IGNORED: "left out: "}
         rows = [*((c.name, left_out.get(c.kind, "") + c.words) for c in self.columns)]
         return [*rows, (self.target.name or "target", target)]
+
+    def account(self) -> Iterator[str]:
+        """Yield the table of columns as lines; numbers without gaps share one."""
+        rows = [row for row in self.words() if row[1] != "number"]
+        width = max(len(name) for name, _ in rows)
+        yield "columns, fitted on the training rows and standardised; the others are numbers without gaps:"
+        yield from (f"  {name:<{width}}  {words}" for name, words in rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data of which `from_dict` makes the same columns."""

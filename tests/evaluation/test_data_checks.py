@@ -137,7 +137,7 @@ def test_few_repeated_rows_are_taken(tmp_path):
 def test_constant_column_is_named_in_the_table_of_columns(tmp_path):
     rows = [[3, "same", k, "ab"[k % 2]] for k in range(40)]
     path = write_rows(tmp_path / "a.csv", ("c", "t", "x", "y"), rows)
-    lines = make_task("table", path).remarks()
+    lines = make_task("table", path).account
     assert [line.split() for line in lines[1:3]] == [
         ["c", "number,", "constant"],
         ["t", "text,", "1", "value,", "constant"],

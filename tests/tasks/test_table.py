@@ -16,6 +16,7 @@ from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationSt
 from gflownet.files import sealed
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.report.architectures import write_top_architectures
+from gflownet.train import main as train_command
 from gflownet.translation import to_onnx
 from gflownet.translation.table_columns import TableColumns
 from tasks.table import TableTask
@@ -89,3 +90,12 @@ def test_new_process_and_onnx_predict_the_same(tmp_path):
     columns = TableColumns.from_dict(json.loads((tmp_path / "model.columns.json").read_text()))
     (outputs,) = runtime.InferenceSession(tmp_path / "model.onnx").run(None, {"x": columns.encoded(rows)})
     np.testing.assert_allclose(columns.predictions(outputs), model.predict(rows), rtol=1e-5)
+
+
+def test_account_is_printed_before_a_refusal(tmp_path, capsys):
+    path = write_houses(tmp_path / "houses.csv")
+    options = [f"task_options.data={path}", "evaluation.memory_format=channels_last", f"log_dir={tmp_path / 'run'}"]
+    assert train_command(["--config", "table", *options]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("columns, ")
+    assert lines[-1].startswith("error: evaluation.memory_format: ")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from gflownet.errors import UserError
+from gflownet.errors import UserError, accounted
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.data.checks import check_dataset, check_numbering, check_present, check_repeated, check_splits
 from gflownet.evaluation.data.examples import DatasetSplit, Examples, Split, Splits
@@ -68,8 +68,9 @@ def load_splits(source: str, *, key: str, seed: int, test: str = "", **reading: 
         UserError: an unknown name, a missing package, a file that cannot be read, or examples that do not fit.
     """
     splits = _splits(source, key=key, seed=seed, test=test, reading=Reading(**reading))
-    check_splits(splits, key=key)
-    check_present(splits, key=key)
+    with accounted(splits.account):
+        check_splits(splits, key=key)
+        check_present(splits, key=key)
     return splits
 
 
@@ -91,7 +92,14 @@ def _splits(source: str, *, key: str, seed: int, test: str, reading: Reading) ->
             + (f" (no such file: {source})" if source else "")
         )
     if test:
-        data = replace(data, test=read_file(test, key=f"{key}_test", reading=reading, train=data))
+        with accounted(data.account):
+            data = replace(data, test=read_file(test, key=f"{key}_test", reading=reading, train=data))
+    with accounted(data.account):
+        return _split_and_checked(data, source, key=key, seed=seed, reading=reading)
+
+
+def _split_and_checked(data: LabelledArrays, source: str, *, key: str, seed: int, reading: Reading) -> Splits:
+    """Return the splits of examples. Raises UserError for examples that do not fit."""
     _check_targets(data, key=key)
     if reading.duplicates == "together" and data.groups is None:
         data = replace(data, groups=_equal_rows(data))
@@ -144,7 +152,9 @@ def split(data: LabelledArrays, *, seed: int) -> Splits:
         test_split = _tensors(tested.inputs, tested.targets)
     train_split, validation_split = (_tensors(inputs[part], data.targets[part]) for part in (train, validation))
     classes = int(data.targets.max()) + 1 if is_classes and data.targets.ndim == 1 else None
-    return Splits(train_split, validation_split, test_split, layout=data.layout, num_outputs=classes, columns=columns)
+    about = data.account if columns is None else (*data.account, *columns.account())
+    rest: Any = {"layout": data.layout, "num_outputs": classes, "columns": columns, "account": about}
+    return Splits(train_split, validation_split, test_split, **rest)
 
 
 def _parts(data: LabelledArrays, labels: np.ndarray, *, seed: int) -> Sequence[np.ndarray]:

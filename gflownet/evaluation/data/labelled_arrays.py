@@ -32,6 +32,7 @@ class LabelledArrays:
     groups: np.ndarray | None = None  # [N] integers: rows of a group are in one split
     times: np.ndarray | None = None  # [N] integers: order in which the rows are split
     layout: str | None = None  # of the inputs; None: by their shape
+    account: tuple[str, ...] = ()  # see Splits
 
     @property
     def has_classes(self) -> bool:
