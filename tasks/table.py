@@ -29,13 +29,16 @@ class TableConfig:
         "auto", "the target is a class or a number; auto: text and up to 50 different whole numbers are classes"
     )
     header: Literal["auto", "yes", "no"] = option("auto", "whether the first row of a CSV file has the names")
+    encoding: str = option("", "of a CSV file, such as latin1; empty: UTF-8, UTF-16 with a mark, or cp1252")
     columns: Any = option(
-        {}, "kinds of columns by name: number, date, text or ignored; others are found from their cells"
+        {},
+        "kinds of columns by name: number, date (or its format, as %d.%m.%Y), text, words (of free text) or ignored; "
+        "others are found from their cells",
     )
     group: str = option("", "column whose equal values stay in one split, such as a patient; no input")
     time: str = option("", "column in whose order rows are split: the oldest are trained on, the newest are the test")
     duplicates: Literal["refuse", "together", "keep"] = option(
-        "refuse", "rows of one split that are in another: refuse more than 5 %, together in one split, or keep them"
+        "together", "equal rows: together in one split, by chance as other rows (keep), or refuse more than 5 %"
     )
 
 

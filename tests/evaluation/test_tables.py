@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.preprocessing import OneHotEncoder
 
 from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
 from gflownet.evaluation.data.datasets import load_splits, standardised, with_standard_targets
 from gflownet.evaluation.data.examples import Splits
-from gflownet.evaluation.data.table_fitting import MAX_VALUES, column_transformer, fitted, raw_table
-from gflownet.translation.table_columns import ColumnKind, TableColumns, Target
+from gflownet.evaluation.data.table_fitting import MAX_VALUES, MIN_ROWS, columns_of, fitted
+from gflownet.translation.table_columns import ColumnKind, TableColumns, Target, parsed
 from tasks.table import TableConfig, TableTask
 from tests.evaluation.table_data import HOUSE_COLUMNS, houses, write_houses, write_rows
 
@@ -33,8 +37,11 @@ def columns_of(splits: Splits) -> TableColumns:
 
 def fit(cells: dict[str, list[Any]], rows: Any = slice(None), **kinds: str) -> tuple[TableColumns, np.ndarray]:
     """Return the columns fitted on some rows, and the inputs of all rows."""
-    where = {"key": "task_options.columns", "where": "data: t.csv", "first_row": 2}
-    table = raw_table(cells, kinds=kinds, train=None, **where)
+    frame = pandas.DataFrame(cells, dtype=object)
+    table = {
+        column: parsed(cells[column.name], column, where="data: t.csv", rows=range(len(frame)))
+        for column in columns_of(frame, kinds=kinds, key="task_options.columns")
+    }
     num = len(next(iter(cells.values())))
     columns = fitted(table, np.arange(num)[rows], TARGET)
     return columns, columns.features({column.name: each for column, each in table.items()})
@@ -66,7 +73,12 @@ def test_inputs_equal_those_of_a_column_transformer():
     cells = {"a": numbers[:, 0].tolist(), "b": numbers[:, 1].tolist(), "t": texts}
     columns, inputs = fit(cells, slice(200))
     raw = np.stack([*numbers.T.astype(object), np.array(texts, dtype=object)], axis=1)
-    transformer = column_transformer([0, 1], [2]).fit(raw[:200])
+    encoder = OneHotEncoder(
+        max_categories=MAX_VALUES + 1, min_frequency=MIN_ROWS, handle_unknown="infrequent_if_exist", sparse_output=False
+    )
+    imputer = SimpleImputer(strategy="median", add_indicator=True)
+    transformer = ColumnTransformer([("numbers", imputer, [0, 1]), ("texts", encoder, [2])], sparse_threshold=0)
+    transformer.fit(raw[:200])
     expected = transformer.transform(raw).astype(np.float32)  # a, b, mark of a, mark of b, texts
     assert np.array_equal(inputs, expected[:, [0, 2, 1, 3, *range(4, expected.shape[1])]])
     assert 1 < len(columns.columns[2].values) <= MAX_VALUES

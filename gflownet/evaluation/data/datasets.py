@@ -27,7 +27,7 @@ from gflownet.evaluation.data.examples import DatasetSplit, Examples, Split, Spl
 from gflownet.evaluation.data.files import read_file
 from gflownet.evaluation.data.labelled_arrays import LabelledArrays, labelled
 from gflownet.evaluation.data.table_files import Reading
-from gflownet.evaluation.data.table_fitting import fitted, table_of_numbers
+from gflownet.evaluation.data.table_fitting import account_of, fitted, table_of_numbers
 from gflownet.files import cached
 from gflownet.plugins import load_function
 from gflownet.training.random_states import seeded
@@ -94,29 +94,33 @@ def _splits(source: str, *, key: str, seed: int, test: str, reading: Reading) ->
     if test:
         with accounted(data.account):
             data = replace(data, test=read_file(test, key=f"{key}_test", reading=reading, train=data))
-    with accounted(data.account):
+    with accounted([*data.account, *account_of(data.table or {})]):
         return _split_and_checked(data, source, key=key, seed=seed, reading=reading)
 
 
 def _split_and_checked(data: LabelledArrays, source: str, *, key: str, seed: int, reading: Reading) -> Splits:
     """Return the splits of examples. Raises UserError for examples that do not fit."""
     _check_targets(data, key=key)
-    if reading.duplicates == "together" and data.groups is None:
-        data = replace(data, groups=_equal_rows(data))
+    equal = _equal_rows(data) if reading.duplicates == "together" else None
+    if equal is not None and (num := len(equal) - len(np.unique(equal))):
+        words = f"{key}: {num:,} of {len(equal):,} rows are equal to another one in all inputs"
+        together = f"; they are in its split, {key.rpartition('.')[0]}.duplicates=keep splits them by chance"
+        data = replace(data, account=(*data.account, words + together * (data.groups is data.times is None)))
     try:
-        splits = split(data, seed=seed)
+        splits = split(data, seed=seed, equal=equal)
     except UserError as error:
         raise UserError(f"{key}: {error}") from None
-    if reading.duplicates != "keep" and source not in NAMES:
+    if reading.duplicates == "refuse" and source not in NAMES:
         check_repeated(splits, key=key)
     return splits
 
 
 def _equal_rows(data: LabelledArrays) -> np.ndarray:
-    """Return a number per example [N], the same for equal inputs."""
-    rows = map(bytes, data.inputs) if data.table is None else map(str, zip(*data.table.values(), strict=True))
-    numbers: dict[Any, int] = {}
-    return np.array([numbers.setdefault(row, len(numbers)) for row in rows])
+    """Return for each example [N] the index of the first one with equal inputs."""
+    columns = None if data.table is None else [cells.tolist() for cells in data.table.values()]
+    rows = map(bytes, data.inputs) if columns is None else map(repr, zip(*columns, strict=True))
+    first: dict[bytes | str, int] = {}
+    return np.array([first.setdefault(row, place) for place, row in enumerate(rows)])
 
 
 def _check_targets(data: LabelledArrays, *, key: str) -> None:
@@ -133,11 +137,14 @@ def _check_targets(data: LabelledArrays, *, key: str) -> None:
         raise UserError(f"{key}: expected classes that repeat, got {num} in {num_examples} examples; {setting}")
 
 
-def split(data: LabelledArrays, *, seed: int) -> Splits:
-    """Return the splits of a data set, stratified by class; its test examples are used where it has some."""
+def split(data: LabelledArrays, *, seed: int, equal: np.ndarray | None = None) -> Splits:
+    """Return the splits of a data set, stratified by class; its test examples are used where it has some.
+
+    Examples with the same number in `equal` [N] are in one split, unless groups or times decide.
+    """
     is_classes = not np.issubdtype(data.targets.dtype, np.floating)
     labels = data.targets if is_classes and data.targets.ndim == 1 else np.zeros(len(data.targets), dtype=int)
-    train, validation, test = _parts(data, labels, seed=seed)
+    train, validation, test = _parts(data, labels, seed=seed, equal=equal)
     inputs, columns, tested = data.inputs, None, data.test
     if (table := data.table or table_of_numbers(inputs)) is not None:
         target = Target(data.target, is_classes, _class_values(data.labels or ()))
@@ -157,7 +164,7 @@ def split(data: LabelledArrays, *, seed: int) -> Splits:
     return Splits(train_split, validation_split, test_split, **rest)
 
 
-def _parts(data: LabelledArrays, labels: np.ndarray, *, seed: int) -> Sequence[np.ndarray]:
+def _parts(data: LabelledArrays, labels: np.ndarray, *, seed: int, equal: np.ndarray | None) -> Sequence[np.ndarray]:
     """Return the indices of the training, validation and test examples, in order of time or by group if it has them."""
     validation = VALIDATION_SHARE if data.test is None else VALIDATION_SHARE_OF_TRAIN
     train = TRAIN_SHARE if data.test is None else 1 - validation
@@ -166,6 +173,10 @@ def _parts(data: LabelledArrays, labels: np.ndarray, *, seed: int) -> Sequence[n
         return np.split(np.argsort(data.times, kind="stable"), ends)
     if data.groups is not None:
         return _grouped_parts(data.groups, labels, has_test=data.test is not None, seed=seed)
+    if equal is not None:
+        first = np.unique(equal)
+        parts = stratified_parts(labels[first], (train, validation), seed=seed)
+        return [np.flatnonzero(np.isin(equal, first[part])) for part in parts]
     return stratified_parts(labels, (train, validation), seed=seed)
 
 
