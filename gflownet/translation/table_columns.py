@@ -134,8 +134,8 @@ class TableColumns:
         names = list(map(str, frame.columns))
         if missing := [column.name for column in self.inputs if column.name not in names]:
             raise ValueError(f"rows: expected a column {missing[0]!r}, got {', '.join(names) or 'none'}")
-        cells = {column: frame.iloc[:, names.index(column.name)].tolist() for column in self.inputs}
-        return self.features({c.name: parsed(cells[c], c, where="rows", rows=range(len(frame))) for c in cells})
+        cells = [(column, frame.iloc[:, names.index(column.name)].tolist()) for column in self.inputs]
+        return self.features({c.name: parsed(each, c, where="rows", rows=range(len(each))) for c, each in cells})
 
     def features(self, cells: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the parsed cells of columns by name as inputs [N, F], float32."""

@@ -21,7 +21,7 @@ from gflownet.evaluation.data.table_fitting import (
     RawTable,
     account_of,
     check_columns,
-    columns_of,
+    find_columns,
     is_plain,
     is_typed,
     wrong_number,
@@ -30,7 +30,6 @@ from gflownet.files import read_bytes
 from gflownet.options import leaves
 from gflownet.translation.table_columns import (
     YES_NO,
-    Column,
     ColumnKind,
     formats_of,
     is_missing,
@@ -41,7 +40,7 @@ from gflownet.translation.table_columns import (
 )
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 # Columns of whole numbers with at most this many different values are classes.
 MAX_CLASSES = 50
@@ -96,8 +95,9 @@ def read_table(path: Path, *, key: str, reading: Reading, train: LabelledArrays 
         raw = _parsed(inputs, where=where, key=f"{group}.columns", kinds=reading.columns, train=train, mark=mark)
         with accounted(account_of(raw)):
             raw, order = _ordered(raw, reading, where=where) if train is None else (raw, {})
-            found = _targets(frame[[target]], where, group=group, kind=reading.kind, train=train, mark=mark)
-            lines += found.pop("lines")
+            found = _targets(frame[target], where, group=group, kind=reading.kind, train=train, mark=mark)
+            if written := found.get("target_format"):
+                lines.append(f"{where}: column {target}: numbers are written as {written}")
     numbers = np.stack([*raw.values()], axis=1) if is_plain(raw) else np.zeros((len(frame), 0))
     names = {"columns": tuple(inputs), "target": target}
     return LabelledArrays(numbers, table=raw, account=tuple(lines), **names, **found, **order)
@@ -110,7 +110,7 @@ def _parsed(
     columns = None if train is None or train.table is None else list(train.table)
     if columns is None:
         kinds = dict(leaves(kinds)) if train is None else {}
-        columns = columns_of(frame, kinds=kinds, key=key, mark=mark)
+        columns = find_columns(frame, kinds=kinds, key=key, mark=mark)
         check_columns(columns, frame, kinds=kinds, key=key, where=where)
     raw = {c: parsed(frame[c.name].tolist(), c, where=where, rows=frame.index) for c in columns}
     if train is not None and train.table is None and not is_plain(raw):
@@ -251,25 +251,25 @@ def _with_names(
 def _is_header(frame: DataFrame) -> bool:
     """Return whether the first row has names, by the cells below it.
 
-    It has where a text is above numbers or dates, or no text is one of those below. A row of numbers has names where
-    they count up, such as years, and one is outside of its column.
+    It has where a text is above numbers or dates, or where no text is one of the repeated ones below. A row of numbers
+    has names where they count up, such as years, and are outside of their columns.
     """
-    votes, numbers, is_outside = list[bool](), list[float](), False
+    votes, numbers, is_outside = list[bool](), list[float](), True
     for _, cells in frame.iloc[:_NUM_TYPED].items():
         head, *texts = (cell.strip() for cell in cells)
         texts = [text for text in texts if not is_missing(text)]
         if (number := number_of(head)) is not None:
             below = [each for text in texts if (each := number_of(text)) is not None]
-            is_outside |= bool(below) and not min(below) <= number <= max(below)
+            is_outside &= bool(below) and not min(below) <= number <= max(below)
             numbers.append(number)
         elif texts and not is_missing(head) and not formats_of([head, *texts]):
             if is_typed(texts):
                 return True
-            votes.append(head not in texts)
+            votes += [head not in texts] * (len({*texts}) <= len(texts) / 2)
     if votes:
         return all(votes)
     counts_up = numbers == [numbers[0] + place for place in range(frame.shape[1])] if numbers else True
-    return counts_up and (is_outside or not numbers)
+    return counts_up and is_outside
 
 
 def _with_target(frame: DataFrame, target: str, where: str, lines: list[str]) -> DataFrame:
@@ -284,37 +284,30 @@ def _with_target(frame: DataFrame, target: str, where: str, lines: list[str]) ->
 
 
 def _targets(
-    frame: DataFrame, where: str, *, group: str, kind: str, train: LabelledArrays | None, mark: str
+    cells: Series, where: str, *, group: str, kind: str, train: LabelledArrays | None, mark: str
 ) -> dict[str, Any]:
-    """Return the only column of a frame as classes, with their texts, or as numbers, and lines about it.
+    """Return a column as classes, with their texts, or as numbers, with their format; fields of LabelledArrays.
 
     With `kind` auto: text is classes; whole numbers are classes if at most MAX_CLASSES different ones occur.
     """
-    cells = frame.iloc[:, 0].tolist()
-    (column,) = columns_of(frame, kinds={}, key="", mark=mark)
+    (column,) = find_columns(cells.to_frame(), kinds={}, key="", mark=mark)
+    labels, read = None, {"cells": cells.tolist(), "where": where, "rows": cells.index}
     if train is not None:
         kind, column = "classes" if train.has_classes else "numbers", replace(column, format=train.target_format)
-    if kind == "auto" and (wrong := wrong_number(column, frame.iloc[:, 0])):
-        row, text = wrong
-        raise UserError(
-            f"{where}: row {row}: expected a number, as in most rows, got {text}; {group}.kind=classes takes it"
-        )
-    if kind == "numbers" or (train is not None and train.labels is None):
+        # The classes of other data than tables are whole numbers.
+        labels = train.labels or tuple(map(str, range(int(train.targets.max()) + 1)))
+    elif kind == "auto" and (wrong := wrong_number(column, cells)):
+        got = f"row {wrong[0]}: expected a number, as in most rows, got {wrong[1]}"
+        raise UserError(f"{where}: column {column.name}: {got}; {group}.kind=classes takes it")
+    if kind == "auto":
+        is_number = column.kind is ColumnKind.NUMBER and column.format != YES_NO
+        kind = "numbers" if is_number and not _are_classes(parsed(column=column, **read)) else "classes"
+    if kind == "numbers":
         column = replace(column, kind=ColumnKind.NUMBER)
-    numbers = None
-    is_read = kind != "classes" or (train is not None and train.labels is None)
-    if is_read and column.kind is ColumnKind.NUMBER and column.format != YES_NO:
-        numbers = parsed(cells, column, where=where, rows=frame.index)
-    if numbers is not None and (kind == "numbers" or (kind == "auto" and not _are_classes(numbers))):
-        lines = [f"{where}: numbers {column.words}"] * bool(column.words)
-        return {"targets": numbers, "target_format": column.format, "lines": lines}
-    if numbers is not None and kind == "classes":  # those of other data than tables
-        if (numbers % 1).any():
-            raise UserError(f"{where}: expected classes as whole numbers, as in the training examples")
-        return {"targets": numbers.astype(np.int64), "lines": []}
-    labels = None if train is None else train.labels
-    targets, labels = class_numbers([*map(text_of, cells)], where=where, rows=frame.index, labels=labels)
-    return {"targets": targets, "labels": labels, "lines": []}
+        return {"targets": parsed(column=column, **read), "target_format": column.format}
+    texts, where = [*map(text_of, read["cells"])], f"{where}: column {column.name}"
+    targets, labels = class_numbers(texts, where=where, rows=cells.index, labels=labels)
+    return {"targets": targets, "labels": labels}
 
 
 def _are_classes(numbers: np.ndarray) -> bool:

@@ -59,7 +59,7 @@ def setting(key: str, name: str, kind: str) -> str:
     return shlex.quote(key + pair)
 
 
-def columns_of(frame: DataFrame, *, kinds: Mapping[str, Any], key: str, mark: str = ".") -> list[Column]:
+def find_columns(frame: DataFrame, *, kinds: Mapping[str, Any], key: str, mark: str = ".") -> list[Column]:
     """Return the columns of the cells of a file, with the named kinds, else those of their cells.
 
     Args:
