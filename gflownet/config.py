@@ -371,16 +371,18 @@ def _parse_override(override: str, options: Mapping[str, Option] = OPTIONS) -> d
     key, equals, text = override.partition("=")
     if not (key and equals):
         raise UserError(f"{override}: expected KEY=VALUE{_hint_without_value(override, options)}")
+    # A typed word or name stays one where YAML reads something else, or nothing: no, 007, price: net, %d.%m.%Y.
+    text, is_plain = text.strip(), text.strip()[:1] not in ("", "[", "{", "'", '"')
     try:
         check_yaml_depth(text)
         tree: Any = _omegaconf().to_container(_omegaconf().from_dotlist([f"value={text}"]), resolve=False)
+        value = tree["value"]
     except (_yaml().YAMLError, _errors().OmegaConfBaseException, ValueError, RecursionError) as error:
-        raise UserError(f"{key}: expected a YAML value, got {override!r}: {_one_line(error)}") from None
-    value, text = tree["value"], text.strip()
-    # A typed word or name stays one where YAML reads something else: no, 007, price: net.
-    is_plain = text[:1] not in ("", "[", "{", "'", '"') and value is not None
-    is_word = is_plain and str(value).lower() != text.lower() and not (key in options and options[key].is_number)
-    return _nested(key, text if is_word else value)
+        if not (is_plain and isinstance(error, _yaml().YAMLError)):
+            raise UserError(f"{key}: expected a YAML value, got {override!r}: {_one_line(error)}") from None
+        value = text
+    is_word = is_plain and value is not None and str(value).lower() != text.lower()
+    return _nested(key, text if is_word and not (key in options and options[key].is_number) else value)
 
 
 def _merge(

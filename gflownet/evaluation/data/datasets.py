@@ -31,7 +31,7 @@ from gflownet.evaluation.data.table_fitting import account_of, fitted, table_of_
 from gflownet.files import cached
 from gflownet.plugins import load_function
 from gflownet.training.random_states import seeded
-from gflownet.translation.table_columns import TableColumns, Target
+from gflownet.translation.table_columns import TableColumns, Target, is_number
 
 # Shares of the examples; the remainder is the test set.
 TRAIN_SHARE = 0.6
@@ -196,7 +196,7 @@ def _grouped_parts(groups: np.ndarray, labels: np.ndarray, *, has_test: bool, se
 
 def _class_values(labels: Sequence[str]) -> tuple[Any, ...]:
     """Return the texts of classes, as integers where all are."""
-    is_whole = all(label.lstrip("-").isdecimal() for label in labels)
+    is_whole = all(is_number(label) and label.lstrip("-").isdecimal() for label in labels)
     return tuple(int(label) for label in labels) if is_whole else tuple(labels)
 
 

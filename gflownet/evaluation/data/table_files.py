@@ -60,7 +60,7 @@ class Reading:
     columns: Mapping[str, Any] = field(default_factory=dict)  # kinds of columns by name, see ColumnKind
     group: str = ""  # column whose equal values stay in one split
     time: str = ""  # column in whose order the rows are split
-    duplicates: str = "refuse"  # equal examples in several splits: refuse, together in one split, or keep
+    duplicates: str = "together"  # equal examples: together in one split, keep, or refuse them in several
     size: int = 0  # side of the images of a folder; 0: as they are
 
 
@@ -189,22 +189,22 @@ def _frame(
 
 def _decoded(content: bytes, where: str, group: str, encoding: str, lines: list[str]) -> str:
     """Return a text in the named encoding, else UTF-8, UTF-16 with its mark, or cp1252. Raises UserError."""
-    encoding = encoding or next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8")
-    try:
-        text = content.decode(encoding)
-    except (UnicodeDecodeError, LookupError) as error:
+    marked = next((name for mark, name in _MARKS.items() if content.startswith(mark)), "")
+    names, error = [encoding] if encoding else [marked] if marked else ["utf-8", "cp1252"], None
+    for name in names:
         try:
-            text = content.decode("cp1252" if encoding == "utf-8" else encoding)
-        except (UnicodeDecodeError, LookupError):
-            got = " ".join(str(error).split())
-            raise UserError(
-                f"{where}: expected text in {encoding}, got {got}; {group}.encoding=latin1 is another"
-            ) from None
-        word = next(word for word in re.split(r"[\s,;]+", text) if not word.isascii())
-        lines.append(f"{where}: not UTF-8, read as cp1252 (such as {word}); {group}.encoding names another")
-    if "\0" in text:
-        raise UserError(f"{where}: expected text, got null characters; {group}.encoding=utf-16-le takes UTF-16")
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+            text = content.decode(name)
+        except (UnicodeDecodeError, LookupError) as reason:
+            error = error or " ".join(str(reason).split())
+            continue
+        if "\0" in text:
+            raise UserError(f"{where}: expected text, got null characters; {group}.encoding=utf-16-le takes UTF-16")
+        if error:
+            word = next(word for word in re.split(r"[\s,;]+", text) if not word.isascii())
+            lines.append(f"{where}: not UTF-8, read as {name} (such as {word}); {group}.encoding names another")
+        return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    text = f"expected text in {' or '.join(names)}, got {error}"
+    raise UserError(f"{where}: {text}; {group}.encoding=latin1 is another encoding")
 
 
 def _separator(text: str) -> str:
