@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from gflownet.errors import UserError
-from gflownet.evaluation.candidates.references import classifier_or_regressor, estimator_reference
+from gflownet.evaluation.candidates.references import OPTIONAL, classifier_or_regressor, estimator_reference
 from gflownet.evaluation.candidates.supervised import SupervisedTask
 from gflownet.evaluation.data.checks import check_vector_targets
 from gflownet.evaluation.data.datasets import splits_of, standardised, with_standard_targets
 from gflownet.evaluation.data.examples import Split, Splits
 from gflownet.evaluation.task import Reference
 from gflownet.options import option
+
+
+_ESTIMATORS = {
+    "scikit-learn RandomForest": "ensemble.RandomForest",
+    "scikit-learn MLP": "neural_network.MLP",
+    "scikit-learn HistGradientBoosting": "ensemble.HistGradientBoosting",
+    "CatBoost": "catboost.CatBoost",
+    "TabPFN": "tabpfn.TabPFN",
+}
 
 
 @dataclass
@@ -61,16 +71,13 @@ class TableTask(SupervisedTask):
         return {} if columns is None else {"columns": columns.to_dict()}
 
     def references(self, *, seeds: Sequence[int]) -> Sequence[Reference]:
-        """Return the scores of scikit-learn's RandomForest, MLP and HistGradientBoosting on the same inputs."""
-        forest = classifier_or_regressor(self, "ensemble.RandomForestClassifier", "ensemble.RandomForestRegressor")
-        mlp = classifier_or_regressor(self, "neural_network.MLPClassifier", "neural_network.MLPRegressor")
-        boosting = classifier_or_regressor(
-            self, "ensemble.HistGradientBoostingClassifier", "ensemble.HistGradientBoostingRegressor"
-        )
+        """Return the scores of estimators with their defaults on the same inputs, of other packages where installed."""
         references = [
-            estimator_reference(self, "scikit-learn RandomForest", forest, seeds=seeds),
-            estimator_reference(self, "scikit-learn MLP", mlp, seeds=seeds),
-            estimator_reference(self, "scikit-learn HistGradientBoosting", boosting, seeds=seeds),
+            estimator_reference(
+                self, name, classifier_or_regressor(self, f"{path}Classifier", f"{path}Regressor"), seeds=seeds
+            )
+            for name, path in _ESTIMATORS.items()
+            if not path.startswith(OPTIONAL) or find_spec(path.partition(".")[0])
         ]
         return [reference for reference in references if reference is not None]
 
