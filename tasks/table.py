@@ -16,7 +16,6 @@ from gflownet.evaluation.data.examples import Split, Splits
 from gflownet.evaluation.task import Reference
 from gflownet.options import option
 
-
 _ESTIMATORS = {
     "scikit-learn RandomForest": "ensemble.RandomForest",
     "scikit-learn MLP": "neural_network.MLP",

@@ -194,9 +194,7 @@ def _frame_of(rows: Any, names: Sequence[str]) -> Any:
     if isinstance(rows, pandas.DataFrame):
         return rows
     if isinstance(rows, Mapping):
-        is_row = not any(
-            isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) for value in rows.values()
-        )
+        is_row = all(map(pandas.api.types.is_scalar, rows.values()))
         return pandas.DataFrame([rows] if is_row else dict(rows), dtype=object)
     rows = [dict(row) if isinstance(row, Mapping | pandas.Series) else row for row in rows]
     if all(isinstance(row, Mapping) for row in rows):

@@ -41,7 +41,7 @@ def fit(cells: dict[str, list[Any]], rows: Any = slice(None), **kinds: str) -> t
     frame = pandas.DataFrame(cells, dtype=object)
     table = {
         column: parsed(cells[column.name], column, where="data: t.csv", rows=range(len(frame)))
-        for column in find_columns(frame, kinds=kinds, key="task_options.columns")
+        for column in find_columns(frame, kinds=kinds, group="task_options", where="data: t.csv")
     }
     num = len(next(iter(cells.values())))
     columns = fitted(table, np.arange(num)[rows], TARGET)

@@ -16,20 +16,12 @@ import numpy as np
 
 from gflownet.errors import UserError, accounted, counted
 from gflownet.evaluation.data.labelled_arrays import LabelledArrays, class_numbers
-from gflownet.evaluation.data.table_fitting import (
-    ORDER,
-    RawTable,
-    account_of,
-    check_columns,
-    find_columns,
-    is_plain,
-    is_typed,
-    wrong_number,
-)
+from gflownet.evaluation.data.table_fitting import ORDER, RawTable, account_of, find_columns, is_plain, is_typed
 from gflownet.files import read_bytes
 from gflownet.options import leaves
 from gflownet.translation.table_columns import (
     YES_NO,
+    Column,
     ColumnKind,
     formats_of,
     is_missing,
@@ -92,7 +84,7 @@ def read_table(path: Path, *, key: str, reading: Reading, train: LabelledArrays 
             raise UserError(f"{where}: expected two or more columns, got one")
         frame = _with_target(frame, target, where, lines)
         inputs = frame[list(expected[:-1]) or [name for name in names if name != target]]
-        raw = _parsed(inputs, where=where, key=f"{group}.columns", kinds=reading.columns, train=train, mark=mark)
+        raw = _parsed(inputs, where=where, group=group, kinds=reading.columns, train=train, mark=mark)
         with accounted(account_of(raw)):
             raw, order = _ordered(raw, reading, where=where) if train is None else (raw, {})
             found = _targets(frame[target], where, group=group, kind=reading.kind, train=train, mark=mark)
@@ -104,14 +96,13 @@ def read_table(path: Path, *, key: str, reading: Reading, train: LabelledArrays 
 
 
 def _parsed(
-    frame: DataFrame, *, where: str, key: str, kinds: Mapping[str, Any], train: LabelledArrays | None, mark: str
+    frame: DataFrame, *, where: str, group: str, kinds: Mapping[str, Any], train: LabelledArrays | None, mark: str
 ) -> RawTable:
     """Return the parsed cells of the inputs, by the columns of the training table, else by those of the cells."""
     columns = None if train is None or train.table is None else list(train.table)
     if columns is None:
-        kinds = dict(leaves(kinds)) if train is None else {}
-        columns = find_columns(frame, kinds=kinds, key=key, mark=mark)
-        check_columns(columns, frame, kinds=kinds, key=key, where=where)
+        named = dict(leaves(kinds)) if train is None else {}
+        columns = find_columns(frame, kinds=named, group=group, where=where, mark=mark)
     raw = {c: parsed(frame[c.name].tolist(), c, where=where, rows=frame.index) for c in columns}
     if train is not None and train.table is None and not is_plain(raw):
         raise UserError(f"{where}: expected numbers without gaps, as in the training examples")
@@ -290,25 +281,19 @@ def _targets(
 
     With `kind` auto: text is classes; whole numbers are classes if at most MAX_CLASSES different ones occur.
     """
-    (column,) = find_columns(cells.to_frame(), kinds={}, key="", mark=mark)
-    labels, read = None, {"cells": cells.tolist(), "where": where, "rows": cells.index}
+    column = Column(str(cells.name), ColumnKind.NUMBER)
     if train is not None:
         kind, column = "classes" if train.has_classes else "numbers", replace(column, format=train.target_format)
-        # The classes of other data than tables are whole numbers.
-        labels = train.labels or tuple(map(str, range(int(train.targets.max()) + 1)))
-    elif kind == "auto" and (wrong := wrong_number(column, cells)):
-        got = f"row {wrong[0]}: expected a number, as in most rows, got {wrong[1]}"
-        raise UserError(f"{where}: column {column.name}: {got}; {group}.kind=classes takes it")
-    if kind == "auto":
-        is_number = column.kind is ColumnKind.NUMBER and column.format != YES_NO
-        kind = "numbers" if is_number and not _are_classes(parsed(column=column, **read)) else "classes"
-    if kind == "numbers":
-        column = replace(column, kind=ColumnKind.NUMBER)
-        return {"targets": parsed(column=column, **read), "target_format": column.format}
-    texts, where = [*map(text_of, read["cells"])], f"{where}: column {column.name}"
+    elif kind != "classes":
+        (found,) = find_columns(cells.to_frame(), kinds={}, group=group, where=where, mark=mark, is_target=True)
+        is_number = found.kind is ColumnKind.NUMBER and found.format != YES_NO
+        column = replace(column, format=found.format if is_number else "")
+        kind = "classes" if kind == "auto" and not is_number else kind
+    numbers = None if kind == "classes" else parsed(cells.tolist(), column, where=where, rows=cells.index)
+    if numbers is not None and (kind == "numbers" or (numbers % 1).any() or len(np.unique(numbers)) > MAX_CLASSES):
+        return {"targets": numbers, "target_format": column.format}
+    # The classes of other data than tables are whole numbers.
+    labels = None if train is None else train.labels or tuple(map(str, range(int(train.targets.max()) + 1)))
+    texts, where = [*map(text_of, cells)], f"{where}: column {column.name}"
     targets, labels = class_numbers(texts, where=where, rows=cells.index, labels=labels)
     return {"targets": targets, "labels": labels}
-
-
-def _are_classes(numbers: np.ndarray) -> bool:
-    return not (numbers % 1).any() and len(np.unique(numbers)) <= MAX_CLASSES

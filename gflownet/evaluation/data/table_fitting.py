@@ -59,18 +59,23 @@ def setting(key: str, name: str, kind: str) -> str:
     return shlex.quote(key + pair)
 
 
-def find_columns(frame: DataFrame, *, kinds: Mapping[str, Any], key: str, mark: str = ".") -> list[Column]:
+def find_columns(
+    frame: DataFrame, *, kinds: Mapping[str, Any], group: str, where: str, mark: str = ".", is_target: bool = False
+) -> list[Column]:
     """Return the columns of the cells of a file, with the named kinds, else those of their cells.
 
     Args:
         frame: cells by column; its index has the numbers of the rows.
         kinds: by column, a kind or the format of a date.
-        key: option of the kinds.
+        group: of the options.
+        where: option and file, for errors.
         mark: decimal mark of columns that may have two, such as 1,234, where no other column decides.
+        is_target: whether the column is the target.
 
     Raises:
-        UserError: an unknown column or kind.
+        UserError: an unknown column or kind, or a damaged column of numbers, after the table of columns.
     """
+    key = f"{group}.columns"
     for name, kind in kinds.items():
         if name not in frame or not (str(kind) in [*ColumnKind] or "%" in str(kind)):
             expected, got = ("kind", kind) if name in frame else ("column", name)
@@ -84,24 +89,27 @@ def find_columns(frame: DataFrame, *, kinds: Mapping[str, Any], key: str, mark: 
         # Without a decision of another column, a number that is one without conversion stays.
         wanted = next(iter(marks)) if len(marks) == 1 else "." if PLAIN in each else mark
         format = next((one for one in each if decimal_mark([one]) == wanted), next(iter(each), ""))
-        is_free = len(texts[name]) > len(frame) / 2
-        columns.append(_column(str(name), texts[name], kinds.get(name), format, key, repeats=not is_free))
+        repeats = len(texts[name]) <= len(frame) / 2
+        columns.append(_column(str(name), texts[name], kinds.get(name), format, key, repeats=repeats))
+    for column in columns:
+        wrong = "" if column.name in kinds or column.kind is not ColumnKind.TEXT else _wrong(texts[column.name])
+        if wrong:
+            row = next(row for row, cell in frame[column.name].items() if text_of(cell) == wrong)
+            number, text, ignored = (setting(key, column.name, kind) for kind in ("number", "text", "ignored"))
+            hint = f"{text} takes texts, {number} takes other texts as missing, {ignored} leaves the column out"
+            hint = f"{group}.kind=classes takes it" if is_target else hint
+            got = f"column {column.name}: row {row}: expected a number, as in most rows, got {wrong}"
+            with accounted(account_of({each: frame[each.name].map(is_missing) for each in columns})):
+                raise UserError(f"{where}: {got}; {hint}")
     return columns
 
 
-def check_columns(
-    columns: Sequence[Column], frame: DataFrame, *, kinds: Mapping[str, Any], key: str, where: str
-) -> None:
-    """Raise UserError for a damaged column of numbers, after the table of columns."""
-    for column in columns:
-        if column.name not in kinds and (wrong := wrong_number(column, frame[column.name])):
-            number, text, ignored = (setting(key, column.name, kind) for kind in ("number", "text", "ignored"))
-            got = f"row {wrong[0]}: expected a number, as in most rows, got {wrong[1]}"
-            with accounted(account_of({each: frame[each.name].map(is_missing) for each in columns})):
-                raise UserError(
-                    f"{where}: column {column.name}: {got}; {text} takes texts, {number} takes other texts as missing, "
-                    f"{ignored} leaves the column out"
-                )
+def _wrong(texts: Sequence[str]) -> str:
+    """Return the text that damages a column of numbers; empty without one, and for codes such as 007 and 1_2."""
+    wrong = [text for text in texts if not formats_of([text]) or text.lower() in BOOLEANS]
+    num, is_censored = len(texts) - len(wrong), all(map(_CENSORED.fullmatch, wrong))
+    is_damaged = bool(wrong) and (num >= _MOSTLY * len(texts) or (is_censored and num > 0))
+    return wrong[0] if is_damaged and not any(map(_CODE.fullmatch, wrong)) else ""
 
 
 def account_of(table: Mapping[Column, Any]) -> list[str]:
@@ -151,16 +159,6 @@ def _column(name: str, texts: Sequence[str], kind: Any, format: str, key: str, *
     if not repeats and float(np.mean([len(text.split()) for text in texts])) >= _FREE_TEXT_WORDS:
         return Column(name, ColumnKind.IGNORED, words=f"free text; {setting(key, name, 'words')} takes its words")
     return Column(name, ColumnKind.TEXT)
-
-
-def wrong_number(column: Column, cells: Series) -> tuple[int, str] | None:
-    """Return row and text of a cell that damages a column of numbers; None for codes such as 007 and 1_2."""
-    texts = _texts(cells) if column.kind is ColumnKind.TEXT else []
-    wrong = [text for text in texts if not formats_of([text]) or text.lower() in BOOLEANS]
-    num, is_censored = len(texts) - len(wrong), all(map(_CENSORED.fullmatch, wrong))
-    if not wrong or any(map(_CODE.fullmatch, wrong)) or not (num >= _MOSTLY * len(texts) or (is_censored and num)):
-        return None
-    return next((int(row), wrong[0]) for row, cell in cells.items() if text_of(cell) == wrong[0])  # type: ignore[arg-type]
 
 
 def is_typed(texts: Sequence[str]) -> bool:
