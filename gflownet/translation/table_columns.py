@@ -217,10 +217,10 @@ def _pattern(format: str) -> re.Pattern[str]:
     written, _, unit = format.partition(_IN)
     decimal, thousands = map(re.escape, WRITTEN[written])
     grouped = rf"[1-9]\d{{0,2}}(?:{thousands}\d{{3}})+|" if thousands else ""
-    # Neither 007 nor digits beyond the precision of a float nor 1_2 are numbers.
+    # Codes are no numbers: 007, 1_2, 2E3, +491512345678, digits beyond the precision of a float.
     digits = rf"(?={decimal}?\d)(?P<whole>{grouped}0|[1-9]\d{{0,14}})?(?:{decimal}(?P<fraction>\d*))?"
     unit = rf"\s*(?:{re.escape(unit)})?\s*" if unit else ""
-    number = rf"[+]?{unit}(?P<minus>-?){unit}{digits}(?P<exponent>e[-+]?\d+)?{unit}"
+    number = rf"(?:[+](?!\d{{7}}))?{unit}(?P<minus>-?){unit}{digits}(?P<exponent>(?(fraction)e[-+]?|e[-+])\d+)?{unit}"
     return re.compile(number, re.ASCII | re.IGNORECASE)
 
 

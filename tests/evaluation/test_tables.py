@@ -216,6 +216,13 @@ def test_decimal_commas_between_semicolons(tmp_path):
     assert columns_of(splits).columns[1].values == ("x, 0", "x, 1")
 
 
+def test_equal_rows_of_few_kinds_are_split_and_counted(tmp_path):
+    path = write_rows(tmp_path / "a.csv", ("x", "z", "y"), [[k % 2, k % 3, k % 2] for k in range(60)])
+    splits = load(path)
+    assert [len(part) for part in splits] == [36, 12, 12]
+    assert any("54 of 60 rows are equal to another one in all inputs; too few different" in x for x in splits.account)
+
+
 def test_header_by_option(tmp_path):
     rows = [[colour, size, kind] for colour in ("red", "blue") for size in ("big", "small") for kind in ("a", "b")] * 5
     path = write_rows(tmp_path / "a.csv", (), rows)
@@ -370,7 +377,15 @@ def test_rows_without_target_are_left_out(tmp_path, mark):
 
 
 @pytest.mark.parametrize(
-    "codes", [("1_2", "12", "1_20"), ("01234", "12345", "20001"), ("007", "7", "12"), ("12345678901234567", "1", "2")]
+    "codes",
+    [
+        ("1_2", "12", "1_20"),
+        ("01234", "12345", "20001"),
+        ("007", "7", "12"),
+        ("12345678901234567", "1", "2"),
+        ("2E3", "2000", "3E1"),
+        ("+491512345678", "491512345678", "30"),
+    ],
 )
 def test_codes_that_look_like_numbers_are_texts(tmp_path, codes):
     path = write_rows(tmp_path / "a.csv", ("code", "y"), [[codes[k % 3], codes[k % 3]] for k in range(60)])

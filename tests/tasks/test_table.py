@@ -4,11 +4,14 @@ import csv
 import json
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.ensemble import HistGradientBoostingClassifier
 
 import gflownet
 from gflownet.evaluation.final import TopArchitecture
@@ -125,3 +128,32 @@ def test_new_process_predicts_raw_rows_of_public_forms(tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path / "rows.json")]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert json.loads(output) == expected
+
+
+def test_installed_packages_are_references(tmp_path, monkeypatch):
+    class CatBoostClassifier(HistGradientBoostingClassifier):
+        def __init__(self, *, random_state: int, verbose: bool, allow_writing_files: bool) -> None:
+            super().__init__(max_iter=3, random_state=random_state)
+            self.verbose, self.allow_writing_files = verbose, allow_writing_files
+
+    module = ModuleType("catboost")
+    monkeypatch.setattr(module, "CatBoostClassifier", CatBoostClassifier, raising=False)
+    module.__spec__ = ModuleSpec("catboost", None)
+    monkeypatch.setitem(sys.modules, "catboost", module)
+    rows = [[k % 17, k % 5, "ab"[k % 17 > 8]] for k in range(85)]
+    task = make_task(write_rows(tmp_path / "a.csv", ("x", "z", "y"), rows))
+    references = {each.name: each for each in task.references(seeds=[0])}
+    assert [name.removeprefix("scikit-learn ") for name in references] == [
+        "RandomForest",
+        "MLP",
+        "HistGradientBoosting",
+        "CatBoost",
+    ]
+    assert references["CatBoost"].test[0] > 0.8
+
+
+def test_account_is_kept_in_the_run_folder_and_the_report(finished_runs):
+    folder = finished_runs("table")
+    lines = (folder / "data.txt").read_text().splitlines()
+    assert lines[0].startswith("columns, fitted on the training rows")
+    assert lines[0] in (folder / "report.html").read_text()

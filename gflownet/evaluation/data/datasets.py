@@ -101,11 +101,13 @@ def _splits(source: str, *, key: str, seed: int, test: str, reading: Reading) ->
 def _split_and_checked(data: LabelledArrays, source: str, *, key: str, seed: int, reading: Reading) -> Splits:
     """Return the splits of examples. Raises UserError for examples that do not fit."""
     _check_targets(data, key=key)
-    equal = _equal_rows(data) if reading.duplicates == "together" else None
+    equal = _equal_rows(data) if reading.duplicates == "together" and data.groups is data.times is None else None
     if equal is not None and (num := len(equal) - len(np.unique(equal))):
-        words = f"{key}: {num:,} of {len(equal):,} rows are equal to another one in all inputs"
-        together = f"; they are in its split, {key.rpartition('.')[0]}.duplicates=keep splits them by chance"
-        data = replace(data, account=(*data.account, words + together * (data.groups is data.times is None)))
+        can_stay = len(equal) - num >= MIN_EXAMPLES * (len(np.unique(data.targets)) if data.has_classes else 1)
+        together = f"they are in its split, {key.rpartition('.')[0]}.duplicates=keep splits them by chance"
+        words = together if can_stay else "too few different rows to keep them in one split"
+        line = f"{key}: {num:,} of {len(equal):,} rows are equal to another one in all inputs; {words}"
+        data, equal = replace(data, account=(*data.account, line)), equal if can_stay else None
     try:
         splits = split(data, seed=seed, equal=equal)
     except UserError as error:
