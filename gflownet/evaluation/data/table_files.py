@@ -91,8 +91,8 @@ def read_table(path: Path, *, key: str, reading: Reading, train: LabelledArrays 
             if written := found.get("target_format"):
                 lines.append(f"{where}: column {target}: numbers are written as {written}")
     numbers = np.stack([*raw.values()], axis=1) if is_plain(raw) else np.zeros((len(frame), 0))
-    names = {"columns": tuple(inputs), "target": target}
-    return LabelledArrays(numbers, table=raw, account=tuple(lines), **names, **found, **order)
+    found |= {"columns": tuple(inputs), "target": target, "table": raw, "account": tuple(lines)}
+    return LabelledArrays(numbers, **found, **order)
 
 
 def _parsed(
@@ -155,9 +155,8 @@ def _frame(
         try:
             frame = pandas.read_parquet(path)
         except ImportError:
-            raise UserError(
-                f"{where}: expected the package pyarrow, got none: pip install 'gflownet[parquet]'"
-            ) from None
+            hint = "pip install 'gflownet[parquet]'"
+            raise UserError(f"{where}: expected the package pyarrow, got none: {hint}") from None
         return frame.set_axis(list(map(str, frame)), axis=1).set_axis(range(1, len(frame) + 1)), "."
     text = _decoded(read_bytes(path), where, group, reading.encoding, lines)
     named = re.match(r'"?sep=([^\n])"?\n', text)
@@ -199,11 +198,11 @@ def _decoded(content: bytes, where: str, group: str, encoding: str, lines: list[
 
 
 def _separator(text: str) -> str:
-    """Return the separator that divides the first lines into equal numbers of columns, two or more; else a comma."""
+    """Return the separator that divides most of the first lines into equal numbers of columns, two or more."""
     lines = [line for line in text.split("\n", _NUM_SNIFFED)[:_NUM_SNIFFED] if line.strip()]
-    counts = {mark: {len(row) for row in csv.reader(lines, delimiter=mark)} for mark in _SEPARATORS}
-    fitting = {mark: max(each) for mark, each in counts.items() if len(each) == 1 and max(each) > 1}
-    return max(fitting, key=lambda mark: fitting[mark], default=",")
+    counts = {mark: Counter(len(row) for row in csv.reader(lines, delimiter=mark) if row) for mark in _SEPARATORS}
+    sizes = {mark: (num > 1, rows, num) for mark, each in counts.items() for num, rows in each.most_common(1)}
+    return max(sizes, key=lambda mark: sizes[mark], default=",")
 
 
 def _other_length(text: str, separator: str, where: str) -> UserError | None:
@@ -223,10 +222,8 @@ def _with_names(
     is_known = header != "auto" or sorted(first) == sorted(expected)
     has_names = header != "no" if is_known else _is_header(frame)
     if not has_names:
-        found = (
-            f"{where}: the first row has no names, columns are 0 to {len(first) - 1}; {group}.header=yes reads names"
-        )
-        lines += [found] * (not is_known)
+        found = f"the first row has no names, columns are 0 to {len(first) - 1}; {group}.header=yes reads names"
+        lines += [f"{where}: {found}"] * (not is_known)
         return frame.set_axis(list(map(str, range(len(first)))), axis=1)
     if not is_known and any(map(is_number, first)):
         lines.append(f"{where}: the first row has the names {', '.join(first)}; {group}.header=no reads it as data")
