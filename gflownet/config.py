@@ -372,7 +372,7 @@ def _parse_override(override: str, options: Mapping[str, Option] = OPTIONS) -> d
     if not (key and equals):
         raise UserError(f"{override}: expected KEY=VALUE{_hint_without_value(override, options)}")
     # A typed word or name stays one where YAML reads something else, or nothing: no, 007, price: net, %d.%m.%Y.
-    text, is_plain = text.strip(), text.strip()[:1] not in ("", "[", "{", "'", '"')
+    text, is_plain = text.strip(), text.strip()[:1] not in ("", "[", "{", "'", '"', "!")
     try:
         check_yaml_depth(text)
         tree: Any = _omegaconf().to_container(_omegaconf().from_dotlist([f"value={text}"]), resolve=False)

@@ -1,6 +1,7 @@
 """Tables with gaps, texts and dates for tests."""
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,135 +41,109 @@ def write_houses(path: Path, num: int = 200) -> Path:
 
 @dataclass(frozen=True)
 class Form:
-    """A table in the form of a public file: its bytes, the options that it needs, and its columns."""
+    """A table in the form of a public file.
+
+    A column is the cells of all rows: A|B one of some texts, MEAN~DEVIATION a number with the digits of the mean, K the
+    number of the row; a last ? makes gaps.
+    """
 
     name: str
-    content: bytes
-    kinds: Mapping[str, str]  # of the columns, without the target
-    target: str
+    names: str  # of the columns
+    columns: Sequence[str]
+    kinds: str  # of the columns, `target` of the target
+    mark: str = ""  # of a gap
     options: Mapping[str, str] = field(default_factory=dict)
     labels: Sequence[str] = ()  # of classes; empty: a number
+    encoding: str = "utf-8"
 
+    @property
+    def has_header(self) -> bool:
+        """Whether the first row has the names."""
+        return not self.name.endswith(".data")
 
-def forms(num: int = 60) -> list[Form]:
-    """Return small tables in the form of seven public files."""
-    rng = np.random.default_rng(0)
-
-    def pick(*words: str) -> list[str]:
-        return rng.choice(words, num).tolist()
-
-    def numbers(mean: float, scale: float, digits: int) -> list[str]:
-        return [f"{value:.{digits}f}" for value in rng.normal(mean, scale, num)]
-
-    def gaps(cells: list[str], mark: str) -> list[str]:
-        return [mark if rng.random() < 0.15 else cell for cell in cells]
-
-    def text(*columns: list[str], header: str = "", separator: str = ",", encoding: str = "utf-8") -> bytes:
-        rows = zip(*columns, strict=True)
+    def content(self, num: int = 60) -> bytes:
+        """Return the file."""
+        rng, separator = np.random.default_rng(0), "\t" if self.name.endswith(".tsv") else ","
+        rows = zip(*(self._cells(column, rng, num) for column in self.columns), strict=True)
         quoted = ([f'"{cell}"' if separator in cell else cell for cell in row] for row in rows)
-        return "\n".join([*[header] * bool(header), *map(separator.join, quoted), ""]).encode(encoding)
+        header = [separator.join(self.names.split(","))] * self.has_header
+        return "\n".join([*header, *map(separator.join, quoted), ""]).encode(self.encoding)
 
-    people = [f"Braund, Mr. Owen Harris number {k}" for k in range(num)]
-    sex, island = gaps(pick("male", "female"), "NA"), pick("Biscoe", "Dream")
-    days = [f"{1 + k % 28:02}/{1 + k % 12:02}/2017" for k in range(num)]
-    parties, prices = pick("republican", "democrat"), [f"${value:,.2f}" for value in rng.lognormal(6.5, 1, num)]
-    zips = [f"{20001 + k % 5}" for k in range(num)]
-    zips[7] = "20002-3316"
-    titanic = text(
-        *([str(k + 1) for k in range(num)], pick("0", "1"), pick("1", "2", "3"), people, pick("male", "female")),
-        *(gaps(numbers(30, 9, 1), ""), pick("A/5 21171", "113803", "373450"), gaps(pick("S", "C", "Q"), "")),
-        header="PassengerId,Survived,Pclass,Name,Sex,Age,Ticket,Embarked",
-    )
-    number, words = "number", "text"
-    return [
-        Form(
-            "titanic.csv",
-            titanic,
-            dict(
-                zip(
-                    ("PassengerId", "Pclass", "Name", "Sex", "Age", "Ticket", "Embarked"),
-                    (number, number, "ignored", words, number, words, words),
-                    strict=True,
-                )
-            ),
-            "Survived",
-            {"target": "Survived"},
-            ("0", "1"),
+    def _cells(self, column: str, rng: np.random.Generator, num: int) -> list[str]:
+        column, has_gaps = column.removesuffix("?"), column.endswith("?")
+        if match := re.fullmatch(r"(\D*)([\d.,]+)~(\d+)(.*)", column):
+            start, mean, deviation, end = match.groups()
+            numbers = rng.normal(float(mean.replace(",", "")), float(deviation), num)
+            digits = f"{',' * (',' in mean)}.{len(mean.partition('.')[2])}f"
+            cells = [f"{start}{value:{digits}}{end}" for value in numbers]
+        else:
+            cells = [str(cell).replace("K", str(k)) for k, cell in enumerate(rng.choice(column.split("|"), num))]
+        return [self.mark if has_gaps and rng.random() < 0.15 else cell for cell in cells]
+
+
+FORMS = (
+    Form(
+        "titanic.csv",
+        "PassengerId,Survived,Pclass,Name,Sex,Age,Ticket,Embarked",
+        (
+            "K",
+            "0|1",
+            "1|2|3",
+            "Braund, Mr. Owen Harris number K",
+            "male|female",
+            "30.0~9?",
+            "A/5 21171|113803|3734",
+            "S|C?",
         ),
-        Form(
-            "penguins.csv",
-            text(
-                island,
-                gaps(numbers(44, 5, 1), "NA"),
-                gaps(numbers(4200, 800, 0), "NA"),
-                sex,
-                header="island,bill_length_mm,body_mass_g,sex",
-            ),
-            {"island": words, "bill_length_mm": number, "body_mass_g": number},
-            "sex",
-            {},
-            ("female", "male"),
-        ),
-        Form(
-            "imports-85.data",
-            text(
-                pick("3", "1", "-1"),
-                gaps(numbers(120, 30, 0), "?"),
-                pick("gas", "diesel"),
-                pick("two", "four"),
-                gaps(numbers(13000, 4000, 0), "?"),
-            ),
-            {"0": number, "1": number, "2": words, "3": words},
-            "4",
-            {"kind": "numbers"},
-        ),
-        Form(
-            "AmesHousing.tsv",
-            text(
-                numbers(526300000, 9, 0),
-                pick("RL", "RM"),
-                gaps(numbers(70, 9, 0), "NA"),
-                pick("Pave", "NA"),
-                numbers(180000, 40000, 0),
-                header="PID\tMS Zoning\tLot Frontage\tAlley\tSalePrice",
-                separator="\t",
-            ),
-            {"PID": number, "MS Zoning": words, "Lot Frontage": number, "Alley": words},
-            "SalePrice",
-        ),
-        Form(
-            "dc_airbnb.csv",
-            text(
-                gaps(numbers(90, 5, 0), ""),
-                zips,
-                [f"{value}%" for value in numbers(90, 5, 0)],
-                prices,
-                header="accommodates,zipcode,host_response_rate,price",
-            ),
-            {"accommodates": number, "zipcode": words, "host_response_rate": number},
-            "price",
-            {"columns": "{zipcode: text}"},
-        ),
-        Form(
-            "SeoulBikeData.csv",
-            text(
-                days,
-                numbers(700, 200, 0),
-                numbers(12, 9, 1),
-                pick("Winter", "Summer"),
-                header="Date,Rented Bike Count,Temperature(°C),Seasons",
-                encoding="latin1",
-            ),
-            {"Date": "date", "Temperature(°C)": number, "Seasons": words},
-            "Rented Bike Count",
-            {"target": "Rented Bike Count"},
-        ),
-        Form(
-            "house-votes-84.data",
-            text(parties, *(gaps(pick("y", "n"), "?") for _ in range(4))),
-            {"1": number, "2": number, "3": number, "4": number},
-            "0",
-            {"target": "0"},
-            ("democrat", "republican"),
-        ),
-    ]
+        "number target number ignored text number text text",
+        options={"target": "Survived"},
+        labels=("0", "1"),
+    ),
+    Form(
+        "penguins.csv",
+        "island,bill_length_mm,body_mass_g,sex",
+        ("Biscoe|Dream", "44.0~5?", "4200~800?", "male|female?"),
+        "text number number target",
+        mark="NA",
+        labels=("female", "male"),
+    ),
+    Form(
+        "imports-85.data",
+        "0,1,2,3,4",
+        ("3|1|-1", "120~30?", "gas|diesel", "two|four", "13000~4000?"),
+        "number number text text target",
+        mark="?",
+        options={"kind": "numbers"},
+    ),
+    Form(
+        "AmesHousing.tsv",
+        "PID,MS Zoning,Lot Frontage,Alley,SalePrice",
+        ("526300000~9", "RL|RM", "70~9?", "Pave|NA", "180000~40000"),
+        "number text number text target",
+        mark="NA",
+    ),
+    Form(
+        "dc_airbnb.csv",
+        "accommodates,zipcode,host_response_rate,price",
+        ("90~5?", "20001|20002|20002-3316", "90~5%?", "$1,200.00~300"),
+        "number text number target",
+        options={"columns": "{zipcode: text}"},
+    ),
+    Form(
+        "SeoulBikeData.csv",
+        "Date,Rented Bike Count,Temperature(°C),Seasons",
+        ("01/12/2017|15/12/2017|31/01/2018", "700~200", "12.0~9", "Winter|Summer"),
+        "date target number text",
+        options={"target": "Rented Bike Count"},
+        encoding="latin1",
+    ),
+    Form(
+        "house-votes-84.data",
+        "0,1,2,3,4",
+        ("republican|democrat", "y|n?", "y|n?", "y|n?", "y|n?"),
+        "target number number number number",
+        mark="?",
+        options={"target": "0"},
+        labels=("democrat", "republican"),
+    ),
+)

@@ -22,7 +22,7 @@ from gflownet.evaluation.data.examples import Splits
 from gflownet.evaluation.data.table_fitting import MAX_VALUES, MIN_ROWS, find_columns, fitted
 from gflownet.translation.table_columns import ColumnKind, TableColumns, Target, parsed
 from tasks.table import TableConfig, TableTask
-from tests.evaluation.table_data import HOUSE_COLUMNS, forms, houses, write_houses, write_rows
+from tests.evaluation.table_data import FORMS, HOUSE_COLUMNS, houses, write_houses, write_rows
 
 TARGET = Target("y", has_classes=False)
 
@@ -516,11 +516,12 @@ def test_ambiguous_dates_have_a_line_and_an_option(tmp_path):
     assert column.format == "%d/%m/%Y"
 
 
-@pytest.mark.parametrize("form", forms(), ids=lambda form: form.name)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_forms_of_public_files(tmp_path, form):
-    (tmp_path / form.name).write_bytes(form.content)
+    (tmp_path / form.name).write_bytes(form.content())
     task = make_task(tmp_path / form.name, *(f"task_options.{name}={value}" for name, value in form.options.items()))
     columns = task.splits_in_use.columns
     assert columns is not None
-    assert {column.name: str(column.kind) for column in columns.columns} == form.kinds
-    assert (columns.target.name, [*map(str, columns.target.labels)]) == (form.target, [*form.labels])
+    kinds = {column.name: str(column.kind) for column in columns.columns} | {columns.target.name: "target"}
+    assert kinds == dict(zip(form.names.split(","), form.kinds.split(), strict=True))
+    assert [*map(str, columns.target.labels)] == [*form.labels]

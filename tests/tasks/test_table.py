@@ -24,7 +24,7 @@ from gflownet.translation import to_onnx
 from gflownet.translation.table_columns import TableColumns
 from tasks.table import TableTask
 from tests.evaluation.candidates import classifier_graph
-from tests.evaluation.table_data import HOUSE_COLUMNS, forms, houses, write_houses, write_rows
+from tests.evaluation.table_data import FORMS, HOUSE_COLUMNS, houses, write_houses, write_rows
 from tests.evaluation.test_tables import make_task
 
 _FAST = ("evaluation.num_epochs=8", "evaluation.learning_rate=0.03")
@@ -108,16 +108,16 @@ def test_account_is_printed_before_a_refusal(tmp_path, capsys):
 def test_new_process_predicts_raw_rows_of_public_forms(tmp_path):
     expected, code = {}, "import gflownet, json, sys; rows = json.load(open(sys.argv[1])); print(json.dumps({"
     rows: dict[str, list[dict[str, str]]] = {}
-    for form in forms():
+    for form in FORMS:
         folder = tmp_path / form.name.partition(".")[0]
         folder.mkdir()
-        (folder / form.name).write_bytes(form.content)
+        (folder / form.name).write_bytes(form.content())
         options = (f"task_options.{name}={value}" for name, value in form.options.items())
         task = make_task(folder / form.name, *options)
         model: Any = gflownet.load(run_folder(folder, task))
-        text = form.content.decode("latin1" if "Seoul" in form.name else "utf-8")
-        names = None if ".data" not in form.name else list(map(str, range(5)))
-        reader = csv.DictReader(text.splitlines(), names, delimiter="\t" if ".tsv" in form.name else ",")
+        names = None if form.has_header else form.names.split(",")
+        text = form.content().decode(form.encoding).splitlines()
+        reader = csv.DictReader(text, names, delimiter="\t" if form.name.endswith(".tsv") else ",")
         rows[str(folder)] = [dict(row) for row in reader]
         expected[str(folder)] = model.predict(rows[str(folder)]).tolist()
         inputs = np.concatenate([part.inputs.numpy() for part in task.splits_in_use])
