@@ -250,9 +250,8 @@ def formats_of(values: Sequence[str]) -> list[str]:
     if len(units) > 1 or ("%" in units and not all("%" in value for value in values)):
         return []
     end = f"{_IN}{unit}" if (unit := "".join(units)) else ""
-    return [*filter(fits, (written + end for written in WRITTEN))] or [YES_NO] * all(
-        value.lower() in BOOLEANS for value in values
-    )
+    fitting = [written + end for written in WRITTEN if fits(written + end)]
+    return fitting or [YES_NO] * all(value.lower() in BOOLEANS for value in values)
 
 
 def decimal_mark(formats: Sequence[str]) -> str:
@@ -311,9 +310,8 @@ def text_of(cell: Any) -> str:
 def number_of(cell: Any, format: str = "") -> float | None:
     """Return the number of a cell, 1 or 0 for true or false, None for other cells."""
     if not isinstance(cell, str):
-        return (
-            float(cell) if isinstance(cell, int | float | np.number | np.bool_) else _written_number(str(cell), PLAIN)
-        )
+        is_known = isinstance(cell, int | float | np.number | np.bool_)
+        return float(cell) if is_known else _written_number(str(cell), PLAIN)
     text = cell.strip()
     if format == YES_NO and text.lower() in BOOLEANS:
         return BOOLEANS[text.lower()]

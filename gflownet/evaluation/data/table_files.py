@@ -139,16 +139,7 @@ def _ordered(table: RawTable, reading: Reading, *, where: str) -> tuple[RawTable
 def _frame(
     path: Path, where: str, group: str, reading: Reading, expected: Sequence[str], lines: list[str]
 ) -> tuple[DataFrame, str]:
-    """Return the cells of a file with the numbers of its rows as index, and the decimal mark that it suggests.
-
-    Args:
-        path: of the file.
-        where: option and path, for errors.
-        group: of the options.
-        reading: header and encoding.
-        expected: names of the columns, if they are known.
-        lines: gets what was found, a line each.
-    """
+    """Return the cells of a file, by column and number of row, and its decimal mark; `lines` gets what was found."""
     import pandas
 
     if ".parquet" in path.name:
@@ -231,9 +222,7 @@ def _with_names(
     if repeated := [name for name, num in Counter(names).items() if num > 1]:
         raise UserError(f"{where}: expected different names of columns, got {repeated[0]!r} twice")
     frame = frame.iloc[1:].set_axis(names, axis=1)
-    return frame.drop(
-        columns=[n for n, old in zip(names, first, strict=True) if not old and frame[n].map(is_missing).all()]
-    )
+    return frame.loc[:, [bool(old) or not frame[n].map(is_missing).all() for n, old in zip(names, first, strict=True)]]
 
 
 def _is_header(frame: DataFrame) -> bool:

@@ -217,7 +217,7 @@ def read_run(folder: Path) -> RunData:
         certificate=certificate if isinstance(certificate, dict) else None,
         sampler=str(sampler.get("words") or "") if isinstance(sampler, dict) else "",
         set_of_networks=mapping_of(_json(folder / "set.json", problems)),
-        account=_lines(folder / "data.txt"),
+        account=path.read_text(errors="replace").splitlines() if (path := folder / "data.txt").is_file() else (),
         problems=[masked(problem) for problem in problems],
     )
 
@@ -293,13 +293,6 @@ def _evaluations(folder: Path, url: str | None, *, run: str, problems: list[str]
     except (UserError, ValueError, KeyError, TypeError) as error:
         problems.append(f"The evaluations cannot be read: {error}")
         return []
-
-
-def _lines(path: Path) -> Sequence[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ()
 
 
 def _json(path: Path, problems: list[str]) -> Any:
