@@ -368,14 +368,21 @@ def _config_folders(room: str) -> Iterator[Path]:
 
 
 def _parse_override(override: str, options: Mapping[str, Option] = OPTIONS) -> dict[str, Any]:
-    key, equals, _ = override.partition("=")
+    key, equals, text = override.partition("=")
     if not (key and equals):
         raise UserError(f"{override}: expected KEY=VALUE{_hint_without_value(override, options)}")
+    # A typed word or name stays one where YAML reads something else, or nothing: no, 007, price: net, %d.%m.%Y.
+    text, is_plain = text.strip(), text.strip()[:1] not in ("", "[", "{", "'", '"', "!")
     try:
-        check_yaml_depth(override.partition("=")[2])
-        return cast(dict[str, Any], _omegaconf().to_container(_omegaconf().from_dotlist([override]), resolve=False))
+        check_yaml_depth(text)
+        tree: Any = _omegaconf().to_container(_omegaconf().from_dotlist([f"value={text}"]), resolve=False)
+        value = tree["value"]
     except (_yaml().YAMLError, _errors().OmegaConfBaseException, ValueError, RecursionError) as error:
-        raise UserError(f"{key}: expected a YAML value, got {override!r}: {_one_line(error)}") from None
+        if not (is_plain and isinstance(error, _yaml().YAMLError)):
+            raise UserError(f"{key}: expected a YAML value, got {override!r}: {_one_line(error)}") from None
+        value = text
+    is_word = is_plain and value is not None and str(value).lower() != text.lower()
+    return _nested(key, text if is_word and not (key in options and options[key].is_number) else value)
 
 
 def _merge(
@@ -391,6 +398,7 @@ def _merge(
             raise UserError(f"{where}{key}: unknown option, got {key}={_shown(value)}{hint}")
         if value is None and option.default in ("", [], {}):  # KEY= without a value
             value = copy.copy(option.default)
+        value = option.meant(value)
         mistyped = UserError(f"{where}{key}: expected {option.expected}, got {_shown(value)}")
         if not option.may_hold(value):
             raise mistyped

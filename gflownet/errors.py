@@ -2,11 +2,13 @@
 
 import difflib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar
 
 # Likeness of a misspelt word and the meant one.
 NEAR = 0.6
+_MAX_ACCOUNT = 40  # lines about the data on a console; data.txt of a run has all
 # Control characters (escape sequences among them), invisible ones that reorder text, lone surrogates, line separators.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
@@ -15,12 +17,23 @@ class UserError(ValueError):
     """An error of the user's input: shown as one line without a traceback, with the exit status."""
 
     status: ClassVar[int] = 2
+    account: Sequence[str] = ()  # lines about the data that was read, printed before the error
 
 
 class LostFolderError(UserError):
     """The folder of a run was deleted or moved during the run: nothing more is written."""
 
     status = 1
+
+
+@contextmanager
+def accounted(lines: Sequence[str]) -> Iterator[None]:
+    """Print lines about the data before a UserError of the block; they may be added during it."""
+    try:
+        yield
+    except UserError as error:
+        error.account = (*lines, *error.account)
+        raise
 
 
 def printable(text: str) -> str:
@@ -44,6 +57,13 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
     """Return "; did you mean X?" with the word nearest to a misspelt one, empty without words."""
     nearest = max(words, key=lambda each: (each.startswith(word), likeness(word, each)), default=None)
     return "" if nearest is None else f"; did you mean {nearest}?"
+
+
+def account_lines(account: Sequence[str]) -> Iterator[str]:
+    """Yield the first lines about the data for a console, and the number of the others."""
+    yield from map(printable, account[:_MAX_ACCOUNT])
+    if (num := len(account) - _MAX_ACCOUNT) > 0:
+        yield f"  ... and {counted(num, 'more line')}"
 
 
 def error_line(error: Exception) -> str:

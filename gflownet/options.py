@@ -52,6 +52,7 @@ _COMMON = (
     "env.operation_graph.max_hidden_nodes",
     "env.operation_graph.max_edges",
 )
+_SAME_WORDS = ((True, "yes", "on", "true"), (False, "no", "off", "false"))
 _PLURALS = {int: "integers", float: "numbers", str: "strings"}
 
 
@@ -145,6 +146,18 @@ class Option:
             return f"[{', '.join(map(str, self.default))}]"
         return str(self.default) or '""'
 
+    @property
+    def is_number(self) -> bool:
+        """Whether the value is a number."""
+        return _without_none(self.type_hint)[0] in (int, float)
+
+    def meant(self, value: Any) -> Any:
+        """Return the choice that a person means: yes, which YAML reads as true, and the other way round."""
+        hint = _without_none(self.type_hint)[0]
+        choices = get_args(hint) if get_origin(hint) is Literal and value not in get_args(hint) else ()
+        same = next((words for words in _SAME_WORDS if value in words), ())
+        return next((choice for choice in choices if choice in same), value)
+
     def may_hold(self, value: Any) -> bool:
         """Return False for values that OmegaConf would convert silently: a number for a bool, a scalar for a group.
 
@@ -153,8 +166,9 @@ class Option:
         entries = value if isinstance(value, list) else [value]
         if any(isinstance(entry, int) and entry.bit_length() >= sys.float_info.max_exp for entry in entries):
             return False
-        if self.type_hint is bool:
-            return isinstance(value, bool | str)
+        hint = _without_none(self.type_hint)[0]
+        if hint in (bool, str):
+            return isinstance(value, bool | str) if hint is bool else not isinstance(value, bool)
         return (self.type_hint is Any) == isinstance(value, dict)
 
 

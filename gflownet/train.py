@@ -117,6 +117,8 @@ def _refused_values_as_user_errors() -> Iterator[None]:
     """Turn a ValueError raised by gflownet into a UserError; other errors keep their traceback."""
     try:
         yield
+    except UserError:
+        raise
     except ValueError as error:
         *_, (innermost, _line) = traceback.walk_tb(error.__traceback__)
         if not innermost.f_globals.get("__name__", "").startswith("gflownet."):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from gflownet.errors import UserError
-from gflownet.evaluation.candidates.references import classifier_or_regressor, estimator_reference
+from gflownet.evaluation.candidates.references import OPTIONAL, classifier_or_regressor, estimator_reference
 from gflownet.evaluation.candidates.supervised import SupervisedTask
 from gflownet.evaluation.data.checks import check_vector_targets
 from gflownet.evaluation.data.datasets import splits_of, standardised, with_standard_targets
@@ -15,7 +16,13 @@ from gflownet.evaluation.data.examples import Split, Splits
 from gflownet.evaluation.task import Reference
 from gflownet.options import option
 
-_MAX_ROWS = 30  # of the table of columns on the console; the report has all
+_ESTIMATORS = {
+    "scikit-learn RandomForest": "ensemble.RandomForest",
+    "scikit-learn MLP": "neural_network.MLP",
+    "scikit-learn HistGradientBoosting": "ensemble.HistGradientBoosting",
+    "CatBoost": "catboost.CatBoost",
+    "TabPFN": "tabpfn.TabPFN",
+}
 
 
 @dataclass
@@ -31,13 +38,16 @@ class TableConfig:
         "auto", "the target is a class or a number; auto: text and up to 50 different whole numbers are classes"
     )
     header: Literal["auto", "yes", "no"] = option("auto", "whether the first row of a CSV file has the names")
+    encoding: str = option("", "of a CSV file, such as latin1; empty: UTF-8, UTF-16 with a mark, or cp1252")
     columns: Any = option(
-        {}, "kinds of columns by name: number, date, text or ignored; others are found from their cells"
+        {},
+        "kinds of columns by name: number, date (or its format, as %d.%m.%Y), text, words (of free text) or ignored; "
+        "others are found from their cells",
     )
     group: str = option("", "column whose equal values stay in one split, such as a patient; no input")
     time: str = option("", "column in whose order rows are split: the oldest are trained on, the newest are the test")
     duplicates: Literal["refuse", "together", "keep"] = option(
-        "refuse", "rows of one split that are in another: refuse more than 5 %, together in one split, or keep them"
+        "together", "equal rows: together in one split, by chance as other rows (keep), or refuse more than 5 %"
     )
 
 
@@ -59,26 +69,14 @@ class TableTask(SupervisedTask):
         columns = self.splits_in_use.columns
         return {} if columns is None else {"columns": columns.to_dict()}
 
-    def remarks(self) -> Sequence[str]:
-        """Return the table of columns, and the lines of the classes."""
-        columns = self.splits_in_use.columns
-        rows = [] if columns is None else [row for row in columns.words() if row[1] != "number"]
-        rows = rows[:_MAX_ROWS] + rows[max(_MAX_ROWS, len(rows) - 1) :]  # the target is last
-        width = max((len(name) for name, _ in rows), default=0)
-        head = "columns, fitted on the training rows and standardised; the others are numbers without gaps:"
-        return (head, *(f"  {name:<{width}}  {words}" for name, words in rows), *super().remarks())
-
     def references(self, *, seeds: Sequence[int]) -> Sequence[Reference]:
-        """Return the scores of scikit-learn's RandomForest, MLP and HistGradientBoosting on the same inputs."""
-        forest = classifier_or_regressor(self, "ensemble.RandomForestClassifier", "ensemble.RandomForestRegressor")
-        mlp = classifier_or_regressor(self, "neural_network.MLPClassifier", "neural_network.MLPRegressor")
-        boosting = classifier_or_regressor(
-            self, "ensemble.HistGradientBoostingClassifier", "ensemble.HistGradientBoostingRegressor"
-        )
+        """Return the scores of estimators with their defaults on the same inputs, of other packages where installed."""
         references = [
-            estimator_reference(self, "scikit-learn RandomForest", forest, seeds=seeds),
-            estimator_reference(self, "scikit-learn MLP", mlp, seeds=seeds),
-            estimator_reference(self, "scikit-learn HistGradientBoosting", boosting, seeds=seeds),
+            estimator_reference(
+                self, name, classifier_or_regressor(self, f"{path}Classifier", f"{path}Regressor"), seeds=seeds
+            )
+            for name, path in _ESTIMATORS.items()
+            if not path.startswith(OPTIONAL) or find_spec(path.partition(".")[0])
         ]
         return [reference for reference in references if reference is not None]
 
@@ -88,4 +86,4 @@ def flat(splits: Splits, *, source: str) -> Splits:
     parts = [Split(part.inputs.flatten(1).float(), part.targets) for part in splits if isinstance(part, Split)]
     if len(parts) < len(list(splits)):
         raise UserError(f"task_options.data: expected a table, got a Dataset from {source}")
-    return Splits(*parts, num_outputs=splits.num_outputs, columns=splits.columns)
+    return replace(splits, layout=None, **dict(zip(("train", "validation", "test"), parts, strict=True)))

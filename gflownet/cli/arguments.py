@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import gflownet
 from gflownet.cli.interrupts import discard_output_that_fails, discard_output_without_reader
-from gflownet.errors import UserError, did_you_mean, error_line, printable
+from gflownet.errors import UserError, account_lines, did_you_mean, error_line, printable
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,8 @@ def positive_integer(text: str) -> int:
 
 
 def _failed(error: UserError) -> int:
-    print(error_line(error), file=sys.stderr)
+    for line in (*account_lines(error.account), error_line(error)):
+        print(line, file=sys.stderr)
     return error.status
 
 

@@ -112,6 +112,8 @@ class GFNTask(Configurable, ABC):
     # Epochs or steps of a full training for tasks with `train_many`; 0: evaluations have no fidelity.
     max_fidelity: int = 0
     fidelity_unit: ClassVar[str] = "epochs"
+    # Lines about the data that was read, which the run prints at its start, and keeps for the report.
+    account: Sequence[str] = ()
 
     # Where candidates train: that of the worker's slot, see `to_device`.
     device: torch.device = torch.device("cpu")

@@ -6,23 +6,45 @@ N: rows, F: inputs of the model, O: outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
+from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-# Texts of a cell without a value, and texts of 1 and 0.
-MISSING = {"", "na", "n/a", "nan", "nat", "<na>", "null", "none", "?", "-"}
+from gflownet.errors import UserError
+
+# Texts of a cell without a value, those of pandas among them, and texts of 1 and 0; upper and lower case are alike.
+MISSING = {"", "na", "n/a", "nan", "-nan", "nat", "<na>", "null", "none", "nil", "?", "-", "--", ".", "#n/a", "#na"}
 BOOLEANS = {"true": 1.0, "yes": 1.0, "t": 1.0, "y": 1.0, "false": 0.0, "no": 0.0, "f": 0.0, "n": 0.0}
+# Ways of writing numbers, by an example: decimal mark and mark of thousands.
+WRITTEN = {
+    "1234.5": (".", ""),
+    "1,234.5": (".", ","),
+    "1234,5": (",", ""),
+    "1.234,5": (",", "."),
+    "1 234.5": (".", " "),
+    "1 234,5": (",", " "),
+    "1'234.5": (".", "'"),
+}
+PLAIN, YES_NO, _IN = "1234.5", "yes or no", " in "
+_UNITS = re.compile(r"US\$|R\$|[$€£¥₹₽₩₺₫฿₴%]|\b(?:USD|EUR|GBP|CHF|JPY|CNY|SEK|NOK|DKK|PLN|kr|zł|Rs)\b\.?")
+_SPACES = str.maketrans({"\xa0": " ", "\u202f": " ", "\u2009": " ", "\u2212": "-", "\u2019": "'"})
 ISO = "iso"
-DATE_FORMATS = (ISO, "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y %H:%M", "%m/%d/%Y %H:%M")
+_DAYS = ("%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%m-%d-%Y", "%d-%m-%Y", "%d.%m.%y", "%m/%d/%y", "%d/%m/%y")
+_DAYS += ("%d %b %Y", "%d-%b-%Y", "%b %d, %Y", "%d %B %Y", "%B %d, %Y")
+_TIMES = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S %z", " %I:%M %p", " %I:%M:%S %p")
+DATE_FORMATS = (ISO, *map("".join, product(_DAYS, _TIMES)))
 # Periods of a date in days, each of which is two inputs, sine and cosine.
 _PERIODS = {"year": 365.2425, "week": 7.0, "hour": 1.0}
 _EPOCH = datetime(1970, 1, 1)
 _MAX_SHOWN = 10  # classes in the table of columns
+NUM_WORDS = 128  # inputs of a column of words
 
 
 class ColumnKind(StrEnum):
@@ -31,6 +53,7 @@ class ColumnKind(StrEnum):
     NUMBER = "number"
     DATE = "date"
     TEXT = "text"
+    WORDS = "words"
     IGNORED = "ignored"
 
 
@@ -45,7 +68,8 @@ class Column:
     values: Sequence[str] = ()  # text: each is one input; the empty text is a missing value
     has_others: bool = False  # text: whether one more input marks all other values
     parts: Sequence[str] = ()  # date: day (its number) and names of periods
-    format: str = ""  # date
+    format: str = ""  # of numbers (see `formats_of`) or dates
+    skips_others: bool = False  # number: other texts are missing values
     words: str = ""  # for the table of columns
 
     def features(self, cells: np.ndarray) -> np.ndarray:
@@ -54,6 +78,8 @@ class Column:
             places = {value: place for place, value in enumerate(self.values)}
             codes = np.array([places.get(cell, len(places)) for cell in cells], dtype=np.int64)
             return np.eye(len(places) + 1)[codes][:, : len(places) + self.has_others]
+        if self.kind is ColumnKind.WORDS:
+            return _hashed_words(cells)
         filled = np.where(np.isnan(cells), self.fill, cells)
         values = [filled] if self.kind is ColumnKind.NUMBER else [x for part in self.parts for x in _part(filled, part)]
         return np.stack([*values, *[np.isnan(cells)] * self.has_mark], axis=1)
@@ -61,7 +87,11 @@ class Column:
     @property
     def is_indicator(self) -> list[bool]:
         """Whether each input is 0 or 1 and therefore not standardised."""
-        num = self.kind is ColumnKind.NUMBER or sum(1 if part == "day" else 2 for part in self.parts)
+        num = (
+            NUM_WORDS
+            if self.kind is ColumnKind.WORDS
+            else self.kind is ColumnKind.NUMBER or sum(1 if part == "day" else 2 for part in self.parts)
+        )
         return [False] * num + [True] * (len(self.values) + self.has_others + self.has_mark)
 
 
@@ -91,20 +121,21 @@ class TableColumns:
         return [column for column in self.columns if column.kind is not ColumnKind.IGNORED]
 
     def encoded(self, rows: Any) -> np.ndarray:
-        """Return raw rows as inputs [N, F] of the model, float32: mappings by name, or sequences in order of columns.
+        """Return raw rows as inputs [N, F] of the model, float32.
+
+        Args:
+            rows: a pandas DataFrame or Series, mappings by name, one mapping of values or of lists, or sequences or an
+                array with the columns in their order.
 
         Raises:
             ValueError: a missing column, or a cell that its column cannot hold.
         """
-        names, rows = [column.name for column in self.columns], list(rows)
-        if not all(isinstance(row, Mapping) or len(row) == len(names) for row in rows):
-            raise ValueError(f"rows: expected mappings, or sequences of the {len(names)} columns {', '.join(names)}")
-        rows = [row if isinstance(row, Mapping) else dict(zip(names, row, strict=True)) for row in rows]
-        present = {str(name): None for row in rows for name in row}
-        if missing := [column.name for column in self.inputs if column.name not in present]:
-            raise ValueError(f"rows: expected a column {missing[0]!r}, got {', '.join(present) or 'none'}")
-        cells = {column.name: [row.get(column.name) for row in rows] for column in self.inputs}
-        return self.features({c.name: parsed(cells[c.name], c, where="rows", first_row=0) for c in self.inputs})
+        frame = _frame_of(rows, [column.name for column in self.columns])
+        names = list(map(str, frame.columns))
+        if missing := [column.name for column in self.inputs if column.name not in names]:
+            raise ValueError(f"rows: expected a column {missing[0]!r}, got {', '.join(names) or 'none'}")
+        cells = [(column, frame.iloc[:, names.index(column.name)].tolist()) for column in self.inputs]
+        return self.features({c.name: parsed(each, c, where="rows", rows=range(len(each))) for c, each in cells})
 
     def features(self, cells: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the parsed cells of columns by name as inputs [N, F], float32."""
@@ -132,6 +163,13 @@ class TableColumns:
         rows = [*((c.name, left_out.get(c.kind, "") + c.words) for c in self.columns)]
         return [*rows, (self.target.name or "target", target)]
 
+    def account(self) -> Iterator[str]:
+        """Yield the table of columns as lines; numbers without gaps share one."""
+        rows = [row for row in self.words() if row[1] != "number"]
+        width = max(len(name) for name, _ in rows)
+        yield "columns, fitted on the training rows and standardised; the others are numbers without gaps:"
+        yield from (f"  {name:<{width}}  {words}" for name, words in rows)
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data of which `from_dict` makes the same columns."""
         columns = [{name: value for name, value in asdict(column).items() if value} for column in self.columns]
@@ -147,13 +185,84 @@ class TableColumns:
             raise ValueError(f"expected the columns of a table, got {type(error).__name__}: {error}") from None
 
 
+def _frame_of(rows: Any, names: Sequence[str]) -> Any:
+    """Return rows as a DataFrame; sequences have the columns in their order."""
+    import pandas
+
+    if isinstance(rows, pandas.Series):
+        rows = pandas.DataFrame([rows]) if set(names) & set(map(str, rows.index)) else rows.to_frame()
+    if isinstance(rows, pandas.DataFrame):
+        return rows
+    if isinstance(rows, Mapping):
+        is_row = all(map(pandas.api.types.is_scalar, rows.values()))
+        return pandas.DataFrame([rows] if is_row else dict(rows), dtype=object)
+    rows = [dict(row) if isinstance(row, Mapping | pandas.Series) else row for row in rows]
+    if all(isinstance(row, Mapping) for row in rows):
+        return pandas.DataFrame(rows, dtype=object)
+    if not all(np.ndim(row) == 1 and len(row) == len(names) for row in rows):
+        raise ValueError(f"rows: expected mappings, or sequences of the {len(names)} columns {', '.join(names)}")
+    return pandas.DataFrame(rows, columns=list(names), dtype=object)
+
+
+def _hashed_words(cells: np.ndarray) -> np.ndarray:
+    """Return bags of words [N, NUM_WORDS] without a vocabulary, of length 1."""
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    return HashingVectorizer(n_features=NUM_WORDS, alternate_sign=False).transform(cells).toarray()
+
+
+@cache
+def _pattern(format: str) -> re.Pattern[str]:
+    """Return the pattern of numbers written in a format, with the groups minus, whole, fraction and exponent."""
+    written, _, unit = format.partition(_IN)
+    decimal, thousands = map(re.escape, WRITTEN[written])
+    grouped = rf"[1-9]\d{{0,2}}(?:{thousands}\d{{3}})+|" if thousands else ""
+    # Codes are no numbers: 007, 1_2, 2E3, +491512345678, digits beyond the precision of a float.
+    digits = rf"(?={decimal}?\d)(?P<whole>{grouped}0|[1-9]\d{{0,14}})?(?:{decimal}(?P<fraction>\d*))?"
+    unit = rf"\s*(?:{re.escape(unit)})?\s*" if unit else ""
+    number = rf"(?:[+](?!\d{{7}}))?{unit}(?P<minus>-?){unit}{digits}(?P<exponent>(?(fraction)e[-+]?|e[-+])\d+)?{unit}"
+    return re.compile(number, re.ASCII | re.IGNORECASE)
+
+
+def _written_number(text: str, format: str) -> float | None:
+    """Return the number of a text, None for other texts: the one definition of a number in files."""
+    if format == PLAIN and _pattern(PLAIN).fullmatch(text):
+        return float(text)
+    text = text if text.isascii() else text.translate(_SPACES)
+    text = f"-{text[1:-1]}" if text[:1] == "(" and text[-1:] == ")" else text
+    match = _pattern(format).fullmatch(text)
+    if match is None:
+        infinite = text.lower().lstrip("+-") in ("inf", "infinity")
+        return float(text) if infinite else None
+    whole = re.sub(r"\D", "", match["whole"] or "0")
+    return float(f"{match['minus']}{whole}.{match['fraction'] or 0}{match['exponent'] or ''}")
+
+
+def formats_of(values: Sequence[str]) -> list[str]:
+    """Return the formats in which all values are numbers: a key of WRITTEN, "KEY in UNIT", or YES_NO."""
+
+    def fits(format: str) -> bool:
+        return all(_written_number(value, format) is not None for value in values)
+
+    if fits(PLAIN):
+        return [PLAIN] + ["1.234,5"] * (any("." in value for value in values) and fits("1.234,5")) if values else []
+    units = {unit for value in values for unit in _UNITS.findall(value)}
+    if len(units) > 1 or ("%" in units and not all("%" in value for value in values)):
+        return []
+    end = f"{_IN}{unit}" if (unit := "".join(units)) else ""
+    fitting = [written + end for written in WRITTEN if fits(written + end)]
+    return fitting or [YES_NO] * all(value.lower() in BOOLEANS for value in values)
+
+
+def decimal_mark(formats: Sequence[str]) -> str:
+    """Return the decimal mark that all formats of numbers have, empty without one."""
+    marks = {WRITTEN[each.partition(_IN)[0]][0] for each in formats if each != YES_NO}
+    return marks.pop() if len(marks) == 1 else ""
+
+
 def is_number(cell: str) -> bool:
-    """Return whether a text is a number; nan and inf are."""
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+    """Return whether a text is a number, infinite ones included."""
+    return _written_number(cell.strip(), PLAIN) is not None
 
 
 def is_missing(cell: Any) -> bool:
@@ -161,21 +270,34 @@ def is_missing(cell: Any) -> bool:
     return cell is None or str(cell).strip().lower() in MISSING
 
 
-def parsed(cells: Sequence[Any], column: Column, *, where: str, first_row: int) -> np.ndarray:
-    """Return cells as floats or texts, NaN or empty where missing. Raises ValueError for a cell of another kind."""
+def parsed(cells: Sequence[Any], column: Column, *, where: str, rows: Sequence[int]) -> np.ndarray:
+    """Return cells as floats or texts, NaN or empty where missing.
+
+    Args:
+        cells: [N].
+        column: its kind and format.
+        where: for errors.
+        rows: number of each row, for errors.
+
+    Raises:
+        UserError: a cell of another kind.
+    """
     if column.kind is ColumnKind.IGNORED:
         return np.zeros(len(cells))
-    if column.kind is ColumnKind.TEXT:
+    if column.kind in (ColumnKind.TEXT, ColumnKind.WORDS):
         return np.array(["" if is_missing(cell) else text_of(cell) for cell in cells], dtype=object)
     values, is_date = np.full(len(cells), math.nan), column.kind is ColumnKind.DATE
     for place, cell in enumerate(cells):
         if is_missing(cell):
             continue
-        value = days_of(cell, column.format) if is_date else number_of(cell)
+        value = days_of(cell, column.format) if is_date else number_of(cell, column.format)
+        if value is None and column.skips_others:
+            continue
         if value is None or not math.isfinite(value):
             expected = f"a date ({column.format})" if is_date else "a finite number"
-            row = f"column {column.name}: row {place + first_row}"
-            raise ValueError(f"{where}: {row}: expected {expected}, got {str(cell).strip()}")
+            expected += f" written as {column.format}" if column.format and not is_date else ""
+            row = f"column {column.name}: row {rows[place]}"
+            raise UserError(f"{where}: {row}: expected {expected}, got {str(cell).strip()}")
         values[place] = value
     return values
 
@@ -185,17 +307,22 @@ def text_of(cell: Any) -> str:
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
 
 
-def number_of(cell: Any) -> float | None:
+def number_of(cell: Any, format: str = "") -> float | None:
     """Return the number of a cell, 1 or 0 for true or false, None for other cells."""
-    text = str(cell).strip().lower()
-    return float(text) if is_number(text) else BOOLEANS.get(text)
+    if not isinstance(cell, str):
+        is_known = isinstance(cell, int | float | np.number | np.bool_)
+        return float(cell) if is_known else _written_number(str(cell), PLAIN)
+    text = cell.strip()
+    if format == YES_NO and text.lower() in BOOLEANS:
+        return BOOLEANS[text.lower()]
+    return _written_number(text, PLAIN if format in ("", YES_NO) else format)
 
 
 def days_of(cell: Any, format: str) -> float | None:
     """Return the days since 1970 of a date, None for other cells."""
     if not isinstance(cell, date):
         try:
-            text = str(cell).strip()
+            text = re.sub(r" (UTC|GMT)$", "+00:00" if format == ISO else " +0000", str(cell).strip())
             cell = datetime.fromisoformat(text) if format == ISO else datetime.strptime(text, format)
         except ValueError:
             return None

@@ -99,8 +99,8 @@ def test_single_class_of_a_column_names_the_target_option(tmp_path):
     ("cells", "message"),
     [
         ([f"t{k}" for k in range(20)], "expected classes that repeat, got 20 in 20 examples; .*target another column$"),
-        ([k * 0.5 if k else "" for k in range(20)], "column y: row 2: expected a finite number, got nothing$"),
-        (["", *"pq" * 10], "column y: row 2: expected a class, got nothing$"),
+        (["inf", *(k * 0.5 for k in range(20))], "column y: row 2: expected a finite number, got inf$"),
+        ([*(k * 0.5 for k in range(20)), "many"], "column y: row 22: .* got many; task_options.kind=classes takes it$"),
     ],
 )
 def test_target_columns_that_do_not_fit_raise(tmp_path, cells, message):
@@ -110,7 +110,7 @@ def test_target_columns_that_do_not_fit_raise(tmp_path, cells, message):
 
 
 @pytest.mark.parametrize("kind", ["csv", "npz"])
-def test_rows_in_several_splits_raise(tmp_path, kind):
+def test_equal_rows_are_in_one_split_or_refused(tmp_path, kind):
     inputs = np.random.default_rng(0).normal(size=(30, 3)).round(2)
     path = tmp_path / f"a.{kind}"
     if kind == "npz":
@@ -121,9 +121,12 @@ def test_rows_in_several_splits_raise(tmp_path, kind):
         )
     message = r"got \d\d of 48 that are in both; task_options.duplicates=together keeps equal rows in one split, =keep"
     with pytest.raises(UserError, match=message):
-        make_task("table", path)
+        make_task("table", path, "task_options.duplicates=refuse")
     assert len(make_task("table", path, "task_options.duplicates=keep").train) == 72
-    task = make_task("table", path, "task_options.duplicates=together")
+    task = make_task("table", path)
+    assert any(
+        "90 of 120 rows are equal to another one in all inputs; they are in its split" in x for x in task.account
+    )
     parts = [{tuple(row) for row in part.inputs.tolist()} for part in task.splits_in_use]
     assert parts[0] & (parts[1] | parts[2]) == set()
 
@@ -137,7 +140,7 @@ def test_few_repeated_rows_are_taken(tmp_path):
 def test_constant_column_is_named_in_the_table_of_columns(tmp_path):
     rows = [[3, "same", k, "ab"[k % 2]] for k in range(40)]
     path = write_rows(tmp_path / "a.csv", ("c", "t", "x", "y"), rows)
-    lines = make_task("table", path).remarks()
+    lines = make_task("table", path).account
     assert [line.split() for line in lines[1:3]] == [
         ["c", "number,", "constant"],
         ["t", "text,", "1", "value,", "constant"],

@@ -2,22 +2,27 @@
 
 import json
 import re
+import subprocess
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.preprocessing import OneHotEncoder
 
 from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
 from gflownet.evaluation.data.datasets import load_splits, standardised, with_standard_targets
 from gflownet.evaluation.data.examples import Splits
-from gflownet.evaluation.data.table_fitting import MAX_VALUES, column_transformer, fitted, raw_table
-from gflownet.translation.table_columns import ColumnKind, TableColumns, Target
+from gflownet.evaluation.data.table_fitting import MAX_VALUES, MIN_ROWS, find_columns, fitted
+from gflownet.translation.table_columns import ColumnKind, TableColumns, Target, parsed
 from tasks.table import TableConfig, TableTask
-from tests.evaluation.table_data import HOUSE_COLUMNS, houses, write_houses, write_rows
+from tests.evaluation.table_data import FORMS, HOUSE_COLUMNS, houses, write_houses, write_rows
 
 TARGET = Target("y", has_classes=False)
 
@@ -33,8 +38,11 @@ def columns_of(splits: Splits) -> TableColumns:
 
 def fit(cells: dict[str, list[Any]], rows: Any = slice(None), **kinds: str) -> tuple[TableColumns, np.ndarray]:
     """Return the columns fitted on some rows, and the inputs of all rows."""
-    where = {"key": "task_options.columns", "where": "data: t.csv", "first_row": 2}
-    table = raw_table(cells, kinds=kinds, train=None, **where)
+    frame = pandas.DataFrame(cells, dtype=object)
+    table = {
+        column: parsed(cells[column.name], column, where="data: t.csv", rows=range(len(frame)))
+        for column in find_columns(frame, kinds=kinds, group="task_options", where="data: t.csv")
+    }
     num = len(next(iter(cells.values())))
     columns = fitted(table, np.arange(num)[rows], TARGET)
     return columns, columns.features({column.name: each for column, each in table.items()})
@@ -66,7 +74,12 @@ def test_inputs_equal_those_of_a_column_transformer():
     cells = {"a": numbers[:, 0].tolist(), "b": numbers[:, 1].tolist(), "t": texts}
     columns, inputs = fit(cells, slice(200))
     raw = np.stack([*numbers.T.astype(object), np.array(texts, dtype=object)], axis=1)
-    transformer = column_transformer([0, 1], [2]).fit(raw[:200])
+    encoder = OneHotEncoder(
+        max_categories=MAX_VALUES + 1, min_frequency=MIN_ROWS, handle_unknown="infrequent_if_exist", sparse_output=False
+    )
+    imputer = SimpleImputer(strategy="median", add_indicator=True)
+    transformer = ColumnTransformer([("numbers", imputer, [0, 1]), ("texts", encoder, [2])], sparse_threshold=0)
+    transformer.fit(raw[:200])
     expected = transformer.transform(raw).astype(np.float32)  # a, b, mark of a, mark of b, texts
     assert np.array_equal(inputs, expected[:, [0, 2, 1, 3, *range(4, expected.shape[1])]])
     assert 1 < len(columns.columns[2].values) <= MAX_VALUES
@@ -203,11 +216,18 @@ def test_decimal_commas_between_semicolons(tmp_path):
     assert columns_of(splits).columns[1].values == ("x, 0", "x, 1")
 
 
+def test_equal_rows_of_few_kinds_are_split_and_counted(tmp_path):
+    path = write_rows(tmp_path / "a.csv", ("x", "z", "y"), [[k % 2, k % 3, k % 2] for k in range(60)])
+    splits = load(path)
+    assert [len(part) for part in splits] == [36, 12, 12]
+    assert any("54 of 60 rows are equal to another one in all inputs; too few different" in x for x in splits.account)
+
+
 def test_header_by_option(tmp_path):
     rows = [[colour, size, kind] for colour in ("red", "blue") for size in ("big", "small") for kind in ("a", "b")] * 5
     path = write_rows(tmp_path / "a.csv", (), rows)
-    assert sum(len(part) for part in load(path, duplicates="keep")) == 39
-    assert sum(len(part) for part in load(path, header="no", duplicates="keep")) == 40
+    assert sum(len(part) for part in load(path, duplicates="keep")) == 40
+    assert sum(len(part) for part in load(path, header="yes", duplicates="keep")) == 39
 
 
 def test_header_above_a_column_with_gaps(tmp_path):
@@ -252,10 +272,14 @@ def test_test_file_has_the_kinds_of_the_training_file(tmp_path):
 @pytest.mark.parametrize(
     ("cells", "options", "message"),
     [
-        ([*range(30), "many"], {}, "column x: row 32: expected a number, as in 30 of 31 rows, got many; "),
-        ([*range(30), "many"], {}, "task_options.columns.x=text takes texts, =ignored leaves the column out"),
+        ([*range(30), "many"], {}, "column x: row 32: expected a number, as in most rows, got many; "),
+        ([*range(30), "<30"] * 2, {}, "column x: row 32: expected a number, as in most rows, got <30; "),
         (range(30), {"columns": {"z": "text"}}, "task_options.columns.z: expected a column out of x, t, got z"),
-        (range(30), {"columns": {"x": "txt"}}, "columns.x: expected a kind out of number, date, text, ignored, got"),
+        (
+            range(30),
+            {"columns": {"x": "txt"}},
+            "columns.x: expected a kind out of number, date, text, words, ignored, got",
+        ),
         (range(30), {"columns": {"t": "date"}}, "column t: row 2: expected a date (iso), got p"),
         (range(30), {"group": "z"}, "expected a column 'z', got x, t, y"),
         (range(30), {"time": "t"}, "column t: expected numbers or dates as times, got texts such as p"),
@@ -291,3 +315,213 @@ def test_fingerprint_of_a_table_of_numbers_is_that_of_earlier_versions(tmp_path,
             a, b = rng.normal(size=2)
             file.write(f"{a:.4f},{b:.2f},3,{'xy'[int(a + b > 0)]}\n")
     assert make_task(tmp_path / f"{name}.csv").fingerprint() == fingerprint
+
+
+def goods_file(encoding: str = "cp1252", num: int = 60) -> bytes:
+    goods = [("Möl", 56.5), ("brövd", 95.25), ("Mål", 16.75)]
+    rows = [f"{good};{k},5;{str(price + k).replace('.', ',')}" for k, (good, price) in enumerate(goods * (num // 3))]
+    return "\r\n".join(["vara;vikt;pris", *rows, ""]).encode(encoding)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "option", "line"),
+    [
+        ("cp1252", "", "not UTF-8, read as cp1252 (such as Möl); task_options.encoding names another"),
+        ("utf-16", "", ""),
+        ("utf-8-sig", "", ""),
+        ("utf-16-le", "utf-16-le", ""),
+        ("cp850", "cp850", ""),
+    ],
+)
+def test_encodings_of_texts(tmp_path, encoding, option, line):
+    (tmp_path / "a.csv").write_bytes(goods_file(encoding))
+    splits = load(tmp_path / "a.csv", encoding=option)
+    assert columns_of(splits).columns[0].values == ("Mål", "Möl", "brövd")
+    assert sorted(x for part in splits for x in part.inputs[:, 3].tolist()) == [k + 0.5 for k in range(60)]
+    assert splits.train.targets.is_floating_point()
+    assert any(line in each for each in splits.account)
+    assert line or not any("cp1252" in each for each in splits.account)
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding", "message"),
+    [
+        (goods_file("utf-16-le"), "", "expected text, got null characters; task_options.encoding=utf-16-le takes"),
+        (goods_file("cp850"), "utf-8", "expected text in utf-8, got 'utf-8' codec can't decode"),
+        (
+            goods_file(),
+            "cp9999",
+            "expected text in cp9999, got unknown encoding: cp9999; task_options.encoding=latin1 is",
+        ),
+        (
+            goods_file() + b"\x81;1,5;2,5\n",
+            "",
+            "expected text in utf-8 or cp1252, got 'utf-8' codec can't decode byte 0xf6",
+        ),
+    ],
+)
+def test_undecodable_text_raises(tmp_path, content, encoding, message):
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(UserError, match=re.escape(message)):
+        load(tmp_path / "a.csv", encoding=encoding)
+
+
+@pytest.mark.parametrize("mark", ["NA", "?", "-", "nan", "", "None", "#N/A"])
+def test_rows_without_target_are_left_out(tmp_path, mark):
+    rows = [[k, mark if k % 10 == 3 else str(k % 2)] for k in range(100)]
+    splits = load(write_rows(tmp_path / "a.csv", ("age", "outcome"), rows))
+    assert (sum(map(len, splits)), splits.num_outputs) == (90, 2)
+    assert any(f"10 rows of 100 without a value left out ({mark or 'nothing'} 10)" in line for line in splits.account)
+    tested = load(tmp_path / "a.csv", test=str(tmp_path / "a.csv"))
+    assert len(tested.test) == 90
+
+
+@pytest.mark.parametrize(
+    "codes",
+    [
+        ("1_2", "12", "1_20"),
+        ("01234", "12345", "20001"),
+        ("007", "7", "12"),
+        ("12345678901234567", "1", "2"),
+        ("2E3", "2000", "3E1"),
+        ("+491512345678", "491512345678", "30"),
+    ],
+)
+def test_codes_that_look_like_numbers_are_texts(tmp_path, codes):
+    path = write_rows(tmp_path / "a.csv", ("code", "y"), [[codes[k % 3], codes[k % 3]] for k in range(60)])
+    splits = load(path, duplicates="keep")
+    assert set(columns_of(splits).columns[0].values) == set(codes)
+    assert set(map(str, columns_of(splits).target.labels)) == set(codes)
+
+
+@pytest.mark.parametrize(
+    ("separator", "price", "share"),
+    [
+        (",", '"$1,{0}.21"', "60.{0}%"),
+        (",", '"1,{0}.21"', "(60.{0})"),
+        (";", "1{0},21", "60,{0}"),
+        (";", "1.{0},21 €", "60,{0} %"),
+        (";", '"1{0}.21"', '"60.{0}"'),
+        ("|", "1 {0}.21 USD", "60.{0}"),
+        ("\t", "1'{0}.21", "60.{0}"),
+        (";", "1.{0}", "60,{0}0"),
+    ],
+)
+def test_formats_of_numbers(tmp_path, separator, price, share):
+    path = tmp_path / "a.txt"
+    cells = [(str(k), price.format(100 + k), share.format(100 + k), "AB"[k % 2]) for k in range(40)]
+    path.write_text("\n".join(map(separator.join, [("qty", "price", "share", "kind"), *cells])), encoding="utf-8")
+    splits = load(path)
+    inputs = torch.cat([part.inputs for part in splits])
+    expected = 1100 + inputs[:, 0] + (0.21 if "21" in price else 0)
+    torch.testing.assert_close(inputs[:, 1], expected)
+    torch.testing.assert_close(inputs[:, 2].abs(), 60.1 + inputs[:, 0] / 1000)
+    columns = columns_of(splits)
+    raw = [[part.strip('"') for part in row[:3]] for row in cells]
+    assert {tuple(row) for row in columns.encoded(raw).tolist()} == {tuple(row) for row in inputs.tolist()}
+    numbers = pandas.DataFrame({"share": [0.5], "price": [1140.25], "qty": [3]})
+    assert columns.encoded(numbers).tolist() == [[3, 1140.25, 0.5]]
+    assert any("written as" in line for line in splits.account) or (separator in "\t;" and '"' in price)
+
+
+def test_separator_line_is_no_row(tmp_path):
+    (tmp_path / "a.csv").write_text("sep=;\nqty;kind\n" + "".join(f"{k}.5;{'AB'[k % 2]}\n" for k in range(20)))
+    splits = load(tmp_path / "a.csv")
+    assert sorted(x for part in splits for x in part.inputs[:, 0].tolist()) == [k + 0.5 for k in range(20)]
+
+
+def test_header_of_years_is_found_and_given(tmp_path):
+    rows = [[("EMEA", "APAC")[k // 2 % 2], k % 97, k % 83, ("up", "down")[k % 2]] for k in range(60)]
+    path = write_rows(tmp_path / "a.csv", ("region", 2019, 2020, "growth"), rows)
+    splits = load(path)
+    assert (sum(map(len, splits)), splits.num_outputs) == (60, 2)
+    assert "the first row has the names region, 2019, 2020, growth; task_options.header=no" in splits.account[0]
+    task = make_task(
+        path, "task_options.header=no", "task_options.columns={'0': ignored}", "task_options.duplicates=keep"
+    )
+    assert task.num_outputs == 3
+    assert make_task(path, "task_options.header=yes", "task_options.target=2020").splits_in_use.columns is not None
+    numbers = write_rows(tmp_path / "b.csv", (2019, 2020, 2021), [[k, k % 7, k * 0.5] for k in range(60)])
+    assert sum(map(len, load(numbers))) == 60
+
+
+@pytest.mark.parametrize("name", ["Zip.Code", "Zip=Code", "zip code", "Größe (m²)", "it's: {x}", "no", "2020", "zip"])
+def test_printed_options_work_when_pasted(tmp_path, name):
+    cells = [*range(20001, 20061), "20007-3413"]
+    rows = [[cell, k * 0.5, "ab"[k % 2]] for k, cell in enumerate(cells)]
+    path = write_rows(tmp_path / "a.csv", (name, "x", "y"), rows)
+    with pytest.raises(UserError, match="got 20007-3413") as raised:
+        make_task(path)
+    assert [line.split()[-1] for line in raised.value.account[-2:]] == ["text", "number"]
+    words = subprocess.run(
+        ["sh", "-c", f"printf '%s\\n' {str(raised.value).partition('3413; ')[2]}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    options = [word for word in words.stdout.splitlines() if word.startswith("task_options.")]
+    assert len(options) == 3
+    kinds = [make_task(path, option).splits_in_use.columns.columns[0].kind for option in options]  # type: ignore[union-attr]
+    assert kinds == ["ignored", "number", "ignored"]
+
+
+def test_columns_with_dots_are_named_as_typed(tmp_path):
+    path = write_rows(tmp_path / "a.csv", ("Zip.Code", "x", "a=b"), [[20001 + k % 3, k, k % 2] for k in range(60)])
+    task = make_task(path, "task_options.columns.Zip.Code=text", "task_options.target=a=b")
+    assert task.splits_in_use.columns is not None
+    assert [str(column.kind) for column in task.splits_in_use.columns.columns] == ["text", "number"]
+
+
+def test_free_text_is_left_out_or_a_bag_of_words(tmp_path):
+    rows = [[f"the {('good', 'bad')[k % 2]} film of day {k}", k % 7, k % 2] for k in range(60)]
+    path = write_rows(tmp_path / "a.csv", ("review", "x", "y"), rows)
+    left_out = columns_of(load(path, duplicates="keep")).columns[0]
+    assert (left_out.kind, left_out.words) == (
+        "ignored",
+        "free text; task_options.columns.review=words takes its words",
+    )
+    task = make_task(path, "task_options.columns.review=words", "task_options.duplicates=keep")
+    columns = task.splits_in_use.columns
+    assert columns is not None
+    assert (task.input_sizes, columns.columns[0].words) == ((129,), "words of a text, 128 inputs")
+    texts = columns.encoded([["a good film", 1], ["good film a", 1], ["a bad film", 1]])
+    assert (texts[0] == texts[1]).all()
+    assert (texts[0] != texts[2]).any()
+
+
+def test_rows_of_pandas_and_numpy_have_equal_inputs(tmp_path):
+    columns = columns_of(load(write_houses(tmp_path / "houses.csv")))
+    row = {"rooms": 2, "city": "Rome", "sold": "2020-01-05", "garden": "yes", "area": 80.5}
+    frame = pandas.DataFrame([row, row | {"city": "Paris"}])
+    expected = columns.encoded([row])
+    variants: list[Any] = [frame.iloc[0], frame.iloc[:1], row, {name: [value] for name, value in row.items()}]
+    variants += [np.array([[*row.values()]], dtype=object), frame[reversed(row)][:1], frame.assign(price=3)[:1]]
+    variants.append([frame.iloc[0]])
+    assert all(np.array_equal(columns.encoded(rows), expected) for rows in variants)
+    assert columns.encoded(frame).shape == (2, expected.shape[1])
+
+
+def test_dates_with_zones_are_one_moment(tmp_path):
+    moments = ["2020-01-01 12:00 UTC", "2020-01-01T13:00:00+01:00", "2020-01-01T12:00:00Z", "2020-01-01 12:00"]
+    rows = [[moments[k % 4], k, k * 0.5] for k in range(40)]
+    splits = load(write_rows(tmp_path / "a.csv", ("when", "x", "y"), rows))
+    assert splits.train.inputs[:, 0].unique().tolist() == [18262.5]
+
+
+def test_ambiguous_dates_have_a_line_and_an_option(tmp_path):
+    path = write_rows(tmp_path / "a.csv", ("d", "x", "y"), [[f"0{1 + k % 9}/02/2020", k, k * 0.5] for k in range(40)])
+    words = columns_of(load(path)).columns[0].words
+    assert words.startswith("%m/%d/%Y, or %d/%m/%Y by task_options.columns.d=%d/%m/%Y; date: day")
+    column = make_task(path, "task_options.columns.d=%d/%m/%Y").splits_in_use.columns.columns[0]  # type: ignore[union-attr]
+    assert column.format == "%d/%m/%Y"
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_forms_of_public_files(tmp_path, form):
+    (tmp_path / form.name).write_bytes(form.content())
+    task = make_task(tmp_path / form.name, *(f"task_options.{name}={value}" for name, value in form.options.items()))
+    columns = task.splits_in_use.columns
+    assert columns is not None
+    kinds = {column.name: str(column.kind) for column in columns.columns} | {columns.target.name: "target"}
+    assert kinds == dict(zip(form.names.split(","), form.kinds.split(), strict=True))
+    assert [*map(str, columns.target.labels)] == [*form.labels]

@@ -4,11 +4,14 @@ import csv
 import json
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.ensemble import HistGradientBoostingClassifier
 
 import gflownet
 from gflownet.evaluation.final import TopArchitecture
@@ -16,11 +19,12 @@ from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationSt
 from gflownet.files import sealed
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.report.architectures import write_top_architectures
+from gflownet.train import main as train_command
 from gflownet.translation import to_onnx
 from gflownet.translation.table_columns import TableColumns
 from tasks.table import TableTask
 from tests.evaluation.candidates import classifier_graph
-from tests.evaluation.table_data import HOUSE_COLUMNS, houses, write_houses, write_rows
+from tests.evaluation.table_data import FORMS, HOUSE_COLUMNS, houses, write_houses, write_rows
 from tests.evaluation.test_tables import make_task
 
 _FAST = ("evaluation.num_epochs=8", "evaluation.learning_rate=0.03")
@@ -89,3 +93,67 @@ def test_new_process_and_onnx_predict_the_same(tmp_path):
     columns = TableColumns.from_dict(json.loads((tmp_path / "model.columns.json").read_text()))
     (outputs,) = runtime.InferenceSession(tmp_path / "model.onnx").run(None, {"x": columns.encoded(rows)})
     np.testing.assert_allclose(columns.predictions(outputs), model.predict(rows), rtol=1e-5)
+
+
+def test_account_is_printed_before_a_refusal(tmp_path, capsys):
+    path = write_houses(tmp_path / "houses.csv")
+    options = [f"task_options.data={path}", "evaluation.memory_format=channels_last", f"log_dir={tmp_path / 'run'}"]
+    assert train_command(["--config", "table", *options]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("columns, ")
+    assert lines[-1].startswith("error: evaluation.memory_format: ")
+
+
+@pytest.mark.slow
+def test_new_process_predicts_raw_rows_of_public_forms(tmp_path):
+    expected, code = {}, "import gflownet, json, sys; rows = json.load(open(sys.argv[1])); print(json.dumps({"
+    rows: dict[str, list[dict[str, str]]] = {}
+    for form in FORMS:
+        folder = tmp_path / form.name.partition(".")[0]
+        folder.mkdir()
+        (folder / form.name).write_bytes(form.content())
+        options = (f"task_options.{name}={value}" for name, value in form.options.items())
+        task = make_task(folder / form.name, *options)
+        model: Any = gflownet.load(run_folder(folder, task))
+        names = None if form.has_header else form.names.split(",")
+        text = form.content().decode(form.encoding).splitlines()
+        reader = csv.DictReader(text, names, delimiter="\t" if form.name.endswith(".tsv") else ",")
+        rows[str(folder)] = [dict(row) for row in reader]
+        expected[str(folder)] = model.predict(rows[str(folder)]).tolist()
+        inputs = np.concatenate([part.inputs.numpy() for part in task.splits_in_use])
+        encoded = model.columns.encoded(rows[str(folder)])
+        assert {tuple(row) for row in inputs.tolist()} <= {tuple(row) for row in encoded.tolist()}
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    code += "k: gflownet.load(k).predict(v).tolist() for k, v in rows.items()}))"
+    command = [sys.executable, "-c", code, str(tmp_path / "rows.json")]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert json.loads(output) == expected
+
+
+def test_installed_packages_are_references(tmp_path, monkeypatch):
+    class CatBoostClassifier(HistGradientBoostingClassifier):
+        def __init__(self, *, random_state: int, verbose: bool, allow_writing_files: bool) -> None:
+            super().__init__(max_iter=3, random_state=random_state)
+            self.verbose, self.allow_writing_files = verbose, allow_writing_files
+
+    module = ModuleType("catboost")
+    monkeypatch.setattr(module, "CatBoostClassifier", CatBoostClassifier, raising=False)
+    module.__spec__ = ModuleSpec("catboost", None)
+    monkeypatch.setitem(sys.modules, "catboost", module)
+    rows = [[k % 17, k % 5, "ab"[k % 17 > 8]] for k in range(85)]
+    task = make_task(write_rows(tmp_path / "a.csv", ("x", "z", "y"), rows))
+    references = {each.name: each for each in task.references(seeds=[0])}
+    assert [name.removeprefix("scikit-learn ") for name in references] == [
+        "RandomForest",
+        "MLP",
+        "HistGradientBoosting",
+        "CatBoost",
+    ]
+    assert references["CatBoost"].test[0] > 0.8
+
+
+def test_account_is_kept_in_the_run_folder_and_the_report(finished_runs):
+    folder = finished_runs("table")
+    lines = (folder / "data.txt").read_text().splitlines()
+    assert lines[0].startswith("columns, fitted on the training rows")
+    assert lines[0] in (folder / "report.html").read_text()

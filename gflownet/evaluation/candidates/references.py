@@ -18,6 +18,9 @@ from gflownet.evaluation.task import Reference
 from gflownet.training.random_states import seeded
 
 _SMALLEST_PROBABILITY = 1e-12
+# Packages beside scikit-learn, with the options that keep them quiet.
+_QUIET = {"catboost": {"verbose": False, "allow_writing_files": False}, "tabpfn": {}}
+OPTIONAL = tuple(_QUIET)
 
 
 def estimator_reference(
@@ -65,14 +68,15 @@ def model_reference(
 
 
 def classifier_or_regressor(task: TensorTask, classifier: str, regressor: str) -> Callable[[int], Any]:
-    """Return a builder of the estimator that fits the targets: `module.Class` of scikit-learn, by seed."""
+    """Return a builder of the estimator that fits the targets, by seed: `module.Class` of scikit-learn or OPTIONAL."""
     is_classes = not task.train.targets.is_floating_point()
     module, _, class_name = (classifier if is_classes else regressor).rpartition(".")
 
     def build(seed: int) -> Any:
         from importlib import import_module
 
-        estimator = getattr(import_module(f"sklearn.{module}"), class_name)(random_state=seed)
+        package = import_module(module if module in OPTIONAL else f"sklearn.{module}")
+        estimator = getattr(package, class_name)(random_state=seed, **_QUIET.get(module, {}))
         options: dict[str, Any] = {}
         if task.config.evaluation.training.class_weights != "none":
             options["class_weight"] = task.config.evaluation.training.class_weights

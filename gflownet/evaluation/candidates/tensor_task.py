@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gflownet.errors import UserError
+from gflownet.errors import UserError, accounted
 from gflownet.evaluation.candidates.metrics import FOR_UNBALANCED, balanced_weights, build_loss, build_metric
 from gflownet.evaluation.candidates.trainer import (
     Length,
@@ -98,6 +98,13 @@ class TensorTask(GFNTask):
         self._evaluation = plain_evaluation(config.evaluation)
         self.max_fidelity = self._evaluation.num_epochs
         data = self.data()
+        self.account = data.account
+        with accounted(data.account):
+            self._use(data)
+            super().__init__(config)
+
+    def _use(self, data: Splits) -> None:
+        """Check the examples, and build sizes, trainer and metrics for them."""
         check_splits(data, key="data")
         parts = {name: part for name in _SPLITS if not isinstance(part := getattr(data, name), DatasetSplit)}
         in_use = {name: Split(part.inputs, in_columns(part.targets)) for name, part in parts.items()}
@@ -116,7 +123,6 @@ class TensorTask(GFNTask):
         self.objectives = tuple(name if each == "accuracy" else each for each in self.objectives)
         targets = {each: getattr(self._evaluation, f"target_{each}") for each in ("parameters", "flops", "latency")}
         self.costs = {**targets, **self.costs}
-        super().__init__(config)
 
     @abstractmethod
     def data(self) -> Splits:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from gflownet.errors import UserError
+from gflownet.errors import UserError, accounted
 from gflownet.evaluation.data.examples import DatasetSplit, Split, Splits, is_classification
 from gflownet.training.random_states import seeded
 
@@ -60,7 +60,8 @@ def check_vector_targets(splits: Splits, *, key: str) -> None:
         text = f"expected one class per example, got {shape[0]} labels (multi-label); {group}.kind=numbers"
     else:
         text = f"expected one class per example, got classes {shape}, one per pixel or position; task=choices"
-    raise UserError(f"{key}: {text} takes them")
+    with accounted(splits.account):
+        raise UserError(f"{key}: {text} takes them")
 
 
 def check_present(splits: Splits, *, key: str) -> None:

@@ -20,18 +20,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from gflownet.errors import UserError
+from gflownet.errors import UserError, accounted
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.data.checks import check_dataset, check_numbering, check_present, check_repeated, check_splits
 from gflownet.evaluation.data.examples import DatasetSplit, Examples, Split, Splits
 from gflownet.evaluation.data.files import read_file
 from gflownet.evaluation.data.labelled_arrays import LabelledArrays, labelled
 from gflownet.evaluation.data.table_files import Reading
-from gflownet.evaluation.data.table_fitting import fitted, table_of_numbers
+from gflownet.evaluation.data.table_fitting import account_of, fitted, table_of_numbers
 from gflownet.files import cached
 from gflownet.plugins import load_function
 from gflownet.training.random_states import seeded
-from gflownet.translation.table_columns import TableColumns, Target
+from gflownet.translation.table_columns import TableColumns, Target, is_number
 
 # Shares of the examples; the remainder is the test set.
 TRAIN_SHARE = 0.6
@@ -68,8 +68,9 @@ def load_splits(source: str, *, key: str, seed: int, test: str = "", **reading: 
         UserError: an unknown name, a missing package, a file that cannot be read, or examples that do not fit.
     """
     splits = _splits(source, key=key, seed=seed, test=test, reading=Reading(**reading))
-    check_splits(splits, key=key)
-    check_present(splits, key=key)
+    with accounted(splits.account):
+        check_splits(splits, key=key)
+        check_present(splits, key=key)
     return splits
 
 
@@ -91,24 +92,37 @@ def _splits(source: str, *, key: str, seed: int, test: str, reading: Reading) ->
             + (f" (no such file: {source})" if source else "")
         )
     if test:
-        data = replace(data, test=read_file(test, key=f"{key}_test", reading=reading, train=data))
+        with accounted(data.account):
+            data = replace(data, test=read_file(test, key=f"{key}_test", reading=reading, train=data))
+    with accounted([*data.account, *account_of(data.table or {})]):
+        return _split_and_checked(data, source, key=key, seed=seed, reading=reading)
+
+
+def _split_and_checked(data: LabelledArrays, source: str, *, key: str, seed: int, reading: Reading) -> Splits:
+    """Return the splits of examples. Raises UserError for examples that do not fit."""
     _check_targets(data, key=key)
-    if reading.duplicates == "together" and data.groups is None:
-        data = replace(data, groups=_equal_rows(data))
+    equal = _equal_rows(data) if reading.duplicates == "together" and data.groups is data.times is None else None
+    if equal is not None and (num := len(equal) - len(np.unique(equal))):
+        can_stay = len(equal) - num >= MIN_EXAMPLES * (len(np.unique(data.targets)) if data.has_classes else 1)
+        together = f"they are in its split, {key.rpartition('.')[0]}.duplicates=keep splits them by chance"
+        words = together if can_stay else "too few different rows to keep them in one split"
+        line = f"{key}: {num:,} of {len(equal):,} rows are equal to another one in all inputs; {words}"
+        data, equal = replace(data, account=(*data.account, line)), equal if can_stay else None
     try:
-        splits = split(data, seed=seed)
+        splits = split(data, seed=seed, equal=equal)
     except UserError as error:
         raise UserError(f"{key}: {error}") from None
-    if reading.duplicates != "keep" and source not in NAMES:
+    if reading.duplicates == "refuse" and source not in NAMES:
         check_repeated(splits, key=key)
     return splits
 
 
 def _equal_rows(data: LabelledArrays) -> np.ndarray:
-    """Return a number per example [N], the same for equal inputs."""
-    rows = map(bytes, data.inputs) if data.table is None else map(str, zip(*data.table.values(), strict=True))
-    numbers: dict[Any, int] = {}
-    return np.array([numbers.setdefault(row, len(numbers)) for row in rows])
+    """Return for each example [N] the index of the first one with equal inputs."""
+    columns = None if data.table is None else [cells.tolist() for cells in data.table.values()]
+    rows = map(bytes, data.inputs) if columns is None else map(repr, zip(*columns, strict=True))
+    first: dict[bytes | str, int] = {}
+    return np.array([first.setdefault(row, place) for place, row in enumerate(rows)])
 
 
 def _check_targets(data: LabelledArrays, *, key: str) -> None:
@@ -125,11 +139,14 @@ def _check_targets(data: LabelledArrays, *, key: str) -> None:
         raise UserError(f"{key}: expected classes that repeat, got {num} in {num_examples} examples; {setting}")
 
 
-def split(data: LabelledArrays, *, seed: int) -> Splits:
-    """Return the splits of a data set, stratified by class; its test examples are used where it has some."""
+def split(data: LabelledArrays, *, seed: int, equal: np.ndarray | None = None) -> Splits:
+    """Return the splits of a data set, stratified by class; its test examples are used where it has some.
+
+    Examples with the same number in `equal` [N] are in one split, unless groups or times decide.
+    """
     is_classes = not np.issubdtype(data.targets.dtype, np.floating)
     labels = data.targets if is_classes and data.targets.ndim == 1 else np.zeros(len(data.targets), dtype=int)
-    train, validation, test = _parts(data, labels, seed=seed)
+    train, validation, test = _parts(data, labels, seed=seed, equal=equal)
     inputs, columns, tested = data.inputs, None, data.test
     if (table := data.table or table_of_numbers(inputs)) is not None:
         target = Target(data.target, is_classes, _class_values(data.labels or ()))
@@ -144,10 +161,12 @@ def split(data: LabelledArrays, *, seed: int) -> Splits:
         test_split = _tensors(tested.inputs, tested.targets)
     train_split, validation_split = (_tensors(inputs[part], data.targets[part]) for part in (train, validation))
     classes = int(data.targets.max()) + 1 if is_classes and data.targets.ndim == 1 else None
-    return Splits(train_split, validation_split, test_split, layout=data.layout, num_outputs=classes, columns=columns)
+    about = data.account if columns is None else (*data.account, *columns.account())
+    rest: Any = {"layout": data.layout, "num_outputs": classes, "columns": columns, "account": about}
+    return Splits(train_split, validation_split, test_split, **rest)
 
 
-def _parts(data: LabelledArrays, labels: np.ndarray, *, seed: int) -> Sequence[np.ndarray]:
+def _parts(data: LabelledArrays, labels: np.ndarray, *, seed: int, equal: np.ndarray | None) -> Sequence[np.ndarray]:
     """Return the indices of the training, validation and test examples, in order of time or by group if it has them."""
     validation = VALIDATION_SHARE if data.test is None else VALIDATION_SHARE_OF_TRAIN
     train = TRAIN_SHARE if data.test is None else 1 - validation
@@ -156,6 +175,10 @@ def _parts(data: LabelledArrays, labels: np.ndarray, *, seed: int) -> Sequence[n
         return np.split(np.argsort(data.times, kind="stable"), ends)
     if data.groups is not None:
         return _grouped_parts(data.groups, labels, has_test=data.test is not None, seed=seed)
+    if equal is not None:
+        first = np.unique(equal)
+        parts = stratified_parts(labels[first], (train, validation), seed=seed)
+        return [np.flatnonzero(np.isin(equal, first[part])) for part in parts]
     return stratified_parts(labels, (train, validation), seed=seed)
 
 
@@ -175,7 +198,7 @@ def _grouped_parts(groups: np.ndarray, labels: np.ndarray, *, has_test: bool, se
 
 def _class_values(labels: Sequence[str]) -> tuple[Any, ...]:
     """Return the texts of classes, as integers where all are."""
-    is_whole = all(label.lstrip("-").isdecimal() for label in labels)
+    is_whole = all(is_number(label) and label.lstrip("-").isdecimal() for label in labels)
     return tuple(int(label) for label in labels) if is_whole else tuple(labels)
 
 

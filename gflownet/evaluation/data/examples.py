@@ -151,6 +151,8 @@ class Splits:
     num_outputs: int | None = field(default=None, kw_only=True)
     # How raw rows of a table become inputs; None: no table.
     columns: TableColumns | None = field(default=None, kw_only=True)
+    # Lines about what was read, converted and left out, and why: printed by the run before a refusal, and kept.
+    account: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.train, self.validation, self.test))

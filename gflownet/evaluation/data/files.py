@@ -89,7 +89,7 @@ def read_file(
     reading = reading or Reading()
     where = f"{key}: {path}"
     try:
-        if not file.is_dir() and file.name.removesuffix(".gz").endswith((".csv", ".tsv", ".txt", ".parquet")):
+        if not file.is_dir() and file.name.removesuffix(".gz").endswith((".csv", ".tsv", ".txt", ".data", ".parquet")):
             return read_table(file, key=key, reading=reading, train=train)
         examples, *tested = _pairs(file, key=key, size=reading.size)
         arrays = _labelled(*examples, where=where, kind=reading.kind, train=train)

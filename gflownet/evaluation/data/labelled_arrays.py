@@ -32,6 +32,8 @@ class LabelledArrays:
     groups: np.ndarray | None = None  # [N] integers: rows of a group are in one split
     times: np.ndarray | None = None  # [N] integers: order in which the rows are split
     layout: str | None = None  # of the inputs; None: by their shape
+    target_format: str = ""  # of numbers in a file, see Column.format
+    account: tuple[str, ...] = ()  # see Splits
 
     @property
     def has_classes(self) -> bool:
@@ -93,7 +95,7 @@ def check_finite(values: np.ndarray, *, where: str) -> None:
 
 
 def class_numbers(
-    cells: Sequence[str], *, where: str, labels: tuple[str, ...] | None = None, first_row: int = 1
+    cells: Sequence[str], *, where: str, labels: tuple[str, ...] | None = None, rows: Sequence[int] | None = None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the class of each text, and the texts of all classes in their order: numbers, then other texts.
 
@@ -106,7 +108,7 @@ def class_numbers(
             sorted(set(names), key=lambda label: (0, float(label), label) if is_number(label) else (1, 0.0, label))
         )
     places = {label: place for place, label in enumerate(labels)}
-    for row, name in enumerate(names, start=first_row):
+    for row, name in zip(range(1, len(names) + 1) if rows is None else rows, names, strict=True):
         if not name:
             raise UserError(f"{where}: row {row}: expected a class, got nothing")
         if name not in places:

@@ -13,6 +13,7 @@ from typing import Any
 from gflownet.errors import UserError
 from gflownet.files import read_text
 from gflownet.graphs.listed_graphs import ListedGraph
+from gflownet.translation.table_columns import number_of
 
 _MOST_LISTED = 30  # names in an error
 
@@ -74,11 +75,7 @@ class Table:
             raise UserError(f"{key}: expected one of {listed(self.names)}, got {name!r}")
         numbers = []
         for line, text in zip(self._lines, self._columns[name], strict=True):
-            try:
-                value = float(text) if text.strip() else None
-                value = math.nan if "_" in text else value  # float accepts 8_4.5
-            except ValueError:
-                value = math.nan
+            value = None if not text.strip() else math.nan if (number := number_of(text)) is None else number
             if value is not None and not (low <= value <= high and math.isfinite(value)):
                 bounds = f"from {low:g} to {high:g}" if math.isfinite(high) else f"of at least {low:g}"
                 raise UserError(

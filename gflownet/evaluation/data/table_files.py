@@ -1,29 +1,44 @@
-"""Labelled examples from CSV and Parquet files: header, columns by name, and the target as a class or a number."""
+"""Labelled examples from CSV and Parquet files, read by pandas."""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gflownet.errors import UserError
+from gflownet.errors import UserError, accounted, counted
 from gflownet.evaluation.data.labelled_arrays import LabelledArrays, class_numbers
-from gflownet.evaluation.data.table_fitting import RawTable, is_plain, raw_table
+from gflownet.evaluation.data.table_fitting import ORDER, RawTable, account_of, find_columns, is_plain, is_typed
 from gflownet.files import read_bytes
-from gflownet.translation.table_columns import MISSING, ColumnKind, is_number, text_of
+from gflownet.options import leaves
+from gflownet.translation.table_columns import (
+    YES_NO,
+    Column,
+    ColumnKind,
+    formats_of,
+    is_missing,
+    is_number,
+    number_of,
+    parsed,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 # Columns of whole numbers with at most this many different values are classes.
 MAX_CLASSES = 50
-# Cells without a value: in the first row they do not make it a header.
-_MISSING = MISSING | {"inf", "-inf"}
-# A number as it is written where columns are separated by semicolons.
-_DECIMAL_COMMA = re.compile(r"(?m)(?<![^;\n])(-?\d+),(\d+)(?=[;\r\n]|$)")
+_SEPARATORS = "\t;|,"
+_NUM_SNIFFED, _NUM_TYPED = 50, 1000  # lines in which the separator is found, and rows in which the header is
+_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
 
 @dataclass(frozen=True)
@@ -33,20 +48,12 @@ class Reading:
     target: str = ""  # column; empty: the last
     kind: str = "auto"  # of the target: classes, numbers or auto
     header: str = "auto"  # whether the first row has the names: yes, no or auto
+    encoding: str = ""  # of a text file; empty: UTF-8, UTF-16 with a mark, or cp1252
     columns: Mapping[str, Any] = field(default_factory=dict)  # kinds of columns by name, see ColumnKind
     group: str = ""  # column whose equal values stay in one split
     time: str = ""  # column in whose order the rows are split
-    duplicates: str = "refuse"  # equal examples in several splits: refuse, together in one split, or keep
+    duplicates: str = "together"  # equal examples: together in one split, keep, or refuse them in several
     size: int = 0  # side of the images of a folder; 0: as they are
-
-
-@dataclass(frozen=True)
-class _Table:
-    """The cells of a file."""
-
-    names: tuple[str, ...]  # of the header, or 0, 1, 2, ...
-    columns: tuple[Sequence[Any], ...]
-    first_row: int  # number of the first row of cells, from 1
 
 
 def read_table(path: Path, *, key: str, reading: Reading, train: LabelledArrays | None) -> LabelledArrays:
@@ -61,38 +68,45 @@ def read_table(path: Path, *, key: str, reading: Reading, train: LabelledArrays 
     Raises:
         UserError: missing or other columns, values that do not fit, or a class that the training examples lack.
     """
-    where = f"{key}: {path}"
+    lines, where, group = list[str](), f"{key}: {path}", key.rpartition(".")[0]
     expected = () if train is None or not train.columns else (*train.columns, train.target)
-    table = _parquet(path, where=where) if ".parquet" in path.name else _csv(path, where, reading.header, expected)
-    if expected and sorted(table.names) != sorted(expected):
-        raise UserError(
-            f"{where}: expected the columns of the training file, {', '.join(expected)}, got {', '.join(table.names)}"
-        )
-    target = (train.target if expected and train is not None else reading.target) or table.names[-1]
-    for name in filter(None, (target, reading.group, reading.time)):
-        if name not in table.names:
-            raise UserError(f"{where}: expected a column {name!r}, got {', '.join(table.names)}")
-    cells = dict(zip(table.names, table.columns, strict=True))
-    names = expected[:-1] or tuple(name for name in table.names if name != target)
-    if not names:
-        raise UserError(f"{where}: expected two or more columns, got one")
-    raw = raw_table(
-        {name: cells[name] for name in names},
-        kinds=reading.columns if train is None else {},
-        train=None if train is None else train.table,
-        key=f"{key.rpartition('.')[0]}.columns",
-        where=where,
-        first_row=table.first_row,
-    )
+    with accounted(lines):
+        frame, mark = _frame(path, where, group, reading, expected, lines)
+        names = list(frame.columns)
+        if expected and sorted(names) != sorted(expected):
+            got = f"{', '.join(expected)}, got {', '.join(names)}"
+            raise UserError(f"{where}: expected the columns of the training file, {got}")
+        target = (train.target if expected and train is not None else reading.target) or names[-1]
+        for name in filter(None, (target, reading.group, reading.time)):
+            if name not in names:
+                raise UserError(f"{where}: expected a column {name!r}, got {', '.join(names)}")
+        if len(names) < 2:
+            raise UserError(f"{where}: expected two or more columns, got one")
+        frame = _with_target(frame, target, where, lines)
+        inputs = frame[list(expected[:-1]) or [name for name in names if name != target]]
+        raw = _parsed(inputs, where=where, group=group, kinds=reading.columns, train=train, mark=mark)
+        with accounted(account_of(raw)):
+            raw, order = _ordered(raw, reading, where=where) if train is None else (raw, {})
+            found = _targets(frame[target], where, group=group, kind=reading.kind, train=train, mark=mark)
+            if written := found.get("target_format"):
+                lines.append(f"{where}: column {target}: numbers are written as {written}")
+    numbers = np.stack([*raw.values()], axis=1) if is_plain(raw) else np.zeros((len(frame), 0))
+    found |= {"columns": tuple(inputs), "target": target, "table": raw, "account": tuple(lines)}
+    return LabelledArrays(numbers, **found, **order)
+
+
+def _parsed(
+    frame: DataFrame, *, where: str, group: str, kinds: Mapping[str, Any], train: LabelledArrays | None, mark: str
+) -> RawTable:
+    """Return the parsed cells of the inputs, by the columns of the training table, else by those of the cells."""
+    columns = None if train is None or train.table is None else list(train.table)
+    if columns is None:
+        named = dict(leaves(kinds)) if train is None else {}
+        columns = find_columns(frame, kinds=named, group=group, where=where, mark=mark)
+    raw = {c: parsed(frame[c.name].tolist(), c, where=where, rows=frame.index) for c in columns}
     if train is not None and train.table is None and not is_plain(raw):
         raise UserError(f"{where}: expected numbers without gaps, as in the training examples")
-    raw, order = _ordered(raw, reading, where=where) if train is None else (raw, {})
-    where = f"{where}: column {target}"
-    texts = ["" if cell is None else text_of(cell) for cell in cells[target]]
-    targets, labels = _targets(texts, where=where, first_row=table.first_row, kind=reading.kind, train=train)
-    numbers = np.stack([*raw.values()], axis=1) if is_plain(raw) else np.zeros((len(targets), 0))
-    arrays = LabelledArrays(numbers, targets, columns=names, target=target, labels=labels, table=raw)
-    return replace(arrays, groups=order.get("groups"), times=order.get("times"))
+    return raw
 
 
 def _ordered(table: RawTable, reading: Reading, *, where: str) -> tuple[RawTable, dict[str, np.ndarray]]:
@@ -104,7 +118,7 @@ def _ordered(table: RawTable, reading: Reading, *, where: str) -> tuple[RawTable
         UserError: the column is no input, a row without a value, or times that are neither numbers nor dates.
     """
     order, columns = {}, {column.name: column for column in table}
-    words = {"groups": "equal values are in one split", "times": "order of the splits"}
+    words = {"groups": "equal values are in one split", "times": ORDER}
     for kind, name in (("groups", reading.group), ("times", reading.time)):
         column = columns.get(name)
         if name and (column is None or column.kind is ColumnKind.IGNORED):
@@ -118,86 +132,154 @@ def _ordered(table: RawTable, reading: Reading, *, where: str) -> tuple[RawTable
             raise UserError(f"{where}: column {name}: expected a value in every row, to split by its {kind}")
         order[kind] = np.unique(cells.astype(str) if is_text else cells, return_inverse=True)[1]
         is_kept = kind == "times" and column.kind is ColumnKind.DATE
-        columns[name] = replace(
-            column, kind=column.kind if is_kept else ColumnKind.IGNORED, words=words[kind] + "; " * is_kept
-        )
+        columns[name] = replace(column, kind=column.kind if is_kept else ColumnKind.IGNORED, words=words[kind])
     return dict(zip(columns.values(), table.values(), strict=True)), order
 
 
-def _parquet(path: Path, *, where: str) -> _Table:
+def _frame(
+    path: Path, where: str, group: str, reading: Reading, expected: Sequence[str], lines: list[str]
+) -> tuple[DataFrame, str]:
+    """Return the cells of a file, by column and number of row, and its decimal mark; `lines` gets what was found."""
+    import pandas
+
+    if ".parquet" in path.name:
+        try:
+            frame = pandas.read_parquet(path)
+        except ImportError:
+            hint = "pip install 'gflownet[parquet]'"
+            raise UserError(f"{where}: expected the package pyarrow, got none: {hint}") from None
+        return frame.set_axis(list(map(str, frame)), axis=1).set_axis(range(1, len(frame) + 1)), "."
+    text = _decoded(read_bytes(path), where, group, reading.encoding, lines)
+    named = re.match(r'"?sep=([^\n])"?\n', text)
+    text = text[named.end() :] if named else text
+    separator = named[1] if named else _separator(text)
     try:
-        from pyarrow.parquet import read_table as read
-    except ModuleNotFoundError:
-        raise UserError(f"{where}: expected the package pyarrow, got none: pip install 'gflownet[parquet]'") from None
-    columns = read(path).to_pydict()
-    return _Table(tuple(map(str, columns)), tuple(columns.values()), 1)
+        options: Any = {"header": None, "dtype": str, "na_filter": False, "skipinitialspace": True}
+        frame = pandas.read_csv(io.StringIO(text), sep=separator, **options)
+    except pandas.errors.EmptyDataError:
+        frame = pandas.DataFrame()
+    except pandas.errors.ParserError as error:
+        raise _other_length(text, separator, where) or error from None
+    if len(frame) < 2:
+        raise UserError(f"{where}: expected two or more rows, got {len(frame)}")
+    if (frame.iloc[:, -1] == "").any() and (error := _other_length(text, separator, where)):
+        raise error  # pandas fills short rows
+    frame.index = range(1, len(frame) + 1)
+    return _with_names(frame, where, group, reading.header, expected, lines), "," if separator == ";" else "."
 
 
-def _csv(path: Path, where: str, header: str, expected: Sequence[str]) -> _Table:
-    text = read_bytes(path).decode("utf-8-sig", errors="replace")
-    delimiter = "\t" if ".tsv" in path.name else ";" if text.split("\n", 1)[0].count(";") else ","
-    if delimiter == ";":
-        text = _DECIMAL_COMMA.sub(r"\1.\2", text)
-    rows = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if row]
-    if len(rows) < 2:
-        raise UserError(f"{where}: expected two or more rows, got {len(rows)}")
-    first = tuple(cell.strip() for cell in rows[0])
-    has_header = header == "yes" or (header == "auto" and (sorted(first) == sorted(expected) or _is_header(rows)))
-    names = first if has_header else tuple(str(index) for index in range(len(first)))
-    for number, row in enumerate(rows[has_header:], start=1 + has_header):
-        if len(row) != len(names):
-            raise UserError(f"{where}: row {number}: expected {len(names)} columns, got {len(row)}")
-    repeated = next((name for place, name in enumerate(names) if name in names[:place]), None)
-    if repeated is not None:
-        raise UserError(f"{where}: expected different names of columns, got {repeated!r} twice")
-    return _Table(names, tuple(zip(*rows[has_header:], strict=True)), 1 + has_header)
+def _decoded(content: bytes, where: str, group: str, encoding: str, lines: list[str]) -> str:
+    """Return a text in the named encoding, else UTF-8, UTF-16 with its mark, or cp1252. Raises UserError."""
+    marked = next((name for mark, name in _MARKS.items() if content.startswith(mark)), "")
+    names, error = [encoding] if encoding else [marked] if marked else ["utf-8", "cp1252"], None
+    for name in names:
+        try:
+            text = content.decode(name)
+        except (UnicodeDecodeError, LookupError) as reason:
+            error = error or " ".join(str(reason).split())
+            continue
+        if "\0" in text:
+            raise UserError(f"{where}: expected text, got null characters; {group}.encoding=utf-16-le takes UTF-16")
+        if error:
+            word = next(word for word in re.split(r"[\s,;]+", text) if not word.isascii())
+            lines.append(f"{where}: not UTF-8, read as {name} (such as {word}); {group}.encoding names another")
+        return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    text = f"expected text in {' or '.join(names)}, got {error}"
+    raise UserError(f"{where}: {text}; {group}.encoding=latin1 is another encoding")
 
 
-def _is_header(rows: Sequence[Sequence[str]]) -> bool:
-    """Return whether the first row holds names: no number, or a text above a column of numbers."""
-    if not any(is_number(cell) for cell in rows[0]):
-        return True
-    return any(
-        not is_number(cell)
-        and cell.strip().lower() not in _MISSING
-        and _are_numbers([row[place] for row in rows[1:] if place < len(row)])
-        for place, cell in enumerate(rows[0])
-    )
+def _separator(text: str) -> str:
+    """Return the separator that divides most of the first lines into equal numbers of columns, two or more."""
+    lines = [line for line in text.split("\n", _NUM_SNIFFED)[:_NUM_SNIFFED] if line.strip()]
+    counts = {mark: Counter(len(row) for row in csv.reader(lines, delimiter=mark) if row) for mark in _SEPARATORS}
+    sizes = {mark: (num > 1, rows, num) for mark, each in counts.items() for num, rows in each.most_common(1)}
+    return max(sizes, key=lambda mark: sizes[mark], default=",")
 
 
-def _are_numbers(cells: Sequence[str]) -> bool:
-    """Return whether the cells with a value are numbers, and there are some."""
-    values = [cell for cell in cells if is_number(cell) or cell.strip().lower() not in MISSING]
-    return bool(values) and all(map(is_number, values))
+def _other_length(text: str, separator: str, where: str) -> UserError | None:
+    """Return the error of the first row with another number of cells than the first one, if there is one."""
+    rows = [row for row in csv.reader(io.StringIO(text), delimiter=separator) if row]
+    wrong = next((number for number, row in enumerate(rows, start=1) if len(row) != len(rows[0])), None)
+    if wrong is None:
+        return None
+    return UserError(f"{where}: row {wrong}: expected {len(rows[0])} columns, got {len(rows[wrong - 1])}")
+
+
+def _with_names(
+    frame: DataFrame, where: str, group: str, header: str, expected: Sequence[str], lines: list[str]
+) -> DataFrame:
+    """Return cells with the names of the first row, or 0, 1, 2, ..."""
+    first = [cell.strip() for cell in frame.iloc[0]]
+    is_known = header != "auto" or sorted(first) == sorted(expected)
+    has_names = header != "no" if is_known else _is_header(frame)
+    if not has_names:
+        found = f"the first row has no names, columns are 0 to {len(first) - 1}; {group}.header=yes reads names"
+        lines += [f"{where}: {found}"] * (not is_known)
+        return frame.set_axis(list(map(str, range(len(first)))), axis=1)
+    if not is_known and any(map(is_number, first)):
+        lines.append(f"{where}: the first row has the names {', '.join(first)}; {group}.header=no reads it as data")
+    names = [name or f"Unnamed: {place}" for place, name in enumerate(first)]  # as in pandas
+    if repeated := [name for name, num in Counter(names).items() if num > 1]:
+        raise UserError(f"{where}: expected different names of columns, got {repeated[0]!r} twice")
+    frame = frame.iloc[1:].set_axis(names, axis=1)
+    return frame.loc[:, [bool(old) or not frame[n].map(is_missing).all() for n, old in zip(names, first, strict=True)]]
+
+
+def _is_header(frame: DataFrame) -> bool:
+    """Return whether the first row has names, by the cells below it.
+
+    It has where a text is above numbers or dates, or where no text is one of the repeated ones below. A row of numbers
+    has names where they count up, such as years, and are outside of their columns.
+    """
+    votes, numbers, is_outside = list[bool](), list[float](), True
+    for _, cells in frame.iloc[:_NUM_TYPED].items():
+        head, *texts = (cell.strip() for cell in cells)
+        texts = [text for text in texts if not is_missing(text)]
+        if (number := number_of(head)) is not None:
+            below = [each for text in texts if (each := number_of(text)) is not None]
+            is_outside &= bool(below) and not min(below) <= number <= max(below)
+            numbers.append(number)
+        elif texts and not is_missing(head) and not formats_of([head, *texts]):
+            if is_typed(texts):
+                return True
+            votes += [head not in texts] * (len({*texts}) <= len(texts) / 2)
+    if votes:
+        return all(votes)
+    counts_up = numbers == [numbers[0] + place for place in range(frame.shape[1])] if numbers else True
+    return counts_up and is_outside
+
+
+def _with_target(frame: DataFrame, target: str, where: str, lines: list[str]) -> DataFrame:
+    """Return the rows with a target."""
+    is_empty = frame[target].map(is_missing)
+    if is_empty.any():
+        marks = Counter("nothing" if str(cell).strip() == "" else str(cell).strip() for cell in frame[target][is_empty])
+        words = ", ".join(f"{mark} {num:,}" for mark, num in marks.most_common(5))
+        rows = counted(int(is_empty.sum()), "row")
+        lines.append(f"{where}: column {target}: {rows} of {len(frame):,} without a value left out ({words})")
+    return frame[~is_empty]
 
 
 def _targets(
-    cells: Sequence[str], *, where: str, first_row: int, kind: str, train: LabelledArrays | None
-) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """Return a column as classes, with their texts, or as numbers.
+    cells: Series, where: str, *, group: str, kind: str, train: LabelledArrays | None, mark: str
+) -> dict[str, Any]:
+    """Return a column as classes, with their texts, or as numbers, with their format; fields of LabelledArrays.
 
     With `kind` auto: text is classes; whole numbers are classes if at most MAX_CLASSES different ones occur.
     """
+    column = Column(str(cells.name), ColumnKind.NUMBER)
     if train is not None:
-        kind = "classes" if train.has_classes else "numbers"
-    is_text = not _are_numbers(cells)
-    if kind == "numbers" or (kind == "auto" and not is_text and not _are_classes(cells)):
-        return _numbers(cells, where=where, first_row=first_row), None
-    if train is None or train.labels is not None:
-        return class_numbers(cells, where=where, first_row=first_row, labels=train.labels if train else None)
-    numbers = _numbers(cells, where=where, first_row=first_row)  # the classes of other data than CSV files
-    if (numbers % 1).any():
-        raise UserError(f"{where}: expected classes as whole numbers, as in the training examples")
-    return numbers.astype(np.int64), None
-
-
-def _are_classes(cells: Sequence[str]) -> bool:
-    numbers = {float(cell) for cell in cells if is_number(cell)}
-    return all(number.is_integer() for number in numbers) and len(numbers) <= MAX_CLASSES
-
-
-def _numbers(cells: Sequence[str], *, where: str, first_row: int) -> np.ndarray:
-    for number, cell in enumerate(cells, start=first_row):
-        if not is_number(cell) or not np.isfinite(float(cell)):
-            raise UserError(f"{where}: row {number}: expected a finite number, got {cell.strip() or 'nothing'}")
-    return np.array([float(cell) for cell in cells])
+        kind, column = "classes" if train.has_classes else "numbers", replace(column, format=train.target_format)
+    elif kind != "classes":
+        (found,) = find_columns(cells.to_frame(), kinds={}, group=group, where=where, mark=mark, is_target=True)
+        is_number = found.kind is ColumnKind.NUMBER and found.format != YES_NO
+        column = replace(column, format=found.format if is_number else "")
+        kind = "classes" if kind == "auto" and not is_number else kind
+    numbers = None if kind == "classes" else parsed(cells.tolist(), column, where=where, rows=cells.index)
+    if numbers is not None and (kind == "numbers" or (numbers % 1).any() or len(np.unique(numbers)) > MAX_CLASSES):
+        return {"targets": numbers, "target_format": column.format}
+    # The classes of other data than tables are whole numbers.
+    labels = None if train is None else train.labels or tuple(map(str, range(int(train.targets.max()) + 1)))
+    texts, where = [*map(text_of, cells)], f"{where}: column {column.name}"
+    targets, labels = class_numbers(texts, where=where, rows=cells.index, labels=labels)
+    return {"targets": targets, "labels": labels}

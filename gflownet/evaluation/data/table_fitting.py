@@ -1,33 +1,47 @@
-"""Columns of a table fitted on its training rows by scikit-learn's ColumnTransformer. N: rows."""
+"""Columns of a table: kinds found from their cells, and values fitted on the training rows. N: rows."""
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gflownet.errors import UserError, counted
+from gflownet.errors import UserError, accounted, counted
 from gflownet.translation.table_columns import (
+    BOOLEANS,
     DATE_FORMATS,
+    NUM_WORDS,
+    PLAIN,
     Column,
     ColumnKind,
     TableColumns,
     Target,
     date_parts,
     days_of,
+    decimal_mark,
+    formats_of,
     is_missing,
     is_number,
-    number_of,
-    parsed,
     text_of,
 )
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 # Values of a text column that are inputs; the others, and values in fewer than MIN_ROWS training rows, share one.
 MAX_VALUES, MIN_ROWS = 20, 3
 # A column with this share of numbers is taken for a damaged column of numbers, not for text.
 _MOSTLY = 0.9
+_FREE_TEXT_WORDS = 4  # mean of a column of free text, whose texts hardly repeat
+_CENSORED = re.compile(r"[<>≤≥~]=?.*\d.*")  # below or above a limit of detection
+_CODE = re.compile(r"[-+]?0\d+|[\d_]*\d")  # read as a number by other programs
+
+ORDER = "order of the splits"  # words about a column of times
 
 # The cells [N] of each input column, see `parsed`, before anything is fitted.
 RawTable = Mapping[Column, np.ndarray]
@@ -38,60 +52,123 @@ def is_plain(table: RawTable) -> bool:
     return all(column.kind is ColumnKind.NUMBER and not np.isnan(cells).any() for column, cells in table.items())
 
 
-def raw_table(
-    cells: Mapping[str, Sequence[Any]],
-    *,
-    kinds: Mapping[str, Any],
-    train: RawTable | None,
-    key: str,
-    where: str,
-    first_row: int,
-) -> RawTable:
-    """Return the parsed columns of a file, with the named kinds, else the kinds of the training table or of the cells.
+def setting(key: str, name: str, kind: str) -> str:
+    """Return the option that sets the kind of a column, as it is typed in a shell."""
+    is_word = re.fullmatch(r"\w[\w-]*", name)
+    pair = f".{name}={kind}" if is_word else f"={{{json.dumps(name, ensure_ascii=False)}: {json.dumps(kind)}}}"
+    return shlex.quote(key + pair)
+
+
+def find_columns(
+    frame: DataFrame, *, kinds: Mapping[str, Any], group: str, where: str, mark: str = ".", is_target: bool = False
+) -> list[Column]:
+    """Return the columns of the cells of a file, with the named kinds, else those of their cells.
+
+    Args:
+        frame: cells by column; its index has the numbers of the rows.
+        kinds: by column, a kind or the format of a date.
+        group: of the options.
+        where: option and file, for errors.
+        mark: decimal mark of columns that may have two, such as 1,234, where no other column decides.
+        is_target: whether the column is the target.
 
     Raises:
-        UserError: an unknown column or kind under the option `key`, or a cell that does not fit its column.
+        UserError: an unknown column or kind, or a damaged column of numbers, after the table of columns.
     """
+    key = f"{group}.columns"
     for name, kind in kinds.items():
-        if name not in cells or str(kind) not in [*ColumnKind]:
-            expected, got = ("kind", kind) if name in cells else ("column", name)
-            names = ", ".join(ColumnKind if name in cells else cells)
+        if name not in frame or not (str(kind) in [*ColumnKind] or "%" in str(kind)):
+            expected, got = ("kind", kind) if name in frame else ("column", name)
+            names = ", ".join(ColumnKind if name in frame else frame)
             raise UserError(f"{key}.{name}: expected a {expected} out of {names}, got {got}")
-    try:
-        columns = train or [_column(n, each, kinds.get(n), key, first_row) for n, each in cells.items()]
-        return {c: parsed(cells[c.name], c, where=where, first_row=first_row) for c in columns}
-    except ValueError as error:
-        text = str(error)
-        raise UserError(text if text.startswith(where) else f"{where}: {text}") from None
+    texts = {name: _texts(cells) for name, cells in frame.items()}
+    formats = {name: [PLAIN] if frame[name].dtype.kind in "iuf" else formats_of(texts[name]) for name in texts}
+    marks = {decimal_mark(formats[name]) for name in texts if any({*text} & {".", ","} for text in texts[name])} - {""}
+    columns = []
+    for name, each in formats.items():
+        # Without a decision of another column, a number that is one without conversion stays.
+        wanted = next(iter(marks)) if len(marks) == 1 else "." if PLAIN in each else mark
+        format = next((one for one in each if decimal_mark([one]) == wanted), next(iter(each), ""))
+        repeats = len(texts[name]) <= len(frame) / 2
+        columns.append(_column(str(name), texts[name], kinds.get(name), format, key, repeats=repeats))
+    for column in columns:
+        wrong = "" if column.name in kinds or column.kind is not ColumnKind.TEXT else _wrong(texts[column.name])
+        if wrong:
+            row = next(row for row, cell in frame[column.name].items() if text_of(cell) == wrong)
+            number, text, ignored = (setting(key, column.name, kind) for kind in ("number", "text", "ignored"))
+            hint = f"{text} takes texts, {number} takes other texts as missing, {ignored} leaves the column out"
+            hint = f"{group}.kind=classes takes it" if is_target else hint
+            got = f"column {column.name}: row {row}: expected a number, as in most rows, got {wrong}"
+            with accounted(account_of({each: frame[each.name].map(is_missing) for each in columns})):
+                raise UserError(f"{where}: {got}; {hint}")
+    return columns
 
 
-def _column(name: str, cells: Sequence[Any], kind: Any, key: str, first_row: int) -> Column:
-    """Return the kind of a column: the named one, else the kind of its cells. Raises ValueError for damaged numbers."""
-    values = [cell for cell in cells if not is_missing(cell)]
-    if kind is not None:
-        return Column(name, ColumnKind(str(kind)), format=(*_formats(values), DATE_FORMATS[0])[0])
-    if not values:
+def _wrong(texts: Sequence[str]) -> str:
+    """Return the text that damages a column of numbers; empty without one, and for codes such as 007 and 1_2."""
+    wrong = [text for text in texts if not formats_of([text]) or text.lower() in BOOLEANS]
+    num, is_censored = len(texts) - len(wrong), all(map(_CENSORED.fullmatch, wrong))
+    is_damaged = bool(wrong) and (num >= _MOSTLY * len(texts) or (is_censored and num > 0))
+    return wrong[0] if is_damaged and not any(map(_CODE.fullmatch, wrong)) else ""
+
+
+def account_of(table: Mapping[Column, Any]) -> list[str]:
+    """Return the table of columns as they were read, a line each, of their cells or of whether these are missing."""
+    width, lines = max((len(column.name) for column in table), default=0), ["columns as they were read:"]
+    for column, cells in table.items():
+        values = np.asarray(cells)
+        missing = values == "" if values.dtype == object else values if values.dtype == bool else np.isnan(values)
+        words = [f"{column.kind} {column.words}".strip(), f"{_percent(missing)} missing" if missing.any() else ""]
+        lines.append(f"  {column.name:<{width}}  {', '.join(filter(None, words))}")
+    return lines
+
+
+def _texts(cells: Series) -> list[str]:
+    """Return the different texts of cells with a value."""
+    return list(dict.fromkeys(text_of(cell) for cell in cells.tolist() if not is_missing(cell)))
+
+
+def _column(name: str, texts: Sequence[str], kind: Any, format: str, key: str, *, repeats: bool) -> Column:
+    """Return the kind of a column: the named one, else the kind of its texts; `format` is that of numbers, if any."""
+    dates = [] if format and kind is None else _formats(texts)
+    words = "" if format in ("", PLAIN) else f"written as {format}"
+    number = Column(name, ColumnKind.NUMBER, format="" if format == PLAIN else format, words=words)
+    if kind is not None and "%" in str(kind):
+        return Column(name, ColumnKind.DATE, format=str(kind))
+    match None if kind is None else ColumnKind(str(kind)):
+        case ColumnKind.NUMBER if format or not texts:
+            return number
+        case ColumnKind.NUMBER:
+            wrong = [text for text in texts if not formats_of([text])]
+            formats = [each for each in formats_of([text for text in texts if text not in wrong]) if each != PLAIN]
+            words = f"texts such as {wrong[0]} are missing" if wrong else ""
+            return replace(number, format=(*formats, "")[0], skips_others=True, words=words)
+        case ColumnKind.DATE:
+            return Column(name, ColumnKind.DATE, format=(*dates, DATE_FORMATS[0])[0])
+        case ColumnKind() as other:
+            return Column(name, other)
+    if not texts:
         return Column(name, ColumnKind.IGNORED, words="no value in any row")
-    wrong = [cell for cell in values if number_of(cell) is None]
-    if not wrong:
-        return Column(name, ColumnKind.NUMBER)
-    if formats := _formats(values):
-        return Column(name, ColumnKind.DATE, format=formats[0])
-    num = sum(is_number(str(cell)) for cell in values)
-    if num >= _MOSTLY * len(values):
-        row = first_row + next(place for place, cell in enumerate(cells) if cell is wrong[0])
-        raise ValueError(
-            f"column {name}: row {row}: expected a number, as in {num} of {len(values)} rows, got {text_of(wrong[0])}; "
-            f"{key}.{name}=text takes texts, ={ColumnKind.IGNORED} leaves the column out"
-        )
+    if format:
+        return number
+    if dates:
+        days = [days_of(text, dates[0]) for text in texts]
+        other = next((each for each in dates[1:] if days != [days_of(text, each) for text in texts]), "")
+        words = f"{dates[0]}, or {other} by {setting(key, name, other)}" if other else ""
+        return Column(name, ColumnKind.DATE, format=dates[0], words=words)
+    if not repeats and float(np.mean([len(text.split()) for text in texts])) >= _FREE_TEXT_WORDS:
+        return Column(name, ColumnKind.IGNORED, words=f"free text; {setting(key, name, 'words')} takes its words")
     return Column(name, ColumnKind.TEXT)
 
 
-def _formats(values: Sequence[Any]) -> list[str]:
-    """Return the formats in which all values are dates; numbers are no dates."""
-    if not values or is_number(str(values[0])):
-        return []
-    return [each for each in DATE_FORMATS if all(days_of(value, each) is not None for value in values)]
+def is_typed(texts: Sequence[str]) -> bool:
+    """Return whether texts are numbers, most of them at least, or dates."""
+    return bool(formats_of(texts) or _formats(texts)) or sum(map(is_number, texts)) > _MOSTLY * len(texts)
+
+
+def _formats(texts: Sequence[str]) -> list[str]:
+    """Return the formats in which all texts are dates."""
+    return [each for each in DATE_FORMATS if texts and all(days_of(text, each) is not None for text in texts)]
 
 
 def table_of_numbers(inputs: np.ndarray) -> RawTable | None:
@@ -103,76 +180,52 @@ def table_of_numbers(inputs: np.ndarray) -> RawTable | None:
 
 def fitted(table: RawTable, rows: np.ndarray, target: Target) -> TableColumns:
     """Return the columns of a table, fitted on some of its rows. Raises UserError if no column holds a value."""
-    training = {column.name: cells[rows] for column, cells in table.items()}
-    columns = {column.name: _useful(column, training[column.name]) for column in table}
-    used = [name for name, column in columns.items() if column.kind is not ColumnKind.IGNORED]
-    texts = [name for name in used if columns[name].kind is ColumnKind.TEXT]
-    numbers = [name for name in used if name not in texts]
-    if not used:
-        raise UserError(f"expected a column of inputs with values, got {', '.join(columns)}")
-    if not texts and not any(np.isnan(training[name]).any() for name in numbers):
-        # Without scikit-learn, whose import takes over a CPU second.
-        fills, marked = [np.median(training[name]) for name in numbers], set[int]()
-    else:
-        names = list(columns)
-        transformer = column_transformer([names.index(each) for each in numbers], [names.index(each) for each in texts])
-        transformer.fit(np.stack([each.astype(object) for each in training.values()], axis=1))
-        steps = transformer.named_transformers_
-        fills, marked = (steps["numbers"].statistics_, steps["numbers"].indicator_.features_) if numbers else ((), ())
-        encoder = steps.get("texts")
-        for place, name in enumerate(texts):
-            values = encoder.categories_[place], encoder.infrequent_categories_[place]
-            columns[name] = _of_texts(columns[name], training[name], *values)
-    for place, (name, fill) in enumerate(zip(numbers, fills, strict=True)):
-        columns[name] = _of_numbers(columns[name], training[name], float(fill), place in marked)
-    return TableColumns(tuple(columns.values()), target)
+    columns = tuple(_fitted(column, cells[rows]) for column, cells in table.items())
+    if all(column.kind is ColumnKind.IGNORED for column in columns):
+        raise UserError(f"expected a column of inputs with values, got {', '.join(column.name for column in columns)}")
+    return TableColumns(columns, target)
 
 
-def column_transformer(numbers: Sequence[int], texts: Sequence[int]) -> Any:
-    """Return an unfitted ColumnTransformer for columns of numbers and of texts, by position."""
-    from sklearn.compose import ColumnTransformer
-    from sklearn.impute import SimpleImputer
-    from sklearn.preprocessing import OneHotEncoder
-
-    how = {"handle_unknown": "infrequent_if_exist", "sparse_output": False}
-    encoder = OneHotEncoder(max_categories=MAX_VALUES + 1, min_frequency=MIN_ROWS, **how)
-    imputer = SimpleImputer(strategy="median", add_indicator=True)
-    steps = [("numbers", imputer, list(numbers)), ("texts", encoder, list(texts))]
-    return ColumnTransformer([step for step in steps if step[2]], sparse_threshold=0)
-
-
-def _useful(column: Column, cells: np.ndarray) -> Column:
-    """Return a column, ignored where its training rows hold no value, or no text often enough."""
-    words = ""
-    if column.kind is ColumnKind.IGNORED:
-        words = column.words or "by the options"
-    elif column.kind is ColumnKind.TEXT:
-        values, counts = np.unique(cells.astype(str), return_counts=True)
-        words = "" if counts.max() >= MIN_ROWS else f"{len(values)} different texts, none of them in {MIN_ROWS} rows"
-    elif np.isnan(cells).all():
-        words = "no value in the training rows"
-    return replace(column, kind=ColumnKind.IGNORED, words=words) if words else column
+def _fitted(column: Column, cells: np.ndarray) -> Column:
+    """Return a column, fitted on its training cells; ignored where they hold no value, or no text often enough."""
+    match column.kind:
+        case ColumnKind.IGNORED:
+            return replace(column, words=column.words or "by the options")
+        case ColumnKind.WORDS:
+            return replace(column, words=f"words of a text, {NUM_WORDS} inputs")
+        case ColumnKind.TEXT:
+            return _of_texts(column, cells)
+    if np.isnan(cells).all():
+        return replace(column, kind=ColumnKind.IGNORED, words="no value in the training rows")
+    return _of_numbers(column, cells, float(np.nanmedian(cells)), bool(np.isnan(cells).any()))
 
 
 def _of_numbers(column: Column, cells: np.ndarray, fill: float, has_mark: bool) -> Column:
     """Return a column of numbers or dates with its median; `has_mark`: whether values are missing."""
     # A time that orders the splits is always later than in training.
-    parts = date_parts(cells)[bool(column.words) :] if column.kind is ColumnKind.DATE else ()
-    words = column.words + (f"date: {', '.join(parts)}" if parts else "number")
+    parts = date_parts(cells)[column.words.startswith(ORDER) :] if column.kind is ColumnKind.DATE else ()
+    words = f"date: {', '.join(parts)}" if parts else "number"
+    words = f"{column.words}; {words}" if column.words and parts else f"{words} {column.words}".strip()
     words += ", constant" if len(np.unique(cells)) == 1 else ""
     median = str(np.datetime64(int(fill), "D")) if parts else f"{fill:.6g}"
     words += f", {_percent(np.isnan(cells))} missing: median {median} and a mark" if has_mark else ""
     return replace(column, fill=fill, has_mark=has_mark, parts=parts, words=words)
 
 
-def _of_texts(column: Column, cells: np.ndarray, values: np.ndarray, infrequent: np.ndarray | None) -> Column:
-    rare = set() if infrequent is None else set(infrequent)
-    frequent = tuple(value for value in values.tolist() if value not in rare)
+def _of_texts(column: Column, cells: np.ndarray) -> Column:
+    """Return a column of texts with its frequent values, as scikit-learn's OneHotEncoder finds them."""
+    values, counts = np.unique(cells.astype(str), return_counts=True)
+    if counts.max() < MIN_ROWS:
+        words = f"{len(values)} different texts, none of them in {MIN_ROWS} rows"
+        return replace(column, kind=ColumnKind.IGNORED, words=words)
+    order = np.argsort(counts, kind="stable")[-MAX_VALUES:]
+    frequent = tuple(values[sorted(place for place in order if counts[place] >= MIN_ROWS)].tolist())
+    num_rare = len(values) - len(frequent)
     words = f"text, {counted(len(frequent), 'value')}"
-    words += f" and {len(rare)} rarer ones together" if rare else ""
+    words += f" and {num_rare} rarer ones together" if num_rare else ""
     words += ", constant" if len(values) == 1 else ""
     words += f", {_percent(cells == '')} missing" if "" in values else ""
-    return replace(column, values=frequent, has_others=bool(rare), words=words)
+    return replace(column, values=frequent, has_others=bool(num_rare), words=words)
 
 
 def _percent(is_true: np.ndarray) -> str:

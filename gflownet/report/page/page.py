@@ -47,7 +47,6 @@ from gflownet.report.page.sections import (
     time_section,
 )
 from gflownet.report.verdict import spent_on
-from gflownet.translation.table_columns import TableColumns
 
 _MAX_FACTS = 4  # of the best architecture on the first screen
 _OPTION_NAME = re.compile(r"[a-z]\w*(\.\w+)+")
@@ -188,19 +187,13 @@ def sections_of(run: RunData) -> Sequence[Section]:
         ("curves", "Progress", "Progress", curves_of),
         ("certificate", "Does it sample in proportion to the reward?", "Certificate", certificate),
         ("effects", "What distinguishes good architectures", "What matters", effect_section),
-        ("columns", "Columns of the table", "Columns", _columns),
+        ("data", "Data that was read", "Data", lambda run: run.account),
         ("time", "Where the time went", "Time", time_section),
         ("failures", "Failed evaluations", "Failures", failure_section),
         ("configuration", "Configuration and commands", "Configuration", configuration_section),
     )
     sections = [_section(run, *row) for row in builders]
     return [section for section in sections if section.content or section.error]
-
-
-def _columns(run: RunData) -> list[tuple[str, str]]:
-    """Return the columns of a table with the words about each; empty for other runs, and before the end."""
-    columns = run.top[0].get("columns") if run.top else None
-    return TableColumns.from_dict(columns).words() if columns else []
 
 
 def _overview(run: RunData, *, written: datetime) -> Overview:

@@ -48,6 +48,7 @@ class RunData:
     certificate: Mapping[str, Any] | None
     sampler: str  # of a search, in words; empty: none
     set_of_networks: Mapping[str, Any]  # set.json; empty without one
+    account: Sequence[str] = ()  # data.txt: lines about the data that was read
     problems: Sequence[str] = field(default=())  # missing and damaged files, a line each
 
     def option(self, key: str) -> Any:
@@ -216,6 +217,7 @@ def read_run(folder: Path) -> RunData:
         certificate=certificate if isinstance(certificate, dict) else None,
         sampler=str(sampler.get("words") or "") if isinstance(sampler, dict) else "",
         set_of_networks=mapping_of(_json(folder / "set.json", problems)),
+        account=path.read_text(errors="replace").splitlines() if (path := folder / "data.txt").is_file() else (),
         problems=[masked(problem) for problem in problems],
     )
 

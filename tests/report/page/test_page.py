@@ -410,6 +410,12 @@ def test_page_of_no_data_is_complete(tmp_path):
     assert list(read.sections)[1:] == ["certificate", "configuration"]
 
 
+def test_account_of_the_data_is_a_section(tmp_path):
+    folder = write_run(tmp_path)
+    (folder / "data.txt").write_text("columns:\n  a<b  number, 3 % missing\n")
+    assert "a<b number, 3 % missing" in page(folder).sections["data"]
+
+
 def test_error_in_a_section_leaves_the_others(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("gflownet.report.page.page.effect_section", lambda run: 1 / 0)
     read = Page(page_of(read_run(finished_run(tmp_path)), written=WRITTEN))
