@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -16,6 +16,7 @@ from gflownet.evaluation.data.datasets import splits_of, standardised, with_stan
 from gflownet.evaluation.data.examples import Split, Splits
 from gflownet.evaluation.task import Reference
 from gflownet.options import NOT_NEGATIVE, option
+from gflownet.translation.array_inputs import ArrayInputs
 
 _LENET_SIZE = (28, 28)
 _SPLITS = ("train", "validation", "test")
@@ -37,6 +38,7 @@ class ImagesConfig:
     )
     layout: Literal["image", "signal"] = option("image", "signal: arrays [N, C, T] or [N, T] are signals, not images")
     size: int = option(0, "height and width to which the images of a folder are resized; 0: as they are", NOT_NEGATIVE)
+    alpha: str = option("white", "colour behind transparent pixels, by name or #rrggbb; keep: a fourth channel")
     duplicates: Literal["refuse", "together", "keep"] = option(
         "refuse", "examples of one split that are in another: refuse more than 5 %, together in one split, or keep"
     )
@@ -73,27 +75,33 @@ class ImagesTask(TensorTask):
 
 
 def as_images(splits: Splits, *, source: str) -> Splits:
-    """Return splits of images [C, H, W]; images [H, W] in memory get a channel.
+    """Return splits of images [C, H, W]; in memory [H, W] get a channel, [H, W, C] are transposed, with a line.
 
     Raises:
-        UserError: vectors or tokens, or images with their channels on the last axis.
+        UserError: vectors or tokens, or images with their channels on the last axis in a Dataset.
     """
     if isinstance(splits.train, Split) and splits.train.example.ndim == 2 and splits.layout is None:
-        parts = {name: replace(part, inputs=part.inputs[:, None]) for name, part in zip(_SPLITS, splits, strict=True)}
-        splits = replace(splits, **parts)
+        splits = replace(splits, **{name: replace(part, inputs=part.inputs[:, None]) for name, part in _named(splits)})
     example = splits.train.example
     shape = list(example.shape)
+    is_last = splits.layout is None and len(shape) == 3 and shape[2] in _CHANNELS and shape[0] > max(_CHANNELS)
+    if is_last and isinstance(splits.train, Split):
+        moved = {name: replace(part, inputs=part.inputs.movedim(-1, 1).contiguous()) for name, part in _named(splits)}
+        return replace(splits, **moved, account=(*splits.account, f"images {shape}: the last axis is that of channels"))
     if (len(shape) < 3 and splits.layout is None) or not example.is_floating_point():
         kind = "numbers" if example.is_floating_point() else "tokens"
         raise UserError(
             f"task_options.data: expected images [C, H, W], got {kind} {shape} from {source}; task=table "
-            "trains on tables"
+            "trains on tables, task_options.layout=signal on signals"
         )
-    if len(shape) == 3 and shape[2] in _CHANNELS and shape[0] > max(_CHANNELS):
+    if is_last:
         raise UserError(
             f"task_options.data: expected images [C, H, W], got {shape} from {source}; for [H, W, C] "
             "move the channels to axis 1, such as x.transpose(0, 3, 1, 2)"
         )
+    if source.endswith(".npz") and splits.layout is None and shape[0] == 1 and shape[1] != shape[2]:
+        words = f"grey images of {shape[1]} x {shape[2]}; task_options.layout=signal reads {shape[1:]} as a signal"
+        return replace(splits, account=(*splits.account, words))
     return splits
 
 
@@ -102,8 +110,18 @@ def as_signals(splits: Splits) -> Splits:
     if not isinstance(splits.train, Split) or splits.train.example.ndim not in (1, 3):
         return replace(splits, layout="signal")
     is_image = splits.train.example.ndim == 3
-    shaped = (replace(part, inputs=part.inputs[:, 0] if is_image else part.inputs[:, None]) for part in splits)
-    return replace(splits, layout="signal", columns=None, **dict(zip(_SPLITS, shaped, strict=True)))
+    inputs = {name: part.inputs[:, 0] if is_image else part.inputs[:, None] for name, part in _named(splits)}
+    parts: Any = {name: replace(part, inputs=inputs[name]) for name, part in _named(splits)}
+    arrays = splits.arrays if splits.columns is None else ArrayInputs(splits.columns.target)
+    about = set() if splits.columns is None else {*splits.columns.account()}
+    channels, size = inputs["train"].shape[1:]
+    words = f"signals of {channels} x {size} values" + "; for [N, T, C], x.transpose(0, 2, 1)" * (channels > size)
+    account = (*(line for line in splits.account if line not in about), words)
+    return replace(splits, layout="signal", columns=None, arrays=arrays, account=account, **parts)
+
+
+def _named(splits: Splits) -> list[tuple[str, Any]]:
+    return list(zip(_SPLITS, splits, strict=True))
 
 
 def lenet5(channels: int, num_classes: int) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -63,11 +63,6 @@ class TableTask(SupervisedTask):
         splits = splits_of(self.config)
         check_vector_targets(splits, key="task_options.data")
         return with_standard_targets(standardised(flat(splits, source=self.config.task_options.data)))
-
-    def description(self, candidate: Any) -> Mapping[str, Any]:
-        """Return the columns, so that the loaded model predicts raw rows."""
-        columns = self.splits_in_use.columns
-        return {} if columns is None else {"columns": columns.to_dict()}
 
     def references(self, *, seeds: Sequence[int]) -> Sequence[Reference]:
         """Return the scores of estimators with their defaults on the same inputs, of other packages where installed."""

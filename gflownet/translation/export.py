@@ -39,7 +39,8 @@ def to_onnx(model: TranslatedModel | ModelSet, path: str | Path, *, batch_size: 
 
     The inputs are called x, then output3, hidden5, ... for the state; the outputs y, then next_output3, ... The inputs
     of an operation graph with several are called x0, x1, ... by node id, and its outputs that are not vectors y5, ...
-    The columns of a table are written next to it, NAME.columns.json: `TableColumns.from_dict` reads them.
+    Next to it are the columns of a table, NAME.columns.json (`TableColumns.from_dict` reads them), or the classes and
+    scales of images and signals, NAME.arrays.json (`ArrayInputs.from_dict`).
 
     Raises:
         ImportError: the packages of the extra [onnx] are missing.
@@ -70,8 +71,9 @@ def to_onnx(model: TranslatedModel | ModelSet, path: str | Path, *, batch_size: 
     assert program is not None
     _check_onnx(program.model_proto, path)
     program.save(str(path), external_data=False)
-    if model.columns is not None:
-        Path(path).with_suffix(".columns.json").write_text(json.dumps(model.columns.to_dict(), indent=1) + "\n")
+    for source, suffix in ((model.columns, ".columns.json"), (model.arrays, ".arrays.json")):
+        if source is not None:
+            Path(path).with_suffix(suffix).write_text(json.dumps(source.to_dict(), indent=1) + "\n")
 
 
 def _check_onnx(content: Any, path: str | Path) -> None:

@@ -20,6 +20,7 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations.values import shown
 from gflownet.plugins import load_function
 from gflownet.records.trust import checked_names, trusting
+from gflownet.translation.array_inputs import ArrayInputs
 from gflownet.translation.model import to_pytorch_model
 from gflownet.translation.model_set import ModelSet
 from gflownet.translation.table_columns import TableColumns
@@ -42,7 +43,8 @@ def load(
 
     The model of a graph is translated with the settings of the graph, as it
     was scored, unless `config` (see TranslationConfig) overrides them. Where the task names a function, it builds the
-    module; `build` replaces that of choices. Of a run with task=table, `model.predict(rows)` takes raw rows.
+    module; `build` replaces that of choices. `model.predict` takes raw rows of a table, or
+    images and signals as files or arrays, and returns classes by name (`model.class_names`) or numbers.
 
     Args:
         path: run folder, or its top_architectures.json.
@@ -118,6 +120,7 @@ def _untrained(
     if build is None and module is None:
         model = to_pytorch_model(_graph(entry), config)
         model.columns = TableColumns.from_dict(entry["columns"]) if "columns" in entry else None
+        model.arrays = ArrayInputs.from_dict(entry["arrays"]) if "arrays" in entry else None
         return model
     function, argument = (build, choices) if build is not None else _builder(path, module, entry, choices)
     try:

@@ -25,6 +25,7 @@ from gflownet.operations.sequences import gru_sequence, lstm_sequence, project, 
 from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.vocabulary import DTYPES, activation, aggregation
 from gflownet.training.steps import evaluating
+from gflownet.translation.array_inputs import ArrayInputs
 from gflownet.translation.cache import CACHE
 from gflownet.translation.code import ClassWriter, has_own_build, own_build_name, shape_text
 from gflownet.translation.copies import concat_copies, pad_copies
@@ -140,6 +141,7 @@ class TranslatedModel(nn.Module):
     names: ClassVar[frozenset[str]]  # of the parameters outside of layers that forward reads
     columns: TableColumns | None = None  # of a table, set by `load`
     shared: tuple[tuple[str, str], ...] = ()  # names in state_dict of one tensor, see share_by_derivation
+    arrays: ArrayInputs | None = None  # of images or signals, set by `load`
     reference: Tensor  # empty: the device and the dtype of the model, also of one without parameters
 
     if TYPE_CHECKING:  # parameters and layers are attributes by name
@@ -204,18 +206,29 @@ class TranslatedModel(nn.Module):
             return tuple(torch.stack(each, dim=1) for each in zip(*outputs, strict=True)), state
         return torch.stack(outputs, dim=1), state
 
-    def predict(self, rows: Any) -> np.ndarray:
-        """Return the classes or numbers [B] of raw rows of a table, in its units, see `TableColumns.encoded`.
+    @property
+    def class_names(self) -> Sequence[Any]:
+        """The classes by the places of their outputs; empty for numbers, and without data."""
+        source = self.columns or self.arrays
+        return () if source is None else source.target.labels
+
+    def predict(self, examples: Any) -> np.ndarray:
+        """Return the classes or numbers [B], in the units of the data, of raw rows of a table, images or signals.
+
+        Rows as for `TableColumns.encoded`; images as paths, images or arrays, signals as arrays: `ArrayInputs.encoded`.
 
         Raises:
-            ValueError: a model without columns, a missing column, or a cell that its column cannot hold.
+            ValueError: a model that was not loaded from a run, or examples that do not fit its inputs.
         """
-        if self.columns is None:
-            raise ValueError("expected a model that gflownet.load returned for a run with task=table, got no columns")
-        inputs = torch.from_numpy(self.columns.encoded(rows))
+        source = self.columns or self.arrays
+        if source is None:
+            raise ValueError(
+                "expected a model that gflownet.load returned for a run with task=table or images, got no data"
+            )
+        inputs = torch.from_numpy(source.encoded(examples))
         with evaluating(self), torch.inference_mode():
             outputs = self.first_step(inputs)
-        return self.columns.predictions(outputs.numpy())
+        return source.predictions(outputs.numpy())
 
     def zeros(self, batch_size: int) -> tuple[Tensor, ...]:
         """Return the arguments of forward as zeros, for a batch."""

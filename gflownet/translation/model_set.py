@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gflownet.errors import UserError
+from gflownet.translation.array_inputs import ArrayInputs
 from gflownet.translation.model import TranslatedModel
 from gflownet.translation.table_columns import TableColumns
 
@@ -38,7 +39,12 @@ class ModelSet(nn.Module):
         """The columns of a table, None for other data."""
         return getattr(self.members[0], "columns", None)
 
-    first_step, predict = nn.Module.__call__, TranslatedModel.predict
+    @property
+    def arrays(self) -> ArrayInputs | None:
+        """How images or signals become inputs, None for other data."""
+        return getattr(self.members[0], "arrays", None)
+
+    first_step, predict, class_names = nn.Module.__call__, TranslatedModel.predict, TranslatedModel.class_names
 
     def pure_module(self) -> nn.Module:
         """Return this module."""

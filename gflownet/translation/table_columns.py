@@ -105,6 +105,14 @@ class Target:
     mean: Sequence[float] = ()  # [O] of numbers; empty: predicted as they are
     deviation: Sequence[float] = ()
 
+    def predictions(self, outputs: np.ndarray) -> np.ndarray:
+        """Return the classes [N] of logits [N, O], or the numbers [N] or [N, O], in the units of the data."""
+        if self.has_classes:
+            classes = outputs.argmax(axis=1)
+            return np.array(self.labels)[classes] if self.labels else classes
+        numbers = outputs * np.array(self.deviation) + np.array(self.mean) if self.mean else outputs
+        return numbers[:, 0] if numbers.shape[1] == 1 else numbers
+
 
 @dataclass(frozen=True)
 class TableColumns:
@@ -147,13 +155,8 @@ class TableColumns:
         return (inputs - np.array(self.mean, dtype=np.float32)) / np.where(deviation > 0, deviation, np.float32("inf"))
 
     def predictions(self, outputs: np.ndarray) -> np.ndarray:
-        """Return the classes [N] of logits [N, O], or the numbers [N] or [N, O], in the units of the table."""
-        target = self.target
-        if target.has_classes:
-            classes = outputs.argmax(axis=1)
-            return np.array(target.labels)[classes] if target.labels else classes
-        numbers = outputs * np.array(target.deviation) + np.array(target.mean) if target.mean else outputs
-        return numbers[:, 0] if numbers.shape[1] == 1 else numbers
+        """Return the classes or numbers of outputs, see `Target`."""
+        return self.target.predictions(outputs)
 
     def words(self) -> list[tuple[str, str]]:
         """Return the name of each column and a description; the target is last."""

@@ -211,7 +211,7 @@ def npz_arrays() -> dict[str, np.ndarray]:
         ({"y": np.arange(40) * 5 * 10**7}, "expected classes numbered from 0, got "),
         ({"x_test": np.ones((3, 3)), "y_test": np.array([0, 1, 3])}, "classes from 0 to 2, .* got 3 in the test"),
         ({"x_test": np.ones((3, 4)), "y_test": np.arange(3)}, r"examples as in training, numbers \[3\] .*\[4\]"),
-        ({"x_test": np.ones((3, 3)), "y_test": np.ones(3)}, "a.npz: expected classes as in the training examples, got"),
+        ({"x_test": np.ones((3, 3)), "y_test": np.ones(3) / 2}, "a.npz: expected classes as in the training examples"),
         ({"x": np.ones((40, 3), dtype=complex)}, "a.npz: expected numbers, and classes or numbers as targets, got c"),
         ({"x": np.array(1.0)}, r"a.npz: expected inputs \[N, ...\] and targets \[N\], got \[\] and \[40\]"),
         ({"y": np.arange(39)}, r"a.npz: expected inputs .*, got \[40, 3\] and \[39\]"),

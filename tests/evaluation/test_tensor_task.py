@@ -220,7 +220,6 @@ def of_data(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dtype: str 
 @pytest.mark.parametrize(
     ("shape", "dtype", "message"),
     [
-        ((8, 8, 3), "float32", r"images \[C, H, W\], got \[8, 8, 3\] from own_images:load; for \[H, W, C\] move"),
         ((9,), "float32", r"got numbers \[9\] from own_images:load; task=table trains on tables"),
         ((9,), "int64", r"got tokens \[9\] from own_images:load; task=table trains on tables"),
     ],
@@ -228,6 +227,12 @@ def of_data(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dtype: str 
 def test_data_without_images_raise(monkeypatch, shape, dtype, message):
     with pytest.raises(UserError, match=f"^task_options.data: .*{message}"):
         of_data(monkeypatch, shape, dtype)
+
+
+def test_channels_on_the_last_axis_are_moved_with_a_line(monkeypatch):
+    task = of_data(monkeypatch, (8, 9, 3))
+    assert str(task.input_shape) == "image [3, 8, 9]"
+    assert task.account == ("images [8, 9, 3]: the last axis is that of channels",)
 
 
 class Prices(TensorTask):

@@ -14,6 +14,7 @@ import pytest
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 import gflownet
+from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.evaluation.final import TopArchitecture
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStatus
 from gflownet.files import sealed
@@ -22,7 +23,6 @@ from gflownet.report.architectures import write_top_architectures
 from gflownet.train import main as train_command
 from gflownet.translation import to_onnx
 from gflownet.translation.table_columns import TableColumns
-from tasks.table import TableTask
 from tests.evaluation.candidates import classifier_graph
 from tests.evaluation.table_data import FORMS, HOUSE_COLUMNS, houses, write_houses, write_rows
 from tests.evaluation.test_tables import make_task
@@ -30,9 +30,10 @@ from tests.evaluation.test_tables import make_task
 _FAST = ("evaluation.num_epochs=8", "evaluation.learning_rate=0.03")
 
 
-def run_folder(folder: Path, task: TableTask) -> Path:
-    """Write the trained model of a small graph as a run does."""
-    graph = classifier_graph((6, "relu"), input_size=task.input_sizes[0], num_classes=task.num_outputs)
+def run_folder(folder: Path, task: TensorTask, graph: ComputationGraph | None = None) -> Path:
+    """Write the trained model of a graph, by default a small one, as a run does."""
+    if graph is None:
+        graph = classifier_graph((6, "relu"), input_size=task.input_sizes[0], num_classes=task.num_outputs)
     epochs = task.max_fidelity
     (training,) = task.train_many([graph], seeds=[0], fidelity=epochs, schedule=epochs, states=[None])
     assert not isinstance(training, Exception)

@@ -195,6 +195,17 @@ class TensorTask(GFNTask):
         functions = [load_function("", name) for name in (options.loss, options.metric) if ":" in name]
         return data_digest([*contents, *map(function_digest, functions)])
 
+    def description(self, candidate: Any) -> Mapping[str, Any]:
+        """Return the columns of a table, or the classes and scales of arrays, so that a loaded model predicts."""
+        columns, arrays = self.splits_in_use.columns, self.splits_in_use.arrays
+        if columns is not None:
+            return {"columns": columns.to_dict()}
+        if arrays is None:
+            return {}
+        labels = arrays.target.labels or tuple(range(self.num_outputs if arrays.target.has_classes else 0))
+        shaped = replace(arrays, shape=self.input_shape.sizes, target=replace(arrays.target, labels=labels))
+        return {"arrays": shaped.to_dict()}
+
     def remarks(self) -> Sequence[str]:
         """Return a line about unbalanced classes, with the metric and the option that fit them."""
         targets = self.train.targets
@@ -204,8 +215,8 @@ class TensorTask(GFNTask):
         ends = int(counts.argmax()), int(counts.argmin())
         if counts[ends[0]] < _UNBALANCED * counts[ends[1]]:
             return ()
-        columns = self.splits_in_use.columns
-        names = (columns.target.labels if columns is not None else ()) or range(self.num_outputs)
+        source = self.splits_in_use.columns or self.splits_in_use.arrays
+        names = (source.target.labels if source is not None else ()) or range(self.num_outputs)
         shares = ", ".join(f"{100 * int(counts[place]) / len(targets):.3g} % {names[place]}" for place in ends)
         metrics = f"evaluation.training.metric={' or '.join(FOR_UNBALANCED)}"
         return (f"unbalanced classes: {shares}; {metrics} fits them, evaluation.training.class_weights=balanced too",)

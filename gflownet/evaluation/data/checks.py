@@ -71,7 +71,8 @@ def check_present(splits: Splits, *, key: str) -> None:
         return
     present = targets.unique().tolist()
     if len(present) < 2:
-        target = None if splits.columns is None else splits.columns.target
+        source = splits.columns or splits.arrays
+        target = None if source is None else source.target
         label = (*(target.labels if target is not None else ()), present[0])[0]
         setting = f"; {group}.target takes another column" if target is not None and target.name else ""
         raise UserError(f"{key}: expected different targets, got only {label}{setting}")

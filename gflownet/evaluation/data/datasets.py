@@ -31,13 +31,12 @@ from gflownet.evaluation.data.table_fitting import account_of, fitted, table_of_
 from gflownet.files import cached
 from gflownet.plugins import load_function
 from gflownet.training.random_states import seeded
-from gflownet.translation.table_columns import TableColumns, Target, is_number
+from gflownet.translation.array_inputs import ArrayInputs
+from gflownet.translation.table_columns import Target, is_number
 
-# Shares of the examples; the remainder is the test set.
+# Shares of the examples; where a data set brings its own validation or test examples, theirs are trained on.
 TRAIN_SHARE = 0.6
-VALIDATION_SHARE = 0.2
-# Share of the training examples that validate where a data set brings its own test examples.
-VALIDATION_SHARE_OF_TRAIN = 0.2
+VALIDATION_SHARE = TEST_SHARE = 0.2
 # Examples of a data set, of which each split gets one or more.
 MIN_EXAMPLES = 5
 _CONSTANT = 1e-12  # largest deviation of values that count as constant
@@ -94,7 +93,7 @@ def _splits(source: str, *, key: str, seed: int, test: str, reading: Reading) ->
     if test:
         with accounted(data.account):
             data = replace(data, test=read_file(test, key=f"{key}_test", reading=reading, train=data))
-    with accounted([*data.account, *account_of(data.table or {})]):
+    with accounted([*data.account, *(account_of(data.table) if data.table else ())]):
         return _split_and_checked(data, source, key=key, seed=seed, reading=reading)
 
 
@@ -140,41 +139,45 @@ def _check_targets(data: LabelledArrays, *, key: str) -> None:
 
 
 def split(data: LabelledArrays, *, seed: int, equal: np.ndarray | None = None) -> Splits:
-    """Return the splits of a data set, stratified by class; its test examples are used where it has some.
+    """Return the splits of a data set, stratified by class; validation and test examples that it has stay.
 
     Examples with the same number in `equal` [N] are in one split, unless groups or times decide.
     """
     is_classes = not np.issubdtype(data.targets.dtype, np.floating)
     labels = data.targets if is_classes and data.targets.ndim == 1 else np.zeros(len(data.targets), dtype=int)
-    train, validation, test = _parts(data, labels, seed=seed, equal=equal)
-    inputs, columns, tested = data.inputs, None, data.test
+    parts = _parts(data, labels, seed=seed, equal=equal)
+    inputs, columns, given = data.inputs, None, [None, data.validation, data.test]
+    target = Target(data.target, is_classes, _class_values(data.labels or ()))
     if (table := data.table or table_of_numbers(inputs)) is not None:
-        target = Target(data.target, is_classes, _class_values(data.labels or ()))
-        columns = fitted(table, train, target)
+        columns = fitted(table, parts[0], target)
         inputs = columns.features({column.name: cells for column, cells in table.items()})
-        if tested is not None and tested.table is not None:
-            cells = {column.name: cells for column, cells in tested.table.items()}
-            tested = replace(tested, inputs=columns.features(cells))
-    if tested is None:
-        test_split = _tensors(inputs[test], data.targets[test])
-    else:
-        test_split = _tensors(tested.inputs, tested.targets)
-    train_split, validation_split = (_tensors(inputs[part], data.targets[part]) for part in (train, validation))
+        for place, part in enumerate(given):
+            if part is not None and part.table is not None:
+                cells = {column.name: cells for column, cells in part.table.items()}
+                given[place] = replace(part, inputs=columns.features(cells))
+    three = [
+        _tensors(inputs[rows], data.targets[rows]) if part is None else _tensors(part.inputs, part.targets)
+        for rows, part in zip(parts, given, strict=True)
+    ]
     classes = int(data.targets.max()) + 1 if is_classes and data.targets.ndim == 1 else None
-    about = data.account if columns is None else (*data.account, *columns.account())
-    rest: Any = {"layout": data.layout, "num_outputs": classes, "columns": columns, "account": about}
-    return Splits(train_split, validation_split, test_split, **rest)
+    arrays = None if columns else data.arrays or ArrayInputs(target, data.scale)
+    about = (*data.account, *(data.test.account if data.test else ()), *(columns.account() if columns else ()))
+    return Splits(*three, layout=data.layout, num_outputs=classes, columns=columns, arrays=arrays, account=about)
 
 
 def _parts(data: LabelledArrays, labels: np.ndarray, *, seed: int, equal: np.ndarray | None) -> Sequence[np.ndarray]:
-    """Return the indices of the training, validation and test examples, in order of time or by group if it has them."""
-    validation = VALIDATION_SHARE if data.test is None else VALIDATION_SHARE_OF_TRAIN
-    train = TRAIN_SHARE if data.test is None else 1 - validation
+    """Return the indices of the training, validation and test examples, in order of time or by group if it has them.
+
+    Validation or test examples that the data brings have none.
+    """
+    has_validation, has_test = data.validation is not None, data.test is not None
+    validation = (not has_validation) * VALIDATION_SHARE
+    train = TRAIN_SHARE + has_validation * VALIDATION_SHARE + has_test * TEST_SHARE
     if data.times is not None:
         ends = np.round(len(labels) * np.array([train, train + validation])).astype(int)
         return np.split(np.argsort(data.times, kind="stable"), ends)
     if data.groups is not None:
-        return _grouped_parts(data.groups, labels, has_test=data.test is not None, seed=seed)
+        return _grouped_parts(data.groups, labels, has_validation=has_validation, has_test=has_test, seed=seed)
     if equal is not None:
         first = np.unique(equal)
         parts = stratified_parts(labels[first], (train, validation), seed=seed)
@@ -182,8 +185,10 @@ def _parts(data: LabelledArrays, labels: np.ndarray, *, seed: int, equal: np.nda
     return stratified_parts(labels, (train, validation), seed=seed)
 
 
-def _grouped_parts(groups: np.ndarray, labels: np.ndarray, *, has_test: bool, seed: int) -> Sequence[np.ndarray]:
-    """Return three parts with disjoint groups, by fifths: validation, test (unless it is given) and the remainder."""
+def _grouped_parts(
+    groups: np.ndarray, labels: np.ndarray, *, has_validation: bool, has_test: bool, seed: int
+) -> Sequence[np.ndarray]:
+    """Return three parts with disjoint groups, by fifths: validation, test (unless they are given), the remainder."""
     from sklearn.model_selection import StratifiedGroupKFold
 
     if (num := len(np.unique(groups))) < _NUM_FOLDS:
@@ -192,8 +197,10 @@ def _grouped_parts(groups: np.ndarray, labels: np.ndarray, *, has_test: bool, se
         warnings.simplefilter("ignore", UserWarning)  # a class with fewer members than folds
         folds = StratifiedGroupKFold(_NUM_FOLDS, shuffle=True, random_state=seed).split(labels, labels, groups)
         fifths = [part for _, part in folds]
-    test = np.zeros(0, dtype=int) if has_test else fifths.pop()
-    return np.sort(np.concatenate(fifths[1:])), fifths[0], test
+    none = np.zeros(0, dtype=int)
+    test = none if has_test else fifths.pop()
+    validation = none if has_validation else fifths.pop(0)
+    return np.sort(np.concatenate(fifths)), validation, test
 
 
 def _class_values(labels: Sequence[str]) -> tuple[Any, ...]:
@@ -226,13 +233,13 @@ def standardised(splits: Splits, *, per_channel: bool = False) -> Splits:
     axes = tuple(axis for axis in range(inputs.ndim) if axis != 1) if per_channel else (0,)
     mean, deviation = inputs.mean(dim=axes, keepdim=True), inputs.std(dim=axes, keepdim=True, correction=0)
     deviation = torch.where(deviation > _CONSTANT, deviation, torch.inf)
-    columns = splits.columns
-    if columns is not None:
+    if (columns := splits.columns) is not None:
         is_indicator = torch.tensor([each for column in columns.inputs for each in column.is_indicator])
         mean, deviation = mean.masked_fill(is_indicator, 0), deviation.masked_fill(is_indicator, 1)
-        finite = deviation[0].where(deviation[0].isfinite(), 0)
-        columns = replace(columns, mean=mean[0].tolist(), deviation=finite.tolist())
-    return _scaled(splits, "inputs", mean, deviation, columns)
+    finite = deviation.where(deviation.isfinite(), 0)
+    units = {"mean": mean.flatten().tolist(), "deviation": finite.flatten().tolist()}
+    columns, arrays = (each and replace(each, **units) for each in (splits.columns, splits.arrays))
+    return _scaled(splits, "inputs", mean, deviation, columns=columns, arrays=arrays)
 
 
 def with_standard_targets(splits: Splits) -> Splits:
@@ -242,21 +249,21 @@ def with_standard_targets(splits: Splits) -> Splits:
     targets = splits.train.targets
     mean, deviation = targets.mean(dim=0), targets.std(dim=0, correction=0)
     deviation = torch.where(deviation > _CONSTANT, deviation, 1.0)
-    columns = splits.columns
-    if columns is not None:
-        units = {"mean": mean.reshape(-1).tolist(), "deviation": deviation.reshape(-1).tolist()}
-        columns = replace(columns, target=replace(columns.target, **units))
-    return _scaled(splits, "targets", mean, deviation, columns)
+    units = {"mean": mean.reshape(-1).tolist(), "deviation": deviation.reshape(-1).tolist()}
+    columns, arrays = (
+        each and replace(each, target=replace(each.target, **units)) for each in (splits.columns, splits.arrays)
+    )
+    return _scaled(splits, "targets", mean, deviation, columns=columns, arrays=arrays)
 
 
-def _scaled(splits: Splits, name: str, mean: Tensor, deviation: Tensor, columns: TableColumns | None) -> Splits:
-    """Return splits with scaled inputs or targets, and the columns of these units."""
+def _scaled(splits: Splits, name: str, mean: Tensor, deviation: Tensor, **units: Any) -> Splits:
+    """Return splits with scaled inputs or targets, and the columns or arrays of these units."""
     parts = {
         split: replace(part, **{name: (getattr(part, name) - mean) / deviation})
         for split in ("train", "validation", "test")
         if isinstance(part := getattr(splits, split), Split)
     }
-    return replace(splits, **parts, columns=columns)
+    return replace(splits, **parts, **units)
 
 
 def images_and_digits() -> tuple[np.ndarray, np.ndarray]:

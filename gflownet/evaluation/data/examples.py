@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, default_collate
 
 from gflownet.errors import UserError
 from gflownet.training.random_states import seeded
+from gflownet.translation.array_inputs import ArrayInputs
 from gflownet.translation.table_columns import TableColumns
 
 Batch = tuple[Tensor, Tensor]  # inputs [B, ...], targets [B, ...]
@@ -151,6 +152,8 @@ class Splits:
     num_outputs: int | None = field(default=None, kw_only=True)
     # How raw rows of a table become inputs; None: no table.
     columns: TableColumns | None = field(default=None, kw_only=True)
+    # How images or signals in memory become inputs; None: a table, or a Dataset.
+    arrays: ArrayInputs | None = field(default=None, kw_only=True)
     # Lines about what was read, converted and left out, and why: printed by the run before a refusal, and kept.
     account: tuple[str, ...] = field(default=(), kw_only=True)
 

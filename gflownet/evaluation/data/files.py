@@ -1,78 +1,45 @@
-"""Labelled examples from files: IDX (the format of MNIST), npz, CSV, folders of images by pillow (extra [images])."""
+"""Labelled examples from files: IDX (the format of MNIST), npz, tables, UCR's signals, folders of images by pillow."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
-from gflownet.errors import UserError
+from gflownet.errors import UserError, accounted, counted
 from gflownet.evaluation.data.labelled_arrays import LabelledArrays, labelled
-from gflownet.evaluation.data.table_files import Reading, read_table
+from gflownet.evaluation.data.table_files import MAX_CLASSES, Reading, read_table
 from gflownet.files import read_bytes
+from gflownet.translation.array_inputs import ArrayInputs
+from gflownet.translation.image_files import SPLITS, image_files, read_picture
+from gflownet.translation.table_columns import Target
 
-ENDINGS = (".png", ".jpg", ".jpeg")
-_GREY = ("1", "L")
-
-
-def is_image_folder(folder: Path) -> bool:
-    """Return whether a folder holds folders of images, or such a folder with the name train."""
-    return any(_files(folder)) or any(_files(folder / "train"))
-
-
-def read_images(folder: Path, *, where: str, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return images [N, C, H, W] as bytes, grey or RGB, and their classes [N]; `size` 0: they are not resized.
-
-    Raises:
-        UserError: pillow is missing, a damaged file, or images of different sizes without `size`.
-    """
-    try:
-        from PIL import Image
-    except ModuleNotFoundError:
-        raise UserError(f"{where}: expected the package pillow, got none: pip install 'gflownet[images]'") from None
-    images, classes = [], []
-    for path in _files(folder):
-        try:
-            with Image.open(path) as image:
-                if image.mode[0] in "IF":
-                    raise OSError(f"more than 8 bits per pixel ({image.mode}), which an npz file takes")
-                image = image.convert("L" if image.mode in _GREY else "RGB")
-                images.append(np.asarray(image.resize((size, size)) if size else image))
-        except OSError as error:
-            raise UserError(f"{where}: {path.name}: expected an image, got {type(error).__name__}: {error}") from None
-        (height, width), other = images[0].shape[:2], images[-1].shape[:2]
-        if other != (height, width):
-            got = f"{height} x {width} and {other[0]} x {other[1]}"
-            raise UserError(
-                f"{where}: {path.name}: expected images of one size, got {got}; task_options.size=32 resizes them"
-            )
-        classes.append(path.parent.name)
-    has_colours = any(image.ndim == 3 for image in images)
-    arrays = [image if image.ndim == 3 else image[..., None].repeat(3 if has_colours else 1, 2) for image in images]
-    return np.stack(arrays).transpose(0, 3, 1, 2), np.array(classes)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """Yield the images of the folders of a folder, sorted."""
-    return (path for path in sorted(folder.glob("*/*")) if path.suffix.lower() in ENDINGS)
-
-
+_MAX_SHOWN = 5  # names per reason in the account
+_VALUE_BYTES = 12  # in memory at once: as read, as an array, as tensors of the splits
 # Type codes of the IDX format (LeCun, Cortes and Burges 1998).
 _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-_IDX_TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
-_IDX_TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-# Names of the arrays of an npz file, by the part of the data.
-_NPZ_PAIRS = (("x_train", "y_train"), ("x", "y"), ("inputs", "targets"), ("images", "labels"))
-_NPZ_TEST = ("x_test", "y_test")
+_IDX = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+# Names of inputs and targets in an npz file, alone or with the word of a split before or after: x_train, val_images.
+_NPZ_PAIRS = (("x", "y"), ("inputs", "targets"), ("images", "labels"), ("signals", "labels"), ("data", "labels"))
+# Files of the UCR archive of time series: a class and then the values of a signal per row, without a header.
+_UCR = re.compile(r"(.+_)(train|test)((?:\.tsv|\.txt)(?:\.gz)?)", re.IGNORECASE)
+
+Pair = tuple[np.ndarray, np.ndarray]  # inputs, targets
 
 
 def read_file(
     path: str, *, key: str, reading: Reading | None = None, train: LabelledArrays | None = None
 ) -> LabelledArrays:
-    """Return the examples of a CSV, Parquet or npz file, an IDX file of images, or a folder of IDX or image files.
+    """Return the examples of a CSV, Parquet or npz file, signals of UCR, an IDX file, or a folder of IDX or images.
 
     Args:
         path: its ending names the format: .csv, .tsv, .parquet, .npz, idx3-ubyte; .gz is unpacked.
@@ -86,15 +53,18 @@ def read_file(
     file = Path(path)
     if not file.exists():
         raise UserError(f"{key}: no such file: {path}")
-    reading = reading or Reading()
-    where = f"{key}: {path}"
+    reading, where, account = reading or Reading(), f"{key}: {path}", list[str]()
     try:
-        if not file.is_dir() and file.name.removesuffix(".gz").endswith((".csv", ".tsv", ".txt", ".data", ".parquet")):
-            return read_table(file, key=key, reading=reading, train=train)
-        examples, *tested = _pairs(file, key=key, size=reading.size)
-        arrays = _labelled(*examples, where=where, kind=reading.kind, train=train)
-        tests = [_labelled(*each, where=where, kind=reading.kind, train=arrays) for each in tested]
-        return replace(arrays, test=tests[0]) if tests else arrays
+        with accounted(account):
+            if file.is_dir() and not _idx_folder(file):
+                return _read_images(file, account, key=key, reading=reading, train=train)
+            if not (pairs := _pairs(file, account, key=key, reading=reading)):
+                return read_table(file, key=key, reading=reading, train=train)
+            layout = "signal" if _UCR.fullmatch(file.name) else None
+            options: Any = {"key": key, "where": where, "kind": reading.kind, "layout": layout}
+            arrays = _labelled(pairs.pop("train"), account, train=train, **options)
+            given = {split: _labelled(pair, account, train=arrays, **options) for split, pair in pairs.items()}
+            return replace(arrays, **given, account=tuple(account))
     except UserError:
         raise
     except Exception as error:  # a damaged file: readers raise errors of many kinds
@@ -102,39 +72,156 @@ def read_file(
         raise UserError(f"{where}: expected a readable file, got {type(error).__name__}: {text}") from None
 
 
-def _labelled(inputs: np.ndarray, targets: np.ndarray, **options: Any) -> LabelledArrays:
-    """Return arrays as examples, by the options of `labelled`; images without a channel get one."""
-    arrays = labelled(inputs, targets, **options)
-    is_grey = arrays.inputs.ndim == 3 and np.issubdtype(arrays.inputs.dtype, np.floating)
-    return replace(arrays, inputs=arrays.inputs[:, None]) if is_grey else arrays
+def _labelled(
+    pair: Pair, account: list[str], *, key: str, kind: str, layout: Any, train: LabelledArrays | None, **options: Any
+) -> LabelledArrays:
+    """Return arrays as examples, see `labelled`. Images [N, H, W] and signals [N, T] of a layout get a channel.
+
+    Up to MAX_CLASSES different whole numbers are classes, also as floats, one-hot, or counted from 1.
+    """
+    inputs, targets = pair
+    flat = targets[:, 0] if targets.ndim == 2 and targets.shape[1] == 1 else targets
+    if flat.ndim == 2 and kind == "auto" and bool(((flat == 0) | (flat == 1)).all() and (flat.sum(1) == 1).all()):
+        flat = flat.argmax(1).astype(float)
+    is_whole = flat.ndim == 1 and flat.dtype.kind == "f" and bool((flat == np.floor(flat)).all())
+    values = np.unique(flat) if flat.ndim == 1 and flat.dtype.kind in "iuf" and len(flat) else np.zeros(1)
+    is_counted = flat.dtype.kind in "iu" and values[0] == 1 and values[-1] == len(values)
+    if train is None and kind == "auto" and (is_whole or is_counted) and len(values) <= MAX_CLASSES:
+        kind, targets, option = "classes", flat, f"{key.rpartition('.')[0]}.kind=numbers"
+        account.append(f"targets {_shown(map(str, values))} are classes; {option} takes them as numbers")
+    elif is_whole and train is not None and train.has_classes:
+        kind, targets = ("classes", flat) if train.labels else (kind, flat.astype(np.int64))
+    arrays = replace(labelled(inputs, targets, kind=kind, train=train, **options), layout=layout)
+    has_no_channel = arrays.inputs.ndim == (2 if layout else 3) and np.issubdtype(arrays.inputs.dtype, np.floating)
+    return replace(arrays, inputs=arrays.inputs[:, None]) if has_no_channel else arrays
 
 
-def _pairs(file: Path, *, key: str, size: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the inputs and targets of the examples, and those of the test examples if there are any."""
-    if file.is_dir() and is_image_folder(file):
-        parts = [part for part in (file / "train", file / "test") if is_image_folder(part)]
-        return [read_images(part, where=f"{key}: {file}", size=size) for part in parts or [file]]
-    if file.is_dir():
-        return _idx_folder(file, key=key)
+def _pairs(file: Path, account: list[str], *, key: str, reading: Reading) -> dict[str, Pair]:
+    """Return the inputs and targets of the splits of a file; empty for a table."""
     name = file.name.removesuffix(".gz")
     if name.endswith(".npz"):
-        return _npz(file, key=key)
-    if "idx" not in name:
+        return _npz(file, account, key=key)
+    if name.endswith((".csv", ".tsv", ".txt", ".data", ".parquet")):
+        return {} if reading.target or reading.header == "yes" else _ucr(file, account)
+    if "idx" not in name and not file.is_dir():
         raise UserError(
             f"{key}: expected a file .csv, .parquet, .npz or idx3-ubyte, or a folder of idx or image files, got {file}"
         )
-    classes = file.with_name(file.name.replace("images", "labels").replace("idx3", "idx1"))
-    if classes == file or not classes.is_file():
-        raise UserError(f"{key}: {file}: expected labels in {classes.name}, got no such file")
-    return [(_idx(file, key=key), _idx(classes, key=key))]
+    labels = file.with_name(file.name.replace("images", "labels").replace("idx3", "idx1"))
+    pairs = _idx_folder(file) if file.is_dir() else {"train": (file, labels)}
+    if not pairs["train"][1].is_file():
+        raise UserError(f"{key}: {file}: expected labels in {labels.name}, got no such file")
+    return {split: (_idx(images, key=key), _idx(labels, key=key)) for split, (images, labels) in pairs.items()}
 
 
-def _idx_folder(folder: Path, *, key: str) -> list[tuple[np.ndarray, np.ndarray]]:
+def _read_images(
+    folder: Path, account: list[str], *, key: str, reading: Reading, train: LabelledArrays | None
+) -> LabelledArrays:
+    """Return the images of class folders, and those of validation and test folders; with `train` all are test images.
+
+    Raises:
+        UserError: no images, images of different sizes without `size`, more than fit into memory, or other classes.
+    """
+    where, group, sizes, changes = f"{key}: {folder}", key.rpartition(".")[0], dict[str, str](), Counter[str]()
+    if reading.kind == "numbers":
+        raise UserError(f"{where}: expected numbers as targets, got folders of images, whose names are classes")
+    files, left_out = image_files(folder)
+    channels = train.inputs.shape[1] if train is not None and train.arrays is not None else 0
+    read: list[tuple[str, str, np.ndarray]] = []
+    for split, label, name in files:
+        try:
+            pixels, made = read_picture(folder / name, size=reading.size, alpha=reading.alpha, channels=channels)
+        except UserError as error:
+            raise UserError(f"{group}.{error}") from None
+        except Exception as error:  # pillow raises errors of many kinds
+            text = " ".join(str(error).split()).partition(" '")[0]  # without the path
+            left_out.setdefault("damaged", []).append(f"{name}: {type(error).__name__} {text}".strip())
+            continue
+        if not read and (needed := _VALUE_BYTES * pixels.size * len(files)) > psutil.virtual_memory().available:
+            got = f"{len(files):,} of {pixels.shape[1]} x {pixels.shape[2]} ({needed / 1e9:.0f} GB)"
+            raise UserError(f"{where}: expected images that fit into memory, got {got}; {group}.size=64 resizes them")
+        sizes.setdefault(f"{pixels.shape[1]} x {pixels.shape[2]}", name)
+        changes.update(made)
+        read.append(("train" if train else split, label, pixels))
+    counts = [Counter(each[column] for each in read).items() for column in (0, 1)]  # by split, by class
+    words = "".join(f"; {number:,} {change}" for change, number in changes.items()) + "; left out: "
+    words += ", ".join(f"{len(names):,} {reason} ({_shown(names)})" for reason, names in left_out.items()) or "none"
+    about = "; ".join(_shown(f"{name}: {number:,}" for name, number in each) for each in counts if each) or "none"
+    account.append(f"{counted(len(read), 'image')} read ({about}){words}")
+    listed = {label for split, label, _ in files if train or split == "train"}
+    if not listed:
+        layout = "in a folder per class, or such folders in train, val and test, or IDX files such as"
+        raise UserError(f"{where}: expected images {layout} {_IDX['train'][0]}, got none for training")
+    labels = sorted(listed, key=lambda label: (0, int(label), label) if label.isdecimal() else (1, 0, label))
+    if train is not None:
+        labels = train.labels or [str(number) for number in range(int(train.targets.max()) + 1)]
+    others = {label for _, label, _ in read} - {*labels}
+    if lost := others or listed - {label for split, label, _ in read if split == "train"}:
+        got = f"{'some' if others else 'none that can be read'} of {_shown(sorted(lost))}"
+        raise UserError(f"{where}: expected images of the classes {_shown(labels)}, got {got}")
+    if len(sizes) > 1:
+        got = _shown(f"{size} ({name})" for size, name in sizes.items())
+        raise UserError(f"{where}: expected images of one size, got {got}; {group}.size=32 resizes them")
+    arrays = ArrayInputs(Target("", True, tuple(labels)), 255.0, size=reading.size, alpha=reading.alpha)
+    channels, parts = max(len(pixels) for *_, pixels in read), dict[str, LabelledArrays]()
+    for split in {split for split, *_ in read}:
+        chosen = [(label, pixels) for part, label, pixels in read if part == split]
+        inputs = np.stack([pixels.repeat(channels // len(pixels), 0) for _, pixels in chosen])  # grey as RGB
+        targets = np.array([labels.index(label) for label, _ in chosen])
+        parts[split] = LabelledArrays(inputs, targets, labels=tuple(labels), scale=arrays.scale, arrays=arrays)
+    return replace(parts.pop("train"), **parts, account=tuple(account))
+
+
+def _shown(names: Iterable[str]) -> str:
+    """Return the first of some names."""
+    names = list(names)
+    return ", ".join(names[:_MAX_SHOWN]) + ", ..." * (len(names) > _MAX_SHOWN)
+
+
+def _npz(path: Path, account: list[str], *, key: str) -> dict[str, Pair]:
+    forms = [(form.format(word), split) for word, split in SPLITS.items() for form in ("{{}}_{}", "{}_{{}}")]
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        names = {name.lower(): name for name in arrays.files}
+        pairs = {
+            split: tuple(map(form.format, pair))
+            for pair in _NPZ_PAIRS[::-1]
+            for form, split in (("{}", "train"), *forms[::-1])
+            if names.keys() >= set(map(form.format, pair))
+        }
+        if "train" not in pairs:
+            expected = ", ".join(" and ".join(pair) for pair in _NPZ_PAIRS)
+            got = ", ".join(sorted(arrays.files)) or "none"
+            raise UserError(f"{key}: {path}: expected the arrays {expected}, also as x_train or val_images, got {got}")
+        read: Any = {split: tuple(arrays[names[each]] for each in pair) for split, pair in pairs.items()}
+    words = ", ".join(
+        f"{' and '.join(map(names.get, pair))} {list(read[split][0].shape)}" for split, pair in pairs.items()
+    )
+    others = sorted(names[each] for each in names.keys() - {each for pair in pairs.values() for each in pair})
+    account.append(f"arrays read: {words}; left out: {', '.join(others) or 'none'}")
+    return read
+
+
+def _ucr(path: Path, account: list[str]) -> dict[str, Pair]:
+    """Return the signals [N, T] and classes of a file of the UCR archive and of its test file; empty for a table."""
+    if (match := _UCR.fullmatch(path.name)) is None:
+        return {}
+    test = path.with_name(f"{match[1]}{'TEST' if match[2].isupper() else 'test'}{match[3]}")
+    files = {"train": path} if test == path or not test.is_file() else {"train": path, "test": test}
+    try:
+        rows = {split: np.loadtxt(file, ndmin=2) for split, file in files.items()}
+    except ValueError:  # texts
+        return {}
+    for split, each in rows.items():
+        read = f"{counted(len(each), 'signal')} of {each.shape[1] - 1} values read, the first column is the target"
+        account.append(f"{files[split].name}: {read}; left out: none")
+    return {split: (each[:, 1:], each[:, 0]) for split, each in rows.items()}
+
+
+def _idx_folder(folder: Path) -> dict[str, tuple[Path, Path]]:
+    """Return the images and labels by split of a folder; empty without those of training examples."""
     files = {path.name.removesuffix(".gz"): path for path in sorted(folder.iterdir(), reverse=True) if path.is_file()}
-    if not files.keys() >= set(_IDX_TRAIN):
-        raise UserError(f"{key}: {folder}: expected the files {' and '.join(_IDX_TRAIN)}, with or without .gz")
-    pairs = (_IDX_TRAIN, _IDX_TEST) if files.keys() >= set(_IDX_TEST) else (_IDX_TRAIN,)
-    return [(_idx(files[images], key=key), _idx(files[classes], key=key)) for images, classes in pairs]
+    pairs = {split: (files[a], files[b]) for split, (a, b) in _IDX.items() if files.keys() >= {a, b}}
+    return pairs if "train" in pairs else {}
 
 
 def _idx(path: Path, *, key: str) -> np.ndarray:
@@ -148,14 +235,3 @@ def _idx(path: Path, *, key: str) -> np.ndarray:
     if not shape or len(content) != expected:
         raise UserError(f"{key}: {path}: expected {expected} bytes for the shape {list(shape)}, got {len(content)}")
     return np.frombuffer(content, kind, offset=start).reshape(shape).astype(kind.newbyteorder("="))
-
-
-def _npz(path: Path, *, key: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-        names = set(arrays.files)
-        pair = next((pair for pair in _NPZ_PAIRS if names >= set(pair)), None)
-        if pair is None:
-            expected = ", ".join(" and ".join(pair) for pair in _NPZ_PAIRS)
-            raise UserError(f"{key}: {path}: expected the arrays {expected}, got {', '.join(sorted(names)) or 'none'}")
-        pairs = (pair, _NPZ_TEST) if names >= set(_NPZ_TEST) else (pair,)
-        return [(arrays[inputs], arrays[targets]) for inputs, targets in pairs]

@@ -6,12 +6,13 @@ N: examples.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from gflownet.errors import UserError
 from gflownet.evaluation.data.table_fitting import RawTable
+from gflownet.translation.array_inputs import ArrayInputs
 from gflownet.translation.table_columns import is_number
 
 _BYTE = 255.0
@@ -24,6 +25,8 @@ class LabelledArrays:
     inputs: np.ndarray  # [N, ...] float, or integers that are tokens
     targets: np.ndarray  # [N] integers: classes; floats: numbers
     test: LabelledArrays | None = None
+    validation: LabelledArrays | None = field(default=None, kw_only=True)
+    arrays: ArrayInputs | None = field(default=None, kw_only=True)  # of images from files
     columns: tuple[str, ...] = ()  # names of the inputs of a CSV file
     target: str = ""  # name of the target of a CSV file
     labels: tuple[str, ...] | None = None  # texts of classes, by class number; None: the data numbers them

@@ -54,6 +54,7 @@ class Reading:
     time: str = ""  # column in whose order the rows are split
     duplicates: str = "together"  # equal examples: together in one split, keep, or refuse them in several
     size: int = 0  # side of the images of a folder; 0: as they are
+    alpha: str = "white"  # colour behind transparent pixels, or keep
 
 
 def read_table(path: Path, *, key: str, reading: Reading, train: LabelledArrays | None) -> LabelledArrays:
