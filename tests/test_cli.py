@@ -172,7 +172,7 @@ def test_help_lists_every_option_with_type_and_default(monkeypatch: pytest.Monke
         assert match[1] == option.type_name
         assert option.help in words
     assert "replay.use bool = true train on replayed" in words
-    assert "mp_buffer_size int|null = null" in words
+    assert "final.num_random int|null = null" in words
     assert "env.output_sizes list[int] = [2, 4, 8, 16, 32]" in words
     assert max(map(len, text.splitlines())) <= MAX_WIDTH
 
