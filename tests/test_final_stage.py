@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import gflownet
 from gflownet.config import load_config
 from gflownet.evaluation.executors.base import Executor
+from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.final import Sizes, TopArchitecture
 from gflownet.evaluation.store.evaluations import EvaluationRecord
 from gflownet.graphs.assignment import Assignment
@@ -27,7 +28,7 @@ from gflownet.training.random_states import candidate_seed
 from tasks.digits import DigitsTask
 from tasks.images import ImagesTask
 from tasks.language import LanguageTask
-from tests.evaluation.candidates import StubTask, config_with, record
+from tests.evaluation.candidates import StubCandidate, StubTask, config_with, dispatcher_of, record
 from tests.small_run import run
 from tests.tiny_run import TINY_RUN, TINY_TASKS
 
@@ -43,6 +44,29 @@ def test_stopped_run_tests_nothing_that_takes_time(is_cheap, isolates):
     stopped: Any = SimpleNamespace(is_stopped=True)
     executor, record = cast(Executor, SimpleNamespace(isolates=isolates)), cast(EvaluationRecord, object())
     assert best_tested(parts, [record], executor, stopped) == (TopArchitecture(record),)
+
+
+class HasTest(StubTask):
+    def test(self, graph: Any, *, seed: int) -> float:
+        return 0.4
+
+
+@pytest.mark.parametrize("kind", [StubTask, HasTest])
+def test_evaluations_for_test_scores_are_announced(kind):
+    """A task without a test scores nothing again."""
+    task, lines, graphs = kind({"a": 0.5}), list[str](), {"nodes": ["a"]}
+    terminal_type = SimpleNamespace(from_dict=lambda data: StubCandidate(data["nodes"][0]))
+
+    def build_evaluator(store: Any, executor: Executor, *, stopped: Any) -> Any:
+        return dispatcher_of(task, store, executor, stopped=stopped)
+
+    env = SimpleNamespace(terminal_type=terminal_type)
+    parts: Any = SimpleNamespace(task=task, env=env, step=3, build_evaluator=build_evaluator)
+    running: Any = SimpleNamespace(is_stopped=False, logger=SimpleNamespace(print=lines.append))
+    (top,) = best_tested(parts, [record("a", graph=json.dumps(graphs))], InlineExecutor(task), running)
+    expected = "test scores: 1 more evaluation with the seed of the search, because the run has no final stage"
+    assert (lines, top.test) == (([expected], 0.4) if kind is HasTest else ([], None))
+    assert len(task.calls) == (kind is HasTest)
 
 
 def test_saved_models_have_the_reported_scores(copied_run, capsys):

@@ -14,7 +14,8 @@ def test_every_report_names_tests_that_exist(checkout: Path) -> None:
     rows = [line for line in lines if line.startswith("| ")][1:]
     assert len(rows) == NUM_ROWS
     for row in rows:
-        assert (named := _TEST.findall(row)), row
+        named = _TEST.findall(row)
+        assert named, row
         for file, name in named:
             text = (checkout / "tests" / file).read_text(encoding="utf-8")
             assert re.search(rf"^(async )?def {name}\(", text, re.MULTILINE), f"{file}::{name}"
