@@ -211,7 +211,8 @@ def _hashed_words(cells: np.ndarray) -> np.ndarray:
     """Return bags of words [N, NUM_WORDS] without a vocabulary, of length 1."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
-    return HashingVectorizer(n_features=NUM_WORDS, alternate_sign=False).transform(cells).toarray()
+    bags: Any = HashingVectorizer(n_features=NUM_WORDS, alternate_sign=False).transform(cells)
+    return bags.toarray()
 
 
 @cache

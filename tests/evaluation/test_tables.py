@@ -78,7 +78,7 @@ def test_inputs_equal_those_of_a_column_transformer():
         max_categories=MAX_VALUES + 1, min_frequency=MIN_ROWS, handle_unknown="infrequent_if_exist", sparse_output=False
     )
     imputer = SimpleImputer(strategy="median", add_indicator=True)
-    transformer = ColumnTransformer([("numbers", imputer, [0, 1]), ("texts", encoder, [2])], sparse_threshold=0)
+    transformer: Any = ColumnTransformer([("numbers", imputer, [0, 1]), ("texts", encoder, [2])], sparse_threshold=0)
     transformer.fit(raw[:200])
     expected = transformer.transform(raw).astype(np.float32)  # a, b, mark of a, mark of b, texts
     assert np.array_equal(inputs, expected[:, [0, 2, 1, 3, *range(4, expected.shape[1])]])
@@ -432,7 +432,7 @@ def test_separator_line_is_no_row(tmp_path):
 
 def test_header_of_years_is_found_and_given(tmp_path):
     rows = [[("EMEA", "APAC")[k // 2 % 2], k % 97, k % 83, ("up", "down")[k % 2]] for k in range(60)]
-    path = write_rows(tmp_path / "a.csv", ("region", 2019, 2020, "growth"), rows)
+    path = write_rows(tmp_path / "a.csv", ("region", "2019", "2020", "growth"), rows)
     splits = load(path)
     assert (sum(map(len, splits)), splits.num_outputs) == (60, 2)
     assert "the first row has the names region, 2019, 2020, growth; task_options.header=no" in splits.account[0]
@@ -441,7 +441,7 @@ def test_header_of_years_is_found_and_given(tmp_path):
     )
     assert task.num_outputs == 3
     assert make_task(path, "task_options.header=yes", "task_options.target=2020").splits_in_use.columns is not None
-    numbers = write_rows(tmp_path / "b.csv", (2019, 2020, 2021), [[k, k % 7, k * 0.5] for k in range(60)])
+    numbers = write_rows(tmp_path / "b.csv", ("2019", "2020", "2021"), [[k, k % 7, k * 0.5] for k in range(60)])
     assert sum(map(len, load(numbers))) == 60
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +31,7 @@ from gflownet.translation.table_columns import (
     text_of,
 )
 
-if TYPE_CHECKING:
-    from pandas import DataFrame, Series
-
+DataFrame = Series = Any  # of pandas, which only tables import
 # Columns of whole numbers with at most this many different values are classes.
 MAX_CLASSES = 50
 _SEPARATORS = "\t;|,"
@@ -110,7 +108,7 @@ def _parsed(
     return raw
 
 
-def _ordered(table: RawTable, reading: Reading, *, where: str) -> tuple[RawTable, dict[str, np.ndarray]]:
+def _ordered(table: RawTable, reading: Reading, *, where: str) -> tuple[RawTable, dict[str, Any]]:
     """Return a table without the columns that split its rows, and the groups and times of the rows.
 
     Of dates in whose order the rows are split, only the day number is no input.
@@ -118,7 +116,7 @@ def _ordered(table: RawTable, reading: Reading, *, where: str) -> tuple[RawTable
     Raises:
         UserError: the column is no input, a row without a value, or times that are neither numbers nor dates.
     """
-    order, columns = {}, {column.name: column for column in table}
+    order, columns = dict[str, Any](), {column.name: column for column in table}
     words = {"groups": "equal values are in one split", "times": ORDER}
     for kind, name in (("groups", reading.group), ("times", reading.time)):
         column = columns.get(name)

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +30,7 @@ from gflownet.translation.table_columns import (
     text_of,
 )
 
-if TYPE_CHECKING:
-    from pandas import DataFrame, Series
-
+DataFrame = Series = Any  # of pandas, which only tables import
 # Values of a text column that are inputs; the others, and values in fewer than MIN_ROWS training rows, share one.
 MAX_VALUES, MIN_ROWS = 20, 3
 # A column with this share of numbers is taken for a damaged column of numbers, not for text.
