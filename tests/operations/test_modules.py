@@ -79,8 +79,8 @@ CASES: list[tuple[str, tuple[Shape, ...], dict[str, Any]]] = [
     ("CircularPad2d", (IMAGE,), {"padding": 1}),
     ("Softplus", (VECTOR,), {"beta": 2}),
 ]
-# What the exporter of torch lacks, or onnxruntime.
-NOT_IN_ONNX: dict[str, str] = {}
+# What the exporter of torch 2.13 lacks.
+NOT_IN_ONNX = {"AdaptiveMaxPool1d": "Failed to convert the exported program"}
 IDS = [f"{name}-{place}" for place, (name, _, _) in enumerate(CASES)]
 
 
