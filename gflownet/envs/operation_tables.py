@@ -241,10 +241,7 @@ def _reachable(
 
 
 def _results(
-    evaluate: _Evaluator,
-    operations: Sequence[AppliedOperation | None],
-    shapes: Sequence[Shape],
-    last: frozenset[Shape],
+    evaluate: _Evaluator, operations: Sequence[AppliedOperation | None], shapes: Sequence[Shape], last: frozenset[Shape]
 ) -> tuple[Tensor, Tensor]:
     """Return output shapes [P, S] and costs [P, S, 2] of all operations; None: no complete prefix.
 

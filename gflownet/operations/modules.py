@@ -232,9 +232,14 @@ def _key(inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[tupl
     return tuple(inputs.items()), json.dumps(thawed(settings), sort_keys=True)
 
 
+def _built(row: type[ModuleOperation], keywords: Mapping[str, Any]) -> Any:
+    """Return the module without data, or the exception of its constructor; one of torch.nn serves all shapes."""
+    build = _build if row.name.startswith("torch.nn") else _build.__wrapped__
+    return build(row, json.dumps(thawed(keywords)))
+
+
 @lru_cache(maxsize=2**12)
-def _built(row: type[ModuleOperation], text: str) -> Any:
-    """Return the module without data for the JSON text of its constructor's arguments, or its exception."""
+def _build(row: type[ModuleOperation], text: str) -> Any:
     keywords = {key: _python(hashable(value)) for key, value in json.loads(text).items()}
     try:
         with import_module("torch").device("meta"):
@@ -251,7 +256,7 @@ def _run(row: type[ModuleOperation], inputs: tuple[tuple[str, Shape], ...], text
     keywords = row.keywords(shapes, settings)
     if BATCH_FIRST in keywords and len(shapes[row.ports[0]].sizes) < 2:
         raise ShapeError(f"expected a sequence, got {shapes[row.ports[0]]}")  # would be one sequence of the batch
-    module = _built(row, json.dumps(thawed(keywords)))
+    module = _built(row, keywords)
     try:
         if isinstance(module, Exception):
             raise module
@@ -277,7 +282,7 @@ def _multiply_adds(row: type[ModuleOperation], inputs: tuple[tuple[str, Shape], 
 
     shapes = dict(inputs)
     settings = {key: hashable(value) for key, value in json.loads(text).items()}
-    module = _built(row, json.dumps(thawed(row.keywords(shapes, settings))))
+    module = _built(row, row.keywords(shapes, settings))
     with MultiplyAdds() as counter:
         _, batch, num_steps = _called(row, module, shapes)
     return num_steps * counter.total // batch

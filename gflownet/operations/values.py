@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral, Real
@@ -140,4 +140,5 @@ def hashable(value: Any) -> Any:
     """Return a JSON value with tuples in place of lists, and frozen objects."""
     if isinstance(value, Mapping):
         return FrozenObject(tuple(sorted((key, hashable(item)) for key, item in value.items())))
-    return tuple(map(hashable, value)) if isinstance(value, list | tuple) else value
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)  # a list of a config is neither list nor tuple
+    return tuple(map(hashable, value)) if is_list else value

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from gflownet.certificate.exact import enumerate_states
 from gflownet.envs import operation_tables
@@ -208,6 +209,7 @@ def test_value_of_a_setting_may_be_any_json_value():
         "torch.nn:CELU": {"alpha": [2, 3]},
         "torch.nn:Unflatten": {"dim": 1, "unflattened_size": [[[1, 3]]]},  # fits no shape
     }
+    choices = OmegaConf.create(choices)  # as from a YAML file
     env = operation_graphs(operations=tuple(choices), choices=choices, max_hidden_nodes=1, max_edges=2)
     graph = enumerate_states(env)
     operations = {

@@ -1,6 +1,7 @@
 """Batched codes and automorphism counts against the canonical form of each state."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import networkx as nx
 import pytest
@@ -179,19 +180,20 @@ def test_identify_actions_independent_of_batch():
         assert torch.equal(env.identify_actions(states[owner[one]], actions[one]), together[one])
 
 
-@pytest.mark.parametrize(("num_attributes", "known"), [(7, True), (8, False)])
-def test_canonical_forms_unknown_for_many_attributes(num_attributes, known):
+@pytest.mark.parametrize("num_attributes", [7, 8, 17])
+def test_canonical_forms_read_every_attribute(num_attributes):
+    """Values of one attribute distinguish nodes as types do, whichever attribute it is."""
     env = ENVIRONMENTS["undirected"]()
     states = enumerate_states(env).states
-    wide = GraphStates(
-        **{
-            **{name: getattr(states, name) for name in ("num_nodes", "node_type", "edge_type", "edge_attr")},
-            **{name: getattr(states, name) for name in ("edge_order", "reach", "num_bridges", "limit")},
-            "node_attr": torch.zeros(*states.node_type.shape, num_attributes, dtype=torch.int8),
-        }
-    )
-    expected = canonical_forms(states).num_automorphisms
-    assert torch.equal(canonical_forms(wide).num_automorphisms, expected if known else torch.zeros_like(expected))
+    plain = replace(states, node_type=torch.where(states.exists, 0, states.node_type).to(torch.int8))
+    expected = canonical_forms(states)
+    assert not torch.equal(canonical_forms(plain).num_automorphisms, expected.num_automorphisms)
+    for place in {0, 6, num_attributes - 1}:
+        values = torch.zeros(*states.node_type.shape, num_attributes, dtype=torch.int8)
+        values[:, :, place] = states.node_type
+        forms = canonical_forms(replace(plain, node_attr=values))
+        assert torch.equal(forms.num_automorphisms, expected.num_automorphisms)
+        assert len(forms.code.unique()) == len(expected.code.unique())
 
 
 def test_identify_no_states():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gflownet.operations.modules import FILLED
 from gflownet.operations.operation import Category, Example
 from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.operations.vocabulary import activation
+from gflownet.plugins import foreign_names
 from gflownet.testing import OperationContract
 from gflownet.testing.operations import inputs_of, one_node_graph
 from gflownet.translation import summary, to_onnx, to_pytorch_model, to_source
@@ -77,8 +79,8 @@ CASES: list[tuple[str, tuple[Shape, ...], dict[str, Any]]] = [
     ("CircularPad2d", (IMAGE,), {"padding": 1}),
     ("Softplus", (VECTOR,), {"beta": 2}),
 ]
-# What the exporter of torch lacks, or onnxruntime.
-NOT_IN_ONNX: dict[str, str] = {}
+# What the exporter of torch 2.13 lacks.
+NOT_IN_ONNX = {"AdaptiveMaxPool1d": "Failed to convert the exported program"}
 IDS = [f"{name}-{place}" for place, (name, _, _) in enumerate(CASES)]
 
 
@@ -268,3 +270,16 @@ def test_function_by_name_is_an_activation(name: str) -> None:
 def test_refused_activations(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         activation(name)
+
+
+def test_class_of_another_users_file_needs_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "foreign_module_31.py").write_text("raise SystemExit\n")
+    layer = one_node({"name": "foreign_module_31:Layer"}, VECTOR)
+    function = one_node({"name": "torch.nn:Flatten"}, VECTOR, activation_function="foreign_module_31:act")
+    with foreign_names("a run of another user"):
+        assert one_node({"name": "torch.nn:Flatten"}, VECTOR, activation_function="torch.nn:Mish").validate() == []
+        for graph in (layer, function):
+            (problem,) = graph.validate()
+            assert "pass --trust" in problem.message
+    assert "foreign_module_31" not in sys.modules
