@@ -116,7 +116,7 @@ class SelfAttention(Operation):
             return {}
         size = cls._head_size(single_input(inputs), settings)
         kept = (settings["kv_heads"] or settings["heads"], settings["window"], size)
-        return {"keys": kept, "values": kept, "count": (1,)}
+        return {"keys": kept, "values": kept, "filled": (settings["window"],)}
 
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:

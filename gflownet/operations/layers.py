@@ -197,14 +197,11 @@ class SelfAttention(nn.Module):
         self.query_norm, self.key_norm = (nn.RMSNorm(size, eps=1e-6) if norm else nn.Identity() for _ in range(2))
         self.rotate, self.bias_by_distance = rotate, bias_by_distance
 
-    def projected(self, x: Tensor, places: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries [B, heads, T, size], keys and values [B, kv_heads, T, size] of x [B, T, D]."""
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries [B, heads, T, size], keys and values [B, kv_heads, T, size] of x [B, T, D], not rotated."""
         heads = self.qkv(x).unflatten(2, (self.heads + 2 * self.kv_heads, -1)).transpose(1, 2)
         query, key, value = heads.split((self.heads, self.kv_heads, self.kv_heads), 1)
-        query, key = self.query_norm(query), self.key_norm(key)
-        if self.rotate is not None:
-            query, key = (self.rotate(each) if places is None else self.rotate(each, places) for each in (query, key))
-        return query, key, value
+        return self.query_norm(query), self.key_norm(key), value
 
     def mask(self, distance: Tensor, like: Tensor) -> Tensor:
         """Return what is added to scores [T, S] or [heads, T, S] for the distances of keys behind queries."""
@@ -226,6 +223,8 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, T, D] for x [B, T, D]."""
         query, key, value = self.projected(x)
+        if self.rotate is not None:
+            query, key = self.rotate(query), self.rotate(key)
         if self.window is None and self.bias_by_distance is None:
             return self.attended(query, key, value)
         places = torch.arange(x.shape[1], device=x.device)
@@ -235,22 +234,23 @@ class SelfAttention(nn.Module):
 class CarriedAttention(SelfAttention):
     """Causal attention that continues from the keys and values of the last `window` positions of the calls before."""
 
-    def forward(self, x: Tensor, keys: Tensor, values: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, filled: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return [B, T, D] for x [B, T, D] and the next state.
 
         Args:
-            keys, values: [B, kv_heads, window, size] of the positions before x, the last one at the end.
-            count: [B, 1], the number of positions before x.
+            keys, values: [B, kv_heads, window, size] of the positions before x, the last one at the end, not rotated.
+            filled: [B, window], 0 before the start of the sequence, else 1: exact in every dtype, unlike a count.
         """
         num_kept, length = keys.shape[2], x.shape[1]
-        places = torch.arange(length, device=x.device)
-        query, key, value = self.projected(x, count.long() + places)
+        query, key, value = self.projected(x)
         keys, values = torch.cat((keys, key), 2), torch.cat((values, value), 2)
-        distance = num_kept + places[:, None] - torch.arange(num_kept + length, device=x.device)
-        is_empty = torch.arange(num_kept + length, device=x.device) < num_kept - count  # [B, S]
-        mask = torch.where(is_empty[:, None, None], -torch.inf, self.mask(distance, query))
-        y = self.attended(query, keys, values, mask)
-        return y, keys[:, :, length:].contiguous(), values[:, :, length:].contiguous(), count + length
+        filled = torch.cat((filled, filled.new_ones(x.shape[0], length)), 1)
+        places, key = torch.arange(num_kept + length, device=x.device), keys  # only differences of places matter
+        if self.rotate is not None:
+            query, key = self.rotate(query, places[None, num_kept:]), self.rotate(keys, places[None])
+        mask = self.mask(places[num_kept:, None] - places, query)
+        y = self.attended(query, key, values, torch.where(filled[:, None, None] > 0, mask, -torch.inf))
+        return y, *(each.contiguous() for each in (keys[:, :, length:], values[:, :, length:], filled[:, length:]))
 
 
 class WindowAttention(nn.Module):
@@ -435,11 +435,17 @@ class CarriedScan(SelectiveScan):
 class AddedLoss(torch.autograd.Function):
     """A value as it is, whose backward pass also follows a loss: its gradient is added to that of any other loss."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, value: Tensor, loss: Tensor) -> Tensor:
+    def forward(value: Tensor, loss: Tensor) -> Tensor:
         """Return the value."""
-        ctx.save_for_backward(loss)
         return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        """Keep the loss for its shape."""
+        ctx.save_for_backward(inputs[1])
 
     @staticmethod
     def backward(ctx, *gradients: Tensor) -> tuple[Tensor, Tensor]:

@@ -90,11 +90,24 @@ def test_carried_attention_continues_the_calls_before(lengths: list[int], distan
     carried = module_of("self_attention", Shape.of((9, 8)), **settings, carry=True)
     carried.load_state_dict(whole.state_dict())
     x, outputs = torch.randn(2, 9, 8), []
-    state = torch.zeros(2, 2, 3, 2), torch.zeros(2, 2, 3, 2), torch.zeros(2, 1)
+    state = torch.zeros(2, 2, 3, 2), torch.zeros(2, 2, 3, 2), torch.zeros(2, 3)
     for part in x.split(lengths, 1):
         y, *state = carried(part, *state)
         outputs.append(y)
     torch.testing.assert_close(torch.cat(outputs, 1), whole(x))
+
+
+def test_carried_attention_ends_no_sequence_in_bfloat16() -> None:
+    torch.manual_seed(0)
+    settings = {"heads": 2, "causal": True, "window": 2, "rotary": True, "carry": True}
+    module = module_of("self_attention", Shape.of((1, 4)), **settings).bfloat16()
+    with torch.inference_mode():
+        state = [torch.zeros(1, 2, 2, 2, dtype=torch.bfloat16)] * 2 + [torch.zeros(1, 2, dtype=torch.bfloat16)]
+        outputs = []
+        for x in 3 * torch.randn(2, 1, 1, 4, dtype=torch.bfloat16).repeat(150, 1, 1, 1):  # 256 + 1 = 256 in bfloat16
+            y, *state = module(x, *state)
+            outputs.append(y)
+    torch.testing.assert_close(outputs[-2:], outputs[2:4])
 
 
 @pytest.mark.parametrize("shift", [0, 3])
@@ -195,6 +208,13 @@ def test_experts_read_the_rows_of_their_gates_and_balance_their_load() -> None:
     (wanted,) = torch.autograd.grad(loss, module.router.weight)
     module(x).sum().mul(0.0).backward()
     torch.testing.assert_close(module.router.weight.grad, wanted)
+    parameters = dict(module.named_parameters())
+    gradient = torch.func.grad(lambda values, row: torch.func.functional_call(module, values, row).sum())
+    each = torch.func.vmap(gradient, (None, 0))(parameters, x)
+    for row in range(2):
+        expected = torch.autograd.grad(module(x[row]).sum(), list(parameters.values()))
+        for got, one in zip(each.values(), expected, strict=True):
+            torch.testing.assert_close(got[row], one, rtol=1e-4, atol=1e-5)
 
 
 def test_cross_attention_equals_multihead_attention() -> None:
