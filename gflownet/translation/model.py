@@ -298,7 +298,7 @@ class TranslatedModel(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for first, other in self.shared:
             values = state_dict.get(prefix + first), state_dict.get(prefix + other)
-            if values[0] is not None and values[1] is not None and not torch.equal(*values):
+            if values[0] is not None and values[1] is not None and not torch.equal(*map(torch.nan_to_num, values)):
                 expected = f"expected one value for {first} and {other}, nodes of one derivation_uuid"
                 args[-1].append(f"{expected}, got two; enable_translation_cache=False keeps them apart")
         super()._load_from_state_dict(state_dict, prefix, *args)
