@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def test_rewards_follow_conditioning_of_trajectory(tmp_path, monkeypatch):
 
     class Watched(GFNTrainer):
         def build_learner(self):
-            learner = super().build_learner()
+            learner: Any = super().build_learner()
             learn = learner.learn
 
             def record(rollout, auxiliary=None):

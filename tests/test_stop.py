@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -156,7 +157,7 @@ def test_signal_during_the_start_of_a_process_prints_no_traceback(tmp_path):
     script = tmp_path / "starting.py"
     script.write_text(STARTING)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, str(script)], text=True, env=environment, **streams) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "starting\n"

@@ -250,7 +250,8 @@ class CarriedAttention(SelfAttention):
             query, key = self.rotate(query, places[None, num_kept:]), self.rotate(keys, places[None])
         mask = self.mask(places[num_kept:, None] - places, query)
         y = self.attended(query, key, values, torch.where(filled[:, None, None] > 0, mask, -torch.inf))
-        return y, *(each.contiguous() for each in (keys[:, :, length:], values[:, :, length:], filled[:, length:]))
+        keys, values, filled = keys[:, :, length:], values[:, :, length:], filled[:, length:]
+        return y, keys.contiguous(), values.contiguous(), filled.contiguous()
 
 
 class WindowAttention(nn.Module):

@@ -119,13 +119,13 @@ def read_picture(
             image = Image.fromarray(np.asarray(image, dtype=np.float32))
         elif image.has_transparency_data and channels != 4:
             image = image.convert("RGBA")
-            if image.getextrema()[3][0] < 255:
+            if np.asarray(image.getchannel("A")).min() < 255:
                 changes.append(f"alpha composed on {alpha}")
                 is_grey = is_grey and len(set(colour[:3])) == 1
                 image = Image.alpha_composite(Image.new("RGBA", image.size, colour), image)
         channels = channels or (1 if is_grey else 3)
         image = image if image.mode == "F" else image.convert(_MODES[channels])
-        low, high = (float(value) for value in (np.min(image), np.max(image)))
+        low, high = (float(value) for value in (np.asarray(image).min(), np.asarray(image).max()))
         if not (low >= 0 and high <= top):
             raise ValueError(f"expected values from 0 to {top:g}, got {low:g} to {high:g}; an npz file takes them")
         pixels = np.asarray(image.resize((size, size)) if size else image, dtype=np.float32) / np.float32(top)

@@ -297,8 +297,8 @@ class TranslatedModel(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for first, other in self.shared:
-            values = state_dict.get(prefix + first), state_dict.get(prefix + other)
-            if values[0] is not None and values[1] is not None and not torch.equal(*map(torch.nan_to_num, values)):
+            one, two = state_dict.get(prefix + first), state_dict.get(prefix + other)
+            if one is not None and two is not None and not torch.equal(one.nan_to_num(), two.nan_to_num()):
                 expected = f"expected one value for {first} and {other}, nodes of one derivation_uuid"
                 args[-1].append(f"{expected}, got two; enable_translation_cache=False keeps them apart")
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +17,8 @@ class LlamaBlock(nn.Module):
         from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
         sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "num_key_value_heads": 2}
-        config = LlamaConfig(**sizes, attn_implementation="sdpa")
+        options: Any = {"attn_implementation": "sdpa"}
+        config = LlamaConfig(**sizes, **options)
         self.layer, self.rotary = LlamaDecoderLayer(config, 0), LlamaRotaryEmbedding(config)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,7 +77,7 @@ class UNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.down = nn.ModuleList([_two_convolutions(*sizes) for sizes in ((3, 16), (16, 32), (32, 64), (64, 128))])
-        self.up = nn.ModuleList(
+        self.up: Any = nn.ModuleList(
             nn.ModuleList([nn.ConvTranspose2d(2 * size, size, 2, stride=2), _two_convolutions(2 * size, size)])
             for size in (64, 32, 16)
         )
@@ -102,7 +105,7 @@ class WaveNetStack(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.dilations = 1, 2, 4, 8
-        self.layers = nn.ModuleList()
+        self.layers: Any = nn.ModuleList()
         for dilation in self.dilations:
             gated = [nn.Conv1d(16, 32, 2, dilation=dilation) for _ in range(2)]
             sizes = (24,) if dilation == self.dilations[-1] else (24, 16)  # skip and residual

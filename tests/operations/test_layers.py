@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cmath
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from gflownet.operations.tensor_shape import Shape
 from gflownet.rhn.config import RHNConfig
 
 
-def module_of(name: str, *shapes: Shape, **settings: object) -> nn.Module:
+def module_of(name: str, *shapes: Shape, **settings: object) -> Any:
     applied = read_operation({"name": name, **settings})
     module = applied.row.build(dict(zip(applied.row.ports, shapes, strict=True)), applied.settings)
     assert module is not None
@@ -41,7 +42,7 @@ def test_self_attention_equals_multihead_attention(causal: bool, bias: bool) -> 
     torch.testing.assert_close(ours(x), theirs(x, x, x, attn_mask=mask, need_weights=False)[0])
 
 
-def plain_attention(module: nn.Module, x: Tensor, heads: int, kv_heads: int, added: Tensor) -> Tensor:
+def plain_attention(module: Any, x: Tensor, heads: int, kv_heads: int, added: Tensor) -> Tensor:
     """Return attention query by query; `added` [heads, T, T] is what the scores get."""
     projected = module.qkv(x).unflatten(2, (heads + 2 * kv_heads, -1))
     y = torch.zeros(*x.shape[:2], heads, projected.shape[-1])
@@ -116,7 +117,7 @@ def test_window_attention_equals_that_of_swin(shift: int) -> None:
     from transformers.models.swin.modeling_swin import SwinLayer
 
     torch.manual_seed(0)
-    theirs = SwinLayer(SwinConfig(window_size=7), 12, (14, 21), 3, shift_size=shift).eval()
+    theirs: Any = SwinLayer(SwinConfig(window_size=7), 12, (14, 21), 3, shift_size=shift).eval()
     for norm in (theirs.layernorm_before, theirs.layernorm_after):
         norm.forward = lambda x: x
     attention, table = theirs.attention, theirs.attention.relative_position_bias.relative_position_bias_table
@@ -134,7 +135,7 @@ def test_window_attention_equals_that_of_swin(shift: int) -> None:
     torch.testing.assert_close(ours(x), expected, rtol=1e-4, atol=1e-5)
 
 
-def plain_scan(module: nn.Module, x: Tensor) -> Tensor:
+def plain_scan(module: Any, x: Tensor) -> Tensor:
     """Return a selective scan step by step (Gu and Dao 2023, algorithm 2)."""
     inner, kernel = module.convolution.weight.shape[0], module.convolution.weight.shape[-1]
     value, gate = module.input(x).chunk(2, -1)

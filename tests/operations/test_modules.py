@@ -147,11 +147,11 @@ def module_of(model: Any) -> Any:
     ],
 )
 def test_sizes_of_the_input_are_filled(name: str, arguments: Any, inputs: Any, key: str, value: Any) -> None:
-    applied = read_operation({"name": f"torch.nn:{name}", **arguments})
+    applied: Any = read_operation({"name": f"torch.nn:{name}", **arguments})
     assert applied.settings[key] is None
     assert key in FILLED
     assert applied.row.keywords(inputs, applied.settings)[key] == value
-    given = read_operation({"name": f"torch.nn:{name}", **arguments, key: value})
+    given: Any = read_operation({"name": f"torch.nn:{name}", **arguments, key: value})
     assert given.row.keywords(inputs, given.settings) == applied.row.keywords(inputs, applied.settings)
 
 

@@ -36,6 +36,11 @@ def make_task(path: Any, *overrides: str) -> ImagesTask:
     return ImagesTask(with_task_options(config, ImagesConfig))
 
 
+def labels_of(task: ImagesTask) -> Any:
+    assert task.splits_in_use.arrays is not None
+    return task.splits_in_use.arrays.target.labels
+
+
 def load(path: Path, **options: Any) -> Splits:
     return load_splits(str(path), **{"key": "task_options.data", "seed": 0, "duplicates": "keep"} | options)
 
@@ -347,7 +352,7 @@ def test_signals_of_the_ucr_archive(tmp_path, ending):
     assert str(task.input_shape) == "signal [1, 12]"
     for part in task.splits_in_use:
         assert torch.equal(part.targets, (part.inputs.mean((1, 2)) > 2.5).long())
-    assert task.splits_in_use.arrays.target.labels == (1, 2)
+    assert labels_of(task) == (1, 2)
     assert "Gun_TRAIN.tsv: 40 signals of 12 values read, the first column is the target; left out: none" in (
         line.replace(".txt", ".tsv") for line in task.account
     )
@@ -359,7 +364,7 @@ def test_whole_numbers_of_signals_are_classes(tmp_path):
     signals = np.random.default_rng(0).normal(size=(60, 12))
     np.savez(tmp_path / "a.npz", x=signals, y=np.arange(60) % 3 + 1.0, fs=np.array(8))
     task = make_task(tmp_path / "a.npz", "task_options.layout=signal")
-    assert (task.num_outputs, task.splits_in_use.arrays.target.labels) == (3, (1, 2, 3))
+    assert (task.num_outputs, labels_of(task)) == (3, (1, 2, 3))
     assert task.account[0] == "arrays read: x and y [60, 12]; left out: fs"
     assert task.account[1].startswith("targets 1.0, 2.0, 3.0 are classes; ")
     np.savez(tmp_path / "a.npz", x=signals, y=np.arange(60) % 3 + 0.5)
@@ -372,7 +377,7 @@ def test_whole_numbers_of_signals_are_classes(tmp_path):
 def test_one_hot_floats_and_classes_counted_from_one(tmp_path, targets, labels):
     np.savez(tmp_path / "a.npz", X=np.random.default_rng(0).normal(size=(60, 3, 12)), y=targets)
     task = make_task(tmp_path / "a.npz")
-    assert (task.num_outputs, task.splits_in_use.arrays.target.labels) == (3, labels)
+    assert (task.num_outputs, labels_of(task)) == (3, labels)
     assert task.train.targets.bincount().tolist() == [12] * 3
     assert task.account[-1] == "grey images of 3 x 12; task_options.layout=signal reads [3, 12] as a signal"
     signals = make_task(tmp_path / "a.npz", "task_options.layout=signal")

@@ -194,7 +194,7 @@ def _npz(path: Path, account: list[str], *, key: str) -> dict[str, Pair]:
             raise UserError(f"{key}: {path}: expected the arrays {expected}, also as x_train or val_images, got {got}")
         read: Any = {split: tuple(arrays[names[each]] for each in pair) for split, pair in pairs.items()}
     words = ", ".join(
-        f"{' and '.join(map(names.get, pair))} {list(read[split][0].shape)}" for split, pair in pairs.items()
+        f"{' and '.join(names[each] for each in pair)} {list(read[split][0].shape)}" for split, pair in pairs.items()
     )
     others = sorted(names[each] for each in names.keys() - {each for pair in pairs.values() for each in pair})
     account.append(f"arrays read: {words}; left out: {', '.join(others) or 'none'}")

@@ -229,7 +229,7 @@ def _card(entry: Mapping[str, Any], rank: int, names: Sequence[str], mean: Inter
     facts = [(name, number_text(_metric(entry, name))) for name in names]
     if mean is not None:
         facts.insert(2, (f"{names[0]}, new seeds", score_words(mean.value, _ends(mean))))
-    choices = entry.get("choices") if isinstance(entry.get("choices"), str) else ""
+    choices = text if isinstance(text := entry.get("choices"), str) else ""
     drawing = drawing_of(mapping_of(entry.get("graph")), num_parameters=entry.get("num_parameters"))
     return Ranked(f"front-{rank}", f"Front {rank}", facts, drawing, choices=choices)
 
