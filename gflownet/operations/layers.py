@@ -474,7 +474,9 @@ class Experts(nn.Module):
         """Return a tensor of the shape of x, [..., D]. All experts are computed; the gates of those not taken are 0."""
         scores = self.router(x).softmax(-1)  # [..., experts]
         best, places = scores.topk(self.num_active, -1)
-        gates = torch.zeros_like(scores).scatter(-1, places, best / best.sum(-1, keepdim=True))
+        if self.num_active > 1:  # the gate of a single one is its score: as 1, the router would learn nothing from it
+            best = best / best.sum(-1, keepdim=True)
+        gates = torch.zeros_like(scores).scatter(-1, places, best)
         hidden = nn.functional.gelu(torch.einsum("...d,ehd->...eh", x, self.up) + self.up_bias)
         outputs = torch.einsum("...eh,edh->...ed", hidden, self.down) + self.down_bias
         y = (gates[..., None] * outputs).sum(-2)

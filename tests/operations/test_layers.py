@@ -189,26 +189,30 @@ def test_a_carried_selective_scan_continues_the_calls_before() -> None:
     torch.testing.assert_close(torch.cat(outputs, 1), whole(x), rtol=1e-4, atol=1e-5)
 
 
-def test_experts_read_the_rows_of_their_gates_and_balance_their_load() -> None:
+@pytest.mark.parametrize("active", [1, 2])
+def test_experts_read_the_rows_of_their_gates_and_balance_their_load(active: int) -> None:
     torch.manual_seed(0)
-    module = module_of("experts", Shape.of((5, 4)), experts=3, active=2, hidden_features=6, balance=0.1)
+    module = module_of("experts", Shape.of((5, 4)), experts=3, active=active, hidden_features=6, balance=0.1)
     x = torch.randn(2, 5, 4)
     expected = torch.zeros(2, 5, 4)
     gates = module.router(x).softmax(-1)
-    chosen = gates.topk(2, -1)
+    chosen = gates.topk(active, -1)
     for row in range(2):
         for time in range(5):
-            weights = chosen.values[row, time] / chosen.values[row, time].sum()
+            weights = chosen.values[row, time] / (chosen.values[row, time].sum() if active > 1 else 1)  # Fedus: p E(x)
             for weight, expert in zip(weights, chosen.indices[row, time], strict=True):
                 hidden = nn.functional.gelu(module.up[expert] @ x[row, time] + module.up_bias[expert])
                 expected[row, time] += weight * (module.down[expert] @ hidden + module.down_bias[expert])
     torch.testing.assert_close(module(x), expected)
     # The loss of Fedus et al. 2022, equation 4: its gradient is added to that of any other loss.
-    shares = nn.functional.one_hot(chosen.indices, 3).sum(-2).flatten(0, 1).float().mean(0) / 2
+    shares = nn.functional.one_hot(chosen.indices, 3).sum(-2).flatten(0, 1).float().mean(0) / active
     loss = 0.1 * 3 * (shares * gates.flatten(0, 1).mean(0)).sum()
     (wanted,) = torch.autograd.grad(loss, module.router.weight)
     module(x).sum().mul(0.0).backward()
     torch.testing.assert_close(module.router.weight.grad, wanted)
+    (of_output,) = torch.autograd.grad(module.eval()(x).square().sum(), module.router.weight)
+    assert of_output.abs().max() > 1e-4
+    module.train()
     parameters = dict(module.named_parameters())
     gradient = torch.func.grad(lambda values, row: torch.func.functional_call(module, values, row).sum())
     each = torch.func.vmap(gradient, (None, 0))(parameters, x)
