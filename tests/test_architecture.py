@@ -18,16 +18,16 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # The ratchet: at most so many lines of Python per room, words of docs, and files of the package. A commit that shortens
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
-    "gflownet": 76_513,
-    "tests": 62_214,
+    "gflownet": 76_519,
+    "tests": 62_235,
     "gflownet/evaluation": 11_095,
     "scripts": 8_001,
     "gflownet/autodiff": 6_802,
     "gflownet/rhn": 5_264,
     "gflownet/search": 5_140,
     "gflownet/run": 5_058,
-    "gflownet/operations": 4_713,
-    "gflownet/graphs": 4_434,
+    "gflownet/operations": 4_716,
+    "gflownet/graphs": 4_437,
     "gflownet/envs": 4_427,
     "gflownet/report": 4_101,
     "gflownet/translation": 3_841,
@@ -51,7 +51,7 @@ LINE_BUDGETS = {
     "gflownet/utils": 100,
 }
 NUM_PACKAGE_FILES = 390
-NUM_DOC_WORDS = 83_305
+NUM_DOC_WORDS = 83_313
 # Lines that a room may have below its budget before the budget has to follow.
 SLACK = 150
 # Top-level folders with Python code.

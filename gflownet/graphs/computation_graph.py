@@ -26,8 +26,8 @@ class ComputationGraph(EqualUpToIsomorphism):
     """A directed graph of operations, built by add_node and add_edge; its nodes and edges are read-only.
 
     Two graphs are equal iff one is the other with its hidden nodes renamed: types, sizes, activations, biases,
-    weights, `enabled` and attributes count; edge ids, hidden ids, derivation_uuid, the config and the numbers under
-    attributes["order"] do not. Inputs and outputs are identified by their place among the ids of their type. The place
+    weights, `enabled`, attributes and which nodes have one derivation_uuid count; edge ids, hidden ids, the config and
+    the numbers under attributes["order"] do not. Inputs and outputs are identified by their place among the ids of their type. The place
     of an edge among its target's in-edges counts if the target's aggregation depends on it.
     """
 

@@ -86,7 +86,7 @@ def coloured_graph(
 
 
 def _sharing_nodes(graph: GraphElements) -> Iterator[list[int]]:
-    """Yield the nodes that share weights, of one subgraph or by the `share` of their operation, where several do."""
+    """Yield the nodes that share weights, by a subgraph, by `share` or by their derivation, where several do."""
     groups: dict[tuple[str, str], list[int]] = {}
     for node_id, node in graph.nodes.items():
         name, share = node.attributes.get("subgraph"), node.attributes.get("share")
@@ -94,6 +94,9 @@ def _sharing_nodes(graph: GraphElements) -> Iterator[list[int]]:
             groups.setdefault(("subgraph", name), []).append(node_id)
         elif "operation" in node.attributes and isinstance(share, str):
             groups.setdefault(("operation", share), []).append(node_id)
+        derivation = node.attributes.get("derivation_uuid")
+        if isinstance(derivation, str) and node.node_type is not NodeType.INPUT:
+            groups.setdefault(("derivation", derivation), []).append(node_id)
     yield from (node_ids for node_ids in groups.values() if len(node_ids) > 1)
 
 

@@ -100,6 +100,12 @@ def test_what_a_class_shares_depends_on_the_graph_alone():
     model = build(plain)
     assert model.post_1 is not model.post_2
     assert type(model) is type(build(derived(0.5, 0.5)))
+    # They train differently: a store must tell them apart, whatever the names are.
+    renamed = derived(0.5, 0.5)
+    for node in renamed["nodes"][1:3]:
+        node["attributes"]["derivation_uuid"] = "d-e-f"
+    graphs = [ComputationGraph.from_dict(each) for each in (derived(0.5, 0.5), renamed, plain)]
+    assert graphs[0] == graphs[1] != graphs[2]
 
 
 def test_other_numbers_or_shapes_are_not_shared():
