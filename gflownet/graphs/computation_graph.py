@@ -27,8 +27,8 @@ class ComputationGraph(EqualUpToIsomorphism):
 
     Two graphs are equal iff one is the other with its hidden nodes renamed: types, sizes, activations, biases,
     weights, `enabled`, attributes and which nodes have one derivation_uuid count; edge ids, hidden ids, the config and
-    the numbers under attributes["order"] do not. Inputs and outputs are identified by their place among the ids of their type. The place
-    of an edge among its target's in-edges counts if the target's aggregation depends on it.
+    the numbers under attributes["order"] do not. Inputs and outputs are identified by their place among the ids of
+    their type. The place of an edge among its target's in-edges counts if the target's aggregation depends on it.
     """
 
     def __init__(self, *, config: Mapping[str, Any] | None = None) -> None:
