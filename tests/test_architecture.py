@@ -18,8 +18,8 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # The ratchet: at most so many lines of Python per room, words of docs, and files of the package. A commit that shortens
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
-    "gflownet": 76_519,
-    "tests": 62_235,
+    "gflownet": 76_529,
+    "tests": 62_244,
     "gflownet/evaluation": 11_095,
     "scripts": 8_001,
     "gflownet/autodiff": 6_802,
@@ -36,7 +36,7 @@ LINE_BUDGETS = {
     "gflownet/cli": 1_935,
     "gflownet/*.py": 1_755,
     "gflownet/objectives": 1_614,
-    "gflownet/workers": 1_400,
+    "gflownet/workers": 1_410,
     "gflownet/data": 1_378,
     "gflownet/testing": 1_295,
     "gflownet/language": 1_236,

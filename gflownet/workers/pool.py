@@ -156,10 +156,20 @@ class WorkerPool(Closing):
     def close(self) -> None:
         """Kill all workers at once, busy or not; they hold nothing that other processes need."""
         self._kill()
-        self._stream = None  # torch closes its queues; its workers are dead
+        self._release()
         for worker in self._workers.values():
             worker.channel.close()
         self._listener.close()
+
+    def _release(self) -> None:
+        """Let torch close its queues.
+
+        It also sets an event, and waits for ever where a worker was killed that held the lock of this event.
+        """
+        held, self._stream = [self._stream], None
+        release = threading.Thread(target=held.clear, daemon=True)
+        release.start()
+        release.join(_EXIT_TIMEOUT_S)
 
     def _start(self, stream: MessageStream, context: Any, num_workers: int, seed: int) -> None:
         """Start the loader's workers.

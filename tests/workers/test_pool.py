@@ -235,6 +235,15 @@ def test_worker_death_does_not_interrupt_main(monkeypatch):
         signal.signal(signal.SIGCHLD, usual)
 
 
+def test_a_worker_that_is_killed_with_a_lock_does_not_stop_the_end_of_the_pool(monkeypatch):
+    monkeypatch.setattr(worker_processes, "_EXIT_TIMEOUT_S", 0.2)
+    with workers(PickleTransport(), producers.sample) as pool:
+        next_of(pool, 1)
+        lock = pool._stream._workers_done_event._cond
+        lock.acquire()  # as a worker does while it asks whether to end
+    lock.release()
+
+
 def test_worker_exit_raises_worker_error():
     with workers(PickleTransport(), producers.Dies(producers.leave)) as pool:
         next_of(pool, 2)
