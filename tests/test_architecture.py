@@ -18,7 +18,7 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # The ratchet: at most so many lines of Python per room, words of docs, and files of the package. A commit that shortens
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
-    "gflownet": 76_529,
+    "gflownet": 76_522,
     "tests": 62_244,
     "gflownet/evaluation": 11_095,
     "scripts": 8_001,
@@ -26,7 +26,7 @@ LINE_BUDGETS = {
     "gflownet/rhn": 5_264,
     "gflownet/search": 5_140,
     "gflownet/run": 5_058,
-    "gflownet/operations": 4_716,
+    "gflownet/operations": 4_709,
     "gflownet/graphs": 4_437,
     "gflownet/envs": 4_427,
     "gflownet/report": 4_101,

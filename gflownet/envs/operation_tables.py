@@ -185,9 +185,9 @@ class _Evaluator:
         if result.layout is Layout.TOKENS:
             return None
         is_counted = [cap < NO_LIMIT for cap in self._caps]
-        num_parameters, multiply_adds = row.num_parameters(inputs, settings) or 0, 0
-        if is_counted[1] or row.num_parameters(inputs, settings) is None:
-            num_parameters, multiply_adds = cost_of(row, inputs, settings) if any(is_counted) else (0, 0)
+        num_parameters, multiply_adds = row.num_parameters(inputs, settings) if any(is_counted) else 0, 0
+        if is_counted[1] or num_parameters is None:
+            num_parameters, multiply_adds = cost_of(row, inputs, settings)
         cost = num_parameters * is_counted[0], multiply_adds * is_counted[1]
         total = [a + b for a, b in zip(cost, self.head(result), strict=True)]
         return (result, cost) if is_within(total, self._caps) else None

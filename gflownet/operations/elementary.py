@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
@@ -55,30 +55,23 @@ class Dropout(_SameShape):
     category = Category.NORMALISATION
     settings = MappingProxyType({"dropout": Setting(PROBABILITY, 0.1, choices=(0.1, 0.3))})
     examples = (Example((_SEQUENCE,), {"dropout": 0.5}),)
+    layer: ClassVar[str] = "nn.Dropout"
 
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return f"nn.Dropout({settings['dropout']})"
+        return f"{cls.layer}({settings['dropout']})"
 
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
         return 0
 
 
-class DropPath(_SameShape):
+class DropPath(Dropout):
     """Zero the value of an example with probability `dropout` in training, scale the others (Huang et al. 2016)."""
 
-    category = Category.NORMALISATION
     settings = MappingProxyType({"dropout": Setting(PROBABILITY, 0.1, choices=(0.1, 0.2))})
     examples = (Example((_SEQUENCE,), {"dropout": 0.5}), Example((_IMAGE,)))
-
-    @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return f"DropPath({settings['dropout']})"
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return 0
+    layer = "DropPath"
 
 
 class Difference(Operation):

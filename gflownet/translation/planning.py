@@ -211,18 +211,18 @@ def _step(
         is_shared = shapes.shared_weights is not None
         return StepPlan(shapes, label, labels, bodies=bodies, is_shared=is_shared, is_first=first is None)
     label = first.label if first else _label(shapes.operation.name, node.node_id)
-    row = shapes.operation.row
+    row, bodies = shapes.operation.row, ()
     if issubclass(row, Composite):
         inner = row.computation_graph(inputs, shapes.operation.settings)
         bodies = _bodies(shapes.operation.name, inner, inputs, projection, 1)
-        return StepPlan(shapes, label, labels, tied_to=tied_to, bodies=bodies, is_first=first is None)
-    return StepPlan(shapes, label, labels, tied_to=tied_to, is_first=first is None)
+    return StepPlan(shapes, label, labels, tied_to=tied_to, bodies=bodies, is_first=first is None)
 
 
 def _first_shared(shapes: NodeShapes, earlier: Mapping[int, StepPlan]) -> StepPlan | None:
     """Return the earlier step that makes the module of a node that shares weights."""
-    shared = shapes.shared_weights
-    return next((step for step in earlier.values() if shared and step.shapes.shared_weights == shared), None)
+    if (shared := shapes.shared_weights) is None:
+        return None
+    return next((step for step in earlier.values() if step.shapes.shared_weights == shared), None)
 
 
 def _edge_labels(edges: Sequence[Edge], *, is_multigraph: bool) -> dict[int, str]:
