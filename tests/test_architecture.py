@@ -51,7 +51,7 @@ LINE_BUDGETS = {
     "gflownet/utils": 100,
 }
 NUM_PACKAGE_FILES = 390
-NUM_DOC_WORDS = 83_313
+NUM_DOC_WORDS = 83_312
 # Lines that a room may have below its budget before the budget has to follow.
 SLACK = 150
 # Top-level folders with Python code.
