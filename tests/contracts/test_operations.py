@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gflownet.testing import OperationContract
 from gflownet.testing.operations import inputs_of, one_node_graph
 from gflownet.translation import to_onnx, to_pytorch_model
 from tests.device_with_values import device_with_values
+from tests.known_networks.references import KNOWN_NETWORKS, SMALL, without_dropout
 from tests.translation.operation_graphs import random_graph, random_stateful_graph
 
 # They depend on the class more than on the example.
@@ -61,12 +63,29 @@ def test_random_graphs_on_a_device_equal_those_on_the_cpu(make: Callable[[int], 
         assert_equal_on_a_device(make(seed), memory_format=memory_format)
 
 
-def assert_equal_on_a_device(graph: Any, **settings: Any) -> None:
-    """Compare output, buffers and gradients of a model."""
+GPU = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize(("name", "example"), [pytest.param(*case.values, id=case.id, marks=GPU) for case in CASES])
+def test_operation_on_a_gpu_equals_that_on_the_cpu(name: str, example: Example, monkeypatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert_equal_on_a_device(one_node_graph(name, example), nullcontext(torch.device("cuda", 0)))
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=GPU) for name in KNOWN_NETWORKS])
+def test_known_network_on_a_gpu_equals_that_on_the_cpu(name: str, monkeypatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert_equal_on_a_device(KNOWN_NETWORKS[name].graph(SMALL.get(name)), nullcontext(torch.device("cuda", 0)))
+
+
+def assert_equal_on_a_device(graph: Any, on: Any = None, **settings: Any) -> None:
+    """Compare output, buffers and gradients of a model, without dropout, whose numbers differ on a GPU."""
     torch.manual_seed(0)
     model = to_pytorch_model(graph, settings)
     inputs, results = inputs_of(model), []
-    with device_with_values() as device:
+    if on is not None:
+        without_dropout(model)
+    with on or device_with_values() as device:
         on_device = copy.deepcopy(model).to(device)
         for each, place in ((model, torch.device("cpu")), (on_device, device)):
             torch.manual_seed(3)  # dropout

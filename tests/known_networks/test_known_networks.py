@@ -9,11 +9,9 @@ from torch import Tensor, nn
 from gflownet.graphs.operation_costs import graph_cost
 from gflownet.translation import copy_weights, to_pytorch_model
 from gflownet.translation.model import TranslatedModel
-from tests.known_networks.references import KNOWN_NETWORKS, KnownNetwork
+from tests.known_networks.references import KNOWN_NETWORKS, SMALL, KnownNetwork, without_dropout
 
 NETWORKS = pytest.mark.parametrize("network", KNOWN_NETWORKS.values(), ids=KNOWN_NETWORKS)
-# Height and width, or number of tokens.
-SMALL = {"resnet18": 48, "resnet50": 64, "mobilenet_v2": 64, "vit_b16": 64, "bert_base": 20, "gpt2": 24}
 FAST = ("transformer_encoder_layer", "llama_block", "t5_encoder_layer", "mamba_block", "shufflenet_unit", "unet")
 FAST += ("siamese", "wavenet_stack", "inception_reduction")
 
@@ -54,14 +52,6 @@ def assert_equal_outputs(network: KnownNetwork, model: TranslatedModel, referenc
         assert (one - other).abs().max() <= 1e-5 * other.abs().max()
 
 
-def _without_dropout(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        elif isinstance(vars(module).get("dropout"), float):
-            vars(module)["dropout"] = 0.0
-
-
 @NETWORKS
 def test_graph_file_has_the_published_size(network):
     cost = graph_cost(network.graph())
@@ -83,7 +73,7 @@ def test_outputs_equal_the_reference_with_copied_weights(network):
     assert_equal_outputs(network, model.eval(), reference.eval())
     # Train mode: batch norm takes the statistics of the batch; without dropout it is deterministic.
     for each in (model, reference):
-        _without_dropout(each.train())
+        without_dropout(each.train())
     assert_equal_outputs(network, model, reference)
 
 
