@@ -67,32 +67,32 @@ GPU = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reaso
 
 
 @pytest.mark.parametrize(("name", "example"), [pytest.param(*case.values, id=case.id, marks=GPU) for case in CASES])
-def test_operation_on_a_gpu_equals_that_on_the_cpu(name: str, example: Example, monkeypatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_operation_on_a_gpu_equals_that_on_the_cpu(name: str, example: Example) -> None:
     assert_equal_on_a_device(one_node_graph(name, example), nullcontext(torch.device("cuda", 0)))
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=GPU) for name in KNOWN_NETWORKS])
-def test_known_network_on_a_gpu_equals_that_on_the_cpu(name: str, monkeypatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_known_network_on_a_gpu_equals_that_on_the_cpu(name: str) -> None:
     assert_equal_on_a_device(KNOWN_NETWORKS[name].graph(SMALL.get(name)), nullcontext(torch.device("cuda", 0)))
 
 
 def assert_equal_on_a_device(graph: Any, on: Any = None, **settings: Any) -> None:
-    """Compare output, buffers and gradients of a model, without dropout, whose numbers differ on a GPU."""
+    """Compare output, buffers and gradients of a model; on a GPU in float64, without dropout, whose numbers differ."""
     torch.manual_seed(0)
     model = to_pytorch_model(graph, settings)
     inputs, results = inputs_of(model), []
     if on is not None:
-        without_dropout(model)
+        without_dropout(model.double())
+        inputs = [x.double() if x.is_floating_point() else x for x in inputs]
     with on or device_with_values() as device:
         on_device = copy.deepcopy(model).to(device)
         for each, place in ((model, torch.device("cpu")), (on_device, device)):
             torch.manual_seed(3)  # dropout
             output = each(*(x.to(place) for x in inputs))
-            if output.requires_grad:
-                output.float().square().sum().backward()
-            tensors = [output, *each.buffers(), *(p.grad for p in each.parameters() if p.grad is not None)]
+            outputs = output if isinstance(output, tuple) else (output,)
+            if outputs[0].requires_grad:
+                torch.stack([x.square().sum() for x in outputs]).sum().backward()
+            tensors = [*outputs, *each.buffers(), *(p.grad for p in each.parameters() if p.grad is not None)]
             assert {tensor.device.type for tensor in tensors} == {place.type}
             results.append([tensor.detach().cpu() for tensor in tensors])
     torch.testing.assert_close(*results, equal_nan=True, rtol=1e-4, atol=1e-4)

@@ -317,7 +317,6 @@ SMALL = {"resnet18": 48, "resnet50": 64, "mobilenet_v2": 64, "vit_b16": 64, "ber
 def without_dropout(model: nn.Module) -> None:
     """Set the rate of every dropout to 0."""
     for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        elif isinstance(vars(module).get("dropout"), float):
-            vars(module)["dropout"] = 0.0
+        for name in ("p", "dropout", "probability"):
+            if isinstance(vars(module).get(name), float):
+                vars(module)[name] = 0.0
