@@ -25,9 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     """Run the command that the first argument names."""
-    name, *rest = arguments or ["--help"]
-    if name == "help" and rest:
-        name, rest = rest[0], ["--help"]
+    name, *words = arguments or ["--help"]
+    if name == "help" and words:
+        name, words = words[0], ["--help"]
     if name in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -39,7 +39,7 @@ def _run(arguments: Sequence[str]) -> int:
         kind = "option" if name.startswith("-") else "command"
         names = ("--help", "--version") if name.startswith("-") else (*COMMANDS, "help")
         raise UserError(f"{name}: unknown {kind}, expected one of {', '.join(names)}{did_you_mean(name, names)}")
-    return command.load().main(rest)
+    return command.load().main(words)
 
 
 def usage() -> str:

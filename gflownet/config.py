@@ -223,8 +223,8 @@ def with_task_options(config: Config, options: type | None) -> Config:
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
     """Return {"a": {"b": value}} for the key a.b."""
-    first, _, rest = key.partition(".")
-    return {first: _nested(rest, value) if rest else value}
+    first, _, suffix = key.partition(".")
+    return {first: _nested(suffix, value) if suffix else value}
 
 
 def to_yaml(config: Config) -> str:

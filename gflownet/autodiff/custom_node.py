@@ -92,26 +92,26 @@ class CustomNode(Node):
         return _setting_types(cls)
 
     @classmethod
-    def checked_settings(cls, given: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    def checked_settings(cls, values: Mapping[str, Any], owner: str) -> dict[str, Any]:
         """Return the values of all settings, numbers as their type; raise ValueError for one that does not fit."""
         types = cls.setting_types()
-        unknown = next((name for name in given if name not in types), None)
+        unknown = next((name for name in values if name not in types), None)
         if unknown is not None:
             raise ValueError(
                 f"{owner}: {shortened(unknown)}: expected one of the settings {', '.join(types) or '(none)'}"
             )
         settings = {}
         for name, kind in types.items():
-            if name not in given and not hasattr(cls, name):
+            if name not in values and not hasattr(cls, name):
                 raise ValueError(f"{owner}: {name}: expected a value, got none")
-            value = given[name] if name in given else getattr(cls, name)
+            value = values[name] if name in values else getattr(cls, name)
             settings[name] = _converted(value, kind)
             if settings[name] is None:
                 raise ValueError(f"{owner}: {name}: expected {_TYPE_NAMES[kind]}, got {shortened(value)}")
         return settings
 
     def shape_(self, *shapes: Shape) -> Sequence[int]:
-        """Return the shape of the result, by default that of the first operand.
+        """Return the shape of the result, by default the shape of the first operand.
 
         Raises:
             ValueError: the shapes or the settings do not fit.
@@ -119,7 +119,7 @@ class CustomNode(Node):
         return shapes[0]
 
     def dtype_(self, *dtypes: torch.dtype) -> torch.dtype:
-        """Return the dtype of the result, by default that of the first operand; raise ValueError for one unfit."""
+        """Return the dtype of the result, by default the dtype of the first operand; raise ValueError for one unfit."""
         return dtypes[0]
 
     def backward_(self, gradient: Tensor, value: Tensor, *values: Tensor) -> Sequence[Tensor | None]:
@@ -156,7 +156,7 @@ class CustomNode(Node):
         return self.function(*values)
 
     def pulled_back(self, gradient: Tensor, values: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """Return the contributions of `backward_`; raise ValueError for shapes other than those of the operands."""
+        """Return the contributions of `backward_`; raise ValueError for shapes that differ from the operands'."""
         return self.function.gradients(gradient, self.value(), *values)
 
     @cached_property
@@ -285,7 +285,7 @@ class _Recorded(torch.autograd.Function):
 
 
 class PullbackNode(CustomNode):
-    """Reverse mode: the operands are the adjoint `[result..., H]`, then those of the function."""
+    """Reverse mode: the operands are the adjoint `[result..., H]`, then the operands of the function."""
 
     of: Applied
     operand: int
@@ -307,7 +307,7 @@ class PullbackNode(CustomNode):
 
 
 class PushforwardNode(CustomNode):
-    """Forward mode: the operands are the tangent `[operand..., H]`, then those of the function."""
+    """Forward mode: the operands are the tangent `[operand..., H]`, then the operands of the function."""
 
     of: Applied
     operand: int
@@ -417,13 +417,13 @@ def _json(value: Any) -> Any:
 
 
 def settings_of(
-    kind: type[CustomNode], given: Mapping[str, Any], operands: Sequence[Specification], classes: Classes
+    kind: type[CustomNode], settings: Mapping[str, Any], operands: Sequence[Specification], classes: Classes
 ) -> dict[str, Any]:
     """Return settings as Python values; the function of a derivative has all operands but the first."""
     types = kind.setting_types()
     return {
         name: _function(value, operands[1:], classes) if types.get(name) is Applied else value
-        for name, value in given.items()
+        for name, value in settings.items()
     }
 
 

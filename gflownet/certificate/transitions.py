@@ -53,8 +53,8 @@ def shown_step(env: Environment, states: GraphStates, index: int, actions: Actio
 
 def _shown(colour: str) -> str:
     """Return a colour without empty fields: `red||0` as `red`, `a|1,?` as `a(1,?)`."""
-    name, *rest = colour.split("|")
-    details = [part for part in rest[:1] if part] + [f"rank {part}" for part in rest[1:] if part not in ("", "0")]
+    name, *ranks = colour.split("|")
+    details = [part for part in ranks[:1] if part] + [f"rank {part}" for part in ranks[1:] if part not in ("", "0")]
     return f"{name}({', '.join(details)})" if details else name
 
 

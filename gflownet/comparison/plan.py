@@ -76,11 +76,11 @@ def read_method(text: str) -> Method:
     Raises:
         UserError: no label, an option without a value, or one that the comparison sets.
     """
-    label, colon, rest = text.partition(":")
+    label, colon, words = text.partition(":")
     if not colon or not _LABEL.fullmatch(label.strip()):
         raise UserError(f"--method: expected LABEL: KEY=VALUE KEY=VALUE, got {text!r}")
     try:
-        overrides = tuple(shlex.split(rest))
+        overrides = tuple(shlex.split(words))
     except ValueError as error:
         raise UserError(f"--method: expected LABEL: KEY=VALUE KEY=VALUE, got {text!r} ({error})") from None
     check_overrides(overrides)

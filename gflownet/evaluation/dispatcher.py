@@ -113,11 +113,11 @@ class Dispatcher(AsynchronousEvaluator):
         with self._lock:
             self.flush()  # `find_many` below has to see every result
             unique = {request.identity: request for request in requests}
-            known = dict(zip(unique, self.store.find_many(list(unique)), strict=True))
+            records = dict(zip(unique, self.store.find_many(list(unique)), strict=True))
             self.budget.start()
             result = {identity: ticket for identity in unique if (ticket := self._tickets.get(identity))}
             new = [request for identity, request in unique.items() if identity not in result]
-            tickets = [Ticket(request, step, record=known[request.identity]) for request in new]
+            tickets = [Ticket(request, step, record=records[request.identity]) for request in new]
             for ticket in tickets:
                 result[ticket.request.identity] = ticket
                 self._enter(ticket)

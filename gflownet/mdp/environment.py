@@ -100,10 +100,10 @@ class Environment(ABC):
 
         Masks and features of a budget use them. NO_LIMIT for metrics that are not in `vocabulary.limits`.
         """
-        own = dict(zip(self.vocabulary.limits, self.vocabulary.caps, strict=True))
-        of_states = dict(zip(own, states.limit.unbind(1), strict=True))
+        highest = dict(zip(self.vocabulary.limits, self.vocabulary.caps, strict=True))
+        of_states = dict(zip(highest, states.limit.unbind(1), strict=True))
         columns = [
-            of_states[name].clamp(max=own[name]) if name in own else torch.full_like(states.num_nodes, NO_LIMIT)
+            of_states[name].clamp(max=highest[name]) if name in highest else torch.full_like(states.num_nodes, NO_LIMIT)
             for name in names
         ]
         return torch.stack(columns, 1)

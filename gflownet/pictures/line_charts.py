@@ -150,8 +150,8 @@ def _table(lines: Sequence[Line], x_label: str) -> Table:
     """Return the values of the lines at a few places."""
     places = max((line.x for line in lines), key=len)
     chosen = sorted({places[round(i)] for i in np.linspace(0, len(places) - 1, NUM_TABLE_ROWS).tolist()})
-    shown = set(chosen)
-    by_place = [{x: y for x, y in zip(line.x, line.y, strict=True) if x in shown} for line in lines]
+    positions = set(chosen)
+    by_place = [{x: y for x, y in zip(line.x, line.y, strict=True) if x in positions} for line in lines]
     rows = [[number_text(x), *(number_text(values.get(x)) for values in by_place)] for x in chosen]
     return Table([x_label, *(line.name for line in lines)], rows)
 

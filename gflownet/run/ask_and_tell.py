@@ -117,8 +117,8 @@ class Search:
         Args:
             config: name or path of a config, whose task gives the sizes of the data; it is not asked for scores.
             env: environment (`env.name`) of a search without a task.
-            method: a search method, see docs/search-methods.md; default: that of the config, else surrogate.
-            seed: of all random numbers of the search; default: that of the config, else 0.
+            method: a search method, see docs/search-methods.md; default: the config's, else surrogate.
+            seed: of all random numbers of the search; default: the config's, else 0.
             objectives: names of several values of a graph, for a search of their Pareto front.
             input_sizes: without a task: width or shape of each input of the networks, for environments of networks.
             output_sizes: without a task: width of each output.

@@ -103,18 +103,18 @@ class _Choice:
         targets, values = task.validation.targets, self._predictions(rows, "validation")
         rows = sorted((row for row in rows if row.identity in values), key=lambda row: row.identity)
         own, random = ([row for row in rows if (row.seed >= RANDOM_REPEAT) == is_random] for is_random in (False, True))
-        if not (chosen := self._chosen(own, values)):
+        if not (members := self._chosen(own, values)):
             cap = self.parts.config.final.set_parameters
             limit = f" within final.set_parameters={cap}" if cap else ""
             return f"no set of networks: no outputs of modules that this run has trained{limit}"
         losses = {row.identity: loss_of(values[row.identity], targets) for row in own}
-        single = min((row for row in own if _size([row]) <= _size(chosen)), key=lambda row: losses[row.identity])
+        single = min((row for row in own if _size([row]) <= _size(members)), key=lambda row: losses[row.identity])
         top = self.final.top if self.final.sizes else self.final.top[:1]  # with caps, those of each cap
         first = max(top, key=lambda each: (bool(each.scores), each.mean)).record  # others have the search's score
         length = self.final.fidelity or 0
         best = [row for row in own if row.seed and row.key == first.key and row.fidelity == length]
         compared = {
-            ("set", f"a set of {len(chosen)}"): chosen,
+            ("set", f"a set of {len(members)}"): members,
             ("best_alone", "best alone"): best,
             ("best_seeds", f"its {counted(len(best), 'seed')} averaged"): best,
             ("random_set", "random's set"): self._chosen(random, values),
@@ -128,10 +128,10 @@ class _Choice:
             for (key, name), members in compared.items()
             if members
         ]
-        self._write_members(chosen, table)
+        self._write_members(members, table)
         numbers = {f"set/{row['key']}/{name}": row[name] for row in table for name in FIGURES if name in row}
-        self.run.logger.summarise(numbers | {"set/num_parameters": _size(chosen)})
-        return _line(table, num_different=len({row.identity for row in chosen}))
+        self.run.logger.summarise(numbers | {"set/num_parameters": _size(members)})
+        return _line(table, num_different=len({row.identity for row in members}))
 
     def _predictions(self, rows: Sequence[EvaluationRecord], split: str) -> dict[Identity, Tensor]:
         """Return the predictions of trainings on a split by their models in the executor; none of a failed one."""
@@ -153,14 +153,14 @@ class _Choice:
         cap = options.set_parameters or inf
         return [rows[k] for k in greedy(predictions, targets, sizes, size=options.set, max_parameters=cap)]
 
-    def _write_members(self, chosen: Sequence[EvaluationRecord], table: Sequence[_Row]) -> None:
+    def _write_members(self, members: Sequence[EvaluationRecord], table: Sequence[_Row]) -> None:
         folder, from_dict = self.run.folder, self.parts.env.terminal_type.from_dict
-        rows = list({row.identity: row for row in chosen}.values())
+        rows = list({row.identity: row for row in members}.values())
         trained = [TopArchitecture(row, weights=self.weights.read(row)) for row in rows]
         parts: Any = {"task": self.parts.task, "from_dict": from_dict, "write": folder.write}
         entries = entries_of(folder.path, trained, [None] * len(rows), prefix="set", **parts)
         members = [
-            sealed(entry | {"seed": row.seed, "weight": chosen.count(row) / len(chosen)})
+            sealed(entry | {"seed": row.seed, "weight": members.count(row) / len(members)})
             for entry, row in zip(entries, rows, strict=True)
         ]
         content = {"has_classes": "accuracy" in table[0], "members": members, "table": table}

@@ -77,8 +77,8 @@ def spread_order(points: Tensor) -> Tensor:
         distance = torch.cdist(points[tried], points[chosen]).amin(1)
         chosen.append(int(tried[distance.argmax()]))
     first = torch.tensor(chosen[: len(points)], dtype=torch.int64)
-    rest = torch.arange(len(points))
-    return torch.cat([first, rest[~torch.isin(rest, first)]])
+    every = torch.arange(len(points))
+    return torch.cat([first, every[~torch.isin(every, first)]])
 
 
 class Cap:

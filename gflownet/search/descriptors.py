@@ -267,12 +267,12 @@ def _extent(env: OperationGraphEnv, prefix: Prefix) -> float:
 def summaries(values: Tensor, mask: Tensor) -> dict[str, Tensor]:
     """Return sum, mean, largest and least value [B] of values [B, N] under a mask; NaN but the sum for an empty one."""
     is_any, total = mask.any(1), (values * mask).sum(1)
-    rest = {
+    columns = {
         "mean": total / mask.sum(1),
         "largest": values.masked_fill(~mask, -torch.inf).amax(1),
         "least": values.masked_fill(~mask, torch.inf).amin(1),
     }
-    return {"sum": total, **{name: x.masked_fill(~is_any, torch.nan) for name, x in rest.items()}}
+    return {"sum": total, **{name: x.masked_fill(~is_any, torch.nan) for name, x in columns.items()}}
 
 
 def ordered(values: Sequence[Any]) -> Tensor | None:

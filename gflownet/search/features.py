@@ -243,21 +243,21 @@ class Points:
         """Return K."""
         return self.features.num_blocks + len(self.features.groups.unique())
 
-    def kind(self, others: Points, number: int) -> Tensor:
+    def kind(self, other: Points, number: int) -> Tensor:
         """Return one of the K squared distances of B other graphs to these n, [B, n] float64: labels, then numbers."""
         if number >= self.features.num_blocks:
             columns = self.features.groups == self.features.groups.unique()[number - self.features.num_blocks]
-            return squared_distances(others.features.numbers[:, columns], self.features.numbers[:, columns])
-        first, second = others.inverse_lengths[number], self.inverse_lengths[number]
-        scales = torch.zeros_like(others.inverse_lengths)
+            return squared_distances(other.features.numbers[:, columns], self.features.numbers[:, columns])
+        first, second = other.inverse_lengths[number], self.inverse_lengths[number]
+        scales = torch.zeros_like(other.inverse_lengths)
         scales[number] = 1.0  # products of integers are exact: a distance depends on its two graphs only
-        cosines = self.index.products(others.features, scales).mul_(first[:, None]).mul_(second)
+        cosines = self.index.products(other.features, scales).mul_(first[:, None]).mul_(second)
         squared = cosines.mul_(-2).add_((first > 0).double()[:, None]).add_((second > 0).double())
         return squared.masked_fill_(squared < _ROUNDING, 0)
 
-    def kinds(self, others: Points) -> Iterator[Tensor]:
+    def kinds(self, other: Points) -> Iterator[Tensor]:
         """Yield each of the K squared distances of B other graphs to these n, [B, n] float64."""
-        return (self.kind(others, number) for number in range(self.num_kinds))
+        return (self.kind(other, number) for number in range(self.num_kinds))
 
     def median_scales(self) -> Tensor:
         """Return the median of the positive distances of each kind, 1 where there is none, [K] float64."""
@@ -266,14 +266,14 @@ class Points:
         ]
         medians = []
         for number in range(self.num_kinds):
-            above = (self.kind(others, number).triu(first) for first, others in parts)  # a pair counts once
+            above = (self.kind(other, number).triu(first) for first, other in parts)  # a pair counts once
             positive = torch.cat([squared[squared > 0] for squared in above])
             medians.append(positive.median() if len(positive) else torch.ones((), dtype=torch.float64))
         return torch.stack(medians)
 
-    def distances(self, others: Points) -> Tensor:
+    def distances(self, other: Points) -> Tensor:
         """Return the squared distances of B other graphs to these n, [K, B, n] float64."""
-        return torch.stack(list(self.kinds(others)))
+        return torch.stack(list(self.kinds(other)))
 
 
 def squared_distances(first: Tensor, second: Tensor) -> Tensor:

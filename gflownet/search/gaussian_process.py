@@ -91,10 +91,10 @@ class GaussianProcess(CrossValidated):
         rows, left_out = self._regression.rows, self._regression.left_out()
         if len(rows) == len(self._observed):
             return left_out
-        others = torch.arange(len(self._observed))
-        others = others[~torch.isin(others, rows)]
-        prediction = CrossCovariance(self._observed[others]).predict(self._regression)
-        order = torch.cat([rows, others]).argsort()
+        remaining = torch.arange(len(self._observed))
+        remaining = remaining[~torch.isin(remaining, rows)]
+        prediction = CrossCovariance(self._observed[remaining]).predict(self._regression)
+        order = torch.cat([rows, remaining]).argsort()
         mean, std = (torch.cat([getattr(left_out, name), getattr(prediction, name)])[order] for name in _FIELDS)
         return Prediction(mean, std, left_out.noise)
 
@@ -112,9 +112,9 @@ class GaussianProcess(CrossValidated):
     def _fitted(self, features: GraphFeatures) -> tuple[CrossCovariance, Regression]:
         if self._regression is None:
             raise ValueError("predict: expected a fitted surrogate, got one without observations")
-        known = [each for each in self._crosses if each.features is features]
-        others = [each for each in self._crosses if each.features is not features]
-        self._crosses = [*(known or [CrossCovariance(features)]), *others][:_NUM_CROSSES]
+        same = [each for each in self._crosses if each.features is features]
+        unrelated = [each for each in self._crosses if each.features is not features]
+        self._crosses = [*(same or [CrossCovariance(features)]), *unrelated][:_NUM_CROSSES]
         return self._crosses[0], self._regression
 
     def _restore(self, features: GraphFeatures, values: Tensor) -> None:

@@ -106,10 +106,10 @@ def _moved(
         children, repairs = moves.results(owner, kinds, moves.sample(owner, kinds, generator), generator)
         repairs = repairs.masked_fill(env.identify(children) == codes[owner], most).unflatten(0, (num_copies, -1))
         fewest, copy = repairs.min(0)
-        chosen = (fewest < num_repairs[rows]).nonzero().squeeze(1)
-        position = torch.arange(len(states)).index_copy(0, index[rows[chosen]], torch.arange(len(chosen)) + len(states))
-        states = GraphStates.cat([states, children[copy[chosen] * len(rows) + chosen]])[position]
-        num_repairs[rows[chosen]] = fewest[chosen]
+        better = (fewest < num_repairs[rows]).nonzero().squeeze(1)
+        position = torch.arange(len(states)).index_copy(0, index[rows[better]], torch.arange(len(better)) + len(states))
+        states = GraphStates.cat([states, children[copy[better] * len(rows) + better]])[position]
+        num_repairs[rows[better]] = fewest[better]
         num_tried += num_copies
     return states
 

@@ -203,8 +203,8 @@ class Regression:
         self._factor = _grown(self._factor, (len(self.rows), len(self.rows)))
         noise = self.hyperparameters.noise_variance + self.jitter
         for row, covariance in enumerate(correlations, start=first):
-            known = self._factor[:row, :row]
-            solved = torch.linalg.solve_triangular(known, covariance[:row, None], upper=False).squeeze(1)
+            block = self._factor[:row, :row]
+            solved = torch.linalg.solve_triangular(block, covariance[:row, None], upper=False).squeeze(1)
             self._factor[row, :row] = solved
             self._factor[row, row] = (1 + noise - solved.square().sum()).clamp(min=noise).sqrt()
 
@@ -319,8 +319,8 @@ class CrossCovariance:
     def _append(self, regression: Regression, row: int) -> None:
         covariance = self._correlations(regression, regression.points.features[row : row + 1])
         factor = regression.factor[row]
-        for rows, known in self._whitened():
-            covariance -= factor[rows].to(known) @ known
+        for rows, white in self._whitened():
+            covariance -= factor[rows].to(white) @ white
         whitened = covariance / factor[row]
         if row == sum(map(len, self._blocks)):
             self._blocks.append(torch.empty(_BLOCK_ROWS, len(self.features), dtype=self._blocks[0].dtype))
@@ -349,9 +349,9 @@ def best_and_random(values: Tensor, num: int, *, seed: int) -> Tensor:
     if len(values) <= num:
         return torch.arange(len(values))
     order = values.argsort(descending=True, stable=True)
-    best, rest = order[: (num + 1) // 2], order[(num + 1) // 2 :]
+    best, worse = order[: (num + 1) // 2], order[(num + 1) // 2 :]
     generator = torch.Generator().manual_seed(seed)
-    return torch.cat([best, rest[torch.randperm(len(rest), generator=generator)[: num // 2]]]).sort().values
+    return torch.cat([best, worse[torch.randperm(len(worse), generator=generator)[: num // 2]]]).sort().values
 
 
 def _factorised(correlations: Tensor, noise: float) -> tuple[float, Tensor]:

@@ -85,9 +85,9 @@ def sampler_conditioning(task: GFNTask, num: int, generator: torch.Generator, **
         UserError: a condition that training never samples.
     """
     if quality_column(task) is not None and not task.config.cond.preferences.weights:
-        if (given := fixed.get("preferences")) is not None:
+        if (preferences := fixed.get("preferences")) is not None:
             raise UserError(
-                f"preferences: expected none with cond.limit.metric, the score is one objective, got {given}"
+                f"preferences: expected none with cond.limit.metric, the score is one objective, got {preferences}"
             )
         fixed = fixed | {"preferences": [1.0] * len(task.chosen_objectives)}
     return task.override_conditioning(task.sample_conditioning(num, generator=generator), **fixed)
@@ -102,23 +102,23 @@ def capped_conditioning(
     caps: Mapping[str, int | None],
     **fixed: Any,
 ) -> Conditioning:
-    """Return sampled conditions within caps of sizes, by default the environment's own and cond.limit.high.
+    """Return sampled conditions within caps of sizes, by default the environment's highest and cond.limit.high.
 
     Raises:
         UserError: the environment has no such cap.
     """
-    own = dict(zip(env.vocabulary.limits, env.vocabulary.caps, strict=True))
-    given = {name: cap for name, cap in caps.items() if cap is not None}
-    for name in given:
-        if name not in own:
+    highest = dict(zip(env.vocabulary.limits, env.vocabulary.caps, strict=True))
+    requested = {name: cap for name, cap in caps.items() if cap is not None}
+    for name in requested:
+        if name not in highest:
             raise UserError(
                 f"max_{name}: expected an environment with a cap of its {name}, such as operation_graph with "
-                f"env.operation_graph.max_{name}, got {task.config.env.name} with {', '.join(own) or 'none'}"
+                f"env.operation_graph.max_{name}, got {task.config.env.name} with {', '.join(highest) or 'none'}"
             )
-    default, (metric, high) = own, (task.config.cond.limit.metric, task.config.cond.limit.high)
+    default, (metric, high) = highest, (task.config.cond.limit.metric, task.config.cond.limit.high)
     if metric is not None and high is not None:
-        default = own | {metric: high}
-    limits = {name: min(own[name], cap) for name, cap in (default | given).items()}
+        default = highest | {metric: high}
+    limits = {name: min(highest[name], cap) for name, cap in (default | requested).items()}
     if metric is not None:
         fixed = fixed | {"limit": limits[metric]}
     conditioning = sampler_conditioning(task, num, generator, **fixed)

@@ -267,9 +267,9 @@ def statements_of(run: RunData, contents: Mapping[str, Any]) -> Iterator[Stateme
     """
     best, references, front = (contents.get(key) for key in ("best", "references", "front"))
     yield Statement("Searched", [searched_words(run)])
-    found = [] if front is None or not front.ranked else [_front_words(front)]
-    found += [] if best is None else _found(run, best)
-    yield Statement("Found", found or ["Nothing yet: no evaluation has succeeded."], "front" if front else "best")
+    sentences = [] if front is None or not front.ranked else [_front_words(front)]
+    sentences += [] if best is None else _found(run, best)
+    yield Statement("Found", sentences or ["Nothing yet: no evaluation has succeeded."], "front" if front else "best")
     compared = [front.random] if front is not None and front.random else []
     compared += [] if references is None else [*map(sentence, references.sentences), _trainings(run)]
     yield Statement("Compared", compared or [_without_comparison(run)], "references" if references else "")
