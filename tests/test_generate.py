@@ -209,9 +209,10 @@ def test_user_error_is_one_line_and_status_2(
         ('{"prompt": "a", "max_tokens": "9"}', "line 1: max_tokens: expected a whole number from 0 to"),
         ('{"prompt": "a", "stop": 3}', "line 1: "),
         ('{"prompt": "a", "stop": [3]}', "line 1: stop: expected "),
+        ('{"prompt": "a"}', "none"),  # the folder of the model
     ],
 )
-def test_error_in_the_prompt_file_ends_the_run_before_the_first_answer(
+def test_error_before_the_first_answer_leaves_no_file(
     line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"

@@ -187,7 +187,11 @@ def answer_file(options: argparse.Namespace) -> int:
     prompts = read_prompts(options.prompts, _sampling_options(options))
     params = {prompt.line: _params(prompt.options, f"{options.prompts}: line {prompt.line}: ") for prompt in prompts}
     with new_file(options.out) as answers:
-        engine, codec = _engine(options.folder, options.max_slots)
+        try:
+            engine, codec = _engine(options.folder, options.max_slots)
+        except BaseException:
+            options.out.unlink()  # of this run, and empty
+            raise
         progress = Progress(console=Console(stderr=True))
         with progress, stop_signals(SIGINT, SIGTERM, message="\nstopped\n") as stop:
             task = progress.add_task("prompts", total=len(prompts))
