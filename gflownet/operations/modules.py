@@ -255,7 +255,8 @@ def function_operation(name: str, function: Callable[..., Any]) -> type[Function
 def _forms(name: str, function: Callable[..., Any]) -> Iterator[_Form]:
     """Yield the forms of a function that can be an operation; those of a built-in one of torch are its schemas."""
     if inspect.isbuiltin(function):
-        schemas = import_module("torch")._C._jit_get_schemas_for_operator(f"aten::{function.__name__}")
+        operator, read = f"aten::{function.__name__}", import_module("torch")._C._jit_get_schemas_for_operator
+        schemas = read(operator) if name.partition(":")[0] in _OF_TORCH else []
         lists = [[*map(_parameter, each.arguments)] for each in schemas if "!" not in str(each)]  # !: writes into one
     else:
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
