@@ -120,7 +120,7 @@ def node_problems(graph: GraphElements, node: Node, *, is_vectors: bool, is_subg
         yield _at_node(node, code, message)
     if not any(code in ("invalid_operation", "unknown_operation") for code, _ in errors):
         row = operation(attributes["operation"]["name"])
-        yield from _port_problems(graph, node, row.ports, row.optional_ports)
+        yield from _port_problems(graph, node, row.required_ports(attributes["operation"]), row.optional_ports)
 
 
 def _neuron_problems(node: Node, *, is_vectors: bool) -> Iterator[GraphProblem]:

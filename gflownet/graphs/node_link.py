@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 from gflownet.graphs.elements import DEFAULT_WEIGHT, TENSOR_ATTRIBUTES, Edge, GraphElements, Node, NodeType, is_dense
+from gflownet.operations.modules import WITHDRAWN
 from gflownet.operations.values import checked_int, shown, thawed
 
 _GRAPH_FIELDS = ("directed", "multigraph", "graph", "nodes", "edges", "subgraphs")
@@ -188,14 +190,15 @@ def _with_attributes(entry: Mapping[str, Any], names: Sequence[str], owner: str)
 
 
 def _migrated(fields: Fields) -> Fields:
-    """Return a node or an edge whose `opaque` of earlier versions, a module by name, is the module itself."""
+    """Return a node or an edge whose operation of earlier versions is the one of torch that covers it."""
     attributes = fields.get("attributes")
     operation = attributes.get("operation") if isinstance(attributes, Mapping) else None
-    if not isinstance(operation, Mapping) or operation.get("name") != "opaque":
+    if not isinstance(operation, Mapping) or operation.get("name") not in WITHDRAWN:
         return fields
-    settings = operation.get("arguments", {})
-    module = {"name": operation.get("module"), **(settings if isinstance(settings, Mapping) else {})}
-    return {**fields, "attributes": {**cast(Fields, attributes), "operation": module}}
+    with suppress(TypeError):  # other settings than it had: an unknown operation
+        module = WITHDRAWN[operation["name"]](**{key: item for key, item in operation.items() if key != "name"})
+        return {**fields, "attributes": {**cast(Fields, attributes), "operation": module}}
+    return fields
 
 
 def _default_type(entry: Mapping[str, Any]) -> Fields:

@@ -1,24 +1,26 @@
 """Operations by name, and with complete settings.
 
-A name is a short one out of OPERATIONS, or `module:Class` for an nn.Module or a user's own class. Classes are imported
-on first use.
+A name is a short one out of OPERATIONS, or `module:Class` for an nn.Module, a function or a user's own class. Classes
+are imported on first use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from inspect import isroutine
 from types import MappingProxyType
 from typing import Any
 
 from gflownet.errors import UserError
-from gflownet.operations.modules import module_operation
+from gflownet.operations.modules import function_operation, module_operation
 from gflownet.operations.operation import Operation, complete_settings, is_port, setting_errors
 from gflownet.operations.tensor_shape import Shape, ShapeError
 from gflownet.operations.values import shown, thawed
-from gflownet.plugins import BuiltIn, ExtensionPoint
+from gflownet.plugins import BuiltIn, ExtensionPoint, load_function
 
 _OPERATIONS, _COMPOSITES = "gflownet.operations", "gflownet.graphs.composites"
 
@@ -52,8 +54,6 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             conv2d=("Conv2d", "convolution of an image"),
             depthwise_conv1d=("DepthwiseConv1d", "convolution of each channel of a signal"),
             depthwise_conv2d=("DepthwiseConv2d", "convolution of each channel of an image"),
-            transposed_conv1d=("TransposedConv1d", "transposed convolution of a signal"),
-            transposed_conv2d=("TransposedConv2d", "transposed convolution of an image"),
         ),
         **_rows(
             "pooling",
@@ -68,7 +68,6 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             batch_norm=("BatchNorm", "normalise each channel over the batch"),
             layer_norm=("LayerNorm", "normalise the features of each position"),
             rms_norm=("RMSNorm", "divide the features by their root mean square"),
-            group_norm=("GroupNorm", "normalise groups of channels of each example"),
         ),
         **_rows(
             "tokens",
@@ -97,22 +96,16 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             squeeze_excitation=("SqueezeExcitation", "scale channels by gates computed from their means"),
             identity=("Identity", "the input itself"),
             zero=("Zero", "zeros: no connection"),
-            difference=("Difference", "the value at the port input minus that at the port other"),
             dropout=("Dropout", "random zeros in training"),
             drop_path=("DropPath", "random examples without this value in training"),
-            scale=("Scale", "the input times a constant"),
             layer_scale=("LayerScale", "each channel times a learned number"),
         ),
         **_rows(
             "reshaping",
-            flatten=("Flatten", "all elements as a vector"),
             to_sequence=("ToSequence", "positions of a signal or an image as a sequence"),
             to_signal=("ToSignal", "positions of a sequence or an image as a signal"),
             to_image=("ToImage", "positions of a sequence or a signal as an image"),
-            reshape=("Reshape", "the elements in another shape"),
-            select=("Select", "one position of a sequence as a vector"),
             slice=("Slice", "entries along an axis: a crop, or a part of a split"),
-            permute=("Permute", "the axes in another order"),
             upsample=("Upsample", "more positions by interpolation"),
         ),
         **_rows(
@@ -143,13 +136,17 @@ def operation(name: str) -> type[Operation]:
     """Return the class of an operation.
 
     Raises:
-        ValueError: unknown name, a class that is neither an Operation nor an nn.Module, or one that fails its check.
+        ValueError: unknown name, neither an Operation nor an nn.Module nor a function, or one that fails its check.
     """
     if name in OPERATIONS:
         return OPERATIONS.load(name)
+    home = OPERATIONS.home(name)
+    with suppress(UserError):  # the error of a class names the contract
+        if isroutine(function := load_function("operation", home)):
+            return function_operation(home, function)
     loaded = OPERATIONS.load(name, import_module("torch").nn.Module)
     if not issubclass(loaded, Operation):
-        return module_operation(OPERATIONS.home(name), loaded)
+        return module_operation(home, loaded)
     from gflownet.operations.standalone import check_row  # imports torch
 
     check_row(loaded, name)

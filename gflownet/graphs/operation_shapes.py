@@ -332,8 +332,8 @@ def _inferred(
     if "subgraph" in node.attributes:
         return NodeShapes(node, None, plans, _subgraph_output(graph, node, plans))
     applied = read_operation(node.attributes["operation"])
-    missing = [port for port in applied.row.ports if port not in plans]
-    ports = (*applied.row.ports, *applied.row.optional_ports)
+    required = applied.row.required_ports(applied.settings)
+    missing, ports = [port for port in required if port not in plans], (*required, *applied.row.optional_ports)
     if missing or any(port not in ports for port in plans):
         expected, got = ", ".join(ports), ", ".join(plans) or "none"
         raise ShapeError(f"{applied.name}: expected edges into the ports {expected}, got {got}")

@@ -1,4 +1,4 @@
-"""Convolutions of signals and images: plain, depthwise and transposed."""
+"""Convolutions of signals and images: plain and depthwise."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _SAME = Setting(CONVOLUTION_PADDING, "same")
 _BIAS = Setting(BOOL, True)
 _SIGNAL = Shape((4, 7), Layout.SIGNAL)
 _IMAGE = Shape((4, 5, 6), Layout.IMAGE)
-_DEFAULTS = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1, "bias": True}
+_DEFAULTS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True}
 
 
 def _module(name: str, channels: int, features: int, settings: Mapping[str, Any]) -> str:
@@ -176,74 +176,3 @@ class DepthwiseConv2d(_DepthwiseConvolution):
 
     layout = Layout.IMAGE
     examples = (Example((_IMAGE,), {"stride": 2, "bias": False}),)
-
-
-class _TransposedConvolution(Operation):
-    category = Category.CONVOLUTION
-    settings = MappingProxyType(
-        {
-            "features": FEATURES,
-            "kernel_size": Setting(POSITIVE_INT, 4, choices=(2, 4)),
-            "stride": Setting(POSITIVE_INT, 2, choices=(2,)),
-            "dilation": Setting(POSITIVE_INT, 1),
-            "groups": _GROUPS,
-            "padding": Setting(PADDING, "same"),
-            "bias": _BIAS,
-        }
-    )
-    layout: ClassVar[Layout]
-
-    @classmethod
-    def _pads(cls, settings: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the positions cut off on both sides, and the positions added at the end."""
-        if settings["padding"] == "valid":
-            return 0, 0
-        excess = reach(settings) + 1 - settings["stride"]
-        cut = max(0, -(-excess // 2))
-        return cut, 2 * cut - excess
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape = single_input(inputs, cls.layout)
-        _check_groups(shape.channels, settings["features"], settings["groups"])
-        cut, added = cls._pads(settings)
-        if added >= max(settings["stride"], settings["dilation"]):
-            raise ShapeError(f"expected an odd kernel_size with padding=same, got {settings['kernel_size']}")
-        extra = reach(settings) + 1 - 2 * cut + added
-        positions = [(size - 1) * settings["stride"] + extra for size in shape.positions]
-        return shape.with_positions(positions).with_channels(settings["features"])
-
-    @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        shape, (cut, added) = single_input(inputs), cls._pads(settings)
-        values = {**settings, "padding": cut, "output_padding": added}
-        return _module(f"ConvTranspose{len(shape.positions)}d", shape.channels, settings["features"], values)
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        shape = single_input(inputs)
-        window = settings["kernel_size"] ** len(shape.positions)
-        return settings["features"] * (shape.channels // settings["groups"] * window + settings["bias"])
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        weights = cls.num_parameters(inputs, {**settings, "bias": False})
-        return weights * prod(single_input(inputs).positions)
-
-
-class TransposedConv1d(_TransposedConvolution):
-    """Transposed convolution of a signal [C, L]; padding "same" gives stride * L positions."""
-
-    layout = Layout.SIGNAL
-    examples = (Example((_SIGNAL,), {"features": 2, "groups": 2}),)
-
-
-class TransposedConv2d(_TransposedConvolution):
-    """Transposed convolution of an image [C, H, W]; padding "same" gives stride * H and stride * W positions."""
-
-    layout = Layout.IMAGE
-    examples = (
-        Example((_IMAGE,), {"features": 2, "kernel_size": 3}),
-        Example((_IMAGE,), {"features": 2, "kernel_size": 2, "stride": 3, "bias": False}),
-        Example((_IMAGE,), {"features": 2, "kernel_size": 2, "dilation": 2, "padding": "valid"}),
-    )

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
-from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.operations.values import is_number
 from gflownet.operations.vocabulary import POSITIVE_INT, PROBABILITY, Parameter
 
@@ -72,36 +72,6 @@ class DropPath(Dropout):
     settings = MappingProxyType({"dropout": Setting(PROBABILITY, 0.1, choices=(0.1, 0.2))})
     examples = (Example((_SEQUENCE,), {"dropout": 0.5}), Example((_IMAGE,)))
     layer = "DropPath"
-
-
-class Difference(Operation):
-    """The value at the port `input` minus that of the same shape at the port `other`."""
-
-    ports = ("input", "other")
-    has_products = False
-    examples = (Example((_VECTOR, _VECTOR)), Example((_IMAGE, _IMAGE)))
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape = single_input(inputs, *FLOATS)
-        if inputs["other"] != shape:
-            raise ShapeError(f"expected {shape} at the port other, got {inputs['other']}")
-        return shape
-
-    @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return "{input} - {other}"
-
-
-class Scale(_SameShape):
-    """The input times a constant."""
-
-    settings = MappingProxyType({"scale": Setting(FACTOR, 0.5, choices=(0.5, 2.0))})
-    examples = (Example((_VECTOR,), {"scale": -2.0}),)
-
-    @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return f"{{input}} * {float(settings['scale'])}"
 
 
 class LayerScale(_SameShape):

@@ -1,16 +1,17 @@
-"""Any nn.Module as an operation, named module:Class.
+"""Any nn.Module or function of tensors as an operation, named module:Class or module:function.
 
-Its settings are the arguments of its constructor, its ports those of `forward`. Shape, parameters and multiply-adds are
-found on tensors without data.
+The settings of a module are the arguments of its constructor, its ports those of `forward`; a function's tensors are
+ports, its other arguments settings. Shape, parameters and multiply-adds are found on tensors without data.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from itertools import count
 from types import MappingProxyType
@@ -111,9 +112,21 @@ class ModuleOperation(Operation):
 
     @classmethod
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        words = [f"{{{port}}}" for port in cls.ports]
-        words += [f"{port}={{{port}}}" for port in cls.optional_ports if port in inputs]
-        return "{module}(" + ", ".join(words) + ")" + "".join(f"[{part!r}]" for part in cls.path(settings))
+        return f"{{module}}({cls.passed(inputs)}){cls.part(inputs, settings)}"
+
+    @classmethod
+    def passed(cls, inputs: Mapping[str, Shape]) -> str:
+        """Return the tensors of a call: the first one by its place, the others by their names."""
+        first, *others = (port for port in (*cls.ports, *cls.optional_ports) if port in inputs)
+        return ", ".join([f"{{{first}}}", *(f"{port}={{{port}}}" for port in others)])
+
+    @classmethod
+    def part(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        """Return the indices that take the output out of the result; one number per example is a vector of one."""
+        indices = [repr(part) for part in cls.path(settings)]
+        return "".join(
+            f"[{each}]" for each in (*indices, *([] if _run(cls, *_key(inputs, settings)).sizes else [":, None"]))
+        )
 
     @classmethod
     def path(cls, settings: Mapping[str, Any]) -> tuple[int | str, ...]:
@@ -123,7 +136,7 @@ class ModuleOperation(Operation):
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape, sizes = inputs[cls.ports[0]], _run(cls, *_key(inputs, settings)).sizes
+        shape, sizes = inputs[cls.ports[0]], _run(cls, *_key(inputs, settings)).sizes or (1,)
         if LAYOUT not in cls.arguments and settings[LAYOUT] is not None:
             return Shape(sizes, Layout(settings[LAYOUT]))
         if len(sizes) == len(shape.sizes) and shape.layout is not Layout.TOKENS:
@@ -159,17 +172,118 @@ def module_operation(name: str, module_class: Any) -> type[ModuleOperation]:
     arguments = _arguments(module_class)
     words = (str(each.replace(annotation=each.empty)) for each in arguments.values())
     signature = f"{module_class.__name__}({', '.join(words)})"
-    settings = {OUTPUT: Setting(_PART, None, is_later=True), LAYOUT: Setting(_LAYOUT, None, is_later=True)}
-    ports, optional_ports = _ports(name, module_class)
-    fields = {"name": name, "module_class": module_class, "arguments": arguments, "signature": signature}
-    fields |= {"ports": ports, "optional_ports": optional_ports, "category": category_of(module_class.__name__)}
-    fields["settings"] = {
-        **{key: _setting(each, signature) for key, each in arguments.items()},
-        **{key: each for key, each in settings.items() if key not in arguments},
-    }
-    is_torch = name.startswith("torch.nn")
-    fields["outside"] = {} if is_torch and name.startswith("torch.nn:") else {outside_name(name): name}
+    _, *of_forward = inspect.signature(module_class.forward).parameters.values()
+    named = [each for each in of_forward if each.kind is each.POSITIONAL_OR_KEYWORD]
+    fields = {"name": name, "module_class": module_class, "signature": signature, **_settings(arguments, signature)}
+    fields |= {**_ports(f"{name}.forward", named), "category": category_of(module_class.__name__)}
+    fields["outside"] = {} if name.startswith("torch.nn:") else {outside_name(name): name}
     return type(module_class.__name__, (ModuleOperation,), {"__doc__": module_class.__doc__, **fields})
+
+
+class FunctionOperation(ModuleOperation):
+    """Base of the operations of functions; `function_operation` makes one for each function."""
+
+    forms: ClassVar[Sequence[_Form]]
+
+    @classmethod
+    def required_ports(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the tensors of the first form with these settings: torch:mul with a number `other` has one."""
+        given = {key for key in cls.arguments if settings.get(key) is not None}
+        fitting = (form.ports for form in cls.forms if form.required <= given <= form.values.keys())
+        return next(fitting, cls.ports) if len(cls.forms) > 1 else cls.ports
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        return ""
+
+    @classmethod
+    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        module, _, leaf = cls.name.partition(":")
+        function = outside_name(cls.name) if cls.outside else f"{'F' if module == _FUNCTIONAL else module}.{leaf}"
+        words = "".join(f", {key}={value!r}" for key, value in cls.keywords(inputs, settings).items())
+        words = words.replace("{", "{{").replace("}", "}}")
+        return f"{function}({cls.passed(inputs)}{words}){cls.part(inputs, settings)}"
+
+
+_FUNCTIONAL = "torch.nn.functional"
+_OF_TORCH = ("torch", _FUNCTIONAL, "torch.linalg", "torch.fft", "torch.special")  # others do more than calculate
+# Arguments that the translation chooses.
+_OF_TENSORS = ("device", "dtype", "out", "layout", "memory_format", "generator", "pin_memory")
+
+
+@dataclass(frozen=True)
+class _Form:
+    """One of the lists of arguments that a function accepts."""
+
+    ports: tuple[str, ...]
+    optional_ports: tuple[str, ...]
+    values: Mapping[str, inspect.Parameter]  # arguments other than tensors
+
+    @property
+    def required(self) -> set[str]:
+        """The names of the values without a default."""
+        return {key for key, each in self.values.items() if each.default is each.empty}
+
+
+def function_operation(name: str, function: Callable[..., Any]) -> type[FunctionOperation]:
+    """Return the operation of a function: its tensors are ports, its other arguments settings.
+
+    Raises:
+        ValueError: a function whose first argument is no tensor, of a list of tensors or the weight of a layer, or with
+            an argument `training`.
+    """
+    module, _, leaf = name.partition(":")
+    if module.startswith("torch.") and module not in _OF_TORCH:
+        raise ValueError(f"operation: expected a function of {', '.join(_OF_TORCH)}, got {name}")
+    forms = [*_forms(name, function)]
+    if not forms:
+        reason = "no list of tensors, no weight and no argument training; a module of torch.nn may do it"
+        raise ValueError(f"operation: expected a function with a tensor first, {reason}, got {name}")
+    ports = forms[0].ports
+    optional = {port for form in forms for port in (*form.ports, *form.optional_ports)} - {*ports}
+    arguments = {key: each for form in forms for key, each in form.values.items()}
+    if len(forms) > 1:  # null: not given
+        arguments = {key: each.replace(default=None) for key, each in arguments.items()}
+    signature = f"{leaf}({', '.join({**dict.fromkeys((*ports, *sorted(optional))), **arguments})})"
+    fields = {"name": name, "module_class": staticmethod(partial(partial, function)), "signature": signature}
+    fields |= {"forms": forms, "ports": ports, "optional_ports": (*sorted(optional),), "category": category_of(leaf)}
+    fields["outside"] = {} if name.startswith(("torch:", f"{_FUNCTIONAL}:")) else {outside_name(name): name}
+    fields |= _settings(arguments, signature)
+    return type(leaf, (FunctionOperation,), {"__doc__": function.__doc__, **fields})
+
+
+def _forms(name: str, function: Callable[..., Any]) -> Iterator[_Form]:
+    """Yield the forms of a function that can be an operation; those of a built-in one of torch are its schemas."""
+    if inspect.isbuiltin(function):
+        operator, read = f"aten::{function.__name__}", import_module("torch")._C._jit_get_schemas_for_operator
+        schemas = read(operator) if name.partition(":")[0] in _OF_TORCH else []
+        lists = [[*map(_parameter, each.arguments)] for each in schemas if "!" not in str(each)]  # !: writes into one
+    else:
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        lists = [[each for each in inspect.signature(function).parameters.values() if each.kind in named]]
+    for arguments in lists:
+        tensors = [each for each in arguments if _is_tensor(each) and each.name not in _OF_TENSORS]
+        values = {each.name: each for each in arguments if not (_is_tensor(each) or each.name.startswith("_"))}
+        is_weighted = any(each.name == WEIGHT_PORT and each.default is each.empty for each in tensors)
+        is_list = any(re.match("(typing.)?(list|sequence|tuple)", str(each.annotation), re.I) for each in tensors)
+        if tensors and tensors[0] is arguments[0] and not (is_weighted or is_list or "training" in values):
+            ports = _ports(name, [each for each in tensors if each.name != WEIGHT_PORT])
+            values = {key: each for key, each in values.items() if key not in _OF_TENSORS}
+            yield _Form(ports["ports"], ports["optional_ports"], values)
+
+
+def _parameter(argument: Any) -> inspect.Parameter:
+    """Return an argument of a schema as one of a signature."""
+    name, default = argument.name, argument.default_value if argument.has_default_value() else inspect.Parameter.empty
+    name = INPUT_PORT if name == "self" else name
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=str(argument.type))
+
+
+def _is_tensor(argument: inspect.Parameter) -> bool:
+    """Return whether an argument is a tensor by its annotation, or required and without one."""
+    if argument.annotation is argument.empty:
+        return argument.default is argument.empty
+    return "Tensor" in str(argument.annotation)
 
 
 def _arguments(module_class: Any) -> dict[str, inspect.Parameter]:
@@ -187,17 +301,22 @@ def _arguments(module_class: Any) -> dict[str, inspect.Parameter]:
     return {key: each for key, each in arguments.items() if key not in ("device", "dtype")}
 
 
-def _ports(name: str, module_class: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the arguments of forward that an edge must feed, and those that one may feed; a single one is `input`."""
-    _, *parameters = inspect.signature(module_class.forward).parameters.values()
-    named = [each for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-    required = tuple(each.name for each in named if each.default is each.empty)
-    optional = tuple(each.name for each in named if each.default is None)
+def _ports(name: str, tensors: Sequence[inspect.Parameter]) -> dict[str, tuple[str, ...]]:
+    """Return the tensors that an edge must feed, and those that one may feed; a single one is `input`."""
+    required = tuple(each.name for each in tensors if each.default is each.empty)
+    optional = tuple(each.name for each in tensors if each.default is None)
     ports = required if len(required) > 1 else (INPUT_PORT,)
     for port in (*ports, *optional):
         if not is_port(port) or port == WEIGHT_PORT:
-            raise ValueError(f"operation: expected {name}.forward without an argument {port}")
-    return ports, tuple(port for port in optional if port not in ports)
+            raise ValueError(f"operation: expected {name} without an argument {port}")
+    return {"ports": ports, "optional_ports": tuple(port for port in optional if port not in ports)}
+
+
+def _settings(arguments: Mapping[str, inspect.Parameter], signature: str) -> dict[str, Any]:
+    """Return the arguments, and the settings of them, of the output's part and of its layout."""
+    others = {OUTPUT: Setting(_PART, None, is_later=True), LAYOUT: Setting(_LAYOUT, None, is_later=True)}
+    settings = {key: _setting(each, signature) for key, each in arguments.items()}
+    return {"arguments": arguments, "settings": {**others, **settings}}
 
 
 def _setting(argument: inspect.Parameter, signature: str) -> Setting:
@@ -268,11 +387,12 @@ def _run(row: type[ModuleOperation], inputs: tuple[tuple[str, Shape], ...], text
         raise
     except Exception as error:  # raised by the module
         words = ", ".join(f"{key}={shown(value)}" for key, value in keywords.items())
-        expected = f"expected {row.module_class.__name__}({words}) to accept {' and '.join(map(str, shapes.values()))}"
+        expected = f"expected {row.__name__}({words}) to accept {' and '.join(map(str, shapes.values()))}"
         reason = " ".join(str(error).split())
         raise ShapeError(f"{expected}, got {type(error).__name__}: {reason}") from error
     weight = tuple(getattr(getattr(module, "weight", None), "shape", ()))
-    return _Result(sizes, sum(each.numel() for each in module.parameters() if each.requires_grad), weight)
+    parameters = getattr(module, "parameters", tuple)()  # of a function: none
+    return _Result(sizes, sum(each.numel() for each in parameters if each.requires_grad), weight)
 
 
 @lru_cache(maxsize=2**16)
@@ -297,9 +417,9 @@ def _called(row: type[ModuleOperation], module: Any, shapes: Mapping[str, Shape]
     if isinstance(module, torch.nn.RNNBase):  # slow without data
         num_steps = tensors[INPUT_PORT].shape[1]
         tensors[INPUT_PORT] = tensors[INPUT_PORT][:, :1]
-    required = [tensors.pop(port) for port in row.ports]
+    first = tensors.pop(row.ports[0])
     with torch.device("meta"), torch.no_grad():
-        return module(*required, **tensors), batch, num_steps
+        return module(first, **tensors), batch, num_steps
 
 
 @lru_cache(maxsize=2**12)
@@ -325,3 +445,39 @@ def _output_sizes(
     if output.shape[:1] != (batch,):
         raise ShapeError(f"expected an output with the batch of {batch} first, got {list(output.shape)}")
     return tuple(output.shape[1:]) if num_steps == 1 else (num_steps, *output.shape[2:])
+
+
+def _transposed(
+    axes: int, features: int, kernel_size: int = 4, stride: int = 2, padding: str = "same", **others: Any
+) -> dict[str, Any]:
+    """Return a transposed convolution; the padding `same` gave stride * size positions."""
+    excess = (kernel_size - 1) * others.get("dilation", 1) + 1 - stride
+    cut = max(0, -(-excess // 2))
+    pads = {"padding": cut, "output_padding": 2 * cut - excess} if padding == "same" else {}
+    sizes = {"out_channels": features, "kernel_size": kernel_size, "stride": stride}
+    return {"name": f"torch.nn:ConvTranspose{axes}d", **sizes, **pads, **others}
+
+
+def _group_norm(groups: int = 1, epsilon: float = 1e-5, affine: bool = True) -> dict[str, Any]:
+    return {"name": "torch.nn:GroupNorm", "num_groups": groups, "eps": epsilon, "affine": affine}
+
+
+def _moved(name: str, key: str, values: Sequence[int], layout: str | None) -> dict[str, Any]:
+    """Return a function that changes the axes; the layout followed from their number."""
+    layout = layout or {1: "vector", 2: "sequence", 3: "image"}.get(len(values) - 1)
+    return {"name": name, key: values, "layout": layout}
+
+
+# Operations of earlier versions, each as a function of its settings: the class or function that stored graphs mean.
+WITHDRAWN: Mapping[str, Callable[..., Mapping[str, Any]]] = {
+    "opaque": lambda module=None, arguments=MappingProxyType({}): {"name": module, **arguments},
+    "transposed_conv1d": partial(_transposed, 1),
+    "transposed_conv2d": partial(_transposed, 2),
+    "group_norm": _group_norm,
+    "flatten": lambda: {"name": "torch.nn:Flatten"},
+    "difference": lambda: {"name": "torch:sub"},
+    "scale": lambda scale=0.5: {"name": "torch:mul", "other": scale},
+    "select": lambda position=0: {"name": "torch:select", "dim": 1, "index": position},
+    "reshape": lambda sizes, layout=None: _moved("torch:reshape", "shape", [-1, *sizes], layout),
+    "permute": lambda order, layout=None: _moved("torch:permute", "dims", [0, *(1 + axis for axis in order)], layout),
+}

@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
-from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
-from gflownet.operations.vocabulary import BOOL, EPSILON, POSITIVE_INT
+from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.operations.vocabulary import BOOL, EPSILON
 
 _FEATURES = (Layout.VECTOR, Layout.SEQUENCE, Layout.SIGNAL, Layout.IMAGE)
 _LAST_AXIS = (Layout.VECTOR, Layout.SEQUENCE)
@@ -30,14 +30,12 @@ class _Norm(Operation):
     category = Category.NORMALISATION
     has_products = False
 
-
-class _FeatureNorm(_Norm):
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
         return single_input(inputs, *_FEATURES)
 
 
-class BatchNorm(_FeatureNorm):
+class BatchNorm(_Norm):
     """Normalise each channel over the batch and all positions, then scale and shift it (Ioffe and Szegedy 2015)."""
 
     settings = MappingProxyType({"epsilon": _EPSILON, "momentum": Setting(EPSILON, 0.1), "affine": _AFFINE})
@@ -68,7 +66,7 @@ class BatchNorm(_FeatureNorm):
         return 2 * single_input(inputs).channels if settings["affine"] else 0
 
 
-class LayerNorm(_FeatureNorm):
+class LayerNorm(_Norm):
     """Normalise the features of each position, then scale and shift them (Ba, Kiros and Hinton 2016)."""
 
     settings = MappingProxyType({"epsilon": _EPSILON, "affine": _AFFINE, "bias": Setting(BOOL, True)})
@@ -96,7 +94,7 @@ class LayerNorm(_FeatureNorm):
         return (1 + settings["bias"]) * single_input(inputs).channels if settings["affine"] else 0
 
 
-class RMSNorm(_FeatureNorm):
+class RMSNorm(_Norm):
     """Divide the features of each position by their root mean square, then scale them (Zhang and Sennrich 2019)."""
 
     settings = MappingProxyType({"epsilon": Setting(EPSILON, 1e-6), "affine": _AFFINE})
@@ -114,30 +112,3 @@ class RMSNorm(_FeatureNorm):
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
         return single_input(inputs).channels if settings["affine"] else 0
-
-
-class GroupNorm(_Norm):
-    """Normalise groups of channels over all positions of one example, then scale and shift (Wu and He 2018)."""
-
-    settings = MappingProxyType(
-        {"groups": Setting(POSITIVE_INT, 1, choices=(1, 4)), "epsilon": _EPSILON, "affine": _AFFINE}
-    )
-    examples = (Example((_SIGNAL,)), Example((_IMAGE,), {"groups": 2}), Example((_IMAGE,), {"affine": False}))
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape = single_input(inputs, Layout.SIGNAL, Layout.IMAGE)
-        if shape.channels % settings["groups"]:
-            raise ShapeError(f"expected channels divisible by groups={settings['groups']}, got {shape.channels}")
-        return shape
-
-    @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        words = [str(settings["groups"]), str(single_input(inputs).channels)]
-        words += [f"eps={settings['epsilon']}"] if settings["epsilon"] != 1e-5 else []
-        words += [] if settings["affine"] else ["affine=False"]
-        return f"nn.GroupNorm({', '.join(words)})"
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return 2 * single_input(inputs).channels if settings["affine"] else 0

@@ -103,6 +103,11 @@ class Operation:
     examples: ClassVar[tuple[Example, ...]] = ()
 
     @classmethod
+    def required_ports(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the ports that an edge must feed with these settings."""
+        return cls.ports
+
+    @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
         """Return the output shape for one input shape per port and complete settings.
 

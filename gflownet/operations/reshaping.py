@@ -1,4 +1,4 @@
-"""Operations that move elements: flatten, permute, reshape, select, slice, upsample."""
+"""Operations that move elements: between layouts, slice, upsample."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 
 from gflownet.operations.elementary import FLOATS
 from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
-from gflownet.operations.tensor_shape import NUM_AXES, Layout, Shape, ShapeError
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.operations.vocabulary import MAX_WIDTH, POSITIVE_INT, Parameter
 
 _IMAGE = Shape.of((3, 2, 4))
 _SIGNAL = Shape((3, 4), Layout.SIGNAL)
 _SEQUENCE = Shape.of((4, 3))
 _VECTOR = Shape.of(12)
-LAYOUTS = tuple(layout.value for layout in FLOATS)
 
 
 def _is_int(value: Any) -> bool:
@@ -25,36 +24,11 @@ def _is_int(value: Any) -> bool:
 
 
 INDEX = Parameter(f"an int of magnitude <= {MAX_WIDTH:,}", lambda value: _is_int(value) and abs(value) <= MAX_WIDTH)
-SIZES = Parameter(
-    "a list of 1 to 3 sizes >= 1",
-    lambda value: isinstance(value, tuple | list) and 1 <= len(value) <= 3 and all(map(POSITIVE_INT.accepts, value)),
-)
 OPTIONAL_INDEX = Parameter(f"{INDEX.expected} or null", lambda value: value is None or INDEX.accepts(value))
 SLICED_AXES = ("channels", "positions", "width")  # positions: the first axis of them: time, length or height
 AXIS = Parameter(f"one of {', '.join(SLICED_AXES)}", lambda value: value in SLICED_AXES)
-ORDER = Parameter(
-    "a list of 1 to 3 different axes, 0 to 2",
-    lambda value: isinstance(value, tuple | list) and all(map(_is_int, value)) and 0 < len(value) < 4,
-)
-LAYOUT = Parameter(f"one of {', '.join(LAYOUTS)} or null", lambda value: value is None or value in LAYOUTS)
 UPSAMPLE_MODES = ("nearest", "linear")
 MODE = Parameter(f"one of {', '.join(UPSAMPLE_MODES)}", lambda value: value in UPSAMPLE_MODES)
-
-
-class Flatten(Operation):
-    """All elements as a vector, in the order of memory."""
-
-    category = Category.RESHAPING
-    has_products = False
-    examples = (Example((_IMAGE,)), Example((_SEQUENCE,)))
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return Shape.of(single_input(inputs, *FLOATS).num_elements)
-
-    @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return "{input}.flatten(1)"
 
 
 class ToSequence(Operation):
@@ -119,49 +93,6 @@ class ToImage(Operation):
         return f"{value}.unflatten(2, ({settings['height']}, -1))"
 
 
-class Reshape(Operation):
-    """The elements in the order of memory in another shape; `layout` follows from the number of sizes by default."""
-
-    category = Category.RESHAPING
-    has_products = False
-    settings = MappingProxyType({"sizes": Setting(SIZES), "layout": Setting(LAYOUT, None)})
-    examples = (Example((_VECTOR,), {"sizes": (3, 2, 2)}), Example((_IMAGE,), {"sizes": (6, 4), "layout": "signal"}))
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape, sizes, layout = single_input(inputs, *FLOATS), settings["sizes"], settings["layout"]
-        if layout is not None and NUM_AXES[Layout(layout)] != len(sizes):
-            raise ShapeError(f"expected {NUM_AXES[Layout(layout)]} sizes of a {layout}, got {list(sizes)}")
-        if prod(sizes) != shape.num_elements:
-            raise ShapeError(f"expected sizes of {shape.num_elements:,} elements for {shape}, got {list(sizes)}")
-        return Shape.of(sizes, layout)
-
-    @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return f"{{input}}.reshape(-1, {', '.join(map(str, settings['sizes']))})"
-
-
-class Select(Operation):
-    """One position of a sequence as a vector; negative positions count from the end."""
-
-    category = Category.RESHAPING
-    has_products = False
-    settings = MappingProxyType({"position": Setting(INDEX, 0, choices=(0, -1))})
-    examples = (Example((_SEQUENCE,)), Example((_SEQUENCE,), {"position": -1}))
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape, position = single_input(inputs, Layout.SEQUENCE), settings["position"]
-        (length,) = shape.positions
-        if not -length <= position < length:
-            raise ShapeError(f"expected a position in [{-length}, {length}), got {position}")
-        return Shape.of(shape.channels)
-
-    @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return f"{{input}}[:, {settings['position']}]"
-
-
 class Slice(Operation):
     """The entries from `start` to `stop`, or to the end, along an axis: a crop, or a part of a split."""
 
@@ -203,28 +134,6 @@ class Slice(Operation):
         axis = cls._axis(single_input(inputs), settings)
         stop = "" if settings["stop"] is None else settings["stop"]
         return f"{{input}}[{':, ' * (axis + 1)}{settings['start']}:{stop}]"
-
-
-class Permute(Operation):
-    """The axes, without the batch, in another order; `layout` follows from their number by default."""
-
-    category = Category.RESHAPING
-    has_products = False
-    settings = MappingProxyType({"order": Setting(ORDER), "layout": Setting(LAYOUT, None)})
-    examples = (Example((_IMAGE,), {"order": (1, 2, 0)}), Example((_SEQUENCE,), {"order": (1, 0), "layout": "signal"}))
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape, order, layout = single_input(inputs, *FLOATS), settings["order"], settings["layout"]
-        if sorted(order) != list(range(len(shape.sizes))):
-            raise ShapeError(f"expected an order of the axes 0 to {len(shape.sizes) - 1} of {shape}, got {list(order)}")
-        if layout is not None and NUM_AXES[Layout(layout)] != len(order):
-            raise ShapeError(f"expected {NUM_AXES[Layout(layout)]} axes of a {layout}, got {len(order)}")
-        return Shape.of([shape.sizes[axis] for axis in order], layout)
-
-    @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return f"{{input}}.permute(0, {', '.join(str(axis + 1) for axis in settings['order'])})"
 
 
 class Upsample(Operation):

@@ -42,12 +42,13 @@ class StandaloneOperation(nn.Module):
         names = {name: f"values[{name!r}]" for name in (*inputs, *self.state)}
         call = row.call(inputs, settings).format(module="module", **names)
         self._code = compile(call, f"<{row.__name__}>", "eval")
+        self._names = {**_NAMES, **row.outside_classes()}
 
     def forward(self, *values: Tensor) -> Tensor:
         """Return the output [B, *sizes], of an operation with state for zeros."""
         zeros = {name: values[0].new_zeros(values[0].shape[0], *sizes) for name, sizes in self.state.items()}
         names = {"module": self.node, "values": {**dict(zip(self.inputs, values, strict=True)), **zeros}}
-        result = eval(self._code, {**_NAMES, **names})
+        result = eval(self._code, {**self._names, **names})
         return result[0] if self.state else result
 
     def meta_inputs(self, batch: int) -> list[Tensor]:

@@ -50,17 +50,6 @@ def test_same_upper_padding_covers_ceil_of_size_over_stride() -> None:
         assert module(x).flatten().tolist() == expected
 
 
-def test_transposed_same_padding_multiplies_positions_by_stride() -> None:
-    for kernel_size, stride, dilation in itertools.product((1, 2, 3, 4, 5), (1, 2, 3), (1, 2)):
-        settings = {"features": 2, "kernel_size": kernel_size, "stride": stride, "dilation": dilation}
-        if stride == dilation == 1 and not kernel_size % 2:
-            with pytest.raises(ShapeError, match=r"^expected an odd kernel_size with padding=same, got"):
-                infer("transposed_conv2d", Shape.of((3, 4, 5)), **settings)
-            continue
-        module = made("transposed_conv2d", Shape.of((3, 4, 5)), **settings)
-        assert module(torch.randn(2, 3, 4, 5)).shape == (2, 2, 4 * stride, 5 * stride)
-
-
 def test_average_pooling_does_not_count_padding() -> None:
     module = made("avg_pool2d", Shape.of((2, 4, 4)), kernel_size=3, stride=1, padding="same")
     torch.testing.assert_close(module(torch.ones(1, 2, 4, 4)), torch.ones(1, 2, 4, 4))

@@ -27,6 +27,7 @@ from gflownet.translation import summary, to_onnx, to_pytorch_model, to_source
 
 VECTOR, SEQUENCE, TOKENS = Shape.of(6), Shape.of((5, 6)), Shape((4,), Layout.TOKENS)
 SIGNAL, IMAGE = Shape((4, 9), Layout.SIGNAL), Shape.of((4, 6, 8))
+F = "torch.nn.functional"
 # Class, inputs and arguments: the output equals the module's, its costs are the counter's.
 CASES: list[tuple[str, tuple[Shape, ...], dict[str, Any]]] = [
     ("Conv1d", (SIGNAL,), {"out_channels": 3, "kernel_size": 3, "padding": "same", "dilation": 2}),
@@ -232,6 +233,90 @@ def test_categories_follow_from_names() -> None:
     names = {"Conv3d": Category.CONVOLUTION, "AdaptiveAvgPool2d": Category.POOLING, "RMSNorm": Category.NORMALISATION}
     names |= {"TransformerEncoderLayer": Category.ATTENTION, "LSTM": Category.RECURRENT, "Softplus": Category.OTHER}
     assert {name: operation(f"torch.nn:{name}").category for name in names} == names
+
+
+Y = ("input", "other")
+_cosine = nn.CosineSimilarity()
+FUNCTIONS: list[tuple[dict[str, Any], tuple[Shape, ...], tuple[str, ...], Any]] = [
+    ({"name": "torch:maximum"}, (VECTOR, VECTOR), Y, torch.maximum),
+    ({"name": "torch:sub"}, (IMAGE, IMAGE), Y, torch.sub),
+    ({"name": "torch:sub", "other": 1.5}, (IMAGE,), ("input",), lambda x: x - 1.5),
+    ({"name": "torch:bmm"}, (SEQUENCE, Shape.of((6, 3))), ("input", "mat2"), torch.bmm),
+    ({"name": "torch:flip", "dims": [3]}, (IMAGE,), ("input",), lambda x: x.flip(3)),
+    ({"name": "torch:chunk", "chunks": 2, "dim": 1, "output": 1}, (IMAGE,), ("input",), lambda x: x[:, 2:]),
+    ({"name": "torch:max"}, (VECTOR, VECTOR), Y, torch.maximum),
+    ({"name": "torch:max", "dim": 1, "output": 0}, (SEQUENCE,), ("input",), lambda x: x.amax(1)),
+    ({"name": "torch:clamp", "max": 0.5}, (VECTOR,), ("input",), lambda x: x.clamp(max=0.5)),
+    ({"name": "torch:clamp"}, (VECTOR, VECTOR), ("input", "min"), lambda x, y: x.clamp(min=y)),
+    ({"name": "torch:reshape", "shape": [-1, 2, 3]}, (VECTOR,), ("input",), lambda x: x.view(-1, 2, 3)),
+    (
+        {"name": f"{F}:pad", "pad": [1, 2], "value": 1.0},
+        (SIGNAL,),
+        ("input",),
+        lambda x: nn.ConstantPad1d((1, 2), 1.0)(x),
+    ),
+    ({"name": f"{F}:normalize", "dim": -1}, (SEQUENCE,), ("input",), lambda x: x / x.norm(dim=-1, keepdim=True)),
+    ({"name": f"{F}:layer_norm"}, (SEQUENCE,), ("input",), nn.LayerNorm(6, elementwise_affine=False)),
+    (
+        {"name": f"{F}:cosine_similarity"},
+        (VECTOR, VECTOR),
+        ("x1", "x2"),
+        lambda x, y: nn.CosineSimilarity()(x, y)[:, None],
+    ),
+    (
+        {"name": f"{F}:scaled_dot_product_attention", "is_causal": True},
+        (SEQUENCE, SEQUENCE, SEQUENCE),
+        ("query", "key", "value"),
+        lambda q, k, v: nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
+    ),
+    ({"name": "torch.linalg:vector_norm", "dim": 1}, (SEQUENCE,), ("input",), lambda x: x.norm(dim=1)),
+]
+
+
+@pytest.mark.parametrize(("applied", "shapes", "ports", "function"), FUNCTIONS)
+def test_function_by_name_is_an_operation(applied: Any, shapes: Any, ports: Any, function: Any) -> None:
+    graph = one_node(applied, *shapes, ports=ports)
+    assert graph.validate() == []
+    model, values = to_pytorch_model(graph), [torch.randn(3, *shape.sizes) for shape in shapes]
+    torch.testing.assert_close(model(*values), function(*values))
+    namespace: dict[str, Any] = {}
+    exec(to_source(graph), namespace)
+    assert torch.equal(namespace["Model"]()(*values), model(*values))
+    assert torch.equal(pickle.loads(pickle.dumps(model))(*values), model(*values))
+    cost = graph_cost(graph)
+    assert (cost.num_parameters, cost.multiply_adds) == (0, {"torch:bmm": 90}.get(applied["name"], cost.multiply_adds))
+
+
+def test_function_of_a_file_with_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "import torch\ndef outer(x, y, *, scale=1.0):\n    return scale * torch.einsum('bi,bj->bij', x, y)\n"
+    (tmp_path / "outer_products_41.py").write_text(text)
+    graph = one_node({"name": "outer_products_41:outer", "scale": 2}, VECTOR, Shape.of(3), ports=("x", "y"))
+    x, y = torch.randn(2, 6), torch.randn(2, 3)
+    torch.testing.assert_close(to_pytorch_model(graph)(x, y), 2 * x[:, :, None] * y[:, None])
+    namespace: dict[str, Any] = {}
+    exec(to_source(graph), namespace)
+    assert torch.equal(namespace["Model"]()(x, y), to_pytorch_model(graph)(x, y))
+
+
+@pytest.mark.parametrize(
+    ("applied", "message"),
+    [
+        ({"name": "torch:flip"}, "torch:flip: expected a setting dims, a value as in flip(input, dims), got none"),
+        ({"name": "torch:add", "alpa": 1}, "expected settings out of add(input, other, alpha), got 'alpa'"),
+        ({"name": "torch:sub"}, "expected an edge into the port other, got none"),
+        ({"name": "torch:mean"}, "expected an output with the batch of 13 first, got []"),
+        ({"name": "torch:argmax", "dim": 1}, "expected an output of floating numbers, got torch.int64"),
+        ({"name": "torch:cat"}, "expected a function with a tensor first, no list of tensors, no weight and no"),
+        ({"name": f"{F}:linear"}, "expected a function with a tensor first, no list of tensors, no weight and no"),
+        ({"name": f"{F}:dropout"}, "expected a function with a tensor first, no list of tensors, no weight and no"),
+        ({"name": "torch:relu_"}, "expected a function with a tensor first, no list of tensors, no weight and no"),
+        ({"name": "torch.hub:load"}, "expected a function of torch, torch.nn.functional, torch.linalg, torch.fft"),
+    ],
+)
+def test_refused_functions(applied: Any, message: str) -> None:
+    messages = [problem.message for problem in one_node(applied, SEQUENCE).validate()]
+    assert any(message in each for each in messages), messages
 
 
 @pytest.mark.parametrize("name", ["torch.nn:Mish", "torch:exp", "torch.nn.functional:softsign", "torch.special:erf"])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import pickle
 import re
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from gflownet.graphs import ComputationGraph, to_dot, to_svg
 from gflownet.graphs.operation import operation, read_operation
@@ -245,8 +248,9 @@ def module(tmp_path, monkeypatch) -> Iterator[None]:
     operation.cache_clear()
 
 
-def chain(*operations: dict, shape: tuple[int, ...] = (5,)) -> ComputationGraph:
-    nodes: list[dict] = [{"id": 0, "node_type": "input", "shape": list(shape)}]
+def chain(*operations: dict, shape: tuple[int, ...] = (5,), layout: str | None = None) -> ComputationGraph:
+    start = {"id": 0, "node_type": "input", "shape": list(shape)}
+    nodes: list[dict] = [start | ({"layout": layout} if layout else {})]
     nodes += [{"id": i, "node_type": "hidden", "operation": each} for i, each in enumerate(operations, 1)]
     nodes[-1]["node_type"] = "output"
     edges = [{"source": i, "target": i + 1} for i in range(len(operations))]
@@ -344,6 +348,34 @@ def test_opaque_of_stored_graphs_is_the_module() -> None:
     on_edge = {"nodes": data["nodes"][:1], "edges": [{"source": 0, "target": 1, "operation": stored}]}
     on_edge["nodes"] = [*on_edge["nodes"], {"id": 1, "node_type": "output", "operation": {"name": "identity"}}]
     assert ComputationGraph.from_dict(on_edge).to_dict()["edges"][0]["operation"] == now
+
+
+@pytest.mark.parametrize(
+    ("stored", "shape", "layout", "expected"),
+    [
+        ({"name": "flatten"}, (3, 2, 4), None, lambda x: x.flatten(1)),
+        ({"name": "scale", "scale": -2.0}, (3,), None, lambda x: -2 * x),
+        ({"name": "select", "position": -1}, (4, 3), None, lambda x: x[:, -1]),
+        ({"name": "reshape", "sizes": [6, 4], "layout": "signal"}, (3, 2, 4), None, lambda x: x.view(-1, 6, 4)),
+        ({"name": "permute", "order": [1, 0]}, (3, 4), "signal", lambda x: x.mT),
+        ({"name": "group_norm", "groups": 2}, (4, 5), "signal", lambda x: F.group_norm(x, 2)),
+    ],
+)
+def test_withdrawn_operation_of_stored_graphs(stored: dict, shape: Any, layout: Any, expected: Any) -> None:
+    graph, x = chain(stored, shape=shape, layout=layout), torch.randn(2, *shape)
+    assert graph.nodes[1].attributes["operation"]["name"].startswith("torch")
+    torch.testing.assert_close(to_pytorch_model(graph)(x), expected(x))
+    unknown = chain({**stored, "unknown": 1}, shape=shape, layout=layout)
+    assert [each.code for each in unknown.validate()] == ["unknown_operation"]
+
+
+def test_withdrawn_transposed_convolution_multiplies_positions_by_stride() -> None:
+    for kernel_size, stride, dilation in itertools.product((1, 2, 3, 4, 5), (2, 3), (1, 2)):
+        stored = {"name": "transposed_conv2d", "features": 2, "kernel_size": kernel_size, "stride": stride}
+        graph = chain({**stored, "dilation": dilation, "padding": "same"}, shape=(3, 4, 5))
+        assert to_pytorch_model(graph)(torch.randn(2, 3, 4, 5)).shape == (2, 2, 4 * stride, 5 * stride)
+    valid = chain({"name": "transposed_conv1d", "features": 2, "padding": "valid"}, shape=(3, 4), layout="signal")
+    assert to_pytorch_model(valid)(torch.randn(2, 3, 4)).shape == (2, 2, 10)
 
 
 def test_identity_and_drawing_import_no_outside_class(tmp_path, monkeypatch) -> None:

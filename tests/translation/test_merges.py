@@ -250,7 +250,7 @@ def sharing(*names, features=(4, 4), name="linear"):
     nodes: list[Data] = [{"id": 0, "shape": [4]}]
     for place, (share, size) in enumerate(zip(names, features, strict=True), start=1):
         nodes.append(hidden(place, name, features=size) | ({"share": share} if share else {}))
-    nodes += [hidden(3, "scale", scale=2.0), hidden(4, "identity", kind="output")]
+    nodes += [hidden(3, "torch:mul", other=2.0), hidden(4, "identity", kind="output")]
     return graph_of(nodes, [(0, 1), (0, 3), (3, 2), (1, 4), (2, 4)])
 
 
