@@ -250,6 +250,7 @@ OPERATION_NODE_FIELDS = (
     "aggregation",
     "axis",
     "align",
+    "positions",
     "edge_weight",
     "operation",
     "subgraph",
