@@ -44,7 +44,7 @@ class ImagesConfig:
     layout: Literal["image", "signal", "sequence", "tokens"] = option(
         "image", "of arrays: image, signal ([N, C, T] or [N, T]), sequence ([N, T, D]) or tokens (whole numbers [N, T])"
     )
-    targets: Literal["auto", "example", "position"] = option(
+    per: Literal["auto", "example", "position"] = option(
         "auto",
         "one target per example, or per pixel or position; auto: classes with axes and numbers with two or more axes "
         "are those of positions",
@@ -74,7 +74,7 @@ class ImagesTask(TensorTask):
             splits = as_sequences(splits, layout=options.layout, source=options.data)
             if options.normalise != "none":
                 raise UserError(f"task_options.normalise: expected none for {options.layout}, got {options.normalise}")
-        splits = with_shaped_targets(splits, key="task_options.data", per=options.targets)
+        splits = with_shaped_targets(splits, key="task_options.data", per=options.per)
         splits = with_standard_targets(splits)
         return standardised(splits, per_channel=True) if options.normalise == "channel" else splits
 

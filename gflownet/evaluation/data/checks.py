@@ -63,7 +63,8 @@ def with_shaped_targets(splits: Splits, *, key: str, per: str = "auto") -> Split
     Args:
         splits: targets [N], [N, K] numbers, [N, *positions], or [N, *shape of the output] numbers.
         key: option that names the data, for errors.
-        per: position, example, or auto: classes with axes and numbers with two or more are those of positions.
+        per: position, example, or auto: classes with axes and numbers with two or more axes are those of positions, as
+            many as in the inputs.
 
     Raises:
         UserError: targets of another shape.
@@ -74,11 +75,11 @@ def with_shaped_targets(splits: Splits, *, key: str, per: str = "auto") -> Split
         return splits
     axis = 1 if inputs.layout in (Layout.SIGNAL, Layout.IMAGE) else -1  # of channels
     has_channels = len(sizes) == len(positions) + 1 and (not classes or targets.shape[axis] == 1)
-    fits = bool(positions) and per != "example" and (has_channels or len(sizes) == len(positions))
-    if not fits or (
-        per == "auto" and len(positions) == 1 and classes and targets.numel() // len(targets) != positions[0]
-    ):
-        _refuse_targets(splits, key=key, is_vector=not positions)
+    like = sizes[:-1] if axis < 0 else sizes[1:]
+    is_equal = tuple(like if has_channels else sizes) == positions
+    has_axes = bool(positions) and (has_channels or len(sizes) == len(positions))
+    if not has_axes or per == "example" or (per == "auto" and not is_equal):
+        _refuse_targets(splits, key=key, is_vector=not has_axes)
     changed = {}
     for name, part in (("train", splits.train), ("validation", splits.validation), ("test", splits.test)):
         if has_channels == classes and not isinstance(part, DatasetSplit):
@@ -93,11 +94,12 @@ def _refuse_targets(splits: Splits, *, key: str, is_vector: bool) -> NoReturn:
     targets, group = splits.train.targets, key.rpartition(".")[0]
     shape = list(targets.shape[1:])
     if not is_classification(targets):
-        text = f"expected targets [N] or [N, K], got {list(targets.shape)}; targets.reshape(len(targets), -1)"
+        other = "" if is_vector else f" or {group}.per=position"
+        text = f"expected targets [N] or [N, K], got {list(targets.shape)}; targets.reshape(len(targets), -1){other}"
     elif len(shape) == 1 and int(targets.max()) <= 1:
         text = f"expected one class per example, got {shape[0]} labels (multi-label); {group}.kind=numbers"
     else:
-        other = "task=images" if is_vector else f"{group}.targets=position"
+        other = "task=images" if is_vector else f"{group}.per=position"
         text = f"expected one class per example, got classes {shape}, one per pixel or position; {other}"
     with accounted(splits.account):
         raise UserError(f"{key}: {text} takes them")
