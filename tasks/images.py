@@ -1,4 +1,4 @@
-"""Classification of images: scikit-learn's digits, 5,000 images of MNIST, or images from files."""
+"""Classes or numbers of images, signals, sequences and tokens, of whole examples or of each pixel or position."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from typing import Any, Literal
 from torch import nn
 
 from gflownet.errors import UserError
-from gflownet.evaluation.candidates.references import classifier_or_regressor, estimator_reference, model_reference
+from gflownet.evaluation.candidates.references import (
+    classifier_or_regressor,
+    estimator_reference,
+    model_reference,
+    references_at_positions,
+)
 from gflownet.evaluation.candidates.tensor_task import TensorTask
-from gflownet.evaluation.data.checks import check_vector_targets
+from gflownet.evaluation.data.checks import with_shaped_targets
 from gflownet.evaluation.data.datasets import splits_of, standardised, with_standard_targets
-from gflownet.evaluation.data.examples import Split, Splits
+from gflownet.evaluation.data.examples import IGNORED, Split, Splits
 from gflownet.evaluation.task import Reference
 from gflownet.options import NOT_NEGATIVE, option
 from gflownet.translation.array_inputs import ArrayInputs
@@ -36,7 +41,15 @@ class ImagesConfig:
     kind: Literal["auto", "classes", "numbers"] = option(
         "auto", "the targets are classes or numbers; auto: integers and texts are classes"
     )
-    layout: Literal["image", "signal"] = option("image", "signal: arrays [N, C, T] or [N, T] are signals, not images")
+    layout: Literal["image", "signal", "sequence", "tokens"] = option(
+        "image", "of arrays: image, signal ([N, C, T] or [N, T]), sequence ([N, T, D]) or tokens (whole numbers [N, T])"
+    )
+    per: Literal["auto", "example", "position"] = option(
+        "auto",
+        "one target per example, or per pixel or position; auto: classes with axes and numbers with two or more axes "
+        "are those of positions",
+    )
+    ignored: int = option(IGNORED, "class of pixels or positions without a target, such as 255")
     size: int = option(0, "height and width to which the images of a folder are resized; 0: as they are", NOT_NEGATIVE)
     alpha: str = option("white", "colour behind transparent pixels, by name or #rrggbb; keep: a fourth channel")
     duplicates: Literal["refuse", "together", "keep"] = option(
@@ -55,13 +68,23 @@ class ImagesTask(TensorTask):
     def data(self) -> Splits:
         options = self.config.task_options
         splits = splits_of(self.config)
-        splits = as_signals(splits) if options.layout == "signal" else splits
-        check_vector_targets(splits, key="task_options.data")
-        splits = with_standard_targets(as_images(splits, source=options.data))
+        if options.layout in ("image", "signal"):
+            splits = as_images(as_signals(splits) if options.layout == "signal" else splits, source=options.data)
+        else:
+            splits = as_sequences(splits, layout=options.layout, source=options.data)
+            if options.normalise != "none":
+                raise UserError(f"task_options.normalise: expected none for {options.layout}, got {options.normalise}")
+        splits = with_shaped_targets(splits, key="task_options.data", per=options.per)
+        splits = with_standard_targets(splits)
         return standardised(splits, per_channel=True) if options.normalise == "channel" else splits
 
     def references(self, *, seeds: Sequence[int]) -> Sequence[Reference]:
-        """Return the scores of scikit-learn's RandomForest and MLP and, for images of 28 x 28, of LeNet-5."""
+        """Return the scores of scikit-learn's RandomForest and MLP and, for images of 28 x 28, of LeNet-5.
+
+        For targets of positions: of the best constant prediction, and a linear layer at each position.
+        """
+        if self.output_shape.positions:
+            return references_at_positions(self, seeds=seeds)
         forest = classifier_or_regressor(self, "ensemble.RandomForestClassifier", "ensemble.RandomForestRegressor")
         mlp = classifier_or_regressor(self, "neural_network.MLPClassifier", "neural_network.MLPRegressor")
         references = [
@@ -118,6 +141,21 @@ def as_signals(splits: Splits) -> Splits:
     words = f"signals of {channels} x {size} values" + "; for [N, T, C], x.transpose(0, 2, 1)" * (channels > size)
     account = (*(line for line in splits.account if line not in about), words)
     return replace(splits, layout="signal", columns=None, arrays=arrays, account=account, **parts)
+
+
+def as_sequences(splits: Splits, *, layout: str, source: str) -> Splits:
+    """Return splits of sequences [T, D] or tokens [T]; images [1, T, D] of a file are sequences."""
+    if isinstance(splits.train, Split) and splits.train.example.ndim == 3 and layout == "sequence":
+        parts: Any = {name: replace(part, inputs=part.inputs[:, 0]) for name, part in _named(splits)}
+        splits = replace(splits, **parts)
+    example, is_tokens = splits.train.example, layout == "tokens"
+    if example.ndim != 2 - is_tokens or example.is_floating_point() == is_tokens:
+        expected = "whole numbers [N, T]" if is_tokens else "numbers [N, T, D]"
+        raise UserError(
+            f"task_options.data: expected {expected} with task_options.layout={layout}, got {example.dtype} "
+            f"{['N', *example.shape]} from {source}"
+        )
+    return replace(splits, layout=layout)
 
 
 def _named(splits: Splits) -> list[tuple[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from gflownet.errors import UserError
 from gflownet.evaluation.candidates.references import OPTIONAL, classifier_or_regressor, estimator_reference
 from gflownet.evaluation.candidates.supervised import SupervisedTask
-from gflownet.evaluation.data.checks import check_vector_targets
+from gflownet.evaluation.data.checks import with_shaped_targets
 from gflownet.evaluation.data.datasets import splits_of, standardised, with_standard_targets
 from gflownet.evaluation.data.examples import Split, Splits
 from gflownet.evaluation.task import Reference
@@ -61,7 +61,7 @@ class TableTask(SupervisedTask):
 
     def splits(self) -> Splits:
         splits = splits_of(self.config)
-        check_vector_targets(splits, key="task_options.data")
+        splits = with_shaped_targets(splits, key="task_options.data")
         return with_standard_targets(standardised(flat(splits, source=self.config.task_options.data)))
 
     def references(self, *, seeds: Sequence[int]) -> Sequence[Reference]:

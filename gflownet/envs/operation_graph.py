@@ -17,7 +17,15 @@ from torch import Tensor
 from gflownet.envs.computation_graph import NetworkEnv, StateFacts
 from gflownet.envs.config import EnvConfig
 from gflownet.envs.operation_choices import ACTIVATION, MERGE, OperationChoices
-from gflownet.envs.operation_tables import HEAD, Completions, ShapeInference, build_tables, is_within
+from gflownet.envs.operation_tables import (
+    OUTPUTS,
+    Completions,
+    ShapeInference,
+    build_tables,
+    is_within,
+    num_channels,
+    output_operation,
+)
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.elements import Node
 from gflownet.graphs.operation import read_operation
@@ -35,14 +43,17 @@ ALIGN = ("pad", "auto")  # of hidden nodes: zeros in place of missing channels, 
 
 
 class OperationGraphEnv(NetworkEnv):
-    """Networks of operations from given inputs to one vector; every state can be finished within all limits."""
+    """Networks of operations from given inputs to one output; every state can be finished within all limits.
+
+    The output is a vector, or has positions, to which its inputs are aligned.
+    """
 
     key = "env.operation_graph"
 
     def __init__(
         self,
         inputs: Sequence[Shape],
-        output_size: int,
+        output: int | Shape,
         *,
         operations: Sequence[str],
         choices: Mapping[str, Mapping[str, Any]] | None = None,
@@ -53,12 +64,12 @@ class OperationGraphEnv(NetworkEnv):
         max_parameters: int | None = None,
         max_multiply_adds: int | None = None,
     ) -> None:
-        self.input_shapes, self.output_size, self.align = tuple(inputs), output_size, align
+        self.input_shapes, self.align = tuple(inputs), align
+        self.output_shape = output if isinstance(output, Shape) else Shape((max(1, output),), Layout.VECTOR)
         self.caps = (max_parameters or NO_LIMIT, max_multiply_adds or NO_LIMIT)
-        if not inputs or any(shape.layout is Layout.TOKENS for shape in inputs):
-            raise ValueError(f"task: expected inputs without tokens, got {', '.join(map(str, inputs))}")
-        if output_size < 1:
-            raise ValueError(f"task: expected at least one output, got {output_size}")
+        if isinstance(output, int) and output < 1:
+            raise ValueError(f"task: expected at least one output, got {output}")
+        _check_ends(self.input_shapes, self.output_shape)
         if align not in ALIGN:
             raise ValueError(f"env.operation_graph.align: expected one of {', '.join(ALIGN)}, got {align}")
         self.choices = OperationChoices(operations, choices=choices or {}, activations=activations)
@@ -72,7 +83,7 @@ class OperationGraphEnv(NetworkEnv):
             caps={name: cap for name, cap in zip(SIZES, self.caps, strict=True) if cap < NO_LIMIT},
         )
         self.tables = build_tables(
-            self.choices, self.input_shapes, num_classes=output_size, max_depth=max_hidden_nodes, caps=self.caps
+            self.choices, self.input_shapes, outputs=self.output_shape, max_depth=max_hidden_nodes, caps=self.caps
         )
         for name, cap, cost in zip(SIZES, self.vocabulary.caps, self.smallest_sizes, strict=False):
             if cost > cap:
@@ -91,8 +102,20 @@ class OperationGraphEnv(NetworkEnv):
 
     @property
     def smallest_sizes(self) -> tuple[int, ...]:
-        """Return the sizes of the network of an output layer alone."""
-        return tuple(self.tables.head[self.tables.inputs].amax(0)[self.limited].tolist())
+        """Return the sizes of the network of an output layer alone, of tokens with one operation before it.
+
+        Raises:
+            ValueError: no operation leads from tokens to the output within the limits.
+        """
+        if self.input_shapes[0].layout is not Layout.TOKENS:
+            return tuple(self.tables.head[self.tables.inputs].amax(0)[self.limited].tolist())
+        first = self.tables.completions[torch.arange(len(self.choices.operations)), self.tables.inputs]
+        totals = torch.stack([(cost + head).flatten() for cost, head in zip(first.cost, first.head, strict=True)])
+        fits = (totals <= torch.tensor([self.caps[dim] for dim in first.dims])[:, None]).all(0)
+        if not fits.any() or self.max_hidden_nodes < 1 or self.max_edges < 2:
+            expected = f"expected an operation that leads from {self.input_shapes[0]} to the output"
+            raise ValueError(f"{self.key}.operations: {expected}{self._limits}, got none")
+        return tuple(totals[:, fits].amin(1)[: len(self.vocabulary.caps)].tolist())
 
     def remarks(self) -> Sequence[str]:
         """Return a line that names the operations that no network of this space has."""
@@ -147,8 +170,9 @@ class OperationGraphEnv(NetworkEnv):
                 attributes["layout"] = str(shape.layout)
             return {"node_type": NodeType.INPUT, "output_size": None, "attributes": attributes}
         if position < self.num_ends:
-            applied = {"name": HEAD, "features": self.output_size}
-            attributes = {"operation": applied, "aggregation": "sum", "align": "pad"}
+            attributes = {"operation": output_operation(self.output_shape), "aggregation": "sum", "align": "pad"}
+            if self.output_shape.positions:
+                attributes["positions"] = [*self.output_shape.positions]
             return {"node_type": NodeType.OUTPUT, "output_size": None, "attributes": attributes}
         offered = self.choices.operations[operation]
         applied = {"name": offered.name, **offered.settings(values)}
@@ -200,6 +224,16 @@ class OperationGraphEnv(NetworkEnv):
         return f", or not within {' and '.join(limits)}" if limits else ""
 
 
+def _check_ends(inputs: Sequence[Shape], output: Shape) -> None:
+    """Raise ValueError for inputs that no operation leads to the output."""
+    layouts = {shape.layout for shape in inputs}
+    if not inputs or (Layout.TOKENS in layouts and len(inputs) > 1):
+        got = ", ".join(map(str, inputs)) or "none"
+        raise ValueError(f"task: expected one input of tokens, or inputs without tokens, got {got}")
+    if output.layout not in OUTPUTS or (output.positions and not layouts <= {output.layout, Layout.TOKENS}):
+        raise ValueError(f"task: expected inputs of the output's layout, {output}, got {', '.join(map(str, inputs))}")
+
+
 class OperationFacts(StateFacts):
     """Shapes and costs besides.
 
@@ -245,13 +279,13 @@ class OperationGraphContext(GraphBuildingEnvContext):
 
     def __init__(self, env: OperationGraphEnv, *, num_cond_dim: int = 1) -> None:
         super().__init__(env, num_cond_dim=num_cond_dim)
-        sizes = [(shape.channels, shape.num_elements // shape.channels) for shape in env.tables.shapes]
+        sizes = [(num_channels(shape), shape.num_elements // num_channels(shape)) for shape in env.tables.shapes]
         # [S, 2] channels and positions on a logarithmic scale, zeros for no shape
         self._of_shape = torch.tensor([*sizes, (1, 1)], dtype=torch.float32).log2() / 8
 
     @classmethod
     def build_env(
-        cls, config: EnvConfig, *, input_sizes: Sequence[int | Shape], output_sizes: Sequence[int]
+        cls, config: EnvConfig, *, input_sizes: Sequence[int | Shape], output_sizes: Sequence[int | Shape]
     ) -> OperationGraphEnv:
         """Return the environment.
 
@@ -259,12 +293,11 @@ class OperationGraphContext(GraphBuildingEnvContext):
             ValueError: an invalid option under `env.operation_graph`, or invalid shapes of the task.
         """
         options = config.operation_graph
-        outputs = [size for size in output_sizes if isinstance(size, int)]
-        if len(outputs) != 1 or len(outputs) != len(output_sizes):
-            raise ValueError(f"task: expected one output, a number of features, got {list(output_sizes)}")
+        if len(output_sizes) != 1:
+            raise ValueError(f"task: expected one output, got {', '.join(map(str, output_sizes)) or 'none'}")
         return OperationGraphEnv(
             [size if isinstance(size, Shape) else Shape.of(size) for size in input_sizes],
-            outputs[0],
+            output_sizes[0],
             operations=options.operations,
             choices=options.choices,
             activations=options.activations,

@@ -12,22 +12,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gflownet.envs.operation_choices import OperationChoices, Prefix
-from gflownet.graphs.operation import AppliedOperation, operation
+from gflownet.graphs.operation import AppliedOperation, read_operation
 from gflownet.mdp.states import NO_LIMIT
 from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.standalone import cost_of
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 
 UNKNOWN = -1  # number of a shape that is not known
-HEAD = "head"
+# Operations of an output: the linear layer over the average of all positions, or at each position.
+OUTPUTS = {Layout.VECTOR: "head", Layout.SEQUENCE: "linear", Layout.SIGNAL: "conv1d", Layout.IMAGE: "conv2d"}
 _MAX_SHAPES = 2_000
 _MAX_EVALUATIONS = 50_000  # of shapes by operations
 _NEVER = 2**60  # cost of an impossible completion
+
+
+def output_operation(output: Shape) -> dict[str, Any]:
+    """Return the operation of the output node: to a vector, or to the channels of each position."""
+    window = {"kernel_size": 1} if output.layout in (Layout.SIGNAL, Layout.IMAGE) else {}
+    return {"name": OUTPUTS[output.layout], "features": output.channels, **window}
 
 
 def is_within(costs: Sequence[int], caps: Sequence[int]) -> bool:
@@ -102,7 +110,7 @@ class ShapeInference:
     num_shapes: int  # S, with UNKNOWN
     row_offset: Tensor  # [N] int64, added to the rows of prefixes: each input has a row
     output: Tensor  # [rows * S] int64, shape of the output of a row and a shape
-    fits_target: Tensor  # [S * (S + 1)] bool, whether a shape fits another; all of them fit the output
+    fits_target: Tensor  # [S * (S + 1)] bool, whether a shape fits another; all but tokens fit the output
     inputs: Tensor  # [N] int64, shapes of the inputs, else UNKNOWN
     is_output: Tensor  # [N] bool
 
@@ -112,7 +120,8 @@ class ShapeInference:
         num_inputs, num_shapes = len(tables.inputs), tables.output.shape[1]
         of_inputs = tables.inputs[:, None].expand(num_inputs, num_shapes)
         row_offset = torch.arange(1, max_nodes + 1).where(torch.arange(max_nodes) < num_inputs, 0) * num_shapes
-        fits = torch.cat([tables.fits, torch.ones(num_shapes, 1, dtype=torch.bool)], 1).roll(1, 0)
+        accepted = [shape.layout is not Layout.TOKENS for shape in tables.shapes]
+        fits = torch.cat([tables.fits, torch.tensor([*accepted, True])[:, None]], 1).roll(1, 0)
         fits[:, :-1] = fits[:, :-1].roll(1, 1)
         inputs = torch.full((max_nodes,), UNKNOWN)
         inputs[:num_inputs] = tables.inputs
@@ -157,8 +166,8 @@ class ShapeInference:
 class _Evaluator:
     """Output shapes and costs of operations, computed once for each shape."""
 
-    def __init__(self, num_classes: int, caps: Sequence[int]) -> None:
-        self._num_classes, self._caps = num_classes, caps
+    def __init__(self, output: Shape, caps: Sequence[int]) -> None:
+        self._output, self._applied, self._caps = output, read_operation(output_operation(output)), caps
         # By the identity of an operation, whose settings may be unhashable.
         self._results: dict[tuple[int, Shape], tuple[Shape, tuple[int, int]] | None] = {}
 
@@ -173,8 +182,10 @@ class _Evaluator:
 
     def head(self, shape: Shape) -> tuple[int, int]:
         """Return the cost of the output node for inputs of this shape."""
-        inputs, settings = {INPUT_PORT: shape}, {"features": self._num_classes, "bias": True}
-        return cost_of(operation(HEAD), inputs, settings)
+        if shape.layout is Layout.TOKENS:
+            return 0, 0
+        aligned = self._output.with_channels(shape.channels) if self._output.positions else shape
+        return cost_of(self._applied.row, {INPUT_PORT: aligned}, self._applied.settings)
 
     def _evaluated(self, applied: AppliedOperation, shape: Shape) -> tuple[Shape, tuple[int, int]] | None:
         inputs, settings, row = {INPUT_PORT: shape}, applied.settings, applied.row
@@ -182,7 +193,7 @@ class _Evaluator:
             result = row.infer_shape(inputs, settings)
         except ShapeError:
             return None
-        if result.layout is Layout.TOKENS:
+        if result.layout is Layout.TOKENS or (self._output.positions and result.layout is not self._output.layout):
             return None
         is_counted = [cap < NO_LIMIT for cap in self._caps]
         num_parameters, multiply_adds = row.num_parameters(inputs, settings) if any(is_counted) else 0, 0
@@ -194,14 +205,14 @@ class _Evaluator:
 
 
 def build_tables(
-    choices: OperationChoices, inputs: Sequence[Shape], *, num_classes: int, max_depth: int, caps: Sequence[int]
+    choices: OperationChoices, inputs: Sequence[Shape], *, outputs: Shape, max_depth: int, caps: Sequence[int]
 ) -> OperationTables:
     """Return the tables of all shapes that up to `max_depth` operations make out of the inputs.
 
     Raises:
         ValueError: too many shapes.
     """
-    evaluate = _Evaluator(num_classes, caps)
+    evaluate = _Evaluator(outputs, caps)
     prefixes = choices.prefixes
     complete = [choices.next_attribute(prefix) is None for prefix in prefixes]
     applied = [choices.applied(p) if c else None for p, c in zip(prefixes, complete, strict=True)]
@@ -260,7 +271,12 @@ def _results(
 
 def _dominance(shape: Shape) -> tuple[bool, int, int]:
     """Return a key that is larger for a shape to which another can be aligned."""
-    return shape.layout is Layout.VECTOR, -prod(shape.positions), shape.channels
+    return shape.layout is Layout.VECTOR, -prod(shape.positions), num_channels(shape)
+
+
+def num_channels(shape: Shape) -> int:
+    """Return the number of channels, 1 of tokens."""
+    return 1 if shape.layout is Layout.TOKENS else shape.channels
 
 
 def _too_many(limit: str) -> str:
@@ -285,20 +301,22 @@ def _after(choices: OperationChoices, *, num_ends: int) -> tuple[Tensor, ...]:
 
 def _fits(shapes: Sequence[Shape]) -> Tensor:
     """Return which shapes can be aligned to which without a change of the second, [S, S] bool."""
-    is_vector = torch.tensor([shape.layout is Layout.VECTOR for shape in shapes])
+    is_vector, is_tokens = (
+        torch.tensor([shape.layout is layout for shape in shapes]) for layout in (Layout.VECTOR, Layout.TOKENS)
+    )
     layout = torch.tensor([list(Layout).index(shape.layout) for shape in shapes])
-    channels = torch.tensor([shape.channels for shape in shapes])
+    channels = torch.tensor([num_channels(shape) for shape in shapes])
     num_axes = max(len(shape.positions) for shape in shapes)
     positions = torch.tensor([[*shape.positions, *[0] * (num_axes - len(shape.positions))] for shape in shapes])
     positions = positions.reshape(len(shapes), num_axes)
     smaller = (positions[None, :] <= positions[:, None]).all(-1) & (layout[None, :] == layout[:, None])
-    fits = (is_vector[None, :] | smaller) & (channels[:, None] <= channels[None, :])
+    fits = (is_vector[None, :] & ~is_tokens[:, None] | smaller) & (channels[:, None] <= channels[None, :])
     return torch.nn.functional.pad(fits, (0, 1, 0, 1))
 
 
 def _adapters(shapes: Sequence[Shape]) -> Tensor:
     """Return the cost of the projection of the channels of one shape to another, [S, S, 2]."""
-    channels = torch.tensor([shape.channels for shape in shapes])
+    channels = torch.tensor([num_channels(shape) for shape in shapes])
     num_positions = torch.tensor([prod(shape.positions) for shape in shapes])
     changes = channels[:, None] != channels[None, :]
     parameters = channels[:, None] * channels[None, :] * changes

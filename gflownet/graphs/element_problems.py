@@ -12,6 +12,7 @@ from gflownet.graphs.operation_shapes import ALIGNMENTS, AXES, MERGES, inner_por
 from gflownet.graphs.ordering import followed_edges, reachable
 from gflownet.graphs.subgraphs import RecursiveSubgraphError, UnknownSubgraphError
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
+from gflownet.operations.reshaping import SIZES
 from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.values import shown, thawed
 from gflownet.operations.vocabulary import (
@@ -50,6 +51,7 @@ _MERGE_ATTRIBUTES: _Accepted = {
     "aggregation": ("invalid_aggregation", _MERGE),
     "axis": ("invalid_axis", Parameter(f"one of {', '.join(AXES)}", lambda value: value in AXES)),
     "align": ("invalid_align", _ALIGN),
+    "positions": ("invalid_attribute", SIZES),
     "edge_weight": ("invalid_attribute", BOOL),
 }
 _SUBGRAPH_ATTRIBUTES: _Accepted = {

@@ -253,6 +253,7 @@ OPERATION_NODE_FIELDS = (
     "aggregation",
     "axis",
     "align",
+    "positions",
     "edge_weight",
     "operation",
     "subgraph",

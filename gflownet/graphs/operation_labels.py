@@ -124,7 +124,8 @@ def adapter_text(adapter: Adapter, align: str | None) -> str:
     if adapter.pools_to_vector:
         steps.append("global average")
     elif adapter.pools_positions:
-        steps.append(f"average to {TIMES.join(map(str, adapter.target.positions))}")
+        kind = "average" if adapter.averages_positions else "repeat"
+        steps.append(f"{kind} to {TIMES.join(map(str, adapter.target.positions))}")
     if adapter.changes_channels:
         kind = f"1{TIMES}1 conv" if adapter.target.layout in (Layout.IMAGE, Layout.SIGNAL) else "linear"
         steps.append(f"{'pad' if align == 'pad' else kind}, {adapter.target.channels}")

@@ -272,12 +272,12 @@ def _merged(node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeSha
     if merge not in MERGES:
         raise ShapeError(f"expected an aggregation out of {', '.join(MERGES)}, got {shown(merge)}")
     shapes = [node_shapes[edge.source].output for edge in edges]
-    target = join(shapes)
+    target = _joined(node, shapes)
     if target.layout is Layout.TOKENS and (len(edges) > 1 or node.attributes.get("edge_weight") is True):
         raise ShapeError(f"expected one input of tokens without edge_weight, got {', '.join(map(str, shapes))}")
     if merge == "concat" and len(shapes) > 1:
         return _concatenated(node, edges, shapes)
-    if align is None and (result := broadcast(shapes)) is not None:
+    if align is None and "positions" not in node.attributes and (result := broadcast(shapes)) is not None:
         adapters = tuple(Adapter(shape, result, shape != result) for shape in shapes)
         return MergePlan(tuple(edges), adapters, merge, align, result)
     adapters = tuple(Adapter(shape, target) for shape in shapes)
@@ -285,9 +285,19 @@ def _merged(node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeSha
     return MergePlan(tuple(edges), adapters, merge, align, target)
 
 
+def _joined(node: Node, shapes: Sequence[Shape]) -> Shape:
+    """Return the shape to which the inputs of a node are aligned, of its own `positions` where it has some."""
+    target, positions = join(shapes), node.attributes.get("positions")
+    if positions is None:
+        return target
+    if target.layout in (Layout.VECTOR, Layout.TOKENS) or len(positions) != len(target.positions):
+        raise ShapeError(f"expected inputs with positions of {len(positions)} axes, got {target}")
+    return target.with_positions(positions)
+
+
 def _concatenated(node: Node, edges: Sequence[Edge], shapes: Sequence[Shape]) -> MergePlan:
     """Return the inputs side by side along the channels, or along the first axis of positions."""
-    align, target = node.attributes.get("align"), join(shapes)
+    align, target = node.attributes.get("align"), _joined(node, shapes)
     if node.attributes.get("axis", AXES[0]) == AXES[0]:
         axis = target.channel_axis
         targets = [target.with_channels(shape.channels) for shape in shapes]

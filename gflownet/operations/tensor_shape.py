@@ -181,9 +181,14 @@ class Adapter:
 
     @property
     def pools_positions(self) -> bool:
-        """Whether positions are averaged to fewer positions."""
+        """Whether positions are averaged to fewer positions, or repeated to more."""
         is_same = self.is_broadcast or self.pools_to_vector or self.source.positions == self.target.positions
         return not is_same
+
+    @property
+    def averages_positions(self) -> bool:
+        """Whether an axis gets fewer positions."""
+        return any(before > after for before, after in zip(self.source.positions, self.target.positions, strict=True))
 
     @property
     def changes_channels(self) -> bool:

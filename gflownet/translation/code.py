@@ -264,7 +264,7 @@ class ClassWriter:
 
 
 def pooled(value: str, adapter: Adapter, dialect: Dialect) -> str:
-    """The expression of a value with its positions averaged to those of the target, or with axes of size 1."""
+    """The expression of a value with its positions changed to those of the target, or with axes of size 1."""
     source, target = adapter.source, adapter.target
     if source is target:
         return value
@@ -277,7 +277,9 @@ def pooled(value: str, adapter: Adapter, dialect: Dialect) -> str:
         return value
     before, after = source.positions, target.positions
     sizes, function = after, f"adaptive_avg_pool{len(after)}d"
-    if not any(one % other for one, other in zip(before, after, strict=True)):
+    if not adapter.averages_positions:
+        function = "interpolate"
+    elif not any(one % other for one, other in zip(before, after, strict=True)):
         sizes, function = (
             tuple(one // other for one, other in zip(before, after, strict=True)),
             f"avg_pool{len(after)}d",

@@ -184,7 +184,8 @@ def _adapter_text(adapter: Adapter, align: str | None) -> str:
         words.append("mean over positions")
     elif adapter.pools_positions:
         sizes = ("x".join(map(str, shape.positions)) for shape in (adapter.source, adapter.target))
-        words.append("average pooling {} to {}".format(*sizes))
+        kind = "average pooling" if adapter.averages_positions else "nearest positions"
+        words.append("{} {} to {}".format(kind, *sizes))
     if adapter.changes_channels:
         kind = "zeros for channels" if align == "pad" else "learned projection"
         words.append(f"{kind} {adapter.source.channels} to {adapter.target.channels}")

@@ -15,7 +15,10 @@ from gflownet.translation.table_columns import TableColumns
 
 
 class ModelSet(nn.Module):
-    """Weighted mean of the predictions of networks: log of the mean probabilities [B, C], or mean numbers [B, O]."""
+    """Weighted mean of the predictions of networks: log of the mean probabilities [B, C], or mean numbers [B, O].
+
+    Both may have positions, in the layout of the networks' outputs.
+    """
 
     weights: Tensor  # [M], their sum is 1
 
@@ -31,8 +34,14 @@ class ModelSet(nn.Module):
         outputs = torch.stack([call(*inputs) for call in calls])  # [M, B, ...]
         weights = self.weights.to(outputs).view(-1, *[1] * (outputs.ndim - 1))
         if self.has_classes:
-            return (outputs.log_softmax(-1) + weights.log()).logsumexp(0)
+            return (outputs.log_softmax(self._class_axis) + weights.log()).logsumexp(0)
         return (weights * outputs).sum(0)
+
+    @property
+    def _class_axis(self) -> int:
+        """The axis of the classes in outputs [M, B, ...]."""
+        first = self.members[0]
+        return first.plan.outputs[0][1].channel_axis + 2 if isinstance(first, TranslatedModel) else -1
 
     @property
     def columns(self) -> TableColumns | None:

@@ -95,7 +95,7 @@ CONVOLUTIONS = {
 }
 
 
-def operation_graphs(inputs=((3, 8, 8),), **changes) -> OperationGraphEnv:
+def operation_graphs(inputs=((3, 8, 8),), output: int | Shape = 5, **changes) -> OperationGraphEnv:
     """Return networks of one convolution with two settings, batch norm and pooling."""
     options = {
         "operations": ("conv2d", "batch_norm", "max_pool2d"),
@@ -103,7 +103,8 @@ def operation_graphs(inputs=((3, 8, 8),), **changes) -> OperationGraphEnv:
         "max_hidden_nodes": 2,
         "max_edges": 4,
     }
-    return OperationGraphEnv([Shape.of(sizes) for sizes in inputs], 5, **{**options, **changes})
+    shapes = [sizes if isinstance(sizes, Shape) else Shape.of(sizes) for sizes in inputs]
+    return OperationGraphEnv(shapes, output, **{**options, **changes})
 
 
 def listed_graphs() -> list[ColouredGraph]:
@@ -186,6 +187,19 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
         choices={"linear": {"features": [2, 4]}, "patchify": {"features": 3, "patch_size": 2, "activation": "linear"}},
         activations=("relu", "gelu"),
         max_parameters=60,
+    ),
+    "operation_graph_positions": lambda: operation_graphs(
+        output=Shape.of((5, 8, 8)),
+        operations=("conv2d", "max_pool2d", "upsample", "flatten"),
+        choices={**CONVOLUTIONS, "upsample": {"mode": "nearest"}},
+        max_parameters=120,
+    ),
+    "operation_graph_tokens": lambda: operation_graphs(
+        inputs=(Shape.of([7], "tokens"),),
+        output=Shape.of((7, 5)),
+        operations=("embedding", "linear"),
+        choices={"embedding": {"vocabulary_size": 9, "features": [3, 4]}, "linear": {"features": [3, 5]}},
+        max_parameters=80,
     ),
     # Nine attributes: more than fit into one number with the type of a node.
     "operation_graph_modules": lambda: operation_graphs(

@@ -13,7 +13,7 @@ from gflownet.graphs.operation_costs import graph_cost
 from gflownet.mdp.action import ActionMasks, GraphAction, GraphActionType
 from gflownet.mdp.environment import IllegalAction
 from gflownet.mdp.states import GraphStates
-from gflownet.operations.tensor_shape import Adapter, Shape, ShapeError, join
+from gflownet.operations.tensor_shape import Adapter, Layout, Shape, ShapeError, join
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
@@ -36,6 +36,8 @@ FUNCTIONS = {  # eight attributes, more than fit into one number with the type o
     "torch.nn:Softmax": {"dim": [1, 2]},
     "torch.nn:LocalResponseNorm": {"size": [1, 2]},
 }
+TOKENS = Shape.of([7], "tokens")
+OF_TOKENS = {"embedding": {"vocabulary_size": 9, "features": [3, 4]}, "linear": {"features": [3, 50]}}
 LARGER_CONVOLUTIONS = {"features": [4, 8, 16], "kernel_size": [1, 3], "stride": [1, 2], "dilation": 1}
 
 
@@ -55,6 +57,7 @@ def small(name: str) -> OperationGraphEnv:
     return env
 
 
+LIMITED = ("tight", "projections", "layouts", "positions", "tokens")
 LARGER = {
     "no_limit": larger,
     "tight": lambda: larger(max_parameters=700, max_multiply_adds=12_000),
@@ -100,11 +103,12 @@ def test_random_walks_finish_within_limits_and_return(name):
             states = before
 
 
-@pytest.mark.parametrize("name", ["operation_graph_tight", "operation_graph_projections", "operation_graph_layouts"])
+@pytest.mark.parametrize("name", [f"operation_graph_{name}" for name in LIMITED])
 def test_modules_of_networks_keep_the_parameter_limit(name):
     env = small(name)
     graph = enumerate_states(env)
-    examples = [torch.zeros(2, *shape.sizes) for shape in env.input_shapes]
+    kinds = {Layout.TOKENS: torch.long}
+    examples = [torch.zeros(2, *shape.sizes, dtype=kinds.get(shape.layout)) for shape in env.input_shapes]
     sizes = []
     for index in graph.terminal[:: max(1, len(graph.terminal) // 20)].tolist():
         network = env.terminal(graph.states, index)
@@ -112,7 +116,7 @@ def test_modules_of_networks_keep_the_parameter_limit(name):
         model = to_pytorch_model(network)
         sizes.append(sum(parameter.numel() for parameter in model.parameters()))
         assert graph_cost(network).num_parameters == sizes[-1]
-        assert model(*examples).shape == (2, 5)
+        assert model(*examples).shape == (2, *env.output_shape.sizes)
     limit = env.caps[0]
     assert 0.75 * limit < max(sizes) <= limit
 
@@ -143,6 +147,8 @@ def test_terminal_network_holds_chosen_values():
         ({"operations": ("conv2d", "max_pool2d"), "max_edges": 3}, 32),
         ({"operations": tuple(MODULES), "choices": MODULES}, 45),
         pytest.param({"operations": tuple(FUNCTIONS), "choices": FUNCTIONS}, 1193, marks=pytest.mark.slow),
+        ({"output": Shape.of((5, 4, 4)), "operations": ("conv2d", "max_pool2d", "flatten"), "max_edges": 3}, 32),
+        ({"inputs": (TOKENS,), "output": Shape.of((7, 5)), "operations": tuple(OF_TOKENS), "choices": OF_TOKENS}, 9),
         pytest.param({"max_edges": 6}, 309, marks=pytest.mark.slow),
     ],
 )
@@ -305,3 +311,22 @@ def test_invalid_options_raise(options, message, monkeypatch):
     config = EnvConfig(operation_graph=OperationGraphConfig(**options))
     with pytest.raises(ValueError, match=message):
         OperationGraphContext.build_env(config, input_sizes=[Shape.of([3, 8, 8]), 7], output_sizes=[5])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "output", "options", "message"),
+    [
+        ((TOKENS, (3,)), 5, {}, r"expected one input of tokens, or inputs without tokens, got tokens \[7\], vector"),
+        (((3, 8, 8), (3,)), Shape.of((5, 8, 8)), {}, r"inputs of the output's layout, image \[5, 8, 8\], got image"),
+        ((TOKENS,), 5, {}, r"operations: expected an operation that leads from tokens \[7\] to the output, got none"),
+        (
+            (TOKENS,),
+            Shape.of((7, 5)),
+            {"operations": ["embedding"], "choices": {"embedding": {"vocabulary_size": 9}}, "max_parameters": 100},
+            "leads from .* to the output, or not within 100 parameters, got none",
+        ),
+    ],
+)
+def test_ends_that_no_network_joins_raise(inputs, output, options, message):
+    with pytest.raises(ValueError, match=message):
+        operation_graphs(inputs=inputs, output=output, **options)

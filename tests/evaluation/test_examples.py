@@ -7,7 +7,16 @@ import torch
 
 from gflownet.errors import UserError
 from gflownet.evaluation.candidates.metrics import cross_entropy
-from gflownet.evaluation.data.examples import AUGMENTATIONS, Batch, Split, augmented, check_augmentation
+from gflownet.evaluation.data.examples import (
+    AUGMENTATIONS,
+    IGNORED,
+    Batch,
+    Split,
+    Splits,
+    augmented,
+    check_augmentation,
+    output_shape,
+)
 
 
 def batch_of(*shape: int) -> Batch:
@@ -51,6 +60,21 @@ def test_crop_shifts_each_example_and_fills_with_zeros():
         assert len(shifts) == 1
 
 
+@pytest.mark.parametrize("names", [("flip",), ("crop",), ("crop", "flip")])
+@pytest.mark.parametrize("sizes", [(1, 6, 8), (2, 9)])
+def test_targets_of_positions_move_with_their_inputs(names, sizes):
+    """An input holds its own target plus 1: it is 0 where a crop has no target."""
+    targets = torch.randint(5, (32, *sizes[1:]), generator=torch.Generator().manual_seed(2))
+    inputs = (targets + 1.0).unsqueeze(1).expand(-1, sizes[0], *sizes[1:])
+    moved, classes = changed((inputs, targets), *names)
+    assert not torch.equal(classes, targets)
+    assert torch.equal(moved[:, 0], torch.where(classes == IGNORED, 0, classes + 1.0))
+    assert bool((classes == IGNORED).any()) == ("crop" in names)
+    if names == ("flip",):
+        numbers, _ = changed((inputs, inputs * 2), *names)
+        assert torch.equal(changed((inputs, inputs * 2), *names)[1], numbers * 2)
+
+
 def shifted(image: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     padded = torch.nn.functional.pad(image, (1, 1, 1, 1))
     return padded[1 + rows : 9 + rows, 1 + columns : 9 + columns]
@@ -70,15 +94,23 @@ def test_mixup_mixes_inputs_and_targets_by_one_share():
     torch.testing.assert_close(means, mixed.flatten(1).mean(1, keepdim=True))
 
 
+IMAGES, CLASSES = torch.zeros(3, 1, 4, 4), torch.zeros(3).long()
+
+
 @pytest.mark.parametrize(
-    ("names", "inputs", "loss", "message"),
+    ("names", "inputs", "targets", "loss", "message"),
     [
-        (["rotate"], torch.zeros(3, 1, 4, 4), "auto", "expected some of crop, flip, noise, mixup, got 'rotate'"),
-        (["crop"], torch.zeros(3, 4), "auto", "expected some of noise, mixup, got 'crop'"),
-        (["noise"], torch.zeros(3, 4).long(), "auto", "expected none for tokens, got 'noise'"),
-        (["mixup"], torch.zeros(3, 4), "a:b", "expected some of noise, got 'mixup'"),
+        (["rotate"], IMAGES, CLASSES, "auto", "expected some of crop, flip, noise, mixup, got 'rotate'"),
+        (["crop"], torch.zeros(3, 4), CLASSES, "auto", "expected some of noise, mixup, got 'crop'"),
+        (["noise"], torch.zeros(3, 4).long(), CLASSES, "auto", "expected none for tokens, got 'noise'"),
+        (["mixup"], torch.zeros(3, 4), CLASSES, "a:b", "expected some of noise, got 'mixup'"),
+        (["mixup"], IMAGES, torch.zeros(3, 4, 4).long(), "auto", "expected some of noise, flip, crop, got 'mixup'"),
+        (["crop"], IMAGES, torch.zeros(3, 1, 4, 4), "auto", "expected some of noise, flip, got 'crop'"),
+        (["flip"], IMAGES, torch.zeros(3, 2, 2).long(), "auto", "expected some of noise, got 'flip'"),
     ],
 )
-def test_augmentation_that_does_not_fit_raises(names, inputs, loss, message):
+def test_augmentation_that_does_not_fit_raises(names, inputs, targets, loss, message):
     with pytest.raises(UserError, match=re.escape(f"evaluation.training.augment: {message}")):
-        check_augmentation(names, Split(inputs, torch.zeros(3).long()), loss=loss)
+        check_augmentation(
+            names, Split(inputs, targets), loss=loss, output=output_shape(Splits(*[Split(inputs, targets)] * 3))
+        )

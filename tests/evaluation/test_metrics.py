@@ -10,6 +10,7 @@ from sklearn.metrics import (
     accuracy_score,
     balanced_accuracy_score,
     f1_score,
+    jaccard_score,
     log_loss,
     mean_absolute_error,
     mean_pinball_loss,
@@ -22,7 +23,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.candidates.metrics import METRICS, balanced_weights, build_loss, build_metric
 from gflownet.evaluation.candidates.trainer import build_measure
 from gflownet.evaluation.config import TrainingConfig
-from gflownet.evaluation.data.examples import Split
+from gflownet.evaluation.data.examples import IGNORED, Split
 
 HERE = __name__
 
@@ -52,7 +53,7 @@ distance.smaller_is_better = True  # type: ignore[attr-defined]
 def measured(name: str, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
     """Return value and score of a metric, relative to the training targets, which are the same."""
     split = Split(torch.zeros(len(targets), 1), targets)
-    kind = {"is_classification": not targets.is_floating_point(), "has_positions": targets.ndim > 1}
+    kind = {"is_classification": not targets.is_floating_point(), "is_text": targets.ndim > 1}
     metric = build_metric(name, **kind)
     measure = build_measure(metric, split, train=split, num_outputs=outputs.shape[-1])
     value = measure.value_of(zip(outputs.split(40), targets.split(40), strict=True))
@@ -69,6 +70,7 @@ def measured(name: str, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[f
         ("balanced_accuracy", lambda p, y: balanced_accuracy_score(y, p.argmax(1))),
         ("f1", lambda p, y: f1_score(y, p.argmax(1), average="macro")),
         ("auc", lambda p, y: roc_auc_score(y, p, multi_class="ovr")),
+        ("mean_iou", lambda p, y: jaccard_score(y, p.argmax(1), average="macro")),
         ("log_loss", lambda p, y: log_loss(y, p)),
         ("cross_entropy", lambda p, y: log_loss(y, p)),
         ("bits", lambda p, y: log_loss(y, p) / math.log(2)),
@@ -78,6 +80,40 @@ def measured(name: str, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[f
 def test_metric_of_classes(name, expected):
     logits, targets = classes()
     assert measured(name, logits, targets)[0] == pytest.approx(float(expected(logits.softmax(1), targets)), rel=1e-5)
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+@pytest.mark.parametrize("name", ["accuracy", "mean_iou", "f1", "bits", "auc", "balanced_accuracy"])
+def test_metric_at_positions_leaves_out_ignored_ones(name, axis):
+    """Logits of images [N, C, H, W] or sequences [N, T, C]; the value is that of the labelled positions as rows."""
+    logits, targets = classes()
+    rows = measured(name, logits, targets)[0]
+    ignored = torch.arange(100) % 10 == 9
+    all_logits, all_targets = torch.full((100, 4), 1e3).double(), torch.full((100,), IGNORED)
+    all_logits[~ignored], all_targets[~ignored] = logits, targets
+    sizes = (5, 4, 5) if axis == 1 else (5, 20)
+    outputs, expected = all_logits.reshape(*sizes, 4).movedim(-1, axis), all_targets.reshape(sizes)
+    split = Split(torch.zeros(5, 1), expected)
+    metric = build_metric(name, is_classification=True, axis=outputs.ndim - 1 if axis < 0 else axis)
+    measure = build_measure(metric, split, train=split, num_outputs=4)
+    assert measure.value_of(zip(outputs.split(2), expected.split(2), strict=True)) == pytest.approx(rows)
+    wrong = expected.roll(1, -1)  # targets one position further
+    assert measure.value_of([(outputs, wrong)]) != pytest.approx(rows, rel=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.2}, {"class_weights": "balanced"}])
+def test_cross_entropy_at_positions_equals_that_of_torch(options):
+    generator = torch.Generator().manual_seed(0)
+    outputs, targets = torch.randn(6, 3, 4, 5, generator=generator), torch.randint(3, (6, 4, 5), generator=generator)
+    targets[:, 1] = IGNORED
+    weights = balanced_weights(targets, 3) if "class_weights" in options else None
+    if weights is not None:
+        counts = torch.bincount(targets[targets >= 0])
+        torch.testing.assert_close(weights, counts.sum() / (3 * counts))
+    loss = build_loss(TrainingConfig(**options), is_classification=True, class_weights=weights, axis=1)
+    smoothing = options.get("label_smoothing", 0.0)
+    expected = F.cross_entropy(outputs, targets, weight=weights, label_smoothing=smoothing)
+    torch.testing.assert_close(loss(outputs, targets), expected)
 
 
 def test_metric_of_numbers():
@@ -113,7 +149,7 @@ def test_class_that_does_not_occur_has_no_part_in_a_metric():
 def test_quantile_loss_and_metric(quantile):
     outputs, targets = numbers()
     split = Split(torch.zeros(len(targets), 1), targets)
-    metric = build_metric("quantile", is_classification=False, has_positions=False, quantile=quantile)
+    metric = build_metric("quantile", is_classification=False, quantile=quantile)
     measure = build_measure(metric, split, train=split, num_outputs=1)
     expected = mean_pinball_loss(targets, outputs, alpha=quantile)
     assert measure.value_of([(outputs, targets)]) == pytest.approx(expected)
@@ -181,7 +217,7 @@ def test_loss_or_metric_of_other_targets_raises(key, name, is_classification, me
         if key == "loss":
             build_loss(TrainingConfig(loss=name), is_classification=is_classification)
         else:
-            build_metric(name, is_classification=is_classification, has_positions=False)
+            build_metric(name, is_classification=is_classification)
 
     with pytest.raises(UserError, match=f"^evaluation.training.{message}"):
         build()
@@ -213,4 +249,4 @@ def test_label_smoothing_of_numbers_is_left_out():
 
 def test_wrong_metric_raises():
     with pytest.raises(UserError, match=r"metric: expected one of auto, .*, got 'acuracy'; did you mean accuracy"):
-        build_metric("acuracy", is_classification=True, has_positions=False)
+        build_metric("acuracy", is_classification=True)

@@ -67,7 +67,7 @@ def oracle_of(env: Environment) -> GraphBuildingOracle:
     if isinstance(env, OperationGraphEnv):
         return OperationGraphOracle(
             env.input_shapes,
-            env.output_size,
+            env.output_shape,
             offered={offered.name: offered.choices for offered in env.choices.operations},
             attributes=node_attributes,
             limits=env.caps,

@@ -11,7 +11,7 @@ from gflownet.graphs.operation_costs import node_cost
 from gflownet.graphs.operation_shapes import infer_shapes
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
-from gflownet.operations.tensor_shape import Shape, ShapeError, join
+from gflownet.operations.tensor_shape import Layout, Shape, ShapeError, join
 from tests.oracles.computation_graph_env import ComputationGraphOracle
 from tests.oracles.graph_building import NxGraph, ends
 
@@ -23,7 +23,7 @@ class OperationGraphOracle(ComputationGraphOracle):
 
     Args:
         inputs: shapes of the inputs.
-        num_classes: features of the output.
+        output: shape of the output.
         offered: values of each setting, activation and merge, by operation.
         attributes: the values of node attributes by name, in the order in which they are set.
         limits: parameters and multiply-adds.
@@ -35,7 +35,7 @@ class OperationGraphOracle(ComputationGraphOracle):
     def __init__(
         self,
         inputs: Sequence[Shape],
-        num_classes: int,
+        output: Shape,
         *,
         offered: Mapping[str, Mapping[str, Sequence]],
         attributes: Mapping[str, Sequence],
@@ -55,7 +55,7 @@ class OperationGraphOracle(ComputationGraphOracle):
             max_edges=max_edges,
             recurrent=False,
         )
-        self.shapes, self.num_classes, self.offered = inputs, num_classes, offered
+        self.shapes, self.output, self.offered = inputs, output, offered
         self.limits, self.align = limits, align
         self._within: dict[tuple, bool] = {}
 
@@ -85,7 +85,9 @@ class OperationGraphOracle(ComputationGraphOracle):
         after = self.apply(graph, action)
         if not (nx.is_directed_acyclic_graph(after) and self.is_completable(after)):
             return False
-        return target in self.outputs or (self._keeps_shape(graph, source, target) and self._is_within_limits(after))
+        if target in self.outputs:
+            return source not in self.inputs or self.shapes[source].layout is not Layout.TOKENS
+        return self._keeps_shape(graph, source, target) and self._is_within_limits(after)
 
     def is_state(self, graph: NxGraph) -> bool:
         """Return whether the graph is reachable, by undoing actions until the initial state."""
@@ -123,14 +125,21 @@ class OperationGraphOracle(ComputationGraphOracle):
         return network
 
     def counted_cost(self, graph: NxGraph) -> Cost:
-        """Return the cost of all hidden nodes and of a linear layer behind the widest node. Raises ShapeError."""
+        """Return the cost of all hidden nodes and of the output layer at the widest node, at each of its positions.
+
+        Raises:
+            ShapeError: an operation that does not fit, or a layout without the positions of the output.
+        """
         network = self.network(graph)
         known = infer_shapes(network)
         costs = [node_cost(network, node) for node in known.values()]
-        widest = max(node.output.channels for node in known.values())
+        shapes = [node.output for node in known.values() if node.output.layout is not Layout.TOKENS]
+        if self.output.positions and any(shape.layout is not self.output.layout for shape in shapes):
+            raise ShapeError(f"expected shapes with the positions of {self.output}")
+        widest = max(shape.channels for shape in shapes)
         return (
-            sum(cost.num_parameters for cost in costs) + self.num_classes * (widest + 1),
-            sum(cost.multiply_adds for cost in costs) + self.num_classes * widest,
+            sum(cost.num_parameters for cost in costs) + self.output.channels * (widest + 1),
+            sum(cost.multiply_adds for cost in costs) + self.output.num_elements * widest,
         )
 
     def _missing(self, graph: NxGraph, node: int) -> list[str]:

@@ -50,7 +50,7 @@ def image_input(*sizes: int, node_id: int = 0) -> Data:
 
 def hidden(node_id: int, operation: str, *, kind: str = "hidden", **fields: Any) -> Data:
     """Return a node with an operation; fields of a node stay there, the others are settings."""
-    own = {"aggregation", "axis", "activation_function", "align", "edge_weight", "bias", "attributes"}
+    own = {"aggregation", "axis", "activation_function", "align", "positions", "edge_weight", "bias", "attributes"}
     settings = {key: value for key, value in fields.items() if key not in own}
     node = {key: value for key, value in fields.items() if key in own}
     return {"id": node_id, "node_type": kind, "operation": {"name": operation, **settings}, **node}

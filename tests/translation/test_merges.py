@@ -142,6 +142,41 @@ def test_align_pool_averages_positions():
     assert_computes(graph, torch.cat([x.unflatten(1, (4, 3)).mean(2), y], dim=2))
 
 
+@pytest.mark.parametrize(
+    ("layout", "axis", "sizes", "positions"),
+    [
+        ("image", 1, [(3, 2, 3), (3, 8, 6), (3, 4, 6)], (4, 6)),
+        ("signal", 1, [(3, 2), (3, 8), (3, 4)], (4,)),
+        ("sequence", 2, [(2, 3), (8, 3), (4, 3)], (4,)),
+    ],
+)
+def test_positions_of_a_node_are_those_of_its_inputs(layout, axis, sizes, positions):
+    """Fewer positions are repeated, more are averaged; source, ONNX and costs are those of the model."""
+    graph = merge_graph(*((each, layout) for each in sizes), align="pad", positions=list(positions))
+    values = [each.movedim(axis, 1) for each in samples(graph)]
+    pool = F.adaptive_avg_pool2d if layout == "image" else F.adaptive_avg_pool1d
+    expected = F.interpolate(values[0], size=positions) + pool(values[1], positions) + values[2]
+    assert_computes(graph, expected.movedim(1, axis))
+    assert ComputationGraph.from_dict(graph.to_dict()).canonical_key() == graph.canonical_key()
+    other = merge_graph(*((each, layout) for each in sizes), align="pad")
+    assert other.canonical_key() != graph.canonical_key()
+    assert "nearest positions" in str(summary(graph))
+    assert "average pooling" in str(summary(graph))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"align": "pad", "positions": [4]}, r"expected inputs with positions of 1 axes, got image \[8, 6, 5\]"),
+        ({"align": "pad", "positions": [0, 4]}, "expected a list of 1 to . sizes >= 1 for positions, got"),
+        ({"positions": [4, 4]}, 'expected inputs of one shape, .*"align": "pool" averages positions'),
+    ],
+)
+def test_positions_that_do_not_fit_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        to_pytorch_model(merge_graph(SHAPES["image"], **fields))
+
+
 @pytest.mark.parametrize("align", ["project", "pad", "auto"])
 def test_align_changes_channels(align):
     pairs = [(SHAPES["image"], ((1, 6, 5), "image")), (SHAPES["sequence"], ((6, 3), "sequence"))]

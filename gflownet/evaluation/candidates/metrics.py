@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import TrainingConfig
+from gflownet.evaluation.data.examples import IGNORED, labelled
 from gflownet.plugins import load_function
 
 # Outputs [B, ...] and targets [B, ...] to a loss, or to values whose mean over all predictions is the metric.
@@ -48,6 +49,7 @@ class Metric:
     is_relative: bool = False  # whether its unit or `score` compares with the best constant prediction
     is_whole: bool = False  # whether `values` is one value of all predictions at once, not a mean over batches
     quantile: float | None = None  # that a prediction estimates; None: the mean
+    axis: int = -1  # of the classes in outputs [B, ...]
 
     def finish(self, mean: float, constant: float) -> float:
         """Return the metric in its unit, from the means of the values and of those of the best constant prediction."""
@@ -65,19 +67,29 @@ class Metric:
 
 
 def cross_entropy(
-    outputs: Tensor, targets: Tensor, *, label_smoothing: float = 0.0, weight: Tensor | None = None
+    outputs: Tensor, targets: Tensor, *, label_smoothing: float = 0.0, weight: Tensor | None = None, axis: int = -1
 ) -> Tensor:
-    """Return the mean cross-entropy of logits [B, C] or [B, T, C] in nats; `weight` [C] of the classes."""
+    """Return the mean cross-entropy of logits [B, C], or with positions, in nats; `weight` [C] of the classes.
+
+    Positions without a target, IGNORED, have no loss; `axis` is that of the classes.
+    """
     if outputs.ndim > 2:
-        outputs, targets = outputs.flatten(0, -2), targets.flatten()
+        outputs, targets = outputs.movedim(axis, -1).flatten(0, -2), targets.flatten()
     weight = None if weight is None else weight.to(outputs)
     return F.cross_entropy(outputs, targets, weight=weight, label_smoothing=label_smoothing)
 
 
 def balanced_weights(targets: Tensor, num_classes: int) -> Tensor:
     """Return a weight per class [C] with which every class has the same share of the loss."""
-    counts = torch.bincount(targets.flatten(), minlength=num_classes)
-    return targets.numel() / (num_classes * counts.clamp(min=1))
+    counts = torch.bincount(labelled(targets), minlength=num_classes)
+    return counts.sum() / (num_classes * counts.clamp(min=1))
+
+
+def at_positions(outputs: Tensor, targets: Tensor, *, values: Loss, axis: int) -> Tensor:
+    """Return the values of all positions that have a target, of outputs with their classes along `axis`."""
+    outputs, targets = outputs.movedim(axis, -1).flatten(0, -2), targets.flatten()
+    has_target = targets != IGNORED
+    return values(outputs[has_target], targets[has_target])
 
 
 def _correct(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -124,6 +136,14 @@ def _f1(outputs: Tensor, targets: Tensor) -> Tensor:
     return (2 * _counts(targets[_correct(outputs, targets)], num) / totals)[totals > 0].mean()
 
 
+def _mean_iou(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over the classes of intersection over union (Everingham et al. 2010)."""
+    num = outputs.shape[-1]
+    common = _counts(targets[_correct(outputs, targets)], num)
+    union = _counts(targets, num) + _counts(outputs.argmax(dim=-1), num) - common
+    return (common / union)[union > 0].mean()
+
+
 def _auc(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean area under the ROC curve of each class against the others, by ranks (Mann and Whitney 1947)."""
     scores, targets = outputs.double().softmax(dim=-1).flatten(0, -2), targets.flatten()
@@ -142,7 +162,7 @@ _LOSSES: dict[str, Loss] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.smoo
 # Metrics of targets that are numbers; the others are of classes.
 _OF_NUMBERS = ("r2", "mse", "rmse", "mae", "quantile")
 # Metrics on which a constant prediction of unbalanced classes scores no better than on balanced ones.
-FOR_UNBALANCED = ("balanced_accuracy", "f1", "auc")
+FOR_UNBALANCED = ("balanced_accuracy", "f1", "auc", "mean_iou")
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
@@ -153,6 +173,7 @@ METRICS: dict[str, Metric] = {
         Metric("balanced_accuracy", _balanced_accuracy, is_whole=True),
         Metric("f1", _f1, is_whole=True),
         Metric("auc", _auc, is_whole=True),
+        Metric("mean_iou", _mean_iou, is_whole=True),
         Metric("cross_entropy", _nats, smaller_is_better=True, is_relative=True),
         Metric("log_loss", _nats, smaller_is_better=True, is_relative=True),  # the same by scikit-learn's name
         Metric("bits", _nats, "bits", smaller_is_better=True, is_relative=True),
@@ -166,8 +187,12 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def build_loss(config: TrainingConfig, *, is_classification: bool, class_weights: Tensor | None = None) -> Loss:
+def build_loss(
+    config: TrainingConfig, *, is_classification: bool, class_weights: Tensor | None = None, axis: int = -1
+) -> Loss:
     """Return the training loss; `class_weights` [C] are those of evaluation.training.class_weights, if any.
+
+    `axis` is that of the classes. A module:function gets the outputs as the model returns them.
 
     Raises:
         UserError: an unknown name, a loss of other targets, or label smoothing with another loss than cross_entropy.
@@ -181,7 +206,7 @@ def build_loss(config: TrainingConfig, *, is_classification: bool, class_weights
             f"got {name}"
         )
     if name == "cross_entropy":
-        return partial(cross_entropy, label_smoothing=config.label_smoothing, weight=class_weights)
+        return partial(cross_entropy, label_smoothing=config.label_smoothing, weight=class_weights, axis=axis)
     if config.label_smoothing and config.loss != "auto":
         raise UserError(
             f"evaluation.training.label_smoothing: expected 0 with the loss {name}, got {config.label_smoothing:g}"
@@ -197,14 +222,23 @@ def build_loss(config: TrainingConfig, *, is_classification: bool, class_weights
     return load_function("evaluation.training.loss", name, names=("auto", "cross_entropy", *_LOSSES))
 
 
-def build_metric(name: str, *, is_classification: bool, has_positions: bool, quantile: float = 0.5) -> Metric:
-    """Return the metric of evaluation.training.metric; `quantile` is that of the metric with this name.
+def build_metric(
+    name: str, *, is_classification: bool, is_text: bool = False, quantile: float = 0.5, axis: int | None = None
+) -> Metric:
+    """Return the metric of evaluation.training.metric.
+
+    Args:
+        name: of a metric, or module:function of outputs as the model returns them and targets.
+        is_classification: whether targets are classes or tokens.
+        is_text: whether auto is bits per token.
+        quantile: of the metric with this name.
+        axis: of the classes of outputs with positions; None: outputs without.
 
     Raises:
         UserError: an unknown name, or a metric of other targets.
     """
     if name == "auto":
-        name = "r2" if not is_classification else "bits" if has_positions else "accuracy"
+        name = "r2" if not is_classification else "bits" if is_text else "accuracy"
     if name in METRICS:
         fitting = [metric for metric in METRICS if (metric in _OF_NUMBERS) != is_classification]
         if name not in fitting:
@@ -215,10 +249,14 @@ def build_metric(name: str, *, is_classification: bool, has_positions: bool, qua
             )
         if name == "quantile":
             return replace(METRICS[name], values=partial(_pinball, quantile=quantile), quantile=quantile)
-        return METRICS[name]
+        metric = METRICS[name]
+        if axis is None:
+            return metric
+        return replace(metric, values=partial(at_positions, values=metric.values, axis=axis), axis=axis)
     values = load_function("evaluation.training.metric", name, names=("auto", *METRICS))
     is_cost = bool(getattr(values, "smaller_is_better", False))
-    return Metric(name.partition(":")[2], values, smaller_is_better=is_cost, is_relative=is_cost)
+    shown = name.partition(":")[2]
+    return Metric(shown, values, smaller_is_better=is_cost, is_relative=is_cost, axis=-1 if axis is None else axis)
 
 
 def mean_value(values: Loss, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
@@ -236,11 +274,12 @@ def constant_prediction(targets: Tensor, num_outputs: int, *, quantile: float | 
     """Return the best constant output [C] or [O]: log frequencies of classes, means or a quantile of numbers."""
     if targets.is_floating_point():
         return targets.mean(dim=0) if quantile is None else targets.quantile(quantile, dim=0)
-    counts = torch.bincount(targets.flatten(), minlength=num_outputs).float() + 1
+    counts = torch.bincount(labelled(targets), minlength=num_outputs).float() + 1
     return (counts / counts.sum()).log()
 
 
-def constant_outputs(constant: Tensor, targets: Tensor) -> Tensor:
-    """Return the outputs [B, C], [B, T, C] or [B, O] of a constant prediction for targets."""
-    is_classes = not targets.is_floating_point()
-    return constant.expand(*(targets.shape if is_classes else targets.shape[:-1]), -1)
+def constant_outputs(constant: Tensor, targets: Tensor, *, axis: int = -1) -> Tensor:
+    """Return the outputs of a constant prediction for targets, [B, C], [B, O] or with positions; classes on `axis`."""
+    if targets.is_floating_point():
+        return constant.expand(targets.shape)
+    return constant.expand(*targets.shape, -1).movedim(-1, axis)

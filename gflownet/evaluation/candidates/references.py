@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 from gflownet.errors import counted
+from gflownet.evaluation.candidates.metrics import constant_prediction
 from gflownet.evaluation.candidates.tensor_task import TensorTask
-from gflownet.evaluation.candidates.trainer import Length, Measure, ModelTraining
+from gflownet.evaluation.candidates.trainer import Length, Measure, ModelTraining, constant_batches
 from gflownet.evaluation.data.examples import Split
 from gflownet.evaluation.task import Reference
+from gflownet.operations.tensor_shape import Layout
 from gflownet.training.random_states import seeded
 
 _SMALLEST_PROBABILITY = 1e-12
@@ -65,6 +67,29 @@ def model_reference(
     call = f"{build.__name__}({', '.join(map(str, arguments))})"
     code = f"from {build.__module__} import {build.__name__}; model = {call}"
     return Reference(f"{name}, {counted(num_epochs, 'epoch')}", validation, test, size, code)
+
+
+def references_at_positions(task: TensorTask, *, seeds: Sequence[int]) -> Sequence[Reference]:
+    """Return the scores of the best constant prediction, and of a linear layer at each position, trained."""
+    constant = constant_prediction(task.train.targets, task.num_outputs, quantile=task.measure.metric.quantile)
+    scores = [
+        [each.score(each.value_of(constant_batches(constant, each.examples.targets, axis=each.metric.axis)))]
+        for each in (task.measure, task.test_measure)
+    ]
+    name = "mean at each position" if task.train.targets.is_floating_point() else "most frequent class"
+    references = [Reference(name, *(each * len(seeds) for each in scores))]
+    inputs, num = task.input_shape, task.num_outputs
+    match inputs.layout:
+        case Layout.TOKENS:
+            num_tokens = 1 + max(int(tokens.max()) for split in task.splits_in_use for tokens, _ in split.in_order())
+            build, sizes = nn.Embedding, (num_tokens, num)
+        case Layout.SEQUENCE:
+            build, sizes = nn.Linear, (inputs.channels, num)
+        case layout:
+            build, sizes = nn.Conv1d if layout is Layout.SIGNAL else nn.Conv2d, (inputs.channels, num, 1)
+    if inputs.positions == task.output_shape.positions:
+        references.append(model_reference(task, "linear at each position", build, *sizes, seeds=seeds))
+    return references
 
 
 def classifier_or_regressor(task: TensorTask, classifier: str, regressor: str) -> Callable[[int], Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from safetensors.torch import load
 from torch import Tensor
 
+from gflownet.evaluation.data.examples import IGNORED, labelled
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.rows import EvaluationRecord, Identity
@@ -96,14 +97,18 @@ class WeightFolder:
 
 def predicted(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return what a set averages: probabilities [N, C] of logits, or the numbers [N, O] themselves, in float64."""
-    return outputs.double() if targets.is_floating_point() else outputs.double().softmax(-1).flatten(0, -2)
+    return outputs.double() if targets.is_floating_point() else _labelled_rows(outputs, targets).double().softmax(-1)
+
+
+def _labelled_rows(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.flatten(0, -2)[targets.flatten() != IGNORED]
 
 
 def loss_of(predictions: Tensor, targets: Tensor) -> float:
     """Return the log loss of probabilities [N, C], or the mean squared error of numbers [N, O]."""
     if targets.is_floating_point():
         return float((predictions - targets).square().mean())
-    chosen = predictions.gather(1, targets.view(-1, 1))
+    chosen = predictions.gather(1, labelled(targets).unsqueeze(1))
     return -float(chosen.clamp(min=_SMALLEST).log().mean())
 
 
@@ -134,7 +139,7 @@ def calibration(probabilities: Tensor, targets: Tensor) -> list[tuple[float, flo
     The confidence is the largest probability; `NUM_BINS` bins of equal width, (k / 15, (k + 1) / 15].
     """
     confidence, label = probabilities.max(-1)
-    is_correct, places = (label == targets.flatten()).double(), (confidence * NUM_BINS).ceil().clamp(1, NUM_BINS)
+    is_correct, places = (label == labelled(targets)).double(), (confidence * NUM_BINS).ceil().clamp(1, NUM_BINS)
     bins = [places == place for place in places.unique()]
     return [(float(confidence[b].mean()), float(is_correct[b].mean()), float(b.double().mean())) for b in bins]
 
@@ -145,5 +150,5 @@ def figures_of(predictions: Tensor, targets: Tensor) -> dict[str, float]:
     if targets.is_floating_point():
         return {"r2": 1 - loss / float((targets - targets.mean(0)).square().mean()), "mse": loss}
     error = sum(share * abs(right - sure) for sure, right, share in calibration(predictions, targets))
-    accuracy = float((predictions.argmax(-1) == targets.flatten()).double().mean())
+    accuracy = float((predictions.argmax(-1) == labelled(targets)).double().mean())
     return {"accuracy": accuracy, "log_loss": loss, "calibration_error": error}

@@ -34,15 +34,17 @@ from gflownet.evaluation.data.examples import (
     Splits,
     check_augmentation,
     in_columns,
+    input_shape,
     is_classification,
+    labelled,
+    output_shape,
 )
-from gflownet.evaluation.data.examples import num_outputs as count_outputs
 from gflownet.evaluation.store.fingerprint import data_digest, function_digest
 from gflownet.evaluation.task import CandidateTraining, Cost, GFNTask, Score, soft_size_objective
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.validation import blocking_problems
-from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.operations.tensor_shape import Layout
 from gflownet.plugins import load_function
 from gflownet.training.precision import synchronize
 from gflownet.training.random_states import seeded
@@ -115,8 +117,9 @@ class TensorTask(GFNTask):
         self.input_shape = input_shape(self.splits_in_use)
         is_vector = self.input_shape.layout is Layout.VECTOR
         self.input_sizes = (self.input_shape.num_elements if is_vector else self.input_shape,)
-        self.num_outputs = count_outputs(self.splits_in_use)
-        self.output_sizes = (self.num_outputs,)
+        self.output_shape = output_shape(self.splits_in_use)
+        self.num_outputs = self.output_shape.channels
+        self.output_sizes = (self.output_shape if self.output_shape.positions else self.num_outputs,)
         self._choose_memory_format()
         self._build_training()
         self._metric_name = name = self.measure.metric.name
@@ -173,12 +176,13 @@ class TensorTask(GFNTask):
 
     @torch.inference_mode()
     def outputs(self, graph: Any, weights: Mapping[str, torch.Tensor], *, split: str) -> torch.Tensor:
-        """Return the outputs [N, ...] of a model with these weights on a split, on the CPU."""
+        """Return the outputs [N, ..., C] of a model with these weights on a split, on the CPU."""
         with seeded(0):
             model = self.build_model(graph).to(self.device).eval()
             model.load_state_dict(weights)
             batches = getattr(self.splits_in_use, split).in_order()
-            return torch.cat([outputs_of(model, inputs) for inputs, _ in batches]).float().cpu()
+            outputs = torch.cat([outputs_of(model, inputs) for inputs, _ in batches]).float().cpu()
+            return outputs.movedim(self._class_axis or -1, -1)
 
     def test(self, graph: Any, *, seed: int) -> float:
         """Return the test score of the model that `evaluate` scored, trained again from the same seed."""
@@ -204,13 +208,17 @@ class TensorTask(GFNTask):
             return {}
         labels = arrays.target.labels or tuple(range(self.num_outputs if arrays.target.has_classes else 0))
         shaped = replace(arrays, shape=self.input_shape.sizes, target=replace(arrays.target, labels=labels))
+        if self.output_shape.positions:
+            shaped = replace(shaped, layout=str(self.input_shape.layout), output=self.output_shape.sizes)
         return {"arrays": shaped.to_dict()}
 
     def remarks(self) -> Sequence[str]:
         """Return a line about unbalanced classes, with the metric and the option that fit them."""
         targets = self.train.targets
-        if not is_classification(targets) or targets.ndim > 1 or self.measure.metric.name in FOR_UNBALANCED:
+        is_text = targets.ndim > 1 and self.input_shape.layout is Layout.TOKENS
+        if not is_classification(targets) or is_text or self.measure.metric.name in FOR_UNBALANCED:
             return ()
+        targets = labelled(targets)
         counts = torch.bincount(targets, minlength=self.num_outputs)
         ends = int(counts.argmax()), int(counts.argmin())
         if counts[ends[0]] < _UNBALANCED * counts[ends[1]]:
@@ -283,18 +291,26 @@ class TensorTask(GFNTask):
         options, classifies = self._evaluation.training, is_classification(self.train.targets)
         is_weighted = classifies and options.class_weights == "balanced"
         weights = balanced_weights(self.train.targets, self.num_outputs) if is_weighted else None
-        loss = build_loss(options, is_classification=classifies, class_weights=weights)
+        axis = self._class_axis
+        of_loss = {"class_weights": weights, "axis": -1 if axis is None else axis}
+        loss = build_loss(options, is_classification=classifies, **of_loss)
         limit = loss_limit(loss, self.train.targets)
-        check_augmentation(options.augment, self.train, loss=options.loss)
+        check_augmentation(options.augment, self.train, loss=options.loss, output=self.output_shape)
         self.trainer = ModelTrainer(self.train, loss, self._evaluation, limit, self.num_outputs)
-        has_positions = self.train.targets.ndim > 1
+        is_text = self.train.targets.ndim > 1 and self.input_shape.layout is Layout.TOKENS
         names = (options.metric, options.metric if ":" in options.metric else "auto")
-        kind = {"is_classification": classifies, "has_positions": has_positions, "quantile": options.quantile}
-        metrics = [build_metric(each, **kind) for each in names]
+        kind = {"is_classification": classifies, "is_text": is_text, "quantile": options.quantile}
+        metrics = [build_metric(each, axis=axis, **kind) for each in names]
         self.measure, self.test_measure = (
             build_measure(metric, split, train=self.train, num_outputs=self.num_outputs)
             for metric, split in zip(metrics, (self.validation, self.test_split), strict=True)
         )
+
+    @property
+    def _class_axis(self) -> int | None:
+        """The axis of the classes in outputs [B, ...] with positions, None of other outputs."""
+        has_classes = is_classification(self.train.targets)
+        return self.output_shape.channel_axis + 1 if has_classes and self.output_shape.positions else None
 
     def _trained(self, candidate: Any, *, seed: int) -> ModelTraining:
         (training,) = self._continued_many([Start(candidate, seed)], self._full)
@@ -389,6 +405,11 @@ class TensorTask(GFNTask):
                 )
             return
         inputs = ", ".join(str(shape) for _, _, shape in plan.inputs)
+        if self.output_shape.positions:
+            expected, got = (f"{self.input_shape} to {self.output_shape}", f"{inputs} to {plan.outputs[0][1]}")
+            if got != expected or len(plan.outputs) > 1:
+                raise ValueError(f"expected a graph from {expected}, got {got}")
+            return
         num_outputs = sum(shape.sizes[-1] for _, shape in plan.outputs)
         if (inputs, num_outputs) != (str(self.input_shape), self.num_outputs):
             raise ValueError(
@@ -409,13 +430,6 @@ def plain_evaluation(config: EvaluationConfig) -> EvaluationConfig:
     values = {item.name: getattr(config, item.name) for item in fields(EvaluationConfig)}
     training = {item.name: getattr(config.training, item.name) for item in fields(TrainingConfig)}
     return EvaluationConfig(**{**values, "training": TrainingConfig(**training)})
-
-
-def input_shape(splits: Splits) -> Shape:
-    """Return the shape of one input."""
-    example = splits.train.example
-    layout = splits.layout if example.is_floating_point() else Layout.TOKENS
-    return Shape.of(tuple(example.shape), layout)
 
 
 def computation_graph_cost(graph: ComputationGraph, *, projection: Any) -> Cost:

@@ -436,7 +436,11 @@ def build_measure(metric: Metric, examples: Examples, *, train: Examples, num_ou
     if not metric.is_relative:
         return Measure(metric, examples, 0.0)
     constant = constant_prediction(train.targets, num_outputs, quantile=metric.quantile)
-    parts = examples.targets.split(_TARGETS_AT_ONCE)
-    return Measure(
-        metric, examples, mean_value(metric.values, ((constant_outputs(constant, part), part) for part in parts))
-    )
+    batches = constant_batches(constant, examples.targets, axis=metric.axis)
+    return Measure(metric, examples, mean_value(metric.values, batches))
+
+
+def constant_batches(constant: Tensor, targets: Tensor, *, axis: int) -> Iterator[Batch]:
+    """Yield the outputs of a constant prediction with their targets; `axis` is that of classes."""
+    for part in targets.split(max(1, _TARGETS_AT_ONCE // max(1, targets[0].numel()))):
+        yield constant_outputs(constant, part, axis=axis), part

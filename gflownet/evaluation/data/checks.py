@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from gflownet.errors import UserError, accounted
-from gflownet.evaluation.data.examples import DatasetSplit, Split, Splits, is_classification
+from gflownet.errors import UserError, accounted, counted
+from gflownet.evaluation.data.examples import (
+    IGNORED,
+    DatasetSplit,
+    Split,
+    Splits,
+    input_shape,
+    is_classification,
+    labelled,
+    output_shape,
+)
+from gflownet.evaluation.data.examples import num_outputs as count_outputs
+from gflownet.operations.tensor_shape import Layout
 from gflownet.training.random_states import seeded
 
 # More classes than examples are allowed up to here.
@@ -40,35 +52,80 @@ def check_splits(splits: Splits, *, key: str) -> None:
     num_classes = splits.num_outputs
     if targets.ndim == 1:
         _check_classes({name: part.targets for name, part in parts.items()}, num_classes, key=key)
-    elif any(int(part.targets.min()) < 0 for part in parts.values()):
-        raise UserError(f"{key}: expected tokens from 0 as targets, got negative numbers")
-    elif num_classes is not None and not example.is_floating_point():
-        largest = max(int(part.targets.max()) for part in parts.values())
-        if largest >= num_classes:
-            raise UserError(f"{key}: expected tokens from 0 to {num_classes - 1} as targets, got {largest}")
+    else:
+        kind = "classes" if example.is_floating_point() else "tokens"
+        _check_positions(parts, count_outputs(splits), key=key, kind=kind)
 
 
-def check_vector_targets(splits: Splits, *, key: str) -> None:
-    """Raise UserError unless targets are one class or some numbers per example, as the models of graphs predict."""
+def with_shaped_targets(splits: Splits, *, key: str, per: str = "auto") -> Splits:
+    """Return splits whose targets are those of examples, or of positions as the models of graphs predict them.
+
+    Args:
+        splits: targets [N], [N, K] numbers, [N, *positions], or [N, *shape of the output] numbers.
+        key: option that names the data, for errors.
+        per: position, example, or auto: classes with axes and numbers with two or more axes are those of positions, as
+            many as in the inputs.
+
+    Raises:
+        UserError: targets of another shape.
+    """
+    inputs, targets = input_shape(splits), splits.train.targets
+    classes, sizes, positions = is_classification(targets), list(targets.shape[1:]), inputs.positions
+    if not sizes or (not classes and len(sizes) == 1 and per != "position"):
+        return splits
+    axis = 1 if inputs.layout in (Layout.SIGNAL, Layout.IMAGE) else -1  # of channels
+    has_channels = len(sizes) == len(positions) + 1 and (not classes or targets.shape[axis] == 1)
+    like = sizes[:-1] if axis < 0 else sizes[1:]
+    is_equal = tuple(like if has_channels else sizes) == positions
+    has_axes = bool(positions) and (has_channels or len(sizes) == len(positions))
+    if not has_axes or per == "example" or (per == "auto" and not is_equal):
+        _refuse_targets(splits, key=key, is_vector=not has_axes)
+    changed = {}
+    for name, part in (("train", splits.train), ("validation", splits.validation), ("test", splits.test)):
+        if has_channels == classes and not isinstance(part, DatasetSplit):
+            each = part.targets.squeeze(axis) if classes else part.targets.unsqueeze(axis)
+            changed[name] = Split(part.inputs, each)
+    splits = replace(splits, **changed)
+    return replace(splits, account=(*splits.account, _target_words(splits)))
+
+
+def _refuse_targets(splits: Splits, *, key: str, is_vector: bool) -> NoReturn:
+    """Raise UserError for targets with axes that fit neither examples nor positions."""
     targets, group = splits.train.targets, key.rpartition(".")[0]
     shape = list(targets.shape[1:])
-    if not shape or (len(shape) == 1 and not is_classification(targets)):
-        return
     if not is_classification(targets):
-        text = f"expected targets [N] or [N, K], got {list(targets.shape)}; targets.reshape(len(targets), -1)"
+        other = "" if is_vector else f" or {group}.per=position"
+        text = f"expected targets [N] or [N, K], got {list(targets.shape)}; targets.reshape(len(targets), -1){other}"
     elif len(shape) == 1 and int(targets.max()) <= 1:
         text = f"expected one class per example, got {shape[0]} labels (multi-label); {group}.kind=numbers"
     else:
-        text = f"expected one class per example, got classes {shape}, one per pixel or position; task=choices"
+        other = "task=images" if is_vector else f"{group}.per=position"
+        text = f"expected one class per example, got classes {shape}, one per pixel or position; {other}"
     with accounted(splits.account):
         raise UserError(f"{key}: {text} takes them")
+
+
+def _target_words(splits: Splits) -> str:
+    """Return a line about targets of positions: the most frequent class, and positions without one."""
+    targets, shape = torch.cat([part.targets for part in splits]), output_shape(splits)
+    sizes = " x ".join(map(str, shape.positions))
+    if not is_classification(targets):
+        return f"targets: {counted(shape.channels, 'number')} at each of {sizes} positions"
+    counts = torch.bincount(labelled(targets))
+    source = splits.columns or splits.arrays
+    names = (source.target.labels if source is not None else ()) or range(len(counts))
+    words = f"{100 * int(counts.max()) / int(counts.sum()):.3g} % class {names[int(counts.argmax())]}"
+    num_ignored = targets.numel() - int(counts.sum())
+    words += f"; {100 * num_ignored / targets.numel():.3g} % without a class" if num_ignored else ""
+    return f"targets: one of {shape.channels} classes at each of {sizes} positions; {words}"
 
 
 def check_present(splits: Splits, *, key: str) -> None:
     """Raise UserError unless two or more targets occur, and all class numbers below the largest."""
     group, targets = key.rpartition(".")[0], torch.cat([part.targets for part in splits])
-    if targets.ndim > 1:
+    if targets.ndim > 1 and not (is_classification(targets) and splits.train.example.is_floating_point()):
         return
+    targets = labelled(targets)
     present = targets.unique().tolist()
     if len(present) < 2:
         source = splits.columns or splits.arrays
@@ -148,6 +205,20 @@ def check_numbering(classes: Tensor, *, num_examples: int, key: str) -> None:
     largest = int(classes.max()) if len(classes) else 0
     if largest >= max(_MAX_EMPTY_CLASSES, num_examples):
         raise UserError(f"{key}: expected classes numbered from 0, got {largest} in {num_examples} examples")
+
+
+def _check_positions(parts: dict[str, Any], num_classes: int, *, key: str, kind: str) -> None:
+    """Raise UserError unless all positions have a class or IGNORED, and every example has a class."""
+    for name, part in parts.items():
+        has_target = part.targets != IGNORED
+        if not bool(has_target.flatten(1).any(1).all()):
+            place = int(has_target.flatten(1).any(1).int().argmin())
+            raise UserError(f"{key}: expected a target in every {name} example, got only {IGNORED} in example {place}")
+        smallest, largest = map(int, labelled(part.targets).aminmax())
+        if smallest < 0:
+            raise UserError(f"{key}: expected {kind} from 0 as targets, or {IGNORED} for none, got {smallest}")
+        if largest >= num_classes:
+            raise UserError(f"{key}: expected {kind} from 0 to {num_classes - 1} as targets, got {largest}")
 
 
 def _check_classes(targets: dict[str, Tensor], num_classes: int | None, *, key: str) -> None:

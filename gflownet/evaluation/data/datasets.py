@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, Subset
 from gflownet.errors import UserError, accounted
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.data.checks import check_dataset, check_numbering, check_present, check_repeated, check_splits
-from gflownet.evaluation.data.examples import DatasetSplit, Examples, Split, Splits
+from gflownet.evaluation.data.examples import DatasetSplit, Examples, Split, Splits, output_shape
 from gflownet.evaluation.data.files import read_file
 from gflownet.evaluation.data.labelled_arrays import LabelledArrays, labelled
 from gflownet.evaluation.data.table_files import Reading
@@ -79,7 +79,8 @@ def _splits(source: str, *, key: str, seed: int, test: str, reading: Reading) ->
     elif _is_path(source):
         data = read_file(source, key=key, reading=reading)
     elif ":" in source:
-        splits = _of_callable(_called(source, key=key), key=key, source=source, seed=seed, kind=reading.kind)
+        kinds = {"kind": reading.kind, "ignored": reading.ignored}
+        splits = _of_callable(_called(source, key=key), key=key, source=source, seed=seed, **kinds)
         if isinstance(splits, Splits):
             if test:
                 raise UserError(f"{key}_test: expected none with splits or a Dataset from {source}, got {test}")
@@ -159,7 +160,7 @@ def split(data: LabelledArrays, *, seed: int, equal: np.ndarray | None = None) -
         _tensors(inputs[rows], data.targets[rows]) if part is None else _tensors(part.inputs, part.targets)
         for rows, part in zip(parts, given, strict=True)
     ]
-    classes = int(data.targets.max()) + 1 if is_classes and data.targets.ndim == 1 else None
+    classes = int(data.targets.max()) + 1 if is_classes else None
     arrays = None if columns else data.arrays or ArrayInputs(target, data.scale)
     about = (*data.account, *(data.test.account if data.test else ()), *(columns.account() if columns else ()))
     return Splits(*three, layout=data.layout, num_outputs=classes, columns=columns, arrays=arrays, account=about)
@@ -243,11 +244,16 @@ def standardised(splits: Splits, *, per_channel: bool = False) -> Splits:
 
 
 def with_standard_targets(splits: Splits) -> Splits:
-    """Return splits whose numbers have mean 0 and deviation 1 in the training examples; classes stay."""
+    """Return splits whose numbers, of a channel at all positions, have mean 0 and deviation 1 in the training examples.
+
+    Classes stay.
+    """
     if not isinstance(splits.train, Split) or not splits.train.targets.is_floating_point():
         return splits
-    targets = splits.train.targets
-    mean, deviation = targets.mean(dim=0), targets.std(dim=0, correction=0)
+    targets, shape = splits.train.targets, output_shape(splits)
+    axes, keeps = tuple(axis for axis in range(targets.ndim) if axis != shape.channel_axis + 1), bool(shape.positions)
+    axes = axes if keeps else (0,)
+    mean, deviation = targets.mean(axes, keepdim=keeps), targets.std(axes, correction=0, keepdim=keeps)
     deviation = torch.where(deviation > _CONSTANT, deviation, 1.0)
     units = {"mean": mean.reshape(-1).tolist(), "deviation": deviation.reshape(-1).tolist()}
     columns, arrays = (
@@ -363,7 +369,7 @@ def _called(source: str, *, key: str) -> Any:
         raise UserError(f"{key}: expected {source} to return data, got {type(error).__name__}: {reason}") from error
 
 
-def _of_callable(loaded: Any, *, key: str, source: str, seed: int, kind: str) -> Splits | LabelledArrays:
+def _of_callable(loaded: Any, *, key: str, source: str, seed: int, **kinds: Any) -> Splits | LabelledArrays:
     """Return what a user's callable made: splits, a pair (inputs, targets), a Dataset, or one of these per split."""
     if isinstance(loaded, Splits):
         return loaded
@@ -372,20 +378,20 @@ def _of_callable(loaded: Any, *, key: str, source: str, seed: int, kind: str) ->
         missing = [name for name in names if name not in loaded]
         if missing:
             raise UserError(f"{key}: expected {source} to return train, validation and test, got {', '.join(loaded)}")
-        return _of_mapping({name: loaded[name] for name in names}, key=key, source=source, kind=kind)
+        return _of_mapping({name: loaded[name] for name in names}, key=key, source=source, **kinds)
     if isinstance(loaded, Dataset):
         check_dataset(loaded, key=key)
         return _split_dataset(loaded, seed=seed)
     if isinstance(loaded, Sequence) and len(loaded) == 2:
         where = f"{key}: {source}"
-        return labelled(*_arrays(loaded, where=where), where=where, kind=kind)
+        return labelled(*_arrays(loaded, where=where), where=where, **kinds)
     raise UserError(
         f"{key}: expected {source} to return (inputs, targets), a Dataset, a mapping of train, validation and test, or "
         f"Splits, got {type(loaded).__name__}"
     )
 
 
-def _of_mapping(loaded: Mapping[str, Any], *, key: str, source: str, kind: str) -> Splits:
+def _of_mapping(loaded: Mapping[str, Any], *, key: str, source: str, **kinds: Any) -> Splits:
     """Return the splits of a mapping; classes and scale are those of the training examples."""
     parts: list[Examples] = []
     train: LabelledArrays | None = None
@@ -397,7 +403,7 @@ def _of_mapping(loaded: Mapping[str, Any], *, key: str, source: str, kind: str) 
             parts.append(part)
         elif isinstance(part, Sequence) and len(part) == 2:
             where = f"{key}: {source}: {name}"
-            arrays = labelled(*_arrays(part, where=where), where=where, kind=kind, train=train)
+            arrays = labelled(*_arrays(part, where=where), where=where, train=train, **kinds)
             train = train or arrays
             parts.append(_tensors(arrays.inputs, arrays.targets))
         else:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from gflownet.errors import UserError
+from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.training.random_states import seeded
 from gflownet.translation.array_inputs import ArrayInputs
 from gflownet.translation.table_columns import TableColumns
@@ -27,6 +28,7 @@ Batch = tuple[Tensor, Tensor]  # inputs [B, ...], targets [B, ...]
 _BATCH_ELEMENTS = 2**16
 _MIN_BATCH = 32
 _DIGEST_EXAMPLES = 64
+IGNORED = -100  # class of a position without a target, as in torch.nn.functional.cross_entropy
 
 
 def batch_sizes(num: int, batch_size: int) -> list[int]:
@@ -48,7 +50,8 @@ class Split:
     """Labelled examples in memory."""
 
     inputs: Tensor  # [N, ...] float, or int64 tokens [N, T]
-    targets: Tensor  # [N] int64 classes, [N, T] int64 tokens, [N] or [N, O] float
+    # [N] int64 classes, [N, *positions] int64 classes or tokens, [N], [N, O] or [N, *shape of the output] float
+    targets: Tensor
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -169,6 +172,11 @@ def in_columns(targets: Tensor) -> Tensor:
     return targets.unsqueeze(1) if targets.ndim == 1 else targets
 
 
+def labelled(targets: Tensor) -> Tensor:
+    """Return the classes [M] of all examples and positions, without those that are IGNORED."""
+    return targets[targets != IGNORED]
+
+
 def is_classification(targets: Tensor) -> bool:
     """Return whether targets are classes or tokens."""
     return not targets.is_floating_point()
@@ -187,14 +195,40 @@ def num_outputs(splits: Splits) -> int:
     return largest + 1
 
 
+def input_shape(splits: Splits) -> Shape:
+    """Return the shape of one input."""
+    example = splits.train.example
+    layout = splits.layout if example.is_floating_point() else Layout.TOKENS
+    return Shape.of(tuple(example.shape), layout)
+
+
+def output_shape(splits: Splits) -> Shape:
+    """Return the shape of one output: a vector, or the positions of the targets with a channel per class or number."""
+    inputs, targets, num = input_shape(splits), splits.train.targets, num_outputs(splits)
+    like = Shape((*inputs.positions, 1), Layout.SEQUENCE) if inputs.layout is Layout.TOKENS else inputs
+    sizes = tuple(targets.shape[1:])
+    if is_classification(targets) and like.positions and len(sizes) == len(like.positions):
+        return like.with_positions(sizes).with_channels(num)
+    if not is_classification(targets) and like.positions and len(sizes) == len(like.sizes):
+        return Shape(sizes, like.layout)
+    return Shape((num,), Layout.VECTOR)
+
+
 AUGMENTATIONS = ("crop", "flip", "noise", "mixup")
 _MARGIN = 1 / 8  # crop: share of a side that is added at both ends
 _NOISE = 0.1  # noise: deviations of the batch
 
 
-def check_augmentation(names: Sequence[str], train: Examples, *, loss: str) -> None:
-    """Raise UserError for an unknown name, or one that the examples do not allow."""
+def check_augmentation(names: Sequence[str], train: Examples, *, loss: str, output: Shape) -> None:
+    """Raise UserError for an unknown name, or one that the examples do not allow.
+
+    Targets of positions move with their inputs; a crop has no number there.
+    """
     allowed = AUGMENTATIONS if train.example.ndim > 1 else ("noise", "mixup")
+    if output.positions:
+        is_moved = output.channel_axis == 0 and output.positions == tuple(train.example.shape[1:])
+        num = 0 if not is_moved else 3 if is_classification(train.targets) else 2
+        allowed = ("noise", "flip", "crop")[: max(1, num)]
     allowed = allowed if ":" not in loss else tuple(name for name in allowed if name != "mixup")
     for name in names:
         if name not in allowed or not train.example.is_floating_point():
@@ -203,14 +237,24 @@ def check_augmentation(names: Sequence[str], train: Examples, *, loss: str) -> N
 
 
 def augmented(batch: Batch, names: Sequence[str], *, num_outputs: int, generator: torch.Generator) -> Batch:
-    """Return a batch changed at random by the generator; targets are probabilities after mixup (Zhang et al. 2018)."""
+    """Return a batch changed at random by the generator; targets are probabilities after mixup (Zhang et al. 2018).
+
+    Crop and flip move the targets of positions, too, which are channels meanwhile; without one they are IGNORED.
+    """
     inputs, targets = batch
+    is_moved = targets.ndim >= inputs.ndim - is_classification(targets) > 1 and not {"crop", "flip"}.isdisjoint(names)
+    if is_moved:
+        planes = targets.unsqueeze(1) - IGNORED if is_classification(targets) else targets
+        inputs, num_channels = torch.cat([inputs, planes.to(inputs)], 1), inputs.shape[1]
     if "crop" in names:
         for axis in range(2, inputs.ndim):
             inputs = _cropped(inputs, axis, generator)
     if "flip" in names:
         is_flipped = (torch.rand(len(inputs), generator=generator) < 0.5).to(inputs.device)
         inputs = torch.where(is_flipped.reshape(-1, *[1] * (inputs.ndim - 1)), inputs.flip(-1), inputs)
+    if is_moved:
+        inputs, planes = inputs[:, :num_channels], inputs[:, num_channels:]
+        targets = planes[:, 0].long() + IGNORED if is_classification(targets) else planes
     if "noise" in names:
         inputs = inputs + _NOISE * inputs.std() * torch.randn(inputs.shape, generator=generator).to(inputs.device)
     if "mixup" in names:

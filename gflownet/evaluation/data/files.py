@@ -62,6 +62,7 @@ def read_file(
                 return read_table(file, key=key, reading=reading, train=train)
             layout = "signal" if _UCR.fullmatch(file.name) else None
             options: Any = {"key": key, "where": where, "kind": reading.kind, "layout": layout}
+            options["ignored"] = reading.ignored
             arrays = _labelled(pairs.pop("train"), account, train=train, **options)
             given = {split: _labelled(pair, account, train=arrays, **options) for split, pair in pairs.items()}
             return replace(arrays, **given, account=tuple(account))

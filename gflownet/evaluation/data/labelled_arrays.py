@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gflownet.errors import UserError
+from gflownet.evaluation.data.examples import IGNORED
 from gflownet.evaluation.data.table_fitting import RawTable
 from gflownet.translation.array_inputs import ArrayInputs
 from gflownet.translation.table_columns import is_number
@@ -45,7 +46,13 @@ class LabelledArrays:
 
 
 def labelled(
-    inputs: np.ndarray, targets: np.ndarray, *, where: str, kind: str = "auto", train: LabelledArrays | None = None
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    *,
+    where: str,
+    kind: str = "auto",
+    train: LabelledArrays | None = None,
+    ignored: int = IGNORED,
 ) -> LabelledArrays:
     """Return arrays of equal length as examples.
 
@@ -58,6 +65,7 @@ def labelled(
         where: option and source, for errors.
         kind: of the targets: numbers, classes (those that occur, numbered in their order) or auto.
         train: training examples, with their classes and scale; None: these are the training examples.
+        ignored: class, next to empty texts, of positions without a target.
 
     Raises:
         UserError: arrays of other lengths or types, or a class that the training examples do not have.
@@ -80,7 +88,10 @@ def labelled(
         targets = targets.argmax(1)
     if kind == "classes" and targets.ndim == 1 and (train is None or train.labels is not None):
         targets = targets.astype(str)
-    targets, labels = _numbered(targets, where=where, train=train)
+    if targets.ndim > 1 and (targets.dtype.kind in "biuUS" or kind == "classes"):
+        targets, labels = _numbered_positions(targets, where=where, kind=kind, train=train, ignored=ignored)
+    else:
+        targets, labels = _numbered(targets, where=where, train=train)
     if train is not None and np.issubdtype(targets.dtype, np.floating) == train.has_classes:
         kinds = ("classes", "numbers") if train.has_classes else ("numbers", "classes")
         raise UserError(f"{where}: expected {kinds[0]} as in the training examples, got {kinds[1]}")
@@ -133,6 +144,27 @@ def _numbered(
         raise UserError(f"{where}: expected targets as in the training examples, or texts [N], got {targets.dtype}")
     texts = [text.decode(errors="replace") if isinstance(text, bytes) else str(text) for text in targets.tolist()]
     return class_numbers(texts, where=where, labels=labels)
+
+
+def _numbered_positions(
+    targets: np.ndarray, *, where: str, kind: str, train: LabelledArrays | None, ignored: int
+) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Return the classes [N, *positions] of numbers or texts as int64, IGNORED where there is none, and their texts."""
+    is_text = targets.dtype.kind in "US"
+    values = targets.astype(str) if is_text else targets.astype(np.int64)
+    if not is_text and (values != targets).any():
+        raise UserError(f"{where}: expected whole numbers as classes, got {targets[values != targets][0]}")
+    has_target = values != ("" if is_text else ignored)
+    labels = None if train is None else train.labels
+    if not (is_text or labels or (kind == "classes" and train is None)):
+        return np.where(has_target, values, IGNORED), None
+    names = np.unique(values[has_target]) if labels is None else np.array(labels).astype(values.dtype)
+    order = np.argsort(names)
+    places = order[np.searchsorted(names, values, sorter=order).clip(max=len(names) - 1)]
+    if (is_new := has_target & (names[places] != values)).any():
+        shown = ", ".join(map(str, names[:10]))
+        raise UserError(f"{where}: expected a class of the training examples ({shown}), got {values[is_new][0]}")
+    return np.where(has_target, places, IGNORED), tuple(map(str, names))
 
 
 def _is_one_hot(inputs: np.ndarray, targets: np.ndarray) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gflownet.errors import UserError, accounted, counted
+from gflownet.evaluation.data.examples import IGNORED
 from gflownet.evaluation.data.labelled_arrays import LabelledArrays, class_numbers
 from gflownet.evaluation.data.table_fitting import ORDER, RawTable, account_of, find_columns, is_plain, is_typed
 from gflownet.files import read_bytes
@@ -53,6 +54,7 @@ class Reading:
     duplicates: str = "together"  # equal examples: together in one split, keep, or refuse them in several
     size: int = 0  # side of the images of a folder; 0: as they are
     alpha: str = "white"  # colour behind transparent pixels, or keep
+    ignored: int = IGNORED  # class of positions without a target
 
 
 def read_table(path: Path, *, key: str, reading: Reading, train: LabelledArrays | None) -> LabelledArrays:
