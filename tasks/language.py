@@ -279,7 +279,7 @@ class LanguageTask(GFNTask):
                 raise ValueError(f"env.choices.places.{place.name}: expected values out of {names}, got {unknown[0]}")
         for name in self._steps:
             try:
-                check_causal(ComputationGraph.from_dict(self._block(name, _CHECKED_WIDTH)))
+                check_causal(ComputationGraph.from_dict(block_graph(self._steps[name], _CHECKED_WIDTH)))
             except (ValueError, RuntimeError) as error:
                 raise ValueError(f"task_options.blocks.{name}: {error}") from None
 
@@ -289,20 +289,11 @@ class LanguageTask(GFNTask):
         layers = [str(values[place]) for place in places]
 
         def at(width: int) -> CellConfig:
-            blocks = {name: self._block(name, width) for name in dict.fromkeys(layers)}
+            blocks = {name: block_graph(self._steps[name], width) for name in dict.fromkeys(layers)}
             repeat, shared = int(values.get(_REPEAT, 1)), values.get(_WEIGHTS) == _SHARED
             return CellConfig(blocks, layers, repeat=repeat, shared=shared)
 
         return largest_cell(at, self.config.task_options.num_parameters)
-
-    def _block(self, name: str, width: int) -> dict[str, Any]:
-        """Return the graph of a block of a width. Raises ValueError where an operation cannot be applied."""
-        shape = Shape.of((1, width))
-        writer = NetworkWriter(shape)
-        writer.chain([step.at(width) for step in self._steps[name]])
-        if writer.shape != shape:
-            raise ValueError(f"expected an output {shape}, got {writer.shape}")
-        return writer.finish()
 
     def _trained(self, graph: Candidate, *, seed: int) -> tuple[RecurrentNetwork, int | None]:
         """Return a model after its training and the number of steps, None if it diverged."""
@@ -352,6 +343,16 @@ class LanguageTask(GFNTask):
 
 def _size(config: StackConfig | CellConfig) -> int:
     return num_parameters(config) if isinstance(config, StackConfig) else num_cell_parameters(config)
+
+
+def block_graph(steps: Sequence[Step], width: int) -> dict[str, Any]:
+    """Return the graph of a block of a width. Raises ValueError where an operation cannot be applied."""
+    shape = Shape.of((1, width))
+    writer = NetworkWriter(shape)
+    writer.chain([step.at(width) for step in steps])
+    if writer.shape != shape:
+        raise ValueError(f"expected an output {shape}, got {writer.shape}")
+    return writer.finish()
 
 
 _SIGNS = {"sum": " + ", "Product": " * "}

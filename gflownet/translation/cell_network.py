@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -39,7 +40,9 @@ class CausalConvolution(Operation):
     """
 
     category = Category.CONVOLUTION
-    settings = {"kernel_size": Setting(POSITIVE_INT, 4, choices=(4, 8)), "dilation": Setting(POSITIVE_INT, 1)}
+    settings = MappingProxyType(
+        {"kernel_size": Setting(POSITIVE_INT, 4, choices=(4, 8)), "dilation": Setting(POSITIVE_INT, 1)}
+    )
     examples = (Example((Shape.of((5, 3)),), {"kernel_size": 2, "dilation": 3}),)
 
     @classmethod
@@ -95,6 +98,8 @@ class CellConfig:
     epsilon: float = 1e-6  # of the RMS norms
 
     def __post_init__(self) -> None:
+        if not isinstance(self.blocks, Mapping) or not all(isinstance(each, Mapping) for each in self.blocks.values()):
+            raise ValueError(f"blocks: expected graphs by name, got {self.blocks!r:.80}")
         ends = {name: (each.inputs, each.outputs) for name in self.blocks for each in [self.summary_of(name)]}
         sizes = {tuple(shape.sizes) for inputs, outputs in ends.values() for shape in (*inputs, *outputs)}
         if len(sizes) != 1 or any(len(shapes) != 1 for each in ends.values() for shapes in each):
@@ -113,7 +118,11 @@ class CellConfig:
 
     def summary_of(self, name: str) -> GraphSummary:
         """Return the shapes, sizes and state of a block. Raises ValueError for an invalid graph."""
-        return _summary(json.dumps(self.blocks[name], sort_keys=True))
+        try:
+            return _summary(json.dumps(self.blocks[name], sort_keys=True))
+        except ValueError as error:
+            problems = "; ".join(line.removeprefix("- ") for line in str(error).splitlines())
+            raise ValueError(f"blocks: {name}: {problems}") from None
 
     @property
     def width(self) -> int:

@@ -225,7 +225,7 @@ def test_text_of_the_user_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("env.name=hypergrid", "env.name: expected recurrent_stack or computation_graph with this task, got hypergrid"),
+        ("env.name=hypergrid", "env.name: expected recurrent_stack, computation_graph or choices with this task"),
         ("task_options.text=nowhere", "task_options.text: no such file or folder: nowhere"),
         ("task_options.num_steps=0", "task_options.num_steps: expected a number > 0, got 0"),
         ("task_options.seconds=.nan", "task_options.seconds: expected a number, got '.nan'"),

@@ -176,7 +176,15 @@ def test_load_returns_the_saved_cell(tmp_path: Path) -> None:
 
 def test_invalid_cell_raises_one_line() -> None:
     described = describe(CellNetwork(of_cell(tanh_cell(4))))
-    for change in ({"blocks": {"cell": {}}}, {"blocks": {}}, {"layers": []}, {"layers": ["x"]}, {"repeat": 0}, {"epsilon": 0.0}):
+    broken: tuple[Any, ...] = (
+        {"cell": {}},
+        {},
+        5,
+        {"cell": 5},
+        {"cell": tanh_cell(4).to_dict(), "b": tanh_cell(5).to_dict()},
+    )
+    changes = [*({"blocks": blocks} for blocks in broken), {"layers": []}, {"layers": ["x"]}, {"layers": "cell"}]
+    for change in (*changes, {"repeat": 0}, {"epsilon": 0.0}):
         with pytest.raises(UserError, match=r"^model.json: config: .*expected .*got") as caught:
             model_of({**described, "config": {**described["config"], **change}}, "model.json")
         assert "\n" not in str(caught.value)
