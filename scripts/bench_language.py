@@ -1,7 +1,7 @@
 """Measure bits per byte of RHN, GRU, LSTM, transformer and a searched stack at equal parameters and equal cost.
 
     python scripts/bench_language.py [--steps | --seconds] [--stack FILE] [--results FILE] [--quick] [--json FILE]
-    python scripts/bench_language.py --blocks FOLDER [--trainings N] [--steps | --seconds] [--quick] [--json FILE]
+    python scripts/bench_language.py --blocks FOLDER [--trainings N] [--searches N] [--steps | --seconds] [...]
 
 Every model has 97,000 parameters and reads bytes of the Python standard library (4 MB, split by file) in batches of 16
 rows of 64 bytes. It is trained by the product's loop (evaluation/candidates/language.py: Adam, warm-up, cosine)
@@ -58,8 +58,8 @@ class Plan:
     seeds: tuple[int, ...] = (1, 2, 3)
     num_bytes: int = 65_536  # scored of each text
     num_searches: int = 3
-    num_trainings: int = 60  # of a search of blocks, besides the final stage
-    search_steps: int = 200
+    num_trainings: int = 48  # of a search of blocks, besides the final stage
+    search_steps: int = 100
 
 
 QUICK = Plan(
@@ -164,14 +164,18 @@ def main() -> int:
     paths["blocks"] = "folder of searches of blocks and their trainings"
     options = parse_arguments(
         __doc__,
-        numbers={"trainings": f"of a search of blocks; default: {Plan.num_trainings}"},
+        numbers={
+            "trainings": f"of a search of blocks; default: {Plan.num_trainings}",
+            "searches": f"of blocks with each method; default: {Plan.num_searches}",
+        },
         paths=paths,
         steps="only equal steps",
         seconds="only equal CPU seconds",
     )
     torch.set_num_threads(1)
     plan = QUICK if options.quick else Plan(num_parameters=200_000) if options.blocks else Plan()
-    plan = replace(plan, num_trainings=options.trainings or plan.num_trainings)
+    given = {"num_trainings": options.trainings, "num_searches": options.searches}
+    plan = replace(plan, **{name: value for name, value in given.items() if value})
     text, sides = read_bytes("", megabytes=4.0, split_seed=0), sides_of(plan.num_parameters, options.stack)
     chosen = [budget for budget in BUDGETS if getattr(options, budget)]
     rows = []

@@ -23,6 +23,7 @@ from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.operations.vocabulary import POSITIVE_INT
 from gflownet.rhn.layers import RMSNorm, Run, SequenceLayer, embedding_table
 from gflownet.rhn.network import RecurrentNetwork
+from gflownet.training.random_states import seeded
 from gflownet.training.steps import evaluating
 from gflownet.translation.graph_summary import GraphSummary, summary
 from gflownet.translation.model import TranslatedModel, to_pytorch_model
@@ -30,6 +31,7 @@ from gflownet.translation.model import TranslatedModel, to_pytorch_model
 _MAX_WIDTH = 2**12  # upper bound of the search for the width that gives a number of parameters
 # Sequences on which blocks are checked: their number, and the lengths of the parts in which they are read.
 _CHECKED_ROWS, _CHECKED_PARTS = 2, (5, 1, 7)
+_CHECKED_NOISE = 0.1  # in weights
 _TOLERANCE = 1e-4
 
 
@@ -272,10 +274,11 @@ def check_causal(graph: ComputationGraph) -> None:
         ValueError: another result, or a model that cannot be built.
     """
     (shape,) = cast(GraphSummary, summary(graph)).inputs
-    generator = torch.Generator().manual_seed(0)
-    with torch.random.fork_rng(devices=[]):
+    with seeded(0), torch.no_grad():
         layer = CellLayer(graph, shape.channels, CellConfig.epsilon)
-    x = torch.randn(_CHECKED_ROWS, sum(_CHECKED_PARTS), shape.channels, generator=generator)
+        for parameter in layer.parameters():  # some start at zero, without effect
+            parameter.add_(_CHECKED_NOISE * torch.randn_like(parameter))
+        x = torch.randn(_CHECKED_ROWS, sum(_CHECKED_PARTS), shape.channels)
     with evaluating(layer), torch.no_grad():
         whole, state, parts = layer(x, None)[0], None, []
         for part in x.split(_CHECKED_PARTS, 1):

@@ -15,7 +15,14 @@ from gflownet.evaluation.candidates.language import LanguageTraining, bits_per_b
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations.vocabulary import aggregation
 from gflownet.rhn.checkpoint import describe, load_language_model, model_of, save_language_model
-from gflownet.translation.cell_network import CellConfig, CellNetwork, fit_cell_parameters, num_cell_parameters
+from gflownet.testing.operations import check_operation
+from gflownet.translation.cell_network import (
+    CarriedConvolution,
+    CellConfig,
+    CellNetwork,
+    fit_cell_parameters,
+    num_cell_parameters,
+)
 from tasks.language import formulas
 
 PRODUCT, BLEND = "gflownet.translation.gating:Product", "gflownet.translation.gating:Blend"
@@ -188,6 +195,19 @@ def test_invalid_cell_raises_one_line() -> None:
         with pytest.raises(UserError, match=r"^model.json: config: .*expected .*got") as caught:
             model_of({**described, "config": {**described["config"], **change}}, "model.json")
         assert "\n" not in str(caught.value)
+
+
+def test_causal_convolution_keeps_the_contract_and_equals_a_padded_one() -> None:
+    name = "gflownet.translation.cell_network:CausalConvolution"
+    check_operation(name)
+    layer = CarriedConvolution(3, kernel_size=4, dilation=2).double()
+    x = torch.randn(2, 9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y, state = layer(x, x.new_zeros(2, 3, 6))
+    padded = nn.functional.conv1d(
+        nn.functional.pad(x.mT, (6, 0)), layer.convolution.weight, layer.convolution.bias, dilation=2, groups=3
+    )
+    torch.testing.assert_close(y, padded.mT)
+    torch.testing.assert_close(state, x.mT[:, :, -6:])
 
 
 def test_cell_learns_a_text() -> None:
