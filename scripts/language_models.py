@@ -16,11 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gflownet.envs.skeleton import read_steps
 from gflownet.errors import UserError
 from gflownet.rhn.checkpoint import model_of
 from gflownet.rhn.config import RHNConfig, StackConfig, StackLayer
-from gflownet.rhn.layers import FFN, RMSNorm, Run, embedding_table
+from gflownet.rhn.layers import RMSNorm, Run, embedding_table
 from gflownet.rhn.network import RHN, RecurrentStack, fit_parameters
+from gflownet.translation.cell_network import CellConfig, CellNetwork, largest_cell
+from tasks.language import block_graph
 
 HEADS = 4
 _ROTARY_BASE = 10_000.0  # Su et al. 2021, section 3.2.2
@@ -100,46 +103,19 @@ def _state_floats(run: Run) -> int:
     return sum(block.norm.weight.shape[0] for block in run.blocks)
 
 
-class NarrowGRU(nn.Module):
-    """x + projection of a GRU that is narrower than x."""
-
-    def __init__(self, width: int, state: int) -> None:
-        super().__init__()
-        self.norm = RMSNorm(width, _EPSILON)
-        self.cell = nn.GRU(width, state, batch_first=True)
-        self.out = nn.Linear(state, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs [R, T, W]."""
-        return x + self.out(self.cell(self.norm(x))[0])
-
-
-class NarrowStateNetwork(nn.Module):
-    """GRU layers of few units with a feed-forward network after each, all on a normalised residual stream."""
-
-    def __init__(self, width: int, *, depth: int, state: int, vocabulary_size: int = 256) -> None:
-        super().__init__()
-        sizes = RHNConfig(hidden_size=width, intermediate_size=2 * width, depth=depth)
-        self.embedding = embedding_table(vocabulary_size, width)
-        self.cells = nn.ModuleList(NarrowGRU(width, state) for _ in range(depth))
-        self.norms = nn.ModuleList(RMSNorm(width, _EPSILON) for _ in range(depth))
-        self.networks = nn.ModuleList(FFN(sizes) for _ in range(depth))
-        self.norm = RMSNorm(width, _EPSILON)
-
-    def forward(self, tokens: Tensor) -> tuple[Tensor, None]:
-        """Return the logits [R, T, V]; there is no state to continue from."""
-        x = F.embedding(tokens, self.embedding)
-        for cell, norm, network in zip(self.cells, self.norms, self.networks, strict=True):
-            x = cell(x)
-            x = x + network(norm(x))
-        return F.linear(self.norm(x), self.embedding), None
-
-
 def narrow_state(num_parameters: int, *, state: int, depth: int = 1, vocabulary_size: int = 256) -> Form:
-    """Return GRU layers of `state` units; the remaining parameters widen the residual stream and the networks."""
-    make = partial(NarrowStateNetwork, depth=depth, state=state, vocabulary_size=vocabulary_size)
-    width = nearest(make, range(4, _MAX_WIDTH), num_parameters)
-    return form(f"gru {depth} x {state} and feed-forward, width {width}", partial(make, width), depth * state)
+    """Return GRU layers of `state` units, a feed-forward network after each, in the widest residual stream."""
+    network = {"name": "feed_forward", "expansion": 2, "gated": True, "activation": "silu", "bias": False}
+    declared = {"gru": [{"name": "gru", "features": state, "carry": True}, {"name": "linear", "bias": False}]}
+    steps = {name: read_steps(each, name) for name, each in {**declared, "network": network}.items()}
+
+    def at(width: int) -> CellConfig:
+        blocks = {name: block_graph(each, width) for name, each in steps.items()}
+        return CellConfig(blocks, [*blocks], repeat=depth, vocabulary_size=vocabulary_size)
+
+    config = largest_cell(at, num_parameters)
+    name = f"gru {depth} x {state} and feed-forward, width {config.width}"
+    return form(name, partial(CellNetwork, config), depth * state)
 
 
 class AttentionBlock(nn.Module):

@@ -1,16 +1,20 @@
-"""Recurrent stacks and cells as byte-level language models, scored after a short training on a text."""
+"""Recurrent stacks, cells and blocks of text as byte-level language models, scored after a short training on a text."""
 
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from gflownet.envs.choice_places import read_places
+from gflownet.envs.skeleton import NetworkWriter, Step, read_steps
 from gflownet.evaluation.candidates.language import (
     UNIFORM_BITS,
     LanguageDivergedError,
@@ -26,16 +30,30 @@ from gflownet.evaluation.store.fingerprint import data_digest
 from gflownet.evaluation.task import CandidateTraining, Cost, GFNTask, Score
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
+from gflownet.operations.tensor_shape import Shape
+from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import short_name
 from gflownet.options import AT_LEAST_ONE, POSITIVE, Interval, option
 from gflownet.rhn.checkpoint import description_of
 from gflownet.rhn.config import StackConfig, read_stack, stack_words
 from gflownet.rhn.network import RecurrentNetwork, RecurrentStack, fit_parameters, num_parameters
 from gflownet.training.random_states import seeded
-from gflownet.translation.cell_network import CellConfig, CellNetwork, fit_cell_parameters, num_cell_parameters
+from gflownet.translation.cell_network import (
+    CellConfig,
+    CellNetwork,
+    check_causal,
+    fit_cell_parameters,
+    largest_cell,
+    num_cell_parameters,
+)
 
-ENVIRONMENTS = ("recurrent_stack", "computation_graph")
-Candidate = Assignment | ComputationGraph  # a stack, or a cell
+ENVIRONMENTS = ("recurrent_stack", "computation_graph", "choices")
+Candidate = Assignment | ComputationGraph  # a stack or blocks, or a cell
+# Places of blocks: the layers in the order of their numbers; passes through them; whether passes share their weights.
+_BLOCK = re.compile(r"block(\d+)")
+_DEPTH, _REPEAT, _WEIGHTS, _SHARED = "depth", "repeat", "weights", "shared"
+_CHECKED_WIDTH = 16  # of blocks when they are checked
+_FLOAT_BYTES = 4
 # Points of the learning curve of a full training.
 _CURVE_POINTS = 8
 
@@ -47,8 +65,12 @@ class LanguageConfig:
     text: str = option("", "path of a file or a folder; empty: the source of Python's standard library")
     megabytes: float = option(4.0, "maximum size of the text", POSITIVE)
     num_parameters: int = option(
-        293_000, "parameters of every stack, which set its width, if env.recurrent_stack.widths is []", POSITIVE
+        293_000, "parameters of every model, which set its width, if env.recurrent_stack.widths is []", POSITIVE
     )
+    blocks: Any = option(
+        {}, "env.name=choices: blocks by name, each an operation or a list of them: {lstm: {name: lstm, carry: true}}"
+    )
+    target_cache: int = option(16_384, "bytes of the state of a generated sequence with utility 1/2", AT_LEAST_ONE)
     budget: Literal["steps", "seconds"] = option(
         "steps", "length of every training: equal steps, or equal seconds of CPU (not repeatable)"
     )
@@ -90,7 +112,7 @@ class StackTraining(CandidateTraining):
 
 
 class LanguageTask(GFNTask):
-    """A stack or cell scores exp(reference - bits) on held-out text: R = exp(-beta (bits per byte - reference)).
+    """A stack, cell or blocks score exp(reference - bits) on held-out text: R = exp(-beta (bits per byte - reference)).
 
     A diverged model, or one worse than a uniform prediction, counts 8 bits. `evaluation.learning_rate` and
     `evaluation.batch_size` set the training.
@@ -98,11 +120,16 @@ class LanguageTask(GFNTask):
 
     Config = LanguageConfig
     fidelity_unit = "steps"
+    objectives = ("bits_per_byte", "cache_bytes")
 
     def __init__(self, config: TaskConfig) -> None:
+        self.costs = {"cache_bytes": config.task_options.target_cache}
         super().__init__(config)
         if config.env.name not in ENVIRONMENTS:
-            raise ValueError(f"env.name: expected {' or '.join(ENVIRONMENTS)} with this task, got {config.env.name}")
+            expected = f"{', '.join(ENVIRONMENTS[:-1])} or {ENVIRONMENTS[-1]}"
+            raise ValueError(f"env.name: expected {expected} with this task, got {config.env.name}")
+        if config.env.name == "choices":
+            self._check_blocks()
         if config.env.name == "computation_graph":
             # Relative to this width: num_parameters sets the width of every cell.
             self.input_sizes = self.output_sizes = (max(config.env.output_sizes),)
@@ -177,6 +204,7 @@ class LanguageTask(GFNTask):
             "bits_per_byte": bits,
             "num_steps": float(num_steps or 0),
             "width": float(model.config.width),
+            "cache_bytes": float(_FLOAT_BYTES * math.prod(model.state_shape)),
             "diverged": float(num_steps is None),
         }
         return Score(self.value(bits), num_parameters=_size(model.config), metrics=metrics)
@@ -189,14 +217,21 @@ class LanguageTask(GFNTask):
         """Return the score of bits per byte."""
         return math.exp(self.config.task_options.reference - bits)
 
+    def utility(self, objective: str, value: float) -> float:
+        """Return the score of bits per byte, or 1 / (1 + cache_bytes / task_options.target_cache)."""
+        return self.value(value) if objective == "bits_per_byte" else super().utility(objective, value)
+
     def cost(self, graph: Candidate) -> Cost:
-        """Return the size of a model; a byte takes about one multiply-add per parameter."""
-        size = _size(self.config_of(graph))
-        return Cost(num_parameters=size, flops=2 * size)
+        """Return the size of a model; a byte takes about one multiply-add per parameter and pass."""
+        config = self.config_of(graph)
+        passes = replace(config, shared=False) if isinstance(config, CellConfig) else config
+        return Cost(num_parameters=_size(config), flops=2 * _size(passes))
 
     def words(self, candidate: Candidate) -> str:
-        """Return a stack such as "gru 128 > rhn 128 rank 4", or the width of a cell and its formulas."""
+        """Return layers such as "gru 128 > rhn 128 rank 4", or the width of a cell and its formulas."""
         config = self.config_of(candidate)
+        if isinstance(candidate, Assignment) and isinstance(config, CellConfig):
+            return config.words
         if isinstance(candidate, Assignment):  # the chosen ratio, not the one adjusted to the budget of parameters
             return stack_words(read_stack(candidate.as_dict(), width=config.width))
         num_layers = self.config.task_options.cell_layers
@@ -218,9 +253,47 @@ class LanguageTask(GFNTask):
         options = self.config.task_options
         if isinstance(candidate, ComputationGraph):
             cell = candidate.with_translation(self.translation_settings).to_dict()
-            return fit_cell_parameters(CellConfig(cell, layers=options.cell_layers), options.num_parameters)
+            layers = ["cell"] * options.cell_layers
+            return fit_cell_parameters(CellConfig({"cell": cell}, layers), options.num_parameters)
+        if self.config.env.name == "choices":
+            return self._blocks_of(candidate.as_dict())
         config = read_stack(candidate.as_dict(), bottleneck=options.bottleneck)
         return config if self.config.env.recurrent_stack.widths else fit_parameters(config, options.num_parameters)
+
+    @cached_property
+    def _steps(self) -> Mapping[str, Sequence[Step]]:
+        """Return the operations of each block. Raises UserError for invalid ones."""
+        declared = thawed(self.config.task_options.blocks)
+        return {str(name): read_steps(value, f"task_options.blocks.{name}") for name, value in declared.items()}
+
+    def _check_blocks(self) -> None:
+        """Raise ValueError for places without a meaning, or a block that is unknown or not causal."""
+        for place in read_places(self.config.env.choices.places).places:
+            is_block = _BLOCK.fullmatch(place.name)
+            if not (is_block or place.name in (_DEPTH, _REPEAT, _WEIGHTS)):
+                expected = f"block1, block2, ..., {_DEPTH}, {_REPEAT} and {_WEIGHTS} with this task"
+                raise ValueError(f"env.choices.places: expected {expected}, got {place.name}")
+            allowed = self._steps if is_block else ("own", _SHARED) if place.name == _WEIGHTS else place.values
+            if unknown := [value for value in place.values if value not in allowed]:
+                names = ", ".join(map(str, allowed)) or "task_options.blocks"
+                raise ValueError(f"env.choices.places.{place.name}: expected values out of {names}, got {unknown[0]}")
+        for name in self._steps:
+            try:
+                check_causal(ComputationGraph.from_dict(block_graph(self._steps[name], _CHECKED_WIDTH)))
+            except (ValueError, RuntimeError) as error:
+                raise ValueError(f"task_options.blocks.{name}: {error}") from None
+
+    def _blocks_of(self, values: Mapping[str, Any]) -> CellConfig:
+        """Return the largest model of some blocks within the budget of parameters."""
+        places = sorted((name for name in values if _BLOCK.fullmatch(name)), key=lambda name: int(name[len("block") :]))
+        layers = [str(values[place]) for place in places]
+
+        def at(width: int) -> CellConfig:
+            blocks = {name: block_graph(self._steps[name], width) for name in dict.fromkeys(layers)}
+            repeat, shared = int(values.get(_REPEAT, 1)), values.get(_WEIGHTS) == _SHARED
+            return CellConfig(blocks, layers, repeat=repeat, shared=shared)
+
+        return largest_cell(at, self.config.task_options.num_parameters)
 
     def _trained(self, graph: Candidate, *, seed: int) -> tuple[RecurrentNetwork, int | None]:
         """Return a model after its training and the number of steps, None if it diverged."""
@@ -270,6 +343,16 @@ class LanguageTask(GFNTask):
 
 def _size(config: StackConfig | CellConfig) -> int:
     return num_parameters(config) if isinstance(config, StackConfig) else num_cell_parameters(config)
+
+
+def block_graph(steps: Sequence[Step], width: int) -> dict[str, Any]:
+    """Return the graph of a block of a width. Raises ValueError where an operation cannot be applied."""
+    shape = Shape.of((1, width))
+    writer = NetworkWriter(shape)
+    writer.chain([step.at(width) for step in steps])
+    if writer.shape != shape:
+        raise ValueError(f"expected an output {shape}, got {writer.shape}")
+    return writer.finish()
 
 
 _SIGNS = {"sum": " + ", "Product": " * "}

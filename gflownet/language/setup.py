@@ -15,6 +15,7 @@ from gflownet.errors import UserError, did_you_mean
 from gflownet.files import is_intact, parse_json, read_yaml
 from gflownet.language.config import LanguageConfig
 from gflownet.language.text import Tokens, choose_codec, encode, name_of, read_text, reproduces
+from gflownet.records.trust import checked_names
 from gflownet.report.architectures import TOP_NAME
 from gflownet.rhn.checkpoint import DESCRIPTION_NAME, KINDS, model_of
 from gflownet.rhn.config import StackConfig, StackLayer, stack_words
@@ -22,6 +23,7 @@ from gflownet.rhn.layers import RHNBlock
 from gflownet.rhn.network import RecurrentNetwork, RecurrentStack
 from gflownet.rhn.text_codec import TextCodec, load_text_codec
 from gflownet.training.precision import Precision, choose_device, has_bfloat16
+from gflownet.translation.cell_network import CellConfig
 
 _CHECKED_CHARACTERS = 20_000  # of the validation part, on which a tokenizer has to reproduce the text
 _GIGABYTE = 10**9
@@ -202,6 +204,8 @@ def model_words(description: Mapping[str, Any]) -> str:
     """Return a model in words, first layer first."""
     if description["kind"] == "recurrent_stack":
         return stack_words(StackConfig(**description["config"]))
+    if description["kind"] == "cell_network":
+        return CellConfig(**description["config"]).words
     sizes = (f"{name} {value}" for name, value in description["config"].items() if type(value) is int)
     return f"{description['kind']}: {', '.join(sizes)}"
 
@@ -243,5 +247,6 @@ def _found(run: Path, rank: int) -> dict[str, Any]:
         raise UserError(f"--from: {path}: expected rank {rank} as the run wrote it, got another checksum")
     match entries[rank]:
         case {"language_model": {"kind": str(kind), "config": {**values}}}:
-            return {"kind": kind, "config": values}
+            with checked_names(path, values, folder=path.parent):
+                return {"kind": kind, "config": values}
     raise UserError(f"--from: {path}: expected architectures of task=language, rank {rank} has no language model")

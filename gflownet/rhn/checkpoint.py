@@ -45,7 +45,7 @@ class Kind(NamedTuple):
 KINDS = {
     "rhn": Kind("gflownet.rhn.network:RHN", "gflownet.rhn.config:RHNConfig"),
     "recurrent_stack": Kind("gflownet.rhn.network:RecurrentStack", "gflownet.rhn.config:StackConfig"),
-    "recurrent_cell": Kind(
+    "cell_network": Kind(
         "gflownet.translation.cell_network:CellNetwork", "gflownet.translation.cell_network:CellConfig"
     ),
 }

@@ -1,97 +1,222 @@
-"""Language models whose recurrent cell is a computation graph with recurrent edges.
+"""Language models whose layers are computation graphs: recurrent cells of neurons, or blocks of causal operations.
 
-R is the number of rows (sequences of a batch), T of tokens, W the width of the layers, S of a cell's state, V the size
+R is the number of rows (sequences of a batch), T of tokens, W the width of the layers, S of a layer's state, V the size
 of the vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.operations.convolution import reach
+from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
+from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.operations.vocabulary import POSITIVE_INT
 from gflownet.rhn.layers import RMSNorm, Run, SequenceLayer, embedding_table
 from gflownet.rhn.network import RecurrentNetwork
+from gflownet.training.random_states import seeded
+from gflownet.training.steps import evaluating
 from gflownet.translation.graph_summary import GraphSummary, summary
 from gflownet.translation.model import TranslatedModel, to_pytorch_model
 
 _MAX_WIDTH = 2**12  # upper bound of the search for the width that gives a number of parameters
+# Sequences on which blocks are checked: their number, and the lengths of the parts in which they are read.
+_CHECKED_ROWS, _CHECKED_PARTS = 2, (5, 1, 7)
+_CHECKED_NOISE = 0.1  # in weights
+_TOLERANCE = 1e-4
+
+
+class CausalConvolution(Operation):
+    """Convolution of each feature of a sequence over this and the `kernel_size` - 1 positions before.
+
+    Its state is the inputs at the positions before.
+    """
+
+    category = Category.CONVOLUTION
+    settings = MappingProxyType(
+        {"kernel_size": Setting(POSITIVE_INT, 4, choices=(4, 8)), "dilation": Setting(POSITIVE_INT, 1)}
+    )
+    examples = (Example((Shape.of((5, 3)),), {"kernel_size": 2, "dilation": 3}),)
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        return single_input(inputs, Layout.SEQUENCE)
+
+    @classmethod
+    def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        return {"before": (single_input(inputs).channels, reach(settings))}
+
+    @classmethod
+    def build(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> nn.Module:
+        return CarriedConvolution(single_input(inputs).channels, **settings)
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return single_input(inputs).channels * (settings["kernel_size"] + 1)
+
+    @classmethod
+    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return single_input(inputs).num_elements * settings["kernel_size"]
+
+
+class CarriedConvolution(nn.Module):
+    """A causal depthwise convolution that continues from the inputs of the call before."""
+
+    def __init__(self, features: int, *, kernel_size: int, dilation: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(features, features, kernel_size, dilation=dilation, groups=features)
+
+    def forward(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """Return [R, T, W] for x [R, T, W] after the inputs before [R, W, reach], and the next state."""
+        window = torch.cat((before, x.mT), 2)
+        return self.convolution(window).mT, window[:, :, x.shape[1] :]
 
 
 @dataclass(frozen=True)
 class CellConfig:
-    """Layers of one cell, of the width of its input and output, between an embedding and the tied unembedding.
+    """Layers of blocks between an embedding and the tied unembedding.
+
+    A block maps an input to an output of width W: a cell of neurons at one position, or a graph of operations on a
+    sequence [1, W], whose model reads sequences of any length.
 
     Raises:
-        ValueError: an invalid graph, not one input and one output of the same width, or a size below 1.
+        ValueError: an invalid graph, blocks of other widths, an unknown name, or a size below 1.
     """
 
-    graph: Mapping[str, Any]  # node-link data of the cell
+    blocks: Mapping[str, Mapping[str, Any]]  # node-link data by name
+    layers: Sequence[str]  # names of blocks, first to last
+    repeat: int = 1  # passes through the layers
+    shared: bool = False  # whether all passes have the weights of the first
     vocabulary_size: int = 256  # one token per byte
-    layers: int = 1  # each with weights of its own
     epsilon: float = 1e-6  # of the RMS norms
 
     def __post_init__(self) -> None:
-        sizes = [node.output_size for node in self.cell.nodes.values() if node.node_type.value != "hidden"]
-        if len(sizes) != 2 or sizes[0] != sizes[1] or len(self.cell.input_node_ids) != 1:
-            raise ValueError(f"graph: expected one input and one output of the same width, got widths {sizes}")
-        for name in ("vocabulary_size", "layers"):
+        if not isinstance(self.blocks, Mapping) or not all(isinstance(each, Mapping) for each in self.blocks.values()):
+            raise ValueError(f"blocks: expected graphs by name, got {self.blocks!r:.80}")
+        ends = {name: (each.inputs, each.outputs) for name in self.blocks for each in [self.summary_of(name)]}
+        sizes = {tuple(shape.sizes) for inputs, outputs in ends.values() for shape in (*inputs, *outputs)}
+        if len(sizes) != 1 or any(len(shapes) != 1 for each in ends.values() for shapes in each):
+            raise ValueError(f"blocks: expected one input and one output each, all of one width, got {sorted(sizes)}")
+        if not self.layers or not set(self.layers) <= set(self.blocks):
+            raise ValueError(f"layers: expected some of {', '.join(self.blocks)}, got {[*self.layers]}")
+        for name in ("vocabulary_size", "repeat"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
         if not self.epsilon > 0:
             raise ValueError(f"epsilon: expected a number > 0, got {self.epsilon}")
 
-    @property
-    def cell(self) -> ComputationGraph:
-        """The graph of the cell."""
-        return ComputationGraph.from_dict(self.graph)
+    def graph(self, name: str) -> ComputationGraph:
+        """Return the graph of a block."""
+        return ComputationGraph.from_dict(self.blocks[name])
+
+    def summary_of(self, name: str) -> GraphSummary:
+        """Return the shapes, sizes and state of a block. Raises ValueError for an invalid graph."""
+        try:
+            return _summary(json.dumps(self.blocks[name], sort_keys=True))
+        except ValueError as error:
+            problems = "; ".join(line.removeprefix("- ") for line in str(error).splitlines())
+            raise ValueError(f"blocks: {name}: {problems}") from None
 
     @property
     def width(self) -> int:
-        """W, the width of the cell's input and output."""
-        cell = self.cell
-        return cast(int, cell.nodes[cell.input_node_ids[0]].output_size)
+        """W, the width of the input and output of every block."""
+        return self.summary_of(self.layers[0]).inputs[0].channels
+
+    @property
+    def words(self) -> str:
+        """The model in words, for example "lstm > gated x2 shared, width 96"."""
+        times = f" x{self.repeat}{' shared' if self.shared else ''}" if self.repeat > 1 else ""
+        names = " > ".join(self.layers)
+        return f"{f'({names})' if times and len(self.layers) > 1 else names}{times}, width {self.width}"
+
+
+@lru_cache(maxsize=4096)
+def _summary(graph: str) -> GraphSummary:
+    return cast(GraphSummary, summary(ComputationGraph.from_dict(json.loads(graph))))
 
 
 class CellLayer(SequenceLayer):
-    """x + cell(RMSNorm(x)), step by step; the state is the cell's state tensors, concatenated."""
+    """x + block(RMSNorm(x)); the state is the block's state tensors, flat and concatenated.
 
-    def __init__(self, cell: ComputationGraph, width: int, epsilon: float) -> None:
+    A block without state maps every position alone.
+    """
+
+    def __init__(self, graph: ComputationGraph, width: int, epsilon: float) -> None:
         super().__init__()
         self.norm = RMSNorm(width, epsilon)
-        self.cell: TranslatedModel = to_pytorch_model(cell)
-        self.sizes = [slot.size for slot in self.cell.plan.slots]
-        self.state_width = sum(self.sizes)
+        with torch.device("cpu"):  # on the meta device nothing would fill tables that no checkpoint holds
+            self.cell: TranslatedModel = to_pytorch_model(graph)
+        self.slots = self.cell.plan.slots
+        self.state_width = sum(slot.size for slot in self.slots)
 
     def forward(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the outputs [R, T, W] and the last state [R, S], see `SequenceLayer`."""
         state = x.new_zeros(len(x), self.state_width) if state is None else state
-        if not self.sizes:
-            return x + self.cell(self.norm(x).flatten(0, 1)).view_as(x), state
-        y, last = self.cell.steps(self.norm(x), state.split(self.sizes, -1))
-        return x + y, torch.cat(last, -1)
+        y, is_dense = self.norm(x), self.cell.plan.is_dense
+        if not self.slots:
+            positions = y.flatten(0, 1)
+            return x + self.cell(positions if is_dense else positions.unsqueeze(1)).view_as(x), state
+        parts = zip(self.slots, state.split([slot.size for slot in self.slots], -1), strict=True)
+        tensors = tuple(part.unflatten(1, slot.shape) for slot, part in parts)
+        y, last = (self.cell.steps if is_dense else self.cell.step)(y, tensors)
+        return x + y, torch.cat([each.flatten(1) for each in last], -1)
+
+
+class CellStack(SequenceLayer):
+    """The layers of all passes, one after the other; their states are concatenated."""
+
+    def __init__(self, config: CellConfig) -> None:
+        super().__init__()
+        names = [*config.layers] * (1 if config.shared else config.repeat)
+        self.layers = nn.ModuleList(CellLayer(config.graph(name), config.width, config.epsilon) for name in names)
+        self.passes = config.repeat if config.shared else 1
+        self.widths = [layer.state_width for layer in self.order()]
+        self.state_width = sum(self.widths)
+
+    @property
+    def norm(self) -> RMSNorm:  # type: ignore[override]
+        """The norm of the first layer."""
+        return next(self.order()).norm
+
+    def order(self) -> Iterator[CellLayer]:
+        """Yield the layers as they are computed."""
+        for _ in range(self.passes):
+            yield from cast(Sequence[CellLayer], self.layers)
+
+    def forward(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the outputs [R, T, W] and the last state [R, S], see `SequenceLayer`."""
+        before = [None] * len(self.widths) if state is None else state.split(self.widths, -1)
+        states = []
+        for layer, part in zip(self.order(), before, strict=True):
+            x, last = layer(x, part)
+            states.append(last)
+        return x, torch.cat(states, -1)
 
 
 class CellNetwork(RecurrentNetwork):
-    """Layers of a found cell as a language model."""
+    """Layers of found cells or blocks as a language model; the state of a sequence is [1, W]."""
 
     def __init__(self, config: CellConfig) -> None:
         """Initialise from torch's global random state."""
         super().__init__()
-        self.config, width, cell = config, config.width, config.cell
+        self.config, width = config, config.width
         self.embedding = embedding_table(config.vocabulary_size, width)
-        self.layers = nn.ModuleList(CellLayer(cell, width, config.epsilon) for _ in range(config.layers))
+        self.stack = CellStack(config)
         self.norm = RMSNorm(width, config.epsilon)
-        self.state_shape = config.layers, max(1, cast(CellLayer, self.layers[0]).state_width)
+        self.state_shape = 1, max(1, self.stack.state_width)
 
     def runs(self) -> Iterator[Run]:
-        """Yield the layers, first to last."""
-        for place, layer in enumerate(self.layers):
-            yield Run(slice(place, place + 1), other=cast(CellLayer, layer))
+        """Yield the layers as one run."""
+        yield Run(slice(0, 1), other=self.stack)
 
     def tables(self) -> tuple[Tensor, Tensor]:
         """Return the weights of embedding and unembedding, [V, W] both."""
@@ -99,29 +224,69 @@ class CellNetwork(RecurrentNetwork):
 
 
 def num_cell_parameters(config: CellConfig) -> int:
-    """Return the number of parameters of a network, computed from its graph."""
-    of_cell = cast(GraphSummary, summary(config.cell)).num_parameters
-    width = config.width
-    return config.vocabulary_size * width + config.layers * (of_cell + width) + width
+    """Return the number of parameters of a network, computed from its graphs."""
+    of_block = {name: config.summary_of(name).num_parameters for name in set(config.layers)}
+    width, passes = config.width, 1 if config.shared else config.repeat
+    of_layers = sum(of_block[name] + width for name in config.layers)
+    return config.vocabulary_size * width + passes * of_layers + width
+
+
+def largest_cell(make: Callable[[int], CellConfig], budget: int) -> CellConfig:
+    """Return the network of the largest width whose number of parameters is at most `budget`.
+
+    Raises:
+        ValueError: a network of width 1 has more.
+    """
+    low, high = 0, _MAX_WIDTH
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if num_cell_parameters(make(middle)) <= budget else (low, middle)
+    if not low:
+        raise ValueError(f"expected a network of at most {budget:,} parameters, got more at width 1")
+    return make(low)
 
 
 def fit_cell_parameters(config: CellConfig, budget: int) -> CellConfig:
-    """Return the network with the width for which the number of parameters is nearest to `budget`.
+    """Return the network of cells with the width for which the number of parameters is nearest to `budget`.
 
-    The widths of all nodes are scaled by the same factor, and rounded.
+    The widths of all neurons are scaled by the same factor, and rounded.
     """
-    low, high = 1, _MAX_WIDTH
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if num_cell_parameters(_scaled(config, middle)) <= budget else (low, middle)
-    return min(
-        (_scaled(config, width) for width in (low, high)),
-        key=lambda candidate: abs(num_cell_parameters(candidate) - budget),
-    )
+    low = largest_cell(lambda width: _scaled(config, width), budget)
+    both = low, _scaled(config, low.width + 1)
+    return min(both, key=lambda candidate: abs(num_cell_parameters(candidate) - budget))
 
 
 def _scaled(config: CellConfig, width: int) -> CellConfig:
     """Return the network of a width."""
     factor = width / config.width
-    nodes = [{**node, "output_size": max(1, round(node["output_size"] * factor))} for node in config.graph["nodes"]]
-    return replace(config, graph={**config.graph, "nodes": nodes})
+    return replace(config, blocks={name: _scaled_graph(graph, factor) for name, graph in config.blocks.items()})
+
+
+def _scaled_graph(graph: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    nodes = [{**node, "output_size": max(1, round(node["output_size"] * factor))} for node in graph["nodes"]]
+    return {**graph, "nodes": nodes}
+
+
+def check_causal(graph: ComputationGraph) -> None:
+    """Check that a block reads sequences in parts, with its state, as it reads them at once: it sees no later position.
+
+    Raises:
+        ValueError: another result, or a model that cannot be built.
+    """
+    (shape,) = cast(GraphSummary, summary(graph)).inputs
+    with seeded(0), torch.no_grad():
+        layer = CellLayer(graph, shape.channels, CellConfig.epsilon)
+        for parameter in layer.parameters():  # some start at zero, without effect
+            parameter.add_(_CHECKED_NOISE * torch.randn_like(parameter))
+        x = torch.randn(_CHECKED_ROWS, sum(_CHECKED_PARTS), shape.channels)
+    with evaluating(layer), torch.no_grad():
+        whole, state, parts = layer(x, None)[0], None, []
+        for part in x.split(_CHECKED_PARTS, 1):
+            y, state = layer(part, state)
+            parts.append(y)
+    error = float((torch.cat(parts, 1) - whole).abs().max())
+    if not error <= _TOLERANCE:
+        raise ValueError(
+            "expected a causal block with carry, whose outputs do not change with later positions, got outputs of a "
+            f"sequence in parts that differ by {error:.2g}"
+        )

@@ -8,20 +8,26 @@ import math
 import os
 import re
 import shutil
+from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from gflownet.envs.skeleton import read_steps
 from gflownet.evaluation.candidates.language import LanguageDivergedError, LanguageSteps, LanguageTraining
 from gflownet.language.__main__ import main
 from gflownet.records.status import RunState, read_status
-from gflownet.rhn.checkpoint import describe, load_language_model, load_text_model
+from gflownet.rhn.checkpoint import describe, description_of, load_language_model, load_text_model
 from gflownet.rhn.config import StackConfig, StackLayer
 from gflownet.rhn.network import RecurrentStack
+from gflownet.rhn.serving import SamplingParams, Stream
+from gflownet.translation.cell_network import CellConfig
+from tasks.language import block_graph
 from tests.finished_runs import FinishedRuns
-from tests.language.tiny import OPTIONS, TEXT, metric_rows, train, write_files
+from tests.language.tiny import OPTIONS, TEXT, differences, last_state, metric_rows, train, write_files
 
 Captured = pytest.CaptureFixture[str]
 
@@ -85,6 +91,8 @@ def test_found_model_keeps_its_widths(tmp_path: Path, capsys: Captured) -> None:
     """The file of a search, as docs/rhn.md describes it."""
     stack = RecurrentStack(StackConfig((StackLayer("lstm"), StackLayer(rank=3, projections=("up",))), width=10))
     entries = [{"rank": 0, "graph": {}}, {"rank": 1, "language_model": describe(stack), "words": "lstm 10 > rhn 10"}]
+    foreign = json.loads(json.dumps(blocks_of()).replace("gflownet.translation.cell_network:Causal", "no_such_module:"))
+    entries.append({"rank": 2, "language_model": foreign})
     (tmp_path / "search").mkdir()
     (tmp_path / "search" / "top_architectures.json").write_text(json.dumps(entries))
     text = write_files(tmp_path)[0]
@@ -98,13 +106,42 @@ def test_found_model_keeps_its_widths(tmp_path: Path, capsys: Captured) -> None:
     file.write_text(json.dumps(entries))
     for options, message in {
         ("rank=0",): f"--from: {file}: expected architectures of task=language, rank 0 has no language model",
-        ("rank=2",): f"rank: expected one of 0..1, the architectures of {file}, got 2",
+        ("rank=3",): f"rank: expected one of 0..2, the architectures of {file}, got 3",
+        ("rank=2",): f"{file}: *import no_such_module:Convolution;*",
         ("model=M",): "model: expected none with --from, got M",
     }.items():
         capsys.readouterr()
         assert main([text, "--from", str(file), *OPTIONS, f"log_dir={tmp_path / 'other'}", *options]) == 2
-        assert capsys.readouterr().err == f"error: {message}\n"
+        assert fnmatchcase(capsys.readouterr().err, f"error: {message}\n")
     assert not (tmp_path / "other").exists()
+
+
+def blocks_of() -> dict[str, Any]:
+    """Return kind and config of a convolution and attention in a window of five bytes, run twice."""
+    attention = {"name": "self_attention", "heads": 2, "causal": True, "rotary": True, "window": 5, "carry": True}
+    declared = {
+        "attention": attention,
+        "convolution": {"name": "gflownet.translation.cell_network:CausalConvolution", "kernel_size": 3},
+    }
+    blocks = {name: block_graph(read_steps(each, name), 12) for name, each in declared.items()}
+    return description_of(CellConfig(blocks, ["convolution", "attention"], repeat=2, shared=True))
+
+
+def test_found_blocks_train_resume_and_generate(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "top.json").write_text(json.dumps([{"rank": 0, "language_model": blocks_of()}]))
+    arguments = [write_files(tmp_path)[0], "--from", str(tmp_path / "top.json"), *OPTIONS]
+    for folder, options in {"whole": ("steps=9",), "parts": ("steps=4",)}.items():
+        assert main([*arguments, f"log_dir={tmp_path / folder}", "schedule=constant", "warm_up=0", *options]) == 0
+    assert "model: (convolution > attention) x2 shared, width 12, " in capsys.readouterr().out
+    assert main([f"log_dir={tmp_path / 'parts'}", "resume=true", "steps=9"]) == 0
+    assert differences(last_state(tmp_path / "whole")["model"], last_state(tmp_path / "parts")["model"]) == []
+    model, codec = load_text_model(tmp_path / "parts" / "model")
+    prompt, params = codec.encode("line 1: abc"), SamplingParams(temperature=0.0, max_tokens=12)
+    tokens = [sampled.token for sampled in Stream(model, prompt, params)]
+    network, text = load_language_model(tmp_path / "parts" / "model"), [*prompt]
+    for token in tokens:  # the whole text at once, without a state
+        assert int(network(torch.tensor([text]))[0][0, -1].argmax()) == token
+        text.append(token)
 
 
 def test_divergence_is_one_line_and_keeps_the_checkpoint(

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from gflownet.config import load_config, with_task_options
+from gflownet.envs.choice_places import read_places
+from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.computation_graph import ComputationGraphEnvContext
 from gflownet.envs.recurrent_stack import RecurrentStackEnv
 from gflownet.evaluation.execution import restored, run_job
@@ -57,12 +59,35 @@ def stack_config(task: LanguageTask, candidate: Assignment) -> StackConfig:
     return config
 
 
+# Of attention: below the length of the tests' sequences, so that the oldest keys are dropped.
+SHORT_WINDOWS = tuple(f"task_options.blocks.{name}.window=9" for name in ("attention", "grouped"))
+BLOCKS = ("attention", "window", "grouped", "lstm", "gru", "rhn", "scan", "gated", "convolution")
+# The mixed, repeated and shared blocks of the tests.
+MIXED = {"depth": 3, "repeat": 2, "block1": "window", "block2": "scan", "block3": "gated", "weights": "own"}
+
+
+def model_of_blocks(task: LanguageTask, **places: Any) -> CellNetwork:
+    """Return an untrained model in float64; places by name, by default one block."""
+    torch.manual_seed(0)
+    config: Any = task.config_of(Assignment.of({"depth": 1, "repeat": 1, **places}))
+    model = CellNetwork(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # adapters of RHN layers start at zero
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
 RHN = {"rank": "2", "ratio": "2", "cell1": "rhn", "projections1": "gate+down", "beta1": "off"}
 
 
 @pytest.fixture(scope="module")
 def task() -> LanguageTask:
     return make_task()
+
+
+@pytest.fixture(scope="module")
+def blocks() -> LanguageTask:
+    return make_task(*SHORT_WINDOWS, config="text_blocks")
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +143,10 @@ def test_different_stacks_have_different_words() -> None:
     assert len(words) == len(set(words.values())) > 10
 
 
-def test_description_builds_the_model(task: LanguageTask, cells: LanguageTask) -> None:
+def test_description_builds_the_model(task: LanguageTask, cells: LanguageTask, blocks: LanguageTask) -> None:
     stacked = (task, RecurrentStack, stack(task, **RHN))
-    for each, kind, graph in (stacked, (cells, CellNetwork, walked(cells, 1)[0])):
+    mixed = (blocks, CellNetwork, Assignment.of(MIXED))
+    for each, kind, graph in (stacked, mixed, (cells, CellNetwork, walked(cells, 1)[0])):
         description = json.loads(json.dumps(each.description(graph)["language_model"]))
         model = model_of(description, "here")
         assert isinstance(model, kind)
@@ -191,6 +217,8 @@ def environment(task: LanguageTask) -> Environment:
     config: Any = task.config
     if config.env.name == "recurrent_stack":
         return RecurrentStackEnv(config.env.recurrent_stack)
+    if config.env.name == "choices":
+        return ChoicesEnv(read_places(config.env.choices.places))
     sizes = {"input_sizes": task.input_sizes, "output_sizes": task.output_sizes}
     return ComputationGraphEnvContext.build_env(config.env, **sizes)
 
@@ -206,13 +234,71 @@ def walked(task: LanguageTask, num: int) -> list[Any]:
     return candidates
 
 
-@pytest.mark.parametrize("space", ["stacks", "cells"])
-def test_candidates_of_random_walks_are_scored(space: str, cells: LanguageTask) -> None:
+@pytest.mark.parametrize("block", BLOCKS)
+def test_block_is_causal_and_generates_from_its_state(block: str, blocks: LanguageTask) -> None:
+    """No logit depends on a later byte; byte by byte from the state, beyond the windows, they equal those at once."""
+    model = model_of_blocks(blocks, block1=block)
+    tokens = torch.randint(256, (2, 24), generator=torch.Generator().manual_seed(0))
+    whole, last = model(tokens)
+    for place in (0, 11, 23):
+        changed = tokens.clone()
+        changed[:, place] = (changed[:, place] + 1) % 256
+        moved = (model(changed)[0] - whole).abs().amax((0, 2))
+        assert moved[:place].sum() == 0
+        assert moved[place] > 1e-6
+        assert place != 11 or (moved[12] > 1e-6) == (block != "gated")  # the only one without memory
+    decoder, state = model.decoder(), torch.full_like(last, 7.0)
+    for place in range(tokens.shape[1]):
+        logits, state = decoder.step(tokens[:, place], state, torch.tensor([True, True]) if not place else None)
+        torch.testing.assert_close(logits, whole[:, place], rtol=0, atol=1e-9)
+    torch.testing.assert_close(decoder.prefill(tokens, None)[0], whole[:, -1], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        "[{name: lstm, carry: true}, {name: self_attention}]",
+        "[{name: lstm, carry: true}, {name: self_attention, causal: true}]",
+        "[{name: lstm, carry: true}, {name: lstm, features: 8, bidirectional: true}]",
+        "[{name: gru, carry: true}, {name: to_signal}, {name: depthwise_conv1d}, {name: to_sequence}]",
+        "{name: 'torch.nn:Linear', out_features: 3}",
+    ],
+)
+def test_block_that_is_not_causal_is_refused(operations: str) -> None:
+    with pytest.raises(ValueError, match=r"^task_options.blocks.mine: expected (a causal block with carry|an output)"):
+        make_task(f"task_options.blocks.mine={operations}", config="text_blocks")
+
+
+def test_blocks_are_repeated_with_own_or_shared_weights(blocks: LanguageTask) -> None:
+    own, shared = (model_of_blocks(blocks, **{**MIXED, "weights": weights}) for weights in ("own", "shared"))
+    for model in (own, shared):
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        assert num_parameters <= 9_000 < num_parameters + 1_000
+        assert model.config.layers == ["window", "scan", "gated"]
+    assert [len(model.stack.layers) for model in (own, shared)] == [6, 3]
+    assert shared.config.width > own.config.width
+    assert shared.state_shape[1] / shared.config.width > 10  # of both passes
+    words = [blocks.words(Assignment.of({**MIXED, "weights": weights})) for weights in ("own", "shared")]
+    assert words[0] == f"(window > scan > gated) x2, width {own.config.width}"
+    assert words[1] == f"(window > scan > gated) x2 shared, width {shared.config.width}"
+
+
+def test_bits_and_cache_are_objectives(blocks: LanguageTask) -> None:
+    score = blocks.evaluate(Assignment.of({"depth": 1, "repeat": 1, "block1": "lstm"}), seed=0)
+    width = score.metrics["width"]
+    assert score.metrics["cache_bytes"] == 4 * 2 * width
+    assert blocks.directions() == {"bits_per_byte": "min", "cache_bytes": "min"}
+    assert blocks.utilities(score) == pytest.approx((score.value, 1 / (1 + 8 * width / 16_384)))
+
+
+@pytest.mark.parametrize("space", ["stacks", "cells", "blocks"])
+def test_candidates_of_random_walks_are_scored(space: str, cells: LanguageTask, blocks: LanguageTask) -> None:
     options = ("task_options.num_steps=1", "env.recurrent_stack.residuals=[on,off]", "env.recurrent_stack.units=[5]")
-    task = make_task(*options) if space == "stacks" else cells
+    task = {"stacks": make_task(*options), "cells": cells, "blocks": blocks}[space]
+    starts = {"stacks": ("rhn", "gru", "lstm"), "cells": ("cell ",), "blocks": ("(", *BLOCKS)}[space]
     for candidate in walked(task, 3):
         assert task.evaluate(candidate, seed=0).value > 0
-        assert task.words(candidate).startswith("cell " if space == "cells" else ("rhn", "gru", "lstm"))
+        assert task.words(candidate).startswith(starts)
 
 
 def test_text_of_the_user_is_read(tmp_path: Path) -> None:
@@ -225,7 +311,7 @@ def test_text_of_the_user_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("env.name=hypergrid", "env.name: expected recurrent_stack or computation_graph with this task, got hypergrid"),
+        ("env.name=hypergrid", "env.name: expected recurrent_stack, computation_graph or choices with this task"),
         ("task_options.text=nowhere", "task_options.text: no such file or folder: nowhere"),
         ("task_options.num_steps=0", "task_options.num_steps: expected a number > 0, got 0"),
         ("task_options.seconds=.nan", "task_options.seconds: expected a number, got '.nan'"),
@@ -238,3 +324,24 @@ def test_text_of_the_user_is_read(tmp_path: Path) -> None:
 def test_invalid_language_options_raise(option: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_task(option)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("env.choices.places.width=[8]", "env.choices.places: expected block1, block2, .*, got width"),
+        (
+            "env.choices.places.block1=[lstn]",
+            "env.choices.places.block1: expected values out of attention, .* got lstn",
+        ),
+        (
+            "env.choices.places.weights.values=[mine]",
+            "env.choices.places.weights: expected values out of own, shared, got mine",
+        ),
+        ("task_options.blocks.lstm.name=lstn", "task_options.blocks.lstm: .*lstn"),
+        ("task_options.blocks.attention.heads=0", "task_options.blocks.attention: .*heads"),
+    ],
+)
+def test_invalid_blocks_raise(option: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_task(option, config="text_blocks")

@@ -15,10 +15,24 @@ from gflownet.evaluation.candidates.language import LanguageTraining, bits_per_b
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations.vocabulary import aggregation
 from gflownet.rhn.checkpoint import describe, load_language_model, model_of, save_language_model
-from gflownet.translation.cell_network import CellConfig, CellNetwork, fit_cell_parameters, num_cell_parameters
+from gflownet.testing.operations import check_operation
+from gflownet.translation.cell_network import (
+    CarriedConvolution,
+    CellConfig,
+    CellNetwork,
+    fit_cell_parameters,
+    num_cell_parameters,
+)
 from tasks.language import formulas
 
 PRODUCT, BLEND = "gflownet.translation.gating:Product", "gflownet.translation.gating:Blend"
+
+
+def of_cell(graph: ComputationGraph, *, layers: int = 1, **sizes: int) -> CellConfig:
+    """Return the config of layers of one cell."""
+    return CellConfig({"cell": graph.to_dict()}, ["cell"] * layers, **sizes)
+
+
 Link = tuple[int, int] | tuple[int, int, str]  # source, target, and "'" for a recurrent edge
 
 
@@ -71,8 +85,8 @@ def known(width: int, kind: str) -> tuple[Any, Any]:
     torch.manual_seed(0)
     layer = {"gru": nn.GRU, "lstm": nn.LSTM}[kind](width, width, bias=False, batch_first=True).double()
     from_x, from_h = (list(getattr(layer, f"weight_{part}_l0").chunk(3 + (kind == "lstm"))) for part in ("ih", "hh"))
-    config = CellConfig((gru_cell if kind == "gru" else lstm_cell)(width).to_dict())
-    module: Any = CellNetwork(config).double().layers[0]
+    config = of_cell((gru_cell if kind == "gru" else lstm_cell)(width))
+    module: Any = CellNetwork(config).double().stack.layers[0]
     if kind == "gru":  # r, z, n; the graph blends as s X_2 + (1 - s) X_3
         order, state = {3: 0, 2: 1, 5: 2}, 6
     else:  # i, f, g, o
@@ -126,7 +140,7 @@ def test_known_cells_are_objects_of_the_search_space() -> None:
 @pytest.mark.parametrize("make", [tanh_cell, gru_cell, lstm_cell])
 def test_decoder_steps_and_prefill_equal_forward(make: Any) -> None:
     torch.manual_seed(0)
-    model = CellNetwork(CellConfig(make(3).to_dict(), vocabulary_size=7, layers=2)).double()
+    model = CellNetwork(of_cell(make(3), vocabulary_size=7, layers=2)).double()
     tokens = torch.randint(7, (2, 5), generator=torch.Generator().manual_seed(0))
     whole, last = model(tokens)
     decoder, state = model.decoder(), torch.full_like(last, 7.0)
@@ -143,7 +157,7 @@ def test_decoder_steps_and_prefill_equal_forward(make: Any) -> None:
 
 
 def test_cell_without_memory_has_an_empty_state() -> None:
-    model = CellNetwork(CellConfig(cell(3, [("tanh", "sum")], [(0, 2), (2, 1)]).to_dict(), vocabulary_size=7))
+    model = CellNetwork(of_cell(cell(3, [("tanh", "sum")], [(0, 2), (2, 1)]), vocabulary_size=7))
     logits, state = model(torch.tensor([[1, 1, 1]]))
     torch.testing.assert_close(logits[0, 0], logits[0, 2])
     assert state.shape == (1, 1, 1)
@@ -151,7 +165,7 @@ def test_cell_without_memory_has_an_empty_state() -> None:
 
 @pytest.mark.parametrize("make", [tanh_cell, gru_cell])
 def test_number_of_parameters_is_that_of_the_model(make: Any) -> None:
-    config = CellConfig(make(8).to_dict(), layers=2)
+    config = of_cell(make(8), layers=2)
     fitted = fit_cell_parameters(config, 20_000)
     for each in (config, fitted):
         assert num_cell_parameters(each) == sum(parameter.numel() for parameter in CellNetwork(each).parameters())
@@ -159,7 +173,7 @@ def test_number_of_parameters_is_that_of_the_model(make: Any) -> None:
 
 
 def test_load_returns_the_saved_cell(tmp_path: Path) -> None:
-    model = CellNetwork(CellConfig(gru_cell(4).to_dict(), vocabulary_size=9))
+    model = CellNetwork(of_cell(gru_cell(4), vocabulary_size=9))
     save_language_model(tmp_path, model)
     aggregation.cache_clear()  # the classes of the cell are checked on loading, as in a new process
     loaded, tokens = load_language_model(tmp_path), torch.tensor([[1, 2, 3]])
@@ -168,17 +182,38 @@ def test_load_returns_the_saved_cell(tmp_path: Path) -> None:
 
 
 def test_invalid_cell_raises_one_line() -> None:
-    described = describe(CellNetwork(CellConfig(tanh_cell(4).to_dict())))
-    for change in ({"graph": {}}, {"graph": {"nodes": [], "edges": []}}, {"layers": 0}, {"epsilon": 0.0}):
+    described = describe(CellNetwork(of_cell(tanh_cell(4))))
+    broken: tuple[Any, ...] = (
+        {"cell": {}},
+        {},
+        5,
+        {"cell": 5},
+        {"cell": tanh_cell(4).to_dict(), "b": tanh_cell(5).to_dict()},
+    )
+    changes = [*({"blocks": blocks} for blocks in broken), {"layers": []}, {"layers": ["x"]}, {"layers": "cell"}]
+    for change in (*changes, {"repeat": 0}, {"epsilon": 0.0}):
         with pytest.raises(UserError, match=r"^model.json: config: .*expected .*got") as caught:
             model_of({**described, "config": {**described["config"], **change}}, "model.json")
         assert "\n" not in str(caught.value)
 
 
+def test_causal_convolution_keeps_the_contract_and_equals_a_padded_one() -> None:
+    name = "gflownet.translation.cell_network:CausalConvolution"
+    check_operation(name)
+    layer = CarriedConvolution(3, kernel_size=4, dilation=2).double()
+    x = torch.randn(2, 9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y, state = layer(x, x.new_zeros(2, 3, 6))
+    padded = nn.functional.conv1d(
+        nn.functional.pad(x.mT, (6, 0)), layer.convolution.weight, layer.convolution.bias, dilation=2, groups=3
+    )
+    torch.testing.assert_close(y, padded.mT)
+    torch.testing.assert_close(state, x.mT[:, :, -6:])
+
+
 def test_cell_learns_a_text() -> None:
     torch.manual_seed(0)
     text = torch.frombuffer(bytearray(b"abcdefgh" * 300), dtype=torch.uint8)
-    model = CellNetwork(CellConfig(tanh_cell(12).to_dict()))
+    model = CellNetwork(of_cell(tanh_cell(12)))
     options = LanguageTraining(num_steps=40, rows=8, sequence_length=8, learning_rate=0.03)
     before = bits_per_byte(model, text, sequence_length=8, num_bytes=256)
     train_language_model(model, text, options=options, generator=torch.Generator().manual_seed(0))
