@@ -12,7 +12,6 @@ from gflownet.graphs.operation_shapes import ALIGNMENTS, AXES, MERGES, inner_por
 from gflownet.graphs.ordering import followed_edges, reachable
 from gflownet.graphs.subgraphs import RecursiveSubgraphError, UnknownSubgraphError
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
-from gflownet.operations.reshaping import SIZES
 from gflownet.operations.tensor_shape import Layout
 from gflownet.operations.values import shown, thawed
 from gflownet.operations.vocabulary import (
@@ -22,6 +21,7 @@ from gflownet.operations.vocabulary import (
     EDGE_ATTRIBUTES,
     MAX_WIDTH,
     NODE_ATTRIBUTES,
+    POSITIVE_INT,
     Parameter,
     activation,
     aggregation,
@@ -47,11 +47,15 @@ _INPUT_ATTRIBUTES: _Accepted = {
 _MERGE = Parameter(f"an aggregation out of {', '.join(MERGES)}", lambda value: value in MERGES)
 # A tuple, because values of attributes may be unhashable.
 _ALIGN = Parameter(f"one of {', '.join(ALIGNMENTS)}", lambda value: value in tuple(ALIGNMENTS))
+_POSITIONS = Parameter(
+    "a list of 1 to 3 sizes >= 1",
+    lambda value: isinstance(value, tuple | list) and 1 <= len(value) <= 3 and all(map(POSITIVE_INT.accepts, value)),
+)
 _MERGE_ATTRIBUTES: _Accepted = {
     "aggregation": ("invalid_aggregation", _MERGE),
     "axis": ("invalid_axis", Parameter(f"one of {', '.join(AXES)}", lambda value: value in AXES)),
     "align": ("invalid_align", _ALIGN),
-    "positions": ("invalid_attribute", SIZES),
+    "positions": ("invalid_attribute", _POSITIONS),
     "edge_weight": ("invalid_attribute", BOOL),
 }
 _SUBGRAPH_ATTRIBUTES: _Accepted = {
