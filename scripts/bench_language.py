@@ -106,7 +106,7 @@ def with_blocks(sides: Sides, folder: Path, plan: Plan, results: Results) -> Sid
     """
     found = {name: sides[name] for name in ("transformer", "GRU", "LSTM")}
     sizes = [f"num_parameters={plan.num_parameters}", f"num_steps={plan.search_steps}"]
-    sizes += [f"sequence_length={plan.sequence_length}", f"validation_bytes={plan.num_bytes // 4}"]
+    sizes += [f"sequence_length={plan.sequence_length}", f"validation_bytes={plan.num_bytes // 8}"]
     options = [*(f"task_options.{size}" for size in sizes), f"evaluation.batch_size={plan.rows}", "resume=auto"]
     options += [f"budget.evaluations={plan.num_trainings}", "final.top=3", "final.num_seeds=2", "final.num_random=0"]
     options += ["evaluation.objectives=[]", "search.train_sampler=false", "wandb.mode=disabled", "console=quiet"]

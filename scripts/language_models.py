@@ -6,6 +6,7 @@ R is the number of rows, T of tokens, W the width, D the width of an attention h
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from gflownet.envs.skeleton import read_steps
 from gflownet.errors import UserError
 from gflownet.rhn.checkpoint import model_of
 from gflownet.rhn.config import RHNConfig, StackConfig, StackLayer
-from gflownet.rhn.layers import RMSNorm, Run, embedding_table
+from gflownet.rhn.layers import RMSNorm, embedding_table
 from gflownet.rhn.network import RHN, RecurrentStack, fit_parameters
 from gflownet.translation.cell_network import CellConfig, CellNetwork, largest_cell
 from tasks.language import block_graph
@@ -92,15 +93,7 @@ def from_search(path: Path) -> Form:
         raise UserError(f"{path}: rank 0 is not a language model: expected the field language_model")
     make = partial(model_of, entry["language_model"], str(path))
     with torch.device("meta"):
-        runs = list(make().runs())
-    floats = sum(_state_floats(run) for run in runs)
-    return form(entry["words"], make, floats)
-
-
-def _state_floats(run: Run) -> int:
-    if run.other is not None:
-        return run.other.state_width
-    return sum(block.norm.weight.shape[0] for block in run.blocks)
+        return form(entry["words"], make, math.prod(make().state_shape))
 
 
 def narrow_state(num_parameters: int, *, state: int, depth: int = 1, vocabulary_size: int = 256) -> Form:

@@ -77,6 +77,10 @@ _ALWAYS = ("wandb.mode=disabled", "report.every=null")
 
 MAINS = {"gflownet.train": train.main, "gflownet.generate": generate.main, "gflownet.language": train_language}
 # Options of a short training of a language model; they replace those of the page.
+_SHORT_SEARCH = (
+    *("budget.evaluations=3", "task_options.num_steps=2", "task_options.num_parameters=9000", "wandb.mode=disabled"),
+    *("task_options.validation_bytes=128", "search.train_sampler=false", "final.top=1", "final.num_random=0"),
+)
 _SHORT_LANGUAGE = (
     *("seconds=null", "megabytes=0.05", "rows=2", "sequence_length=8", "evaluate_every=3", "validation_tokens=64"),
     *("test_tokens=64", "sample.every=2", "sample.tokens=4", "wandb.mode=disabled", "--quiet"),
@@ -311,6 +315,8 @@ def test_docs_language_examples_run(tmp_path, checkout, in_process):
             in_process(["-c", block], "")
         else:
             for line in block.splitlines():
+                if line.startswith("python -m gflownet.train"):
+                    line = shlex.join([*shlex.split(line), *_SHORT_SEARCH])
                 if line.startswith("python -m gflownet.language"):
                     num_steps += "resume" in line  # which trains longer
                     line = shlex.join([*expanded(line), *_SHORT_LANGUAGE, f"steps={num_steps + 1}"])
