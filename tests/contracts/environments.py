@@ -190,7 +190,7 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     ),
     "operation_graph_positions": lambda: operation_graphs(
         output=Shape.of((5, 8, 8)),
-        operations=("conv2d", "max_pool2d", "upsample", "flatten"),
+        operations=("conv2d", "max_pool2d", "upsample", "torch.nn:Flatten"),
         choices={**CONVOLUTIONS, "upsample": {"mode": "nearest"}},
         max_parameters=120,
     ),

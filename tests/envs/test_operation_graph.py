@@ -147,7 +147,10 @@ def test_terminal_network_holds_chosen_values():
         ({"operations": ("conv2d", "max_pool2d"), "max_edges": 3}, 32),
         ({"operations": tuple(MODULES), "choices": MODULES}, 45),
         pytest.param({"operations": tuple(FUNCTIONS), "choices": FUNCTIONS}, 1193, marks=pytest.mark.slow),
-        ({"output": Shape.of((5, 4, 4)), "operations": ("conv2d", "max_pool2d", "flatten"), "max_edges": 3}, 32),
+        (
+            {"output": Shape.of((5, 4, 4)), "operations": ("conv2d", "max_pool2d", "torch.nn:Flatten"), "max_edges": 3},
+            32,
+        ),
         ({"inputs": (TOKENS,), "output": Shape.of((7, 5)), "operations": tuple(OF_TOKENS), "choices": OF_TOKENS}, 9),
         pytest.param({"max_edges": 6}, 309, marks=pytest.mark.slow),
     ],
