@@ -363,7 +363,8 @@ def test_opaque_of_stored_graphs_is_the_module() -> None:
 )
 def test_withdrawn_operation_of_stored_graphs(stored: dict, shape: Any, layout: Any, expected: Any) -> None:
     graph, x = chain(stored, shape=shape, layout=layout), torch.randn(2, *shape)
-    assert graph.nodes[1].attributes["operation"]["name"].startswith("torch")
+    if "layout" in (now := graph.to_dict()["nodes"][1]["operation"]):  # of the row, which torch's function would keep
+        assert now["layout"] == stored.get("layout", "sequence")
     torch.testing.assert_close(to_pytorch_model(graph)(x), expected(x))
     unknown = chain({**stored, "unknown": 1}, shape=shape, layout=layout)
     assert [each.code for each in unknown.validate()] == ["unknown_operation"]
