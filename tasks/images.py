@@ -41,8 +41,10 @@ class ImagesConfig:
     kind: Literal["auto", "classes", "numbers"] = option(
         "auto", "the targets are classes or numbers; auto: integers and texts are classes"
     )
-    layout: Literal["image", "signal", "sequence", "tokens"] = option(
-        "image", "of arrays: image, signal ([N, C, T] or [N, T]), sequence ([N, T, D]) or tokens (whole numbers [N, T])"
+    layout: Literal["image", "signal", "sequence", "tokens", "volume"] = option(
+        "image",
+        "of arrays: image, signal ([N, C, T] or [N, T]), sequence ([N, T, D]), tokens (whole numbers [N, T]) or volume "
+        "([N, C, D, H, W] or [N, D, H, W])",
     )
     per: Literal["auto", "example", "position"] = option(
         "auto",
@@ -61,15 +63,16 @@ class ImagesConfig:
 
 
 class ImagesTask(TensorTask):
-    """Predict a class or numbers from images [C, H, W] or signals [C, T], by default in a 60/20/20 split."""
+    """Predict a class or numbers from images [C, H, W], signals or volumes, by default in a 60/20/20 split."""
 
     Config = ImagesConfig
 
     def data(self) -> Splits:
         options = self.config.task_options
         splits = splits_of(self.config)
-        if options.layout in ("image", "signal"):
-            splits = as_images(as_signals(splits) if options.layout == "signal" else splits, source=options.data)
+        if options.layout in ("image", "signal", "volume"):
+            changed = {"signal": as_signals, "volume": as_volumes}.get(options.layout)
+            splits = as_images(changed(splits) if changed else splits, source=options.data)
         else:
             splits = as_sequences(splits, layout=options.layout, source=options.data)
             if options.normalise != "none":
@@ -122,7 +125,7 @@ def as_images(splits: Splits, *, source: str) -> Splits:
             f"task_options.data: expected images [C, H, W], got {shape} from {source}; for [H, W, C] "
             "move the channels to axis 1, such as x.transpose(0, 3, 1, 2)"
         )
-    if source.endswith(".npz") and splits.layout is None and shape[0] == 1 and shape[1] != shape[2]:
+    if source.endswith(".npz") and splits.layout is None and len(shape) == 3 and shape[0] == 1 and shape[1] != shape[2]:
         words = f"grey images of {shape[1]} x {shape[2]}; task_options.layout=signal reads {shape[1:]} as a signal"
         return replace(splits, account=(*splits.account, words))
     return splits
@@ -156,6 +159,14 @@ def as_sequences(splits: Splits, *, layout: str, source: str) -> Splits:
             f"{['N', *example.shape]} from {source}"
         )
     return replace(splits, layout=layout)
+
+
+def as_volumes(splits: Splits) -> Splits:
+    """Return splits of examples [D, H, W] in memory as volumes [1, D, H, W]; others stay."""
+    if isinstance(splits.train, Split) and splits.train.example.ndim == 3:
+        parts: Any = {name: replace(part, inputs=part.inputs[:, None]) for name, part in _named(splits)}
+        splits = replace(splits, **parts)
+    return replace(splits, layout="volume")
 
 
 def _named(splits: Splits) -> list[tuple[str, Any]]:

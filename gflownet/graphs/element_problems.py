@@ -8,11 +8,11 @@ from typing import Any
 
 from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, GraphElements, Node, NodeType
 from gflownet.graphs.operation import operation, operation_errors
-from gflownet.graphs.operation_shapes import ALIGNMENTS, AXES, MERGES, inner_ports, input_shape
+from gflownet.graphs.operation_shapes import ALIGNMENTS, MERGES, inner_ports, input_shape
 from gflownet.graphs.ordering import followed_edges, reachable
 from gflownet.graphs.subgraphs import RecursiveSubgraphError, UnknownSubgraphError
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
-from gflownet.operations.tensor_shape import Layout
+from gflownet.operations.tensor_shape import AXES, Layout
 from gflownet.operations.values import shown, thawed
 from gflownet.operations.vocabulary import (
     ACTIVATIONS,

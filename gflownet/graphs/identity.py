@@ -10,10 +10,11 @@ from typing import Any
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.elements import DEFAULT_AGGREGATION, Edge, GraphElements, Node, NodeType, is_dense
 from gflownet.graphs.operation import OPERATIONS, graph_name, read_operation
-from gflownet.graphs.operation_shapes import AXES, NodeShapes, input_shape, repetitions
+from gflownet.graphs.operation_shapes import NodeShapes, input_shape, repetitions
 from gflownet.graphs.outside_classes import has_outside_classes, is_built_in, nested_graphs
 from gflownet.graphs.validation import known_shapes
 from gflownet.operations.operation import INPUT_PORT
+from gflownet.operations.tensor_shape import AXES
 from gflownet.operations.values import is_number, thawed
 from gflownet.operations.vocabulary import is_order_sensitive
 

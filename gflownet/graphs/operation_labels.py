@@ -12,7 +12,7 @@ from gflownet.graphs.operation import OPERATIONS, AppliedOperation, operation, r
 from gflownet.graphs.operation_costs import OperationCost
 from gflownet.graphs.outside_classes import is_imported
 from gflownet.operations.operation import Category, category_of
-from gflownet.operations.tensor_shape import Adapter, Layout, Shape
+from gflownet.operations.tensor_shape import CHANNELS_FIRST, Adapter, Layout, Shape
 from gflownet.operations.values import thawed
 from gflownet.operations.vocabulary import short_name
 from gflownet.pictures.figure import Colours, shortened
@@ -35,7 +35,7 @@ _MERGE_SIGNS = {"sum": "+", "product": "\N{MULTIPLICATION SIGN}"}
 TIMES = "\N{MULTIPLICATION SIGN}"
 # Settings that are the width of the output.
 _WIDTHS = ("features", "hidden_features", "out_channels", "out_features", "hidden_size", "embedding_dim")
-_NUMBERED = ("1d", "2d")  # endings of names that the shape shows anyway
+_NUMBERED = ("1d", "2d", "3d")  # endings of names that the shape shows anyway
 
 
 def colours_of(name: str) -> Colours:
@@ -82,8 +82,8 @@ def operation_label(applied: AppliedOperation, layout: Layout | None = None) -> 
     words = name.replace("_", " ").strip()
     words = words.replace("self attention", "self-attention").replace("cross attention", "cross-attention")
     if (size := settings.get("kernel_size")) is not None:
-        is_square = isinstance(size, int) and (layout is Layout.IMAGE or applied.name.endswith("2d"))
-        words += f" {_sizes_text((size, size) if is_square else size)}"
+        num = 2 if layout is Layout.IMAGE or applied.name.endswith("2d") else 3 if applied.name.endswith("3d") else 1
+        words += f" {_sizes_text((size,) * num if isinstance(size, int) else size)}"
     parts = [str(settings[key]) for key in _WIDTHS if isinstance(settings.get(key), int)][:1]
     parts += [f"{settings[key]} heads" for key in ("heads", "num_heads", "nhead") if isinstance(settings.get(key), int)]
     label = ", ".join([words, *parts])
@@ -127,7 +127,7 @@ def adapter_text(adapter: Adapter, align: str | None) -> str:
         kind = "average" if adapter.averages_positions else "repeat"
         steps.append(f"{kind} to {TIMES.join(map(str, adapter.target.positions))}")
     if adapter.changes_channels:
-        kind = f"1{TIMES}1 conv" if adapter.target.layout in (Layout.IMAGE, Layout.SIGNAL) else "linear"
+        kind = f"1{TIMES}1 conv" if adapter.target.layout in CHANNELS_FIRST else "linear"
         steps.append(f"{'pad' if align == 'pad' else kind}, {adapter.target.channels}")
     return " · ".join(steps)
 

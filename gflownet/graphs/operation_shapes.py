@@ -11,7 +11,7 @@ from gflownet.graphs.operation import AppliedOperation, read_operation
 from gflownet.graphs.ordering import followed_edges, sorted_prefix
 from gflownet.operations.neuron import Neuron
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
-from gflownet.operations.tensor_shape import Adapter, Layout, Shape, ShapeError, broadcast, join
+from gflownet.operations.tensor_shape import AXES, Adapter, Layout, Shape, ShapeError, broadcast, join
 from gflownet.operations.values import shown, thawed
 from gflownet.operations.vocabulary import activation
 
@@ -27,7 +27,6 @@ ALIGNMENTS = {
     "never": (False, False),
 }
 LEARNED_ALIGNMENTS = ("project", "auto")
-AXES = ("channels", "positions")  # of concat; the first axis of positions: time, length or height
 _REPAIRS = {
     (True, False): '"align": "pool" averages positions',
     (False, True): '"align": "project" learns a projection of the channels, "pad" fills them with zeros',
@@ -296,30 +295,25 @@ def _joined(node: Node, shapes: Sequence[Shape]) -> Shape:
 
 
 def _concatenated(node: Node, edges: Sequence[Edge], shapes: Sequence[Shape]) -> MergePlan:
-    """Return the inputs side by side along the channels, or along the first axis of positions."""
-    align, target = node.attributes.get("align"), _joined(node, shapes)
-    if node.attributes.get("axis", AXES[0]) == AXES[0]:
-        axis = target.channel_axis
-        targets = [target.with_channels(shape.channels) for shape in shapes]
-        result, kind = target.with_channels(sum(shape.channels for shape in shapes)), "layout and size of positions"
-    else:
-        if target.layout is Layout.VECTOR:
-            got = ", ".join(map(str, shapes))
-            raise ShapeError(f"expected inputs of one layout with positions for axis=positions, got {got}")
-        axis, other_positions = 1 - min(target.channel_axis, 1), target.positions[1:]
-        targets = [target.with_positions((shape.positions[0], *other_positions)) for shape in shapes]
-        result = target.with_positions((sum(shape.positions[0] for shape in shapes), *other_positions))
-        kind = "number of channels and width" if other_positions else "number of channels"
-    adapters = tuple(map(Adapter, shapes, targets))
-    _check_alignment(adapters, align, kind, _positions_repair(node, shapes))
-    return MergePlan(tuple(edges), adapters, "concat", align, result, axis)
+    """Return the inputs side by side along an axis: the channels, or one of positions."""
+    name, align, target = node.attributes.get("axis", AXES[0]), node.attributes.get("align"), _joined(node, shapes)
+    if name not in target.axes:
+        got = ", ".join(map(str, shapes))
+        raise ShapeError(f"expected inputs of one layout with {name} for axis={name}, got {got}")
+    axis = target.axes[name]
+    sizes = [shape.channels if name == AXES[0] else shape.sizes[axis] for shape in shapes]
+    adapters = tuple(Adapter(shape, target.with_size(axis, size)) for shape, size in zip(shapes, sizes, strict=True))
+    kind = "layout and size of positions" if name == AXES[0] else f"size of every axis but {name}"
+    _check_alignment(adapters, align, kind, _axis_repair(shapes))
+    return MergePlan(tuple(edges), adapters, "concat", align, target.with_size(axis, sum(sizes)), axis)
 
 
-def _positions_repair(node: Node, shapes: Sequence[Shape]) -> str:
-    """Return the repair of a concat along the channels that only fits along the positions."""
-    is_other = node.attributes.get("axis", AXES[0]) == AXES[0]
-    kinds = {(shape.layout, shape.channels, shape.positions[1:]) for shape in shapes}
-    return ', "axis": "positions" appends them' if is_other and len(kinds) == 1 else ""
+def _axis_repair(shapes: Sequence[Shape]) -> str:
+    """Return the repair of a concat of shapes that differ along one axis only."""
+    if len({shape.layout for shape in shapes}) > 1:
+        return ""
+    names = {axis: each for each, axis in shapes[0].axes.items() if len({shape.sizes[axis] for shape in shapes}) > 1}
+    return f', "axis": "{names.popitem()[1]}" appends them' if len(names) == 1 else ""
 
 
 def _check_alignment(adapters: Sequence[Adapter], align: str | None, kind: str, repair: str = "") -> None:

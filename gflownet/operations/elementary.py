@@ -7,11 +7,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
-from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.operations.tensor_shape import CHANNELS_FIRST, FLOATS, Layout, Shape
 from gflownet.operations.values import is_number
 from gflownet.operations.vocabulary import POSITIVE_INT, PROBABILITY, Parameter
 
-FLOATS = (Layout.VECTOR, Layout.SEQUENCE, Layout.SIGNAL, Layout.IMAGE)
 FACTOR = Parameter("a float in [-100, 100]", lambda value: is_number(value) and -100 <= value <= 100)
 _VECTOR, _SEQUENCE, _IMAGE = Shape.of(3), Shape.of((5, 3)), Shape.of((3, 2, 4))
 
@@ -100,7 +99,7 @@ class SqueezeExcitation(Operation):
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return single_input(inputs, Layout.SIGNAL, Layout.IMAGE)
+        return single_input(inputs, *CHANNELS_FIRST)
 
     @classmethod
     def _sizes(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[int, int]:

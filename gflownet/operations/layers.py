@@ -51,17 +51,23 @@ class LayerScale(nn.Module):
 class ColumnEmbedding(nn.Module):
     """A learned vector for each value of several columns of categories: one table, column after column."""
 
-    offsets: Tensor
+    rows: Tensor  # [K, maximum of num_categories] of the table
 
     def __init__(self, num_categories: tuple[int, ...], features: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(sum(num_categories), features)
-        ends = torch.tensor(num_categories).cumsum(0)
-        self.register_buffer("offsets", ends - torch.tensor(num_categories), persistent=False)
+        total, sizes = sum(num_categories), torch.tensor(num_categories)[:, None]
+        self.embedding = nn.Embedding(total, features)
+        values = torch.arange(max(num_categories))
+        # A value beyond its column has a row beyond the table: torch refuses it at no cost.
+        rows = torch.where(values < sizes, values + sizes.cumsum(0) - sizes, total)
+        self.register_buffer("rows", rows.int(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the vectors [B, K, D] of integers x [B, K], each below the number of categories of its column."""
-        return self.embedding(x + self.offsets)
+        """Return the vectors [B, K, D] of integers x [B, K], each below the number of categories of its column.
+
+        Raises: IndexError or RuntimeError of torch for other integers.
+        """
+        return self.embedding(self.rows.gather(1, x.mT).mT)
 
 
 class LearnedPositions(nn.Module):
@@ -130,19 +136,18 @@ class RotaryPositions(nn.Module):
 class LinearBias(nn.Module):
     """ALiBi: scores fall with the distance, by a slope of each head (Press et al. 2022, section 3)."""
 
-    slopes: Tensor
+    exponents: Tensor  # exact in float32, unlike the slopes
 
     def __init__(self, heads: int) -> None:
         super().__init__()
         power = 1 << (heads.bit_length() - 1)  # the slopes of other numbers are those of the next powers of two
         exponents = [8 * (head + 1) / power for head in range(power)]
         exponents += [8 * (head + 0.5) / power for head in range(heads - power)]
-        slopes = 2.0 ** -torch.tensor(exponents, dtype=torch.float64)
-        self.register_buffer("slopes", slopes.to(torch.get_default_dtype()), persistent=False)
+        self.register_buffer("exponents", torch.tensor(exponents), persistent=False)
 
     def forward(self, distance: Tensor) -> Tensor:
         """Return what is added to scores [heads, T, S] for the integers by which each key is behind its query."""
-        return -self.slopes[:, None, None] * distance.abs()
+        return -(0.5**self.exponents)[:, None, None] * distance.abs()
 
 
 class RelativeBias(nn.Module):
@@ -353,7 +358,7 @@ class SqueezeExcitation(nn.Module):
         self.excite = nn.Linear(hidden, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of the shape of x, [B, C, L] or [B, C, H, W]."""
+        """Return a tensor of the shape of x, [B, C, ...]."""
         gate = torch.sigmoid(self.excite(torch.relu(self.squeeze(x.flatten(2).mean(2)))))
         return x * gate[(..., *[None] * (x.dim() - 2))]
 

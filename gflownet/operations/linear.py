@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gflownet.operations.operation import WEIGHT_PORT, Category, Example, Operation, Setting, single_input
-from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.tensor_shape import FLOATS, Layout, Shape, ShapeError
 from gflownet.operations.vocabulary import BOOL, POSITIVE_INT, PROBABILITY, Parameter
 
 FEATURES = (8, 16, 32, 64)
@@ -144,7 +144,7 @@ class Head(Operation):
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        single_input(inputs, *(layout for layout in Layout if layout is not Layout.TOKENS))
+        single_input(inputs, *FLOATS)
         return Shape((settings["features"],), Layout.VECTOR)
 
     @classmethod

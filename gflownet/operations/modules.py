@@ -19,13 +19,15 @@ from typing import Any, ClassVar, get_overloads
 
 from gflownet.operations.neuron_code import outside_name
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, Operation, Setting, category_of, is_port
-from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.tensor_shape import CHANNELS_FIRST, FLOATS, Layout, Shape, ShapeError
 from gflownet.operations.values import hashable, is_finite, shown, thawed
 from gflownet.operations.vocabulary import Parameter
 
 _MIN_BATCH = 13  # examples of a run without data; no other axis has this size, so that it shows where the batch is
 BATCH_FIRST = "batch_first"
 OUTPUT, LAYOUT = "output", "layout"  # settings besides the arguments of the constructor
+_MAX_RUN = 10**7  # weights and input elements of a module that is run with data
+_mixing: dict[tuple[Any, ...], bool] = {}  # whether examples are mixed, by class, settings and numbers of axes
 
 
 def _channels(inputs: Mapping[str, Shape]) -> int:
@@ -47,9 +49,9 @@ def _features(port: str = "") -> Callable[[Mapping[str, Shape]], int | None]:
 
 
 def _normalised(inputs: Mapping[str, Shape]) -> tuple[int, ...]:
-    """Return the features of a vector or a sequence, all axes of a signal or an image: as torch.nn.LayerNorm's docs."""
+    """Return the features of a vector or a sequence, all axes of other inputs: as torch.nn.LayerNorm's docs."""
     shape = next(iter(inputs.values()))
-    return shape.sizes if shape.layout in (Layout.SIGNAL, Layout.IMAGE) else shape.sizes[-1:]
+    return shape.sizes if shape.layout in CHANNELS_FIRST else shape.sizes[-1:]
 
 
 # Arguments of constructors that are filled from the shapes of the inputs unless they are given.
@@ -67,7 +69,7 @@ _PART = Parameter(
     "an index or a key of the result, or a list of them",
     lambda value: all(type(each) in (int, str) for each in (value if isinstance(value, list | tuple) else [value])),
 )
-_LAYOUTS = tuple(each.value for each in Layout if each is not Layout.TOKENS)
+_LAYOUTS = tuple(each.value for each in FLOATS)
 _LAYOUT = Parameter(f"one of {', '.join(_LAYOUTS)}", lambda value: value in _LAYOUTS)
 
 
@@ -142,7 +144,7 @@ class ModuleOperation(Operation):
         if len(sizes) == len(shape.sizes) and shape.layout is not Layout.TOKENS:
             return Shape(sizes, shape.layout)
         # Channels stay before positions.
-        return Shape.of(sizes, Layout.SIGNAL if shape.layout is Layout.IMAGE and len(sizes) == 2 else None)
+        return Shape.of(sizes, Layout.SIGNAL if shape.layout in CHANNELS_FIRST and len(sizes) == 2 else None)
 
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
@@ -391,6 +393,11 @@ def _run(row: type[ModuleOperation], inputs: tuple[tuple[str, Shape], ...], text
         reason = " ".join(str(error).split())
         raise ShapeError(f"{expected}, got {type(error).__name__}: {reason}") from error
     weight = tuple(getattr(getattr(module, "weight", None), "shape", ()))
+    key = row, text, *(len(shape.sizes) for _, shape in inputs)
+    if key not in _mixing:
+        _mixing[key] = _is_mixing(row, module, shapes, settings)
+    if _mixing[key]:
+        raise ShapeError("expected an output for each example alone, got one that depends on the others of the batch")
     parameters = getattr(module, "parameters", tuple)()  # of a function: none
     return _Result(sizes, sum(each.numel() for each in parameters if each.requires_grad), weight)
 
@@ -420,6 +427,51 @@ def _called(row: type[ModuleOperation], module: Any, shapes: Mapping[str, Shape]
     first = tensors.pop(row.ports[0])
     with torch.device("meta"), torch.no_grad():
         return module(first, **tensors), batch, num_steps
+
+
+def _is_mixing(
+    row: type[ModuleOperation], module: Any, shapes: Mapping[str, Shape], settings: Mapping[str, Any]
+) -> bool:
+    """Return whether the output of an example changes with another one, found on data in eval mode.
+
+    Not run, and false: a layer of torch.nn with weights, which has none that mixes; one above `_MAX_RUN`; one with
+    statistics of the batch; one that needs a GPU or other data.
+    """
+    torch = import_module("torch")
+    is_module = isinstance(module, torch.nn.Module)
+    num_weights = sum(each.numel() for each in module.parameters()) if is_module else 0
+    size = num_weights + sum(2 * shape.num_elements for shape in shapes.values())
+    if size > _MAX_RUN or (num_weights and row.name.startswith("torch.nn:")):
+        return False
+    if is_module and any(getattr(each, "track_running_stats", None) is False for each in module.modules()):
+        return False
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.default_generator.manual_seed(0)  # of the CPU alone
+            module = row.module_class(**row.keywords(shapes, settings))
+            if is_module:
+                module.eval()
+            pairs, outputs = {port: _pair(shape) for port, shape in shapes.items()}, []
+            for place in range(2):
+                torch.default_generator.manual_seed(0)
+                tensors = {port: pair[place] for port, pair in pairs.items()}
+                output = module(tensors.pop(row.ports[0]), **tensors)
+                for part in row.path(settings):
+                    output = output[part]
+                outputs.append(output[0])
+            return not torch.allclose(*outputs, rtol=1e-3, equal_nan=True)
+    except Exception:  # raised by the module
+        return False
+
+
+def _pair(shape: Shape) -> tuple[Any, Any]:
+    """Return two batches of two examples with equal first ones."""
+    torch = import_module("torch")
+    if shape.layout is Layout.TOKENS:
+        first = torch.zeros(2, *shape.sizes, dtype=torch.long)
+        return first, first + torch.arange(2)[:, None]
+    first = torch.rand(2, *shape.sizes)
+    return first, torch.stack((first[0], 3 * first[1] + 1))
 
 
 @lru_cache(maxsize=2**12)

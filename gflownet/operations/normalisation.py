@@ -7,10 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
-from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.operations.tensor_shape import FLOATS, Layout, Shape
 from gflownet.operations.vocabulary import BOOL, EPSILON
 
-_FEATURES = (Layout.VECTOR, Layout.SEQUENCE, Layout.SIGNAL, Layout.IMAGE)
 _LAST_AXIS = (Layout.VECTOR, Layout.SEQUENCE)
 _EPSILON = Setting(EPSILON, 1e-5)
 _AFFINE = Setting(BOOL, True)
@@ -32,7 +31,7 @@ class _Norm(Operation):
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return single_input(inputs, *_FEATURES)
+        return single_input(inputs, *FLOATS)
 
 
 class BatchNorm(_Norm):
@@ -53,7 +52,7 @@ class BatchNorm(_Norm):
         words += [f"eps={settings['epsilon']}"] if settings["epsilon"] != 1e-5 else []
         words += [f"momentum={settings['momentum']}"] if settings["momentum"] != 0.1 else []
         words += [] if settings["affine"] else ["affine=False"]
-        return f"nn.BatchNorm{2 if shape.layout is Layout.IMAGE else 1}d({', '.join(words)})"
+        return f"nn.BatchNorm{max(1, len(shape.positions))}d({', '.join(words)})"
 
     @classmethod
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from gflownet.operations.convolution import PADDING, num_windows, padding
 from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
-from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.operations.tensor_shape import CHANNELS_FIRST, Layout, Shape
 from gflownet.operations.vocabulary import POSITIVE_INT, Parameter
 
 REDUCTIONS = ("mean", "max")
@@ -82,7 +82,7 @@ class GlobalPool(Operation):
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape = single_input(inputs, Layout.IMAGE, Layout.SIGNAL, Layout.SEQUENCE)
+        shape = single_input(inputs, *CHANNELS_FIRST, Layout.SEQUENCE)
         return Shape((shape.channels,), Layout.VECTOR)
 
     @classmethod

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from gflownet.operations.elementary import FLOATS
 from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
-from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.tensor_shape import AXES, CHANNELS_FIRST, FLOATS, Layout, Shape, ShapeError
 from gflownet.operations.vocabulary import MAX_WIDTH, POSITIVE_INT, Parameter
 
 _IMAGE = Shape.of((3, 2, 4))
@@ -25,14 +23,13 @@ def _is_int(value: Any) -> bool:
 
 INDEX = Parameter(f"an int of magnitude <= {MAX_WIDTH:,}", lambda value: _is_int(value) and abs(value) <= MAX_WIDTH)
 OPTIONAL_INDEX = Parameter(f"{INDEX.expected} or null", lambda value: value is None or INDEX.accepts(value))
-SLICED_AXES = ("channels", "positions", "width")  # positions: the first axis of them: time, length or height
-AXIS = Parameter(f"one of {', '.join(SLICED_AXES)}", lambda value: value in SLICED_AXES)
+AXIS = Parameter(f"one of {', '.join(AXES)}", lambda value: value in AXES)
 UPSAMPLE_MODES = ("nearest", "linear")
 MODE = Parameter(f"one of {', '.join(UPSAMPLE_MODES)}", lambda value: value in UPSAMPLE_MODES)
 
 
 class ToSequence(Operation):
-    """The positions of a signal or an image as a sequence [T, C]; the numbers of a vector as [F, 1]."""
+    """The positions of a signal, an image or a volume as a sequence [T, C]; the numbers of a vector as [F, 1]."""
 
     category = Category.RESHAPING
     has_products = False
@@ -40,7 +37,7 @@ class ToSequence(Operation):
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape = single_input(inputs, Layout.SIGNAL, Layout.IMAGE, Layout.VECTOR)
+        shape = single_input(inputs, *CHANNELS_FIRST, Layout.VECTOR)
         if shape.layout is Layout.VECTOR:
             return Shape((shape.channels, 1), Layout.SEQUENCE)
         return Shape((prod(shape.positions), shape.channels), Layout.SEQUENCE)
@@ -52,7 +49,7 @@ class ToSequence(Operation):
 
 
 class ToSignal(Operation):
-    """The positions of a sequence or an image as a signal [C, L]; the numbers of a vector as [1, F]."""
+    """The positions of a sequence, an image or a volume as a signal [C, L]; the numbers of a vector as [1, F]."""
 
     category = Category.RESHAPING
     has_products = False
@@ -60,7 +57,7 @@ class ToSignal(Operation):
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape = single_input(inputs, Layout.SEQUENCE, Layout.IMAGE, Layout.VECTOR)
+        shape = single_input(inputs, Layout.SEQUENCE, Layout.IMAGE, Layout.VOLUME, Layout.VECTOR)
         if shape.layout is Layout.VECTOR:
             return Shape((1, shape.channels), Layout.SIGNAL)
         return Shape((shape.channels, prod(shape.positions)), Layout.SIGNAL)
@@ -109,25 +106,20 @@ class Slice(Operation):
 
     @classmethod
     def _axis(cls, shape: Shape, settings: Mapping[str, Any]) -> int:
-        if settings["axis"] == "channels":
-            return shape.channel_axis
-        axes = [axis for axis in range(len(shape.sizes)) if axis != shape.channel_axis]
-        place = SLICED_AXES.index(settings["axis"]) - 1
-        if place >= len(axes):
+        if settings["axis"] not in shape.axes:
             raise ShapeError(f"expected an axis of {shape}, got axis={settings['axis']}")
-        return axes[place]
+        return shape.axes[settings["axis"]]
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
         shape = single_input(inputs, *FLOATS)
-        axis, sizes = cls._axis(shape, settings), list(shape.sizes)
-        kept = range(sizes[axis])[settings["start"] : settings["stop"]]
+        axis = cls._axis(shape, settings)
+        kept = range(shape.sizes[axis])[settings["start"] : settings["stop"]]
         if not kept:
             raise ShapeError(
                 f"expected a slice of {shape} with an entry, got {settings['start']} to {settings['stop']}"
             )
-        sizes[axis] = len(kept)
-        return replace(shape, sizes=tuple(sizes))
+        return shape.with_size(axis, len(kept))
 
     @classmethod
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
@@ -137,7 +129,7 @@ class Slice(Operation):
 
 
 class Upsample(Operation):
-    """A signal or an image with `factor` times as many positions along each axis."""
+    """A signal, an image or a volume with `factor` times as many positions along each axis."""
 
     category = Category.POOLING
     has_products = False
@@ -148,12 +140,11 @@ class Upsample(Operation):
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape = single_input(inputs, Layout.SIGNAL, Layout.IMAGE)
+        shape = single_input(inputs, *CHANNELS_FIRST)
         return shape.with_positions([settings["factor"] * size for size in shape.positions])
 
     @classmethod
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        mode = settings["mode"]
-        if mode == "linear" and single_input(inputs).layout is Layout.IMAGE:
-            mode = "bilinear"
+        prefix = {Layout.IMAGE: "bi", Layout.VOLUME: "tri"}.get(single_input(inputs).layout, "")
+        mode = prefix + "linear" if settings["mode"] == "linear" else settings["mode"]
         return f"F.interpolate({{input}}, scale_factor={float(settings['factor'])}, mode={mode!r})"

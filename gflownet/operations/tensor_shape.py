@@ -23,10 +23,14 @@ class Layout(StrEnum):
     SEQUENCE = "sequence"  # [T, D] time steps or positions, then features
     SIGNAL = "signal"  # [C, L] channels, then length
     IMAGE = "image"  # [C, H, W] channels, then height and width
+    VOLUME = "volume"  # [C, D, H, W] channels, then depth, height and width
     TOKENS = "tokens"  # [T] integers below the vocabulary size
 
 
-NUM_AXES = {Layout.VECTOR: 1, Layout.SEQUENCE: 2, Layout.SIGNAL: 2, Layout.IMAGE: 3, Layout.TOKENS: 1}
+CHANNELS_FIRST = (Layout.SIGNAL, Layout.IMAGE, Layout.VOLUME)
+FLOATS = (Layout.VECTOR, Layout.SEQUENCE, *CHANNELS_FIRST)
+NUM_AXES = {**dict.fromkeys(Layout, 1), Layout.SEQUENCE: 2, Layout.SIGNAL: 2, Layout.IMAGE: 3, Layout.VOLUME: 4}
+AXES = ("channels", "positions", "depth", "height", "width")  # positions: the first axis of them
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,9 @@ class Shape:
     def of(cls, sizes: int | Sequence[int], layout: Layout | str | None = None) -> Shape:
         """Return a shape; the layout follows from the number of axes by default, two axes are a sequence."""
         sizes = (sizes,) if isinstance(sizes, int) else tuple(sizes)
-        defaults = {1: Layout.VECTOR, 2: Layout.SEQUENCE, 3: Layout.IMAGE}
+        defaults = {1: Layout.VECTOR, 2: Layout.SEQUENCE, 3: Layout.IMAGE, 4: Layout.VOLUME}
         if layout is None and len(sizes) not in defaults:
-            raise ShapeError(f"expected a shape of 1 to 3 axes, got {list(sizes)}")
+            raise ShapeError(f"expected a shape of 1 to 4 axes, got {list(sizes)}")
         return cls(sizes, defaults[len(sizes)] if layout is None else Layout(layout))
 
     @property
@@ -55,7 +59,15 @@ class Shape:
         layout = self.layout  # not a cached property: its lock takes longer than the answer
         if layout is Layout.TOKENS:
             raise ShapeError(f"expected features, got {self}")
-        return 0 if layout is Layout.SIGNAL or layout is Layout.IMAGE else len(self.sizes) - 1
+        return 0 if layout in CHANNELS_FIRST else len(self.sizes) - 1
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The axes, the batch not counted, by all their names out of AXES. Raises ShapeError for tokens."""
+        num, first = len(self.positions), int(self.channel_axis == 0)
+        names = AXES[-num:] if num > 1 else ()  # the one of a sequence or a signal is neither height nor width
+        places = {name: first + place for place, name in enumerate(names)}
+        return {AXES[0]: self.channel_axis, **({AXES[1]: first} if num else {}), **places}
 
     @property
     def channels(self) -> int:
@@ -64,7 +76,7 @@ class Shape:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """The sizes of the other axes: length, height and width; empty for a vector."""
+        """The sizes of the other axes: length, or depth, height and width; empty for a vector."""
         if self.layout is Layout.TOKENS:
             return self.sizes
         return self.sizes[: self.channel_axis] + self.sizes[self.channel_axis + 1 :]
@@ -76,11 +88,13 @@ class Shape:
 
     def with_channels(self, channels: int) -> Shape:
         """Return the shape with another number of channels."""
-        if self.sizes[self.channel_axis] == channels:
+        return self.with_size(self.channel_axis, channels)
+
+    def with_size(self, axis: int, size: int) -> Shape:
+        """Return the shape with another size of an axis."""
+        if self.sizes[axis] == size:
             return self
-        sizes = list(self.sizes)
-        sizes[self.channel_axis] = channels
-        return replace(self, sizes=tuple(sizes))
+        return replace(self, sizes=(*self.sizes[:axis], size, *self.sizes[axis + 1 :]))
 
     def with_positions(self, positions: Sequence[int]) -> Shape:
         """Return the shape with other sizes of the other axes."""
@@ -93,7 +107,7 @@ class Shape:
 
 
 def declared_sizes(key: str, sizes: Any) -> tuple[int | Shape, ...]:
-    """Return the inputs or outputs that a task declares as widths, shapes, or sizes of an image; vectors as widths.
+    """Return the inputs or outputs of a task as widths and shapes, from widths, shapes, and sizes of images or volumes.
 
     Raises:
         ValueError: something else; two axes may be a sequence or a signal, and need a Shape with its layout.

@@ -10,7 +10,7 @@ from typing import Any
 from gflownet.operations.attention import HEADS, ROTARY_BASE, check_rotary
 from gflownet.operations.convolution import FEATURES
 from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
-from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.tensor_shape import CHANNELS_FIRST, Layout, Shape, ShapeError
 from gflownet.operations.values import is_number
 from gflownet.operations.vocabulary import BOOL, OPTIONAL_POSITIVE_INT, POSITIVE_INT, Parameter
 
@@ -72,7 +72,7 @@ class ColumnEmbedding(Operation):
 
 
 class Patchify(Operation):
-    """A linear layer over each patch of a signal or an image, row by row: [number of patches, features]."""
+    """A linear layer over each patch of a signal, an image or a volume, row by row: [number of patches, features]."""
 
     category = Category.TOKENS
     settings = MappingProxyType(
@@ -85,7 +85,7 @@ class Patchify(Operation):
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape, size = single_input(inputs, Layout.SIGNAL, Layout.IMAGE), settings["patch_size"]
+        shape, size = single_input(inputs, *CHANNELS_FIRST), settings["patch_size"]
         if any(positions % size for positions in shape.positions):
             raise ShapeError(f"expected positions divisible by patch_size={size}, got {shape}")
         return Shape.of((prod(shape.positions) // size ** len(shape.positions), settings["features"]))

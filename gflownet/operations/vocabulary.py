@@ -11,6 +11,7 @@ Letters: B batch, J enabled in-edges of a node, d width of their messages, D out
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -300,6 +301,11 @@ def _function_activation(name: str, function: Any) -> type[Activation]:
             results.append(called(z))
         if not all(torch.allclose(results[0], each, equal_nan=True) for each in results):
             raise ValueError(f"activation: expected no random numbers, got {name}: name it as an operation")
+        cube, is_alone = z.view(2, 4, 8), True
+        with suppress(Exception):  # raised by a function of [B, D] alone
+            is_alone = torch.allclose(called(cube)[0], called(cube[[0, 0]])[0], equal_nan=True)
+        if not is_alone:
+            raise ValueError(f"activation: expected each example alone, got {name}, which mixes a batch [2, 4, 8]")
     return kind
 
 

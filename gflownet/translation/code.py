@@ -20,7 +20,7 @@ from gflownet.operations.neuron_code import (
     variable,
 )
 from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, Operation
-from gflownet.operations.tensor_shape import Adapter, Layout, Shape
+from gflownet.operations.tensor_shape import CHANNELS_FIRST, Adapter, Layout, Shape
 from gflownet.operations.vocabulary import activation
 from gflownet.translation.plan import ModelPlan, StateSlot, StepPlan
 
@@ -309,13 +309,9 @@ def _padded(value: str, adapter: Adapter, dialect: Dialect) -> str:
 
 def _projection(adapter: Adapter) -> str:
     source, target = adapter.source.channels, adapter.target.channels
-    match adapter.target.layout:
-        case Layout.IMAGE:
-            return f"nn.Conv2d({source}, {target}, 1, bias=False)"
-        case Layout.SIGNAL:
-            return f"nn.Conv1d({source}, {target}, 1, bias=False)"
-        case _:
-            return f"nn.Linear({source}, {target}, bias=False)"
+    if adapter.target.layout in CHANNELS_FIRST:
+        return f"nn.Conv{len(adapter.target.positions)}d({source}, {target}, 1, bias=False)"
+    return f"nn.Linear({source}, {target}, bias=False)"
 
 
 def _activation(step: StepPlan, z: str) -> str:
@@ -323,7 +319,7 @@ def _activation(step: StepPlan, z: str) -> str:
     kind = activation(name)
     if not issubclass(kind, CodeActivation):
         return outside_activation(name, kind, z)
-    is_channels_first = shape.layout in (Layout.SIGNAL, Layout.IMAGE)
+    is_channels_first = shape.layout in CHANNELS_FIRST
     return (kind.channels_first_code if is_channels_first and kind.channels_first_code else kind.code).format(z=z)
 
 

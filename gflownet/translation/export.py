@@ -1,7 +1,7 @@
 """Export of a model: torch.export and, with the extra [onnx], ONNX; its latency."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,7 +64,10 @@ def to_onnx(model: TranslatedModel | ModelSet, path: str | Path, *, batch_size: 
             input_names=input_names,
             output_names=output_names,
             dynamic_shapes=_free_batch(module, example),
-            custom_translation_table={torch.ops.aten.sort.stable: _onnx_stable_sort()},
+            custom_translation_table={
+                torch.ops.aten.sort.stable: _onnx_stable_sort(),
+                torch.ops.aten._adaptive_avg_pool3d.default: _onnx_average_of_volumes(),
+            },
             dynamo=True,
             verbose=False,
         )
@@ -98,6 +101,24 @@ def _onnx_stable_sort() -> Callable[..., Any]:
         return op.TopK(values, count, axis=dim, largest=int(descending), sorted=1)
 
     return stable_sort
+
+
+def _onnx_average_of_volumes() -> Callable[..., Any]:
+    """Return aten._adaptive_avg_pool3d, missing there too, as one product with a matrix of averages per axis."""
+    from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
+    from onnxscript import opset18  # pyright: ignore[reportMissingImports]
+
+    op: Any = opset18
+
+    def average(values: Any, sizes: Sequence[int]) -> Any:
+        matrices = []
+        for length, count in zip(values.shape[2:], sizes, strict=True):
+            row = torch.eye(length)[:, None]  # each place as a signal: its share of every window
+            matrix = numpy_helper.from_array(torch.nn.functional.adaptive_avg_pool1d(row, count)[:, 0].numpy())
+            matrices.append(op.CastLike(op.Constant(value=matrix), values))
+        return op.Einsum(values, *matrices, equation="bcdhw,dx,hy,wz->bcxyz")
+
+    return average
 
 
 def _traceable(model: TranslatedModel | ModelSet, batch_size: int) -> tuple[nn.Module, tuple[Tensor, ...]]:

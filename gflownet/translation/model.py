@@ -332,7 +332,10 @@ def to_pytorch_model(graph: ComputationGraph, config: Mapping[str, Any] | Transl
         return model
     # Layers of operations draw their first values as in PyTorch, in float32.
     model = model.to(device=device, dtype=dtype)
-    return model.to(memory_format=torch.channels_last) if options.memory_format == "channels_last" else model
+    if options.memory_format == "channels_last":
+        for kernel in (each for each in model.parameters() if each.dim() == 4):  # of images
+            kernel.data = kernel.data.contiguous(memory_format=torch.channels_last)
+    return model
 
 
 def share_by_derivation(model: TranslatedModel, graph: ComputationGraph, *, is_enabled: bool) -> None:

@@ -153,7 +153,11 @@ def _class_source(
     if is_model and is_cast and not plan.is_dense:
         initial.append(f"self.to(torch.{dtype})")
     if plan.channels_last:
-        initial.append("self.to(memory_format=torch.channels_last)")
+        initial += [
+            "for kernel in self.parameters():",
+            "    if kernel.dim() == 4:  # of images",
+            "        kernel.data = kernel.data.contiguous(memory_format=torch.channels_last)",
+        ]
     methods = [_method("__init__(self)", initial), *_forward_methods(plan, writer, dtype)]
     return f"class {names[plan.key]}(nn.Module):\n" + "\n".join(methods)
 

@@ -80,6 +80,36 @@ def random_space(seed: int, num_classes: int = 12) -> OperationGraphEnv:
     )
 
 
+VOLUME_OFFERS: dict[str, dict[str, list[Any]]] = {
+    "Conv3d": {"out_channels": [2, 4], "kernel_size": [[1, 3, 3], [3, 1, 1]], "stride": [1, 2], "padding": ["same", 0]},
+    "ConvTranspose3d": {"out_channels": [3], "kernel_size": [[1, 2, 2]], "stride": [[1, 2, 2]]},
+    "MaxPool3d": {"kernel_size": [2, [1, 2, 2]]},
+    "AvgPool3d": {"kernel_size": [[2, 1, 1]], "ceil_mode": [True, False]},
+    "AdaptiveAvgPool3d": {"output_size": [1, [2, 1, 3]]},
+    "BatchNorm3d": {"affine": [True]},
+    "InstanceNorm3d": {"affine": [True, False]},
+    "ConstantPad3d": {"padding": [[1, 0, 0, 0, 0, 1]], "value": [0.5]},
+    "Upsample": {"scale_factor": [2], "mode": ["trilinear"]},
+    "Flatten": {"start_dim": [1, 2]},
+}
+
+
+def volume_space() -> OperationGraphEnv:
+    """Return a space of classes that read volumes, and of what is left of their axes."""
+    choices = {f"torch.nn:{name}": {**offered, "activation": ["relu"]} for name, offered in VOLUME_OFFERS.items()}
+    return OperationGraphEnv(
+        [Shape.of((2, 3, 6, 6)), Shape.of((3, 4, 6))],
+        4,
+        operations=list(choices),
+        choices=choices,
+        align="auto",
+        max_hidden_nodes=3,
+        max_edges=7,
+        max_parameters=600,
+        max_multiply_adds=40_000,
+    )
+
+
 def check_graphs(env: OperationGraphEnv, num: int, seed: int) -> set[str]:
     """Build and train random graphs of a space; return the classes that they use."""
     generator, used = torch.Generator().manual_seed(seed), set()
@@ -107,8 +137,9 @@ def check_graphs(env: OperationGraphEnv, num: int, seed: int) -> set[str]:
     return used
 
 
-def test_graphs_of_a_random_space_train_within_their_caps() -> None:
-    used = check_graphs(random_space(4), 60, seed=0)
+@pytest.mark.parametrize("env", [random_space(4), volume_space()], ids=["random", "volumes"])
+def test_graphs_of_a_space_train_within_their_caps(env: OperationGraphEnv) -> None:
+    used = check_graphs(env, 30, seed=0)
     assert len(used) >= 6
 
 

@@ -48,7 +48,7 @@ def test_valid_operation_graphs_have_no_problems(seed):
         ("nodes.0.shape", [3, 0, 8], ["invalid_shape"]),
         ("nodes.0.shape", "x", ["invalid_shape"]),
         ("nodes.0.shape", [True], ["invalid_shape"]),
-        ("nodes.0.shape", [1, 2, 3, 4], ["invalid_shape"]),
+        ("nodes.0.shape", [1, 2, 3, 4, 5], ["invalid_shape"]),
         ("nodes.0.layout", "picture", ["invalid_layout"]),
         ("nodes.0.layout", "vector", ["invalid_shape"]),
         ("nodes.0.dtype", "int", ["invalid_dtype"]),
@@ -235,8 +235,29 @@ def test_shape_problem_is_reported_once():
             [12, 32],
             [12, 16],
             {"aggregation": "concat", "axis": "positions"},
-            "number of channels, got sequence [12, 32], sequence [12, 16]; "
-            '"align": "project" learns a projection of the channels, "pad" fills them with zeros',
+            "size of every axis but positions, got sequence [12, 32], sequence [12, 16]; "
+            '"align": "project" learns a projection of the channels, "pad" fills them with zeros, '
+            '"axis": "channels" appends them',
+        ),
+        (
+            [3, 8, 8],
+            [3, 8, 6],
+            {"aggregation": "concat", "axis": "height"},
+            "size of every axis but height, got image [3, 8, 8], image [3, 8, 6]; "
+            '"align": "pool" averages positions, "axis": "width" appends them',
+        ),
+        (
+            [3, 8, 8],
+            [3, 8, 6],
+            {"aggregation": "concat", "axis": "depth"},
+            "layout with depth for axis=depth, got image [3, 8, 8], image [3, 8, 6]",
+        ),
+        (
+            [3, 4, 8, 8],
+            [3, 4, 8],
+            {},
+            "shape, with axes of size 1, or vectors over the channels, got volume [3, 4, 8, 8], image [3, 4, 8]; "
+            '"align": "pool" averages positions',
         ),
         (
             [8],

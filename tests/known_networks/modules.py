@@ -99,6 +99,57 @@ def _two_convolutions(size_in: int, size_out: int) -> nn.Sequential:
     return nn.Sequential(convolutions[0], nn.ReLU(), convolutions[1], nn.ReLU())
 
 
+class UNet3dLevel(nn.Module):
+    """One level of a 3D U-Net, with channels doubled before the pooling (Cicek et al. 2016, figure 2)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Sequential(VolumeConvolution(1, 8), VolumeConvolution(8, 16))
+        self.inner = nn.Sequential(nn.MaxPool3d(2), VolumeConvolution(16, 16), VolumeConvolution(16, 32))
+        self.upsample = nn.ConvTranspose3d(32, 32, 2, stride=2)
+        self.after = nn.Sequential(VolumeConvolution(48, 16), VolumeConvolution(16, 16), nn.Conv3d(16, 3, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = self.before(x)
+        return self.after(torch.cat((skip, self.upsample(self.inner(skip))), 1))
+
+
+class VolumeConvolution(nn.Module):
+    """A convolution, batch norm, and ReLU unless it is the end of a branch."""
+
+    def __init__(self, size_in: int, size_out: int, kernel: Any = 3, *, is_end: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.convolution = nn.Conv3d(size_in, size_out, kernel, **({"padding": 1} | options))
+        self.norm, self.is_end = nn.BatchNorm3d(size_out), is_end
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.convolution(x))
+        return x if self.is_end else torch.relu(x)
+
+
+class R3DBlock(nn.Module):
+    """A residual block of R3D-18; its first stride halves all axes where the channels grow."""
+
+    def __init__(self, size_in: int, size_out: int) -> None:
+        super().__init__()
+        is_same = size_in == size_out
+        first = VolumeConvolution(size_in, size_out, stride=1 if is_same else 2, bias=False)
+        self.branch = nn.Sequential(first, VolumeConvolution(size_out, size_out, bias=False, is_end=True))
+        shortcut = {"stride": 2, "padding": 0, "bias": False, "is_end": True}
+        self.shortcut = nn.Identity() if is_same else VolumeConvolution(size_in, size_out, 1, **shortcut)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.branch(x) + self.shortcut(x))
+
+
+def r3d_18() -> nn.Module:
+    """ResNet-18 of 3D convolutions for videos of 400 classes (Tran et al. 2018, table 1), as in torchvision."""
+    layers: list[nn.Module] = [VolumeConvolution(3, 64, (3, 7, 7), stride=(1, 2, 2), padding=(1, 3, 3), bias=False)]
+    for size_in, size_out in ((64, 64), (64, 128), (128, 256), (256, 512)):
+        layers += [R3DBlock(size_in, size_out), R3DBlock(size_out, size_out)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(512, 400))
+
+
 class WaveNetStack(nn.Module):
     """Causal dilated convolutions with gates and skips (van den Oord et al. 2016, figure 4)."""
 

@@ -37,7 +37,7 @@ class KnownNetwork:
         data = json.loads((FOLDER / f"{self.name}.json").read_text(encoding="utf-8"))
         for node in data["nodes"]:
             if node["node_type"] == "input" and size is not None:
-                channels = node["shape"][:1] if len(node["shape"]) == 3 else []
+                channels = node["shape"][:1] if len(node["shape"]) >= 3 else []
                 node["shape"] = [*channels, *[size] * max(len(node["shape"]) - 1, 1)]
         return data
 
@@ -306,12 +306,14 @@ KNOWN_NETWORKS = {
         _block("inception_reduction", 1_153_280, 401_937_408, modules.InceptionReduction),
         _block("shufflenet_unit", 7_598, 5_684_000, modules.ShuffleNetUnit),
         _block("unet", 482_050, 145_031_168, modules.UNet),
+        _block("r3d_18", 33_371_472, 40_696_553_472, modules.r3d_18),
+        _block("unet3d_level", 60_643, 143_294_464, modules.UNet3dLevel),
         _block("wavenet_stack", 14_050, 871_424, modules.WaveNetStack),
         _block("siamese", 105_281, 2_232_896, modules.Siamese),
     )
 }
 # Height and width, or number of tokens.
-SMALL = {"resnet18": 48, "resnet50": 64, "mobilenet_v2": 64, "vit_b16": 64, "bert_base": 20, "gpt2": 24}
+SMALL = {"resnet18": 48, "resnet50": 64, "mobilenet_v2": 64, "vit_b16": 64, "bert_base": 20, "gpt2": 24, "r3d_18": 16}
 
 
 def without_dropout(model: nn.Module) -> None:

@@ -23,6 +23,24 @@ def module_of(name: str, *shapes: Shape, **settings: object) -> Any:
     return module
 
 
+@pytest.mark.parametrize("values", [[0, 3], [2, 0], [0, -1], [-1, 0], [0, 7]])
+def test_column_embedding_refuses_values_beyond_their_column(values: list[int]) -> None:
+    """The vector after the last one of a column is the first one of the next column."""
+    embedding = layers.ColumnEmbedding((2, 3), 4)
+    largest = embedding(torch.tensor([[1, 2], [0, 0]]))
+    assert torch.equal(largest, embedding.embedding.weight[torch.tensor([[1, 4], [0, 2]])])
+    with pytest.raises((IndexError, RuntimeError), match="out of"):
+        embedding(torch.tensor([[0, 0], values]))
+
+
+def test_slopes_of_linear_bias_follow_the_dtype() -> None:
+    bias = layers.LinearBias(12)  # the last four slopes are rounded in float32
+    expected = [2.0 ** -(head + 1) for head in range(8)] + [2.0 ** -(head + 0.5) for head in range(4)]
+    slopes = -bias.double()(torch.tensor([[1]])).flatten()
+    assert slopes.dtype == torch.float64
+    torch.testing.assert_close(slopes, torch.tensor(expected, dtype=torch.float64), rtol=1e-15, atol=0)
+
+
 def causal_mask(length: int, num_keys: int) -> Tensor:
     return torch.ones(length, num_keys, dtype=torch.bool).triu(1)
 

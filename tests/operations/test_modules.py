@@ -16,7 +16,7 @@ from gflownet.graphs import ComputationGraph, to_svg
 from gflownet.graphs.operation import operation, read_operation
 from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.operation_labels import TIMES
-from gflownet.operations.modules import FILLED
+from gflownet.operations.modules import FILLED, module_operation
 from gflownet.operations.operation import Category, Example
 from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.operations.vocabulary import activation
@@ -26,7 +26,7 @@ from gflownet.testing.operations import inputs_of, one_node_graph
 from gflownet.translation import summary, to_onnx, to_pytorch_model, to_source
 
 VECTOR, SEQUENCE, TOKENS = Shape.of(6), Shape.of((5, 6)), Shape((4,), Layout.TOKENS)
-SIGNAL, IMAGE = Shape((4, 9), Layout.SIGNAL), Shape.of((4, 6, 8))
+SIGNAL, IMAGE, VOLUME = Shape((4, 9), Layout.SIGNAL), Shape.of((4, 6, 8)), Shape.of((4, 3, 6, 5))
 F = "torch.nn.functional"
 # Class, inputs and arguments: the output equals the module's, its costs are the counter's.
 CASES: list[tuple[str, tuple[Shape, ...], dict[str, Any]]] = [
@@ -79,6 +79,20 @@ CASES: list[tuple[str, tuple[Shape, ...], dict[str, Any]]] = [
     ("ZeroPad1d", (SIGNAL,), {"padding": [2, 0]}),
     ("CircularPad2d", (IMAGE,), {"padding": 1}),
     ("Softplus", (VECTOR,), {"beta": 2}),
+    ("Conv3d", (VOLUME,), {"out_channels": 6, "kernel_size": [1, 3, 2], "stride": [1, 2, 1], "groups": 2}),
+    ("ConvTranspose3d", (VOLUME,), {"out_channels": 3, "kernel_size": 2, "stride": [1, 2, 2]}),
+    ("MaxPool3d", (VOLUME,), {"kernel_size": [1, 2, 2], "ceil_mode": True}),
+    ("AvgPool3d", (VOLUME,), {"kernel_size": 2, "padding": 1, "count_include_pad": False}),
+    ("AdaptiveAvgPool3d", (VOLUME,), {"output_size": [3, 2, 1]}),
+    ("BatchNorm3d", (VOLUME,), {"momentum": 0.3}),
+    ("InstanceNorm3d", (VOLUME,), {"affine": True}),
+    ("GroupNorm", (VOLUME,), {"num_groups": 2}),
+    ("LayerNorm", (VOLUME,), {}),
+    ("Dropout3d", (VOLUME,), {"p": 0.3}),
+    ("ConstantPad3d", (VOLUME,), {"padding": [1, 0, 2, 0, -1, 1], "value": 1.5}),
+    ("Upsample", (VOLUME,), {"scale_factor": 2, "mode": "trilinear"}),
+    ("Flatten", (VOLUME,), {"start_dim": 2}),
+    ("Unflatten", (IMAGE,), {"dim": 1, "unflattened_size": [2, 2]}),
 ]
 # What the exporter of torch 2.13 lacks.
 NOT_IN_ONNX = {"AdaptiveMaxPool1d": "Failed to convert the exported program"}
@@ -140,6 +154,8 @@ def module_of(model: Any) -> Any:
         ("GroupNorm", {"num_groups": 2}, {"input": SIGNAL}, "num_channels", 4),
         ("LayerNorm", {}, {"input": SEQUENCE}, "normalized_shape", (6,)),
         ("LayerNorm", {}, {"input": IMAGE}, "normalized_shape", (4, 6, 8)),
+        ("LayerNorm", {}, {"input": VOLUME}, "normalized_shape", (4, 3, 6, 5)),
+        ("Conv3d", {"out_channels": 2, "kernel_size": 1}, {"input": VOLUME}, "in_channels", 4),
         ("Bilinear", {"out_features": 1}, {"input2": SEQUENCE, "input1": SIGNAL}, "in1_features", 9),
         ("Bilinear", {"out_features": 1}, {"input2": SEQUENCE, "input1": SIGNAL}, "in2_features", 6),
         ("GRU", {"hidden_size": 2}, {"input": SEQUENCE}, "input_size", 6),
@@ -161,6 +177,64 @@ def test_channels_are_not_read_from_a_sequence() -> None:
     operation = {"name": "torch.nn:Conv1d", "out_channels": 2, "kernel_size": 1}
     (problem,) = one_node(operation, SEQUENCE).validate()
     assert "expected channels before positions, got sequence [5, 6]; to_signal moves them" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "shape"),
+    [
+        ("Softmax", {"dim": 0}, VECTOR),
+        ("Softmax", {"dim": -3}, SEQUENCE),
+        ("LogSoftmax", {"dim": 0}, VOLUME),
+        ("Softmax2d", {}, SEQUENCE),  # reads [B, T, D] as one image of B channels
+    ],
+)
+def test_module_that_mixes_the_examples_of_a_batch_is_refused(name: str, arguments: Any, shape: Shape) -> None:
+    (problem,) = one_node({"name": f"torch.nn:{name}", **arguments}, shape).validate()
+    assert "expected an output for each example alone, got one that depends on the others" in problem.message
+
+
+MIXING = """
+from torch import nn
+
+class Centred(nn.Module):
+    def __init__(self, in_features: int, axis: int = 0):
+        super().__init__()
+        self.layer, self.axis = nn.Linear(in_features, 3), axis
+
+    def forward(self, x):
+        x = self.layer(x)
+        return x - x.mean(self.axis, keepdim=True)
+
+class Statistics(Centred):
+    def __init__(self, in_features: int):
+        super().__init__(in_features, -1)
+        self.norm = nn.BatchNorm1d(3, track_running_stats=False)
+
+    def forward(self, x):
+        return self.norm(self.layer(x))
+"""
+
+
+def test_class_of_a_user_is_run_to_see_whether_it_mixes_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mixing_modules_50.py").write_text(MIXING)
+    state, centred = torch.random.get_rng_state(), "mixing_modules_50:Centred"
+    (problem,) = one_node({"name": centred}, VECTOR).validate()
+    assert "expected an output for each example alone" in problem.message
+    assert one_node({"name": centred, "axis": -1}, VECTOR).validate() == []
+    assert one_node({"name": "mixing_modules_50:Statistics"}, VECTOR).validate() == []
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_no_layer_of_torch_with_weights_mixes_examples() -> None:
+    """These are not run: under the name of a user's class they are."""
+    for name, inputs, arguments in CASES:
+        applied: Any = read_operation({"name": f"torch.nn:{name}", **arguments})
+        row = module_operation(f"other_{name}:{name}", getattr(nn, name))
+        shapes = dict(zip(row.ports, inputs, strict=True))
+        assert row.infer_shape(shapes, applied.settings) == applied.row.infer_shape(shapes, applied.settings)
 
 
 def test_arguments_of_forward_are_ports() -> None:
@@ -349,9 +423,11 @@ def test_function_by_name_is_an_activation(name: str) -> None:
         ("torch.nn:RReLU", "expected no random numbers, got torch.nn:RReLU: name it as an operation"),
         ("torch.nn:GLU", r"expected a tensor \[2, 3\] of dtype torch.float32, got RuntimeError"),
         ("torch.nn:Threshold", "expected torch.nn:Threshold without arguments"),
+        ("torch.nn:Softmax", r"expected each example alone, got torch.nn:Softmax, which mixes a batch \[2, 4, 8\]"),
         ("torch:no_such", "expected a subclass of Activation, got 'torch:no_such', which __init__.py does not define"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
 def test_refused_activations(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         activation(name)

@@ -21,7 +21,7 @@ from gflownet.operations.tensor_shape import Layout, Shape
 
 Value = tuple[Tensor, Layout]
 State = Mapping[str, Tensor]
-CHANNEL_AXIS = {Layout.VECTOR: 1, Layout.SEQUENCE: 2, Layout.SIGNAL: 1, Layout.IMAGE: 1}
+CHANNEL_AXIS = {Layout.VECTOR: 1, Layout.SEQUENCE: 2, Layout.SIGNAL: 1, Layout.IMAGE: 1, Layout.VOLUME: 1}
 
 
 def evaluate(graph: ComputationGraph, state: State, inputs: Mapping[int, Tensor], *, training: bool) -> list[Tensor]:
@@ -117,14 +117,17 @@ def _concatenated(graph: ComputationGraph, node: Node, edges: list[Edge], state:
     layout = Layout.VECTOR if Layout.VECTOR in layouts else layouts[0]
     axis, positions = CHANNEL_AXIS[layout], [_positions(tensor, own_layout) for tensor, own_layout in values]
     smallest = tuple(map(min, *positions))
-    is_along_channels = node.attributes.get("axis", "channels") == "channels"
-    tensors = [
-        _pooled(tensor, own_layout, layout, smallest if is_along_channels else (own[0], *smallest[1:]))
-        for (tensor, own_layout), own in zip(values, positions, strict=True)
-    ]
-    if not is_along_channels:
+    name = node.attributes.get("axis", "channels")
+    if name == "channels":
+        tensors = [_pooled(tensor, own_layout, layout, smallest) for tensor, own_layout in values]
+    else:
+        place = 0 if name == "positions" else len(smallest) + {"depth": -3, "height": -2, "width": -1}[name]
+        counts = [(*smallest[:place], own[place], *smallest[place + 1 :]) for own in positions]
+        tensors = [
+            _pooled(tensor, own_layout, layout, own) for (tensor, own_layout), own in zip(values, counts, strict=True)
+        ]
         tensors = _with_equal_channels(graph, node, edges, state, tensors, axis)
-        axis = 1 if layout is Layout.SEQUENCE else 2
+        axis = 1 if layout is Layout.SEQUENCE else 2 + place
     return torch.cat(_weighted(graph, node, edges, state, tensors), dim=axis), layout
 
 

@@ -302,6 +302,21 @@ def test_signals(tmp_path, shape):
     assert str(task.input_shape) == f"signal [{1 if len(shape) == 2 else shape[1]}, 12]"
 
 
+@pytest.mark.parametrize(
+    ("shape", "options"), [((60, 4, 5, 6), ["task_options.layout=volume"]), ((60, 2, 4, 5, 6), [])]
+)
+def test_volumes(tmp_path, shape, options):
+    np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).normal(size=shape), y=np.arange(60) % 2)
+    task = make_task(tmp_path / "a.npz", "evaluation.memory_format=auto", *options)
+    assert str(task.input_shape) == f"volume [{1 if len(shape) == 4 else 2}, 4, 5, 6]"
+    assert task.config.evaluation.memory_format == "contiguous"
+    assert not any("layout=" in line for line in task.account)
+    with pytest.raises(
+        UserError, match=r"evaluation.memory_format: expected contiguous for volume .*, got channels_last"
+    ):
+        make_task(tmp_path / "a.npz", "evaluation.memory_format=channels_last", *options)
+
+
 def test_channels_of_signals_keep_their_values(monkeypatch):
     signals = np.random.default_rng(0).normal(size=(60, 3, 12)).astype(np.float32)
     monkeypatch.setitem(sys.modules, "signals", SimpleNamespace(load=lambda: (signals, np.arange(60) % 2)))

@@ -9,11 +9,12 @@ from typing import Any
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation import read_operation
 from gflownet.graphs.operation_shapes import MERGES, NodeShapeError, infer_shapes
-from gflownet.operations.tensor_shape import Layout, Shape
+from gflownet.operations.tensor_shape import AXES, Layout, Shape
 
 Data = dict[str, Any]
 ACTIVATIONS = ("linear", "relu", "relu6", "tanh", "gelu", "gelu_tanh", "softmax")
 SIZES = {Layout.VECTOR: (5,), Layout.SEQUENCE: (6, 4), Layout.SIGNAL: (3, 9), Layout.IMAGE: (3, 6, 5)}
+SIZES |= {Layout.VOLUME: (2, 4, 3, 5)}
 POINTWISE = ({"name": "identity"}, {"name": "batch_norm"})
 OPERATIONS: Mapping[Layout, tuple[Data, ...]] = {
     Layout.VECTOR: (*POINTWISE, {"name": "linear", "features": 6}, {"name": "linear", "features": 3, "bias": False}),
@@ -32,6 +33,14 @@ OPERATIONS: Mapping[Layout, tuple[Data, ...]] = {
         {"name": "conv2d", "features": 2, "stride": 2, "bias": False},
         {"name": "max_pool2d"},
         {"name": "conv_bn_relu", "features": 4},
+        {"name": "global_pool"},
+    ),
+    Layout.VOLUME: (
+        *POINTWISE,
+        {"name": "torch.nn:Conv3d", "out_channels": 4, "kernel_size": 3, "padding": "same"},
+        {"name": "torch.nn:Conv3d", "out_channels": 2, "kernel_size": [1, 2, 1], "stride": [1, 1, 2]},
+        {"name": "torch.nn:MaxPool3d", "kernel_size": [2, 1, 2]},
+        {"name": "squeeze_excitation"},
         {"name": "global_pool"},
     ),
 }
@@ -58,11 +67,15 @@ def hidden(node_id: int, operation: str, *, kind: str = "hidden", **fields: Any)
 
 def block(layout: Layout, features: int) -> Data:
     """Return a residual subgraph that ends with a number of channels."""
-    name = {Layout.SIGNAL: "conv1d", Layout.IMAGE: "conv2d"}.get(layout, "linear")
+    name = {Layout.SIGNAL: "conv1d", Layout.IMAGE: "conv2d", Layout.VOLUME: "torch.nn:Conv3d"}.get(layout, "linear")
+    first, second = (
+        {"out_channels": each, "kernel_size": 1} if layout is Layout.VOLUME else {"features": each}
+        for each in (3, features)
+    )
     nodes = [
         {"id": 0, "node_type": "input"},
-        hidden(1, name, features=3, activation_function="relu"),
-        hidden(2, name, features=features, kind="output", align="auto"),
+        hidden(1, name, **first, activation_function="relu"),
+        hidden(2, name, **second, kind="output", align="auto"),
         hidden(3, "identity"),
     ]
     edges = [(0, 1), (1, 2), (0, 2), (1, 3)]  # node 3 is dead
@@ -110,7 +123,8 @@ def _random_node(rng: random.Random, data: Data, node_id: int) -> Data:
         "edge_weight": rng.random() < 0.3,
     }
     ways: list[Data] = [{}, {}, *({"align": each} for each in ("pool", "project", "pad"))]
-    ways += [{"axis": "positions", **way} for way in ways] if common["aggregation"] == "concat" else []
+    axes = ("positions", rng.choice(AXES[2:])) if common["aggregation"] == "concat" else ()
+    ways += [{"axis": axis, **way} for axis in axes for way in ways]
     ways = [*rng.sample(ways, len(ways)), {"align": "auto"}]
     identity = {**common, "operation": {"name": "identity"}}
     common |= next(way for way in ways if _is_valid(data, {**identity, **way}))

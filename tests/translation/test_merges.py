@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -206,6 +207,47 @@ def test_align_of_concat_along_positions():
     (weight,) = model.parameters()
     torch.testing.assert_close(model(x, y), torch.cat([x, y @ weight.T], dim=1), **TOLERANCE)
     assert graph_cost(graph).num_parameters == weight.numel() == 12
+
+
+@pytest.mark.parametrize(
+    ("axis", "first", "second", "dim"),
+    [
+        ("height", (3, 4, 5), (3, 2, 5), 2),
+        ("width", (3, 4, 5), (3, 4, 2), 3),
+        ("depth", (3, 4, 5, 2), (3, 1, 5, 2), 2),
+        ("height", (3, 4, 5, 2), (3, 4, 1, 2), 3),
+        ("width", (3, 4, 5, 2), (3, 4, 5, 6), 4),
+        ("channels", (3, 4, 5, 2), (1, 4, 5, 2), 1),
+    ],
+)
+def test_concat_and_slice_along_an_axis(axis, first, second, dim):
+    layout = "image" if len(first) == 3 else "volume"
+    graph = merge_graph((first, layout), (second, layout), aggregation="concat", axis=axis)
+    x, y = samples(graph)
+    assert_computes(graph, torch.cat([x, y], dim=dim))
+    nodes = [
+        {"id": 0, "shape": list(first)},
+        {"id": 1, "node_type": "output", "operation": {"name": "slice", "axis": axis, "start": 1}},
+    ]
+    assert_computes(graph_of(nodes, [(0, 1)]), x.narrow(dim, 1, first[dim - 1] - 1))
+
+
+def test_concat_along_width_aligns_the_other_axes():
+    graph = merge_graph(((3, 4, 5), "image"), ((2, 2, 6), "image"), aggregation="concat", axis="width", align="pad")
+    x, y = samples(graph)
+    assert_computes(graph, torch.cat([F.avg_pool2d(x, (2, 1)), F.pad(y, (0, 0, 0, 0, 0, 1))], dim=3))
+
+
+@pytest.mark.parametrize("layout", ["image", "volume"])
+def test_maximum_after_a_learned_projection(layout):
+    positions, conv = ((4, 5), F.conv2d) if layout == "image" else ((2, 4, 5), F.conv3d)
+    graph = merge_graph(((8, *positions), layout), ((3, *positions), layout), aggregation="max", align="project")
+    x, y = samples(graph)
+    torch.manual_seed(0)
+    (weight,) = to_pytorch_model(graph).parameters()
+    torch.manual_seed(0)
+    assert_computes(graph, torch.maximum(x, conv(y, weight)))
+    assert graph_cost(graph) == OperationCost(24, 24 * math.prod(positions))
 
 
 def test_identity_of_aligned_graphs():
