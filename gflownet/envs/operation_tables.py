@@ -22,11 +22,12 @@ from gflownet.graphs.operation import AppliedOperation, read_operation
 from gflownet.mdp.states import NO_LIMIT
 from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.standalone import cost_of
-from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
+from gflownet.operations.tensor_shape import CHANNELS_FIRST, Layout, Shape, ShapeError
 
 UNKNOWN = -1  # number of a shape that is not known
 # Operations of an output: the linear layer over the average of all positions, or at each position.
 OUTPUTS = {Layout.VECTOR: "head", Layout.SEQUENCE: "linear", Layout.SIGNAL: "conv1d", Layout.IMAGE: "conv2d"}
+OUTPUTS |= {Layout.VOLUME: "torch.nn:Conv3d"}
 _MAX_SHAPES = 2_000
 _MAX_EVALUATIONS = 50_000  # of shapes by operations
 _NEVER = 2**60  # cost of an impossible completion
@@ -34,8 +35,9 @@ _NEVER = 2**60  # cost of an impossible completion
 
 def output_operation(output: Shape) -> dict[str, Any]:
     """Return the operation of the output node: to a vector, or to the channels of each position."""
-    window = {"kernel_size": 1} if output.layout in (Layout.SIGNAL, Layout.IMAGE) else {}
-    return {"name": OUTPUTS[output.layout], "features": output.channels, **window}
+    window = {"kernel_size": 1} if output.layout in CHANNELS_FIRST else {}
+    width = "out_channels" if output.layout is Layout.VOLUME else "features"
+    return {"name": OUTPUTS[output.layout], width: output.channels, **window}
 
 
 def is_within(costs: Sequence[int], caps: Sequence[int]) -> bool:

@@ -30,6 +30,7 @@ VOLUMES = {
     "torch.nn:Conv3d": {"out_channels": 3, "kernel_size": [[1, 3, 3], [3, 1, 1]], "activation": "relu"},
     "torch.nn:MaxPool3d": {"kernel_size": [[2, 1, 1]]},
 }
+VOLUME_OUTPUT = {"inputs": ((2, 4, 4, 4),), "output": Shape.of((3, 2, 4, 4))}
 FUNCTIONS = {  # eight attributes, more than fit into one number with the type of a node
     "torch.nn:ELU": {"alpha": [1, 2]},
     "torch.nn:LeakyReLU": {"negative_slope": [0.1, 0.2]},
@@ -151,6 +152,7 @@ def test_terminal_network_holds_chosen_values():
         ({"operations": ("conv2d", "max_pool2d"), "max_edges": 3}, 32),
         ({"operations": tuple(MODULES), "choices": MODULES}, 45),
         ({"operations": tuple(VOLUMES), "choices": VOLUMES, "inputs": ((2, 4, 4, 4),), "max_parameters": 90}, 27),
+        ({**VOLUME_OUTPUT, "operations": tuple(VOLUMES), "choices": VOLUMES, "max_parameters": 90}, 28),
         pytest.param({"operations": tuple(FUNCTIONS), "choices": FUNCTIONS}, 1193, marks=pytest.mark.slow),
         (
             {"output": Shape.of((5, 4, 4)), "operations": ("conv2d", "max_pool2d", "torch.nn:Flatten"), "max_edges": 3},

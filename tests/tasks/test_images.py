@@ -317,6 +317,14 @@ def test_volumes(tmp_path, shape, options):
         make_task(tmp_path / "a.npz", "evaluation.memory_format=channels_last", *options)
 
 
+def test_targets_per_voxel(tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "a.npz", x=rng.normal(size=(60, 4, 5, 6)), y=rng.integers(0, 3, (60, 4, 5, 6)))
+    task = make_task(tmp_path / "a.npz", "task_options.layout=volume", "evaluation.num_epochs=1")
+    assert str(task.output_shape) == "volume [3, 4, 5, 6]"
+    assert next(reversed(task.references(seeds=[0]))).name.startswith("linear at each position")
+
+
 def test_channels_of_signals_keep_their_values(monkeypatch):
     signals = np.random.default_rng(0).normal(size=(60, 3, 12)).astype(np.float32)
     monkeypatch.setitem(sys.modules, "signals", SimpleNamespace(load=lambda: (signals, np.arange(60) % 2)))

@@ -85,8 +85,9 @@ def references_at_positions(task: TensorTask, *, seeds: Sequence[int]) -> Sequen
             build, sizes = nn.Embedding, (num_tokens, num)
         case Layout.SEQUENCE:
             build, sizes = nn.Linear, (inputs.channels, num)
-        case layout:
-            build, sizes = nn.Conv1d if layout is Layout.SIGNAL else nn.Conv2d, (inputs.channels, num, 1)
+        case _:
+            build = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(inputs.positions) - 1]
+            sizes = (inputs.channels, num, 1)
     if inputs.positions == task.output_shape.positions:
         references.append(model_reference(task, "linear at each position", build, *sizes, seeds=seeds))
     return references

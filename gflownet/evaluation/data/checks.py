@@ -21,7 +21,7 @@ from gflownet.evaluation.data.examples import (
     output_shape,
 )
 from gflownet.evaluation.data.examples import num_outputs as count_outputs
-from gflownet.operations.tensor_shape import Layout
+from gflownet.operations.tensor_shape import CHANNELS_FIRST
 from gflownet.training.random_states import seeded
 
 # More classes than examples are allowed up to here.
@@ -73,7 +73,7 @@ def with_shaped_targets(splits: Splits, *, key: str, per: str = "auto") -> Split
     classes, sizes, positions = is_classification(targets), list(targets.shape[1:]), inputs.positions
     if not sizes or (not classes and len(sizes) == 1 and per != "position"):
         return splits
-    axis = 1 if inputs.layout in (Layout.SIGNAL, Layout.IMAGE) else -1  # of channels
+    axis = 1 if inputs.layout in CHANNELS_FIRST else -1  # of channels
     has_channels = len(sizes) == len(positions) + 1 and (not classes or targets.shape[axis] == 1)
     like = sizes[:-1] if axis < 0 else sizes[1:]
     is_equal = tuple(like if has_channels else sizes) == positions
