@@ -49,6 +49,10 @@ TINY_TASKS = {
         "task_options.validation_bytes=64",
         "task_options.megabytes=1",
     ),
+    "text_blocks": (
+        *("budget.evaluations=2", "task_options.num_steps=2", "task_options.num_parameters=9000"),
+        *("task_options.validation_bytes=64", "task_options.megabytes=1", *_TRAINED_ONCE),
+    ),
 }
 
 

@@ -275,9 +275,10 @@ def test_blocks_are_repeated_with_own_or_shared_weights(blocks: LanguageTask) ->
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         assert num_parameters <= 9_000 < num_parameters + 1_000
         assert model.config.layers == ["window", "scan", "gated"]
+        keys_and_values, of_scan = 2 * 4 * 16 * 24 + 16, (4 + 3) * model.config.width
+        assert model.state_shape == (1, 2 * (keys_and_values + of_scan))  # of both passes
     assert [len(model.stack.layers) for model in (own, shared)] == [6, 3]
     assert shared.config.width > own.config.width
-    assert shared.state_shape[1] / shared.config.width > 10  # of both passes
     words = [blocks.words(Assignment.of({**MIXED, "weights": weights})) for weights in ("own", "shared")]
     assert words[0] == f"(window > scan > gated) x2, width {own.config.width}"
     assert words[1] == f"(window > scan > gated) x2 shared, width {shared.config.width}"
