@@ -10,15 +10,19 @@ import pytest
 import torch
 from torch import nn
 
+import gflownet
 from gflownet.config import load_config, with_task_options
 from gflownet.envs.operation_graph import OperationGraphContext
 from gflownet.errors import UserError
 from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.evaluation.data.examples import IGNORED, Split, Splits
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.train import main
+from gflownet.translation import to_onnx
 from gflownet.translation.array_inputs import ArrayInputs
 from tasks.images import ImagesConfig, ImagesTask
 from tests.evaluation.candidates import config_with
+from tests.tiny_run import TINY_RUN, TINY_TASKS
 
 NUM = 60
 
@@ -217,3 +221,51 @@ def test_own_task_and_loss_have_positions():
     score = task.evaluate(graph, seed=0)
     assert score.value > 0.85
     assert task.outputs(graph, score.model.state_dict(), split="test").shape == (20, 12, 2)
+
+
+TOKENS = (
+    "task_options.layout=tokens",
+    "env.operation_graph.operations=[embedding,linear,gru]",
+    "env.operation_graph.choices={embedding: {vocabulary_size: 5, features: [4, 8]}, gru: {features: 8}}",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself
+@pytest.mark.parametrize("kind", ["segmentation", "tagging", "numbers"])
+def test_run_predicts_targets_of_positions_in_its_report_and_from_onnx(tmp_path, kind):
+    runtime = pytest.importorskip("onnxruntime")
+    inputs: np.ndarray = images(1, 6, 8)
+    overrides, targets, labels = (), above(inputs[:, 0]), [0, 1]
+    if kind == "numbers":
+        targets, labels = 7 + 2 * inputs[:, 0], []
+    if kind == "tagging":
+        inputs, overrides, labels = np.random.default_rng(0).integers(0, 5, (NUM, 7)), TOKENS, ["high", "low"]
+        targets = np.where(inputs > 2, "high", "low")
+    np.savez(tmp_path / "a.npz", x_train=inputs, y_train=targets)
+    run = tmp_path / "run"
+    options = [
+        *TINY_RUN,
+        "report.every=2",
+        *TINY_TASKS["images_small"],
+        *overrides,
+        f"task_options.data={tmp_path / 'a.npz'}",
+    ]
+    assert main(["--config", "images_small", *options, f"log_dir={run}", "evaluation.num_epochs=5"]) == 0
+    sizes = " x ".join(map(str, targets.shape[1:]))
+    words = f"1 number at each of {sizes} positions" if kind == "numbers" else f"one of 2 classes at each of {sizes}"
+    assert words in (run / "data.txt").read_text()
+    page = (run / "report.html").read_text()
+    assert words in page
+    assert ("mean at each position" if kind == "numbers" else "most frequent class") in page
+    model, several = gflownet.load(run), gflownet.load(run, set=True)
+    assert list(model.class_names) == list(several.class_names) == labels
+    predicted = model.predict(inputs)
+    assert predicted.shape == several.predict(inputs).shape == targets.shape
+    to_onnx(model, tmp_path / "model.onnx")
+    arrays = ArrayInputs.from_dict(json.loads((tmp_path / "model.arrays.json").read_text()))
+    (outputs,) = runtime.InferenceSession(tmp_path / "model.onnx").run(None, {"x": arrays.encoded(inputs)})
+    same = (
+        np.isclose(arrays.predictions(outputs), predicted) if labels == [] else arrays.predictions(outputs) == predicted
+    )
+    assert same.all()
