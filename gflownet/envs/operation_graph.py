@@ -23,7 +23,6 @@ from gflownet.envs.operation_tables import (
     ShapeInference,
     build_tables,
     is_within,
-    num_channels,
     output_operation,
 )
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
@@ -279,9 +278,8 @@ class OperationGraphContext(GraphBuildingEnvContext):
 
     def __init__(self, env: OperationGraphEnv, *, num_cond_dim: int = 1) -> None:
         super().__init__(env, num_cond_dim=num_cond_dim)
-        sizes = [(num_channels(shape), shape.num_elements // num_channels(shape)) for shape in env.tables.shapes]
         # [S, 2] channels and positions on a logarithmic scale, zeros for no shape
-        self._of_shape = torch.tensor([*sizes, (1, 1)], dtype=torch.float32).log2() / 8
+        self._of_shape = torch.tensor(env.tables.sizes, dtype=torch.float32).log2() / 8
 
     @classmethod
     def build_env(
