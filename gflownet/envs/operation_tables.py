@@ -32,7 +32,7 @@ _MAX_EVALUATIONS = 50_000  # of shapes by operations
 _NEVER = 2**60  # cost of an impossible completion
 
 
-def output_operation(output: Shape) -> dict[str, Any]:
+def head_of(output: Shape) -> dict[str, Any]:
     """Return the operation of the output node: to a vector, or to the channels of each position."""
     window = {"kernel_size": 1} if output.layout in (Layout.SIGNAL, Layout.IMAGE) else {}
     return {"name": OUTPUTS[output.layout], "features": output.channels, **window}
@@ -172,7 +172,7 @@ class _Evaluator:
     """Output shapes and costs of operations, computed once for each shape."""
 
     def __init__(self, output: Shape, caps: Sequence[int]) -> None:
-        self._output, self._applied, self._caps = output, read_operation(output_operation(output)), caps
+        self._output, self._applied, self._caps = output, read_operation(head_of(output)), caps
         # By the identity of an operation, whose settings may be unhashable.
         self._results: dict[tuple[int, Shape], tuple[Shape, tuple[int, int]] | None] = {}
 

@@ -18,9 +18,9 @@ from gflownet.evaluation.data.examples import (
     input_shape,
     is_classification,
     labelled,
+    num_outputs,
     output_shape,
 )
-from gflownet.evaluation.data.examples import num_outputs as count_outputs
 from gflownet.operations.tensor_shape import Layout
 from gflownet.training.random_states import seeded
 
@@ -54,7 +54,7 @@ def check_splits(splits: Splits, *, key: str) -> None:
         _check_classes({name: part.targets for name, part in parts.items()}, num_classes, key=key)
     else:
         kind = "classes" if example.is_floating_point() else "tokens"
-        _check_positions(parts, count_outputs(splits), key=key, kind=kind)
+        _check_positions(parts, num_outputs(splits), key=key, kind=kind)
 
 
 def with_shaped_targets(splits: Splits, *, key: str, per: str = "auto") -> Splits:
@@ -73,7 +73,7 @@ def with_shaped_targets(splits: Splits, *, key: str, per: str = "auto") -> Split
     classes, sizes, positions = is_classification(targets), list(targets.shape[1:]), inputs.positions
     if not sizes or (not classes and len(sizes) == 1 and per != "position"):
         return splits
-    axis = 1 if inputs.layout in (Layout.SIGNAL, Layout.IMAGE) else -1  # of channels
+    axis = -1 if inputs.layout in (Layout.SEQUENCE, Layout.TOKENS) else 1  # of channels
     has_channels = len(sizes) == len(positions) + 1 and (not classes or targets.shape[axis] == 1)
     like = sizes[:-1] if axis < 0 else sizes[1:]
     is_equal = tuple(like if has_channels else sizes) == positions
@@ -99,7 +99,7 @@ def _refuse_targets(splits: Splits, *, key: str, is_vector: bool) -> NoReturn:
     elif len(shape) == 1 and int(targets.max()) <= 1:
         text = f"expected one class per example, got {shape[0]} labels (multi-label); {group}.kind=numbers"
     else:
-        other = "task=images" if is_vector else f"{group}.per=position"
+        other = "task=choices" if is_vector else f"{group}.per=position"
         text = f"expected one class per example, got classes {shape}, one per pixel or position; {other}"
     with accounted(splits.account):
         raise UserError(f"{key}: {text} takes them")
