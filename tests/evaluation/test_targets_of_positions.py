@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 import gflownet
 from gflownet.config import load_config, with_task_options
@@ -183,16 +184,44 @@ def test_graph_of_another_output_is_refused(tmp_path):
 
 def test_network_learns_the_class_of_each_pixel_and_not_shifted_ones(tmp_path):
     """A 3 x 3 convolution sees the pixel on the left; with targets of other pixels it is no better than a constant."""
-    values, options = images(1, 6, 8), ("evaluation.num_epochs=30", "evaluation.batch_size=8")
+    values, options = images(1, 6, 8), ("evaluation.num_epochs=20", "evaluation.batch_size=8")
     scores = {}
     for name, targets in {"own": above(values[:, 0]), "shifted": np.roll(above(values[:, 0]), 3, 1)}.items():
         task = make_task(tmp_path, *options, "evaluation.training.label_smoothing=0", x=values, y=targets)
         scores[name] = task.evaluate(chain(task, dict(CONV)), seed=0).metrics["validation_accuracy"]
-        references = task.references(seeds=[0])
         if name == "own":
             assert scores[name] > 0.9
-            assert max(reference.test[0] for reference in references) < 0.8
+            assert max(reference.test[0] for reference in task.references(seeds=[0])) < 0.8
     assert scores["shifted"] < 0.6
+
+
+class Masks(Dataset[Any]):
+    def __len__(self) -> int:
+        return NUM
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        image = torch.from_numpy(images(1, 6, 8)[index])
+        return image, (image[self.channels] > 0.5).long()
+
+
+def masks(channels: Any = 0) -> Masks:
+    dataset = Masks()
+    dataset.channels = channels
+    return dataset
+
+
+def masks_with_channels() -> Masks:
+    return masks(slice(None))
+
+
+def test_dataset_has_targets_of_positions(tmp_path):
+    task = make_task(tmp_path, f"task_options.data={__name__}:masks")
+    assert [str(size) for size in task.output_sizes] == ["image [2, 6, 8]"]
+    assert 0 < task.evaluate(chain(task, dict(CONV)), seed=0).value < 1
+    with pytest.raises(
+        UserError, match=r"expected classes without an axis of channels from a Dataset, got targets \[1, 6"
+    ):
+        make_task(tmp_path, f"task_options.data={__name__}:masks_with_channels")
 
 
 class Edges(TensorTask):

@@ -80,12 +80,13 @@ def with_shaped_targets(splits: Splits, *, key: str, per: str = "auto") -> Split
     has_axes = bool(positions) and (has_channels or len(sizes) == len(positions))
     if not has_axes or per == "example" or (per == "auto" and not is_equal):
         _refuse_targets(splits, key=key, is_vector=not has_axes)
-    changed = {}
-    for name, part in (("train", splits.train), ("validation", splits.validation), ("test", splits.test)):
-        if has_channels == classes and not isinstance(part, DatasetSplit):
-            each = part.targets.squeeze(axis) if classes else part.targets.unsqueeze(axis)
-            changed[name] = Split(part.inputs, each)
-    splits = replace(splits, **changed)
+    if has_channels == classes:
+        if any(isinstance(part, DatasetSplit) for part in splits):
+            expected = "classes without an axis of channels" if classes else "numbers with an axis of channels"
+            raise UserError(f"{key}: expected {expected} from a Dataset, got targets {sizes}")
+        moved = ((part, part.targets.squeeze(axis) if classes else part.targets.unsqueeze(axis)) for part in splits)
+        parts = [Split(part.inputs, each) for part, each in moved]
+        splits = replace(splits, **dict(zip(("train", "validation", "test"), parts, strict=True)))
     return replace(splits, account=(*splits.account, _target_words(splits)))
 
 
