@@ -17,15 +17,7 @@ from torch import Tensor
 from gflownet.envs.computation_graph import NetworkEnv, StateFacts
 from gflownet.envs.config import EnvConfig
 from gflownet.envs.operation_choices import ACTIVATION, MERGE, OperationChoices
-from gflownet.envs.operation_tables import (
-    OUTPUTS,
-    Completions,
-    ShapeInference,
-    build_tables,
-    is_within,
-    num_channels,
-    output_operation,
-)
+from gflownet.envs.operation_tables import OUTPUTS, Completions, ShapeInference, build_tables, head_of, is_within
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.elements import Node
 from gflownet.graphs.operation import read_operation
@@ -43,10 +35,7 @@ ALIGN = ("pad", "auto")  # of hidden nodes: zeros in place of missing channels, 
 
 
 class OperationGraphEnv(NetworkEnv):
-    """Networks of operations from given inputs to one output; every state can be finished within all limits.
-
-    The output is a vector, or has positions, to which its inputs are aligned.
-    """
+    """Networks of operations from inputs to a vector or an output with positions; no state is a dead end."""
 
     key = "env.operation_graph"
 
@@ -170,7 +159,7 @@ class OperationGraphEnv(NetworkEnv):
                 attributes["layout"] = str(shape.layout)
             return {"node_type": NodeType.INPUT, "output_size": None, "attributes": attributes}
         if position < self.num_ends:
-            attributes = {"operation": output_operation(self.output_shape), "aggregation": "sum", "align": "pad"}
+            attributes = {"operation": head_of(self.output_shape), "aggregation": "sum", "align": "pad"}
             if self.output_shape.positions:
                 attributes["positions"] = [*self.output_shape.positions]
             return {"node_type": NodeType.OUTPUT, "output_size": None, "attributes": attributes}
@@ -279,9 +268,8 @@ class OperationGraphContext(GraphBuildingEnvContext):
 
     def __init__(self, env: OperationGraphEnv, *, num_cond_dim: int = 1) -> None:
         super().__init__(env, num_cond_dim=num_cond_dim)
-        sizes = [(num_channels(shape), shape.num_elements // num_channels(shape)) for shape in env.tables.shapes]
         # [S, 2] channels and positions on a logarithmic scale, zeros for no shape
-        self._of_shape = torch.tensor([*sizes, (1, 1)], dtype=torch.float32).log2() / 8
+        self._of_shape = torch.tensor(env.tables.sizes, dtype=torch.float32).log2() / 8
 
     @classmethod
     def build_env(

@@ -33,7 +33,7 @@ _MAX_EVALUATIONS = 50_000  # of shapes by operations
 _NEVER = 2**60  # cost of an impossible completion
 
 
-def output_operation(output: Shape) -> dict[str, Any]:
+def head_of(output: Shape) -> dict[str, Any]:
     """Return the operation of the output node: to a vector, or to the channels of each position."""
     window = {"kernel_size": 1} if output.layout in CHANNELS_FIRST else {}
     width = "out_channels" if output.layout is Layout.VOLUME else "features"
@@ -60,6 +60,11 @@ class OperationTables:
     adapter: Tensor  # [S, S, 2] int64, cost of the learned projection of a source (first) to a shape
     fits: Tensor  # [S, S] bool, the first shape can be aligned to the second
     completions: Completions  # [P, S, K]
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """The numbers of channels and of positions of each shape [S], 1 and 1 of one not known yet."""
+        return [*((_channels(shape), shape.num_elements // _channels(shape)) for shape in self.shapes), (1, 1)]
 
     def unfit_operations(self, choices: OperationChoices) -> dict[str, list[str]]:
         """Return the operations that no reachable shape fits within the limits, by the reason at the first input."""
@@ -169,7 +174,7 @@ class _Evaluator:
     """Output shapes and costs of operations, computed once for each shape."""
 
     def __init__(self, output: Shape, caps: Sequence[int]) -> None:
-        self._output, self._applied, self._caps = output, read_operation(output_operation(output)), caps
+        self._output, self._applied, self._caps = output, read_operation(head_of(output)), caps
         # By the identity of an operation, whose settings may be unhashable.
         self._results: dict[tuple[int, Shape], tuple[Shape, tuple[int, int]] | None] = {}
 
@@ -273,10 +278,10 @@ def _results(
 
 def _dominance(shape: Shape) -> tuple[bool, int, int]:
     """Return a key that is larger for a shape to which another can be aligned."""
-    return shape.layout is Layout.VECTOR, -prod(shape.positions), num_channels(shape)
+    return shape.layout is Layout.VECTOR, -prod(shape.positions), _channels(shape)
 
 
-def num_channels(shape: Shape) -> int:
+def _channels(shape: Shape) -> int:
     """Return the number of channels, 1 of tokens."""
     return 1 if shape.layout is Layout.TOKENS else shape.channels
 
@@ -307,7 +312,7 @@ def _fits(shapes: Sequence[Shape]) -> Tensor:
         torch.tensor([shape.layout is layout for shape in shapes]) for layout in (Layout.VECTOR, Layout.TOKENS)
     )
     layout = torch.tensor([list(Layout).index(shape.layout) for shape in shapes])
-    channels = torch.tensor([num_channels(shape) for shape in shapes])
+    channels = torch.tensor([_channels(shape) for shape in shapes])
     num_axes = max(len(shape.positions) for shape in shapes)
     positions = torch.tensor([[*shape.positions, *[0] * (num_axes - len(shape.positions))] for shape in shapes])
     positions = positions.reshape(len(shapes), num_axes)
@@ -318,7 +323,7 @@ def _fits(shapes: Sequence[Shape]) -> Tensor:
 
 def _adapters(shapes: Sequence[Shape]) -> Tensor:
     """Return the cost of the projection of the channels of one shape to another, [S, S, 2]."""
-    channels = torch.tensor([num_channels(shape) for shape in shapes])
+    channels = torch.tensor([_channels(shape) for shape in shapes])
     num_positions = torch.tensor([prod(shape.positions) for shape in shapes])
     changes = channels[:, None] != channels[None, :]
     parameters = channels[:, None] * channels[None, :] * changes

@@ -47,8 +47,8 @@ class TrainingConfig:
     metric: str = option(
         "auto",
         "validation metric: auto (accuracy, bits for tokens, r2 for numbers), accuracy, confidence, "
-        "accuracy_and_confidence, balanced_accuracy, f1, auc, likelihood, cross_entropy, log_loss, bits, perplexity, "
-        "r2, mse, rmse, mae, quantile or module:callable",
+        "accuracy_and_confidence, balanced_accuracy, f1, auc, mean_iou, likelihood, cross_entropy, log_loss, bits, "
+        "perplexity, r2, mse, rmse, mae, quantile or module:callable",
     )
     quantile: float = option(
         0.5, "of the loss and metric quantile, which predict it", Interval(0, 1, low_open=True, high_open=True)

@@ -198,8 +198,7 @@ class ShapeNumbers:
         self.env, tables = env, env.tables
         size = len(tables.output), len(tables.shapes) + 1
         self._costs = torch.full((*size, 2), torch.nan, dtype=torch.float64)  # [P, S, 2]; NaN: not computed yet
-        sizes = [(shape.channels, shape.num_elements // shape.channels) for shape in tables.shapes]
-        self._shape = torch.tensor([*sizes, (1, 1)], dtype=torch.float64).log2()  # [S, 2] channels, positions
+        self._shape = torch.tensor(tables.sizes, dtype=torch.float64).log2()  # [S, 2] channels, positions
         extents = [_extent(env, prefix) for prefix in env.choices.prefixes]
         self._extent = torch.tensor([*extents, 0.0], dtype=torch.float64)
         self._positions = self._shape[tables.inputs][:, 1].amax()

@@ -8,17 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import jaccard_score
 from torch import nn
+from torch.utils.data import Dataset
 
+import gflownet
 from gflownet.config import load_config, with_task_options
 from gflownet.envs.operation_graph import OperationGraphContext
 from gflownet.errors import UserError
 from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.evaluation.data.examples import IGNORED, Split, Splits
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.train import main
+from gflownet.translation import to_onnx
 from gflownet.translation.array_inputs import ArrayInputs
 from tasks.images import ImagesConfig, ImagesTask
 from tests.evaluation.candidates import config_with
+from tests.tiny_run import TINY_RUN, TINY_TASKS
 
 NUM = 60
 
@@ -179,16 +185,44 @@ def test_graph_of_another_output_is_refused(tmp_path):
 
 def test_network_learns_the_class_of_each_pixel_and_not_shifted_ones(tmp_path):
     """A 3 x 3 convolution sees the pixel on the left; with targets of other pixels it is no better than a constant."""
-    values, options = images(1, 6, 8), ("evaluation.num_epochs=30", "evaluation.batch_size=8")
+    values, options = images(1, 6, 8), ("evaluation.num_epochs=20", "evaluation.batch_size=8")
     scores = {}
     for name, targets in {"own": above(values[:, 0]), "shifted": np.roll(above(values[:, 0]), 3, 1)}.items():
         task = make_task(tmp_path, *options, "evaluation.training.label_smoothing=0", x=values, y=targets)
         scores[name] = task.evaluate(chain(task, dict(CONV)), seed=0).metrics["validation_accuracy"]
-        references = task.references(seeds=[0])
         if name == "own":
             assert scores[name] > 0.9
-            assert max(reference.test[0] for reference in references) < 0.8
+            assert max(reference.test[0] for reference in task.references(seeds=[0])) < 0.8
     assert scores["shifted"] < 0.6
+
+
+class Masks(Dataset[Any]):
+    def __len__(self) -> int:
+        return NUM
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        image = torch.from_numpy(images(1, 6, 8)[index])
+        return image, (image[self.channels] > 0.5).long()
+
+
+def masks(channels: Any = 0) -> Masks:
+    dataset = Masks()
+    dataset.channels = channels
+    return dataset
+
+
+def masks_with_channels() -> Masks:
+    return masks(slice(None))
+
+
+def test_dataset_has_targets_of_positions(tmp_path):
+    task = make_task(tmp_path, f"task_options.data={__name__}:masks")
+    assert [str(size) for size in task.output_sizes] == ["image [2, 6, 8]"]
+    assert 0 < task.evaluate(chain(task, dict(CONV)), seed=0).value < 1
+    with pytest.raises(
+        UserError, match=r"expected classes without an axis of channels from a Dataset, got targets \[1, 6"
+    ):
+        make_task(tmp_path, f"task_options.data={__name__}:masks_with_channels")
 
 
 class Edges(TensorTask):
@@ -217,3 +251,75 @@ def test_own_task_and_loss_have_positions():
     score = task.evaluate(graph, seed=0)
     assert score.value > 0.85
     assert task.outputs(graph, score.model.state_dict(), split="test").shape == (20, 12, 2)
+
+
+TOKENS = (
+    "task_options.layout=tokens",
+    "env.operation_graph.operations=[embedding,linear,gru]",
+    "env.operation_graph.choices={embedding: {vocabulary_size: 5, features: [4, 8]}, gru: {features: 8}}",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself
+@pytest.mark.parametrize("kind", ["segmentation", "tagging", "numbers"])
+def test_run_predicts_targets_of_positions_in_its_report_and_from_onnx(tmp_path, kind):
+    runtime = pytest.importorskip("onnxruntime")
+    inputs: np.ndarray = images(1, 6, 8)
+    overrides, targets, labels = (), above(inputs[:, 0]), [0, 1]
+    if kind == "numbers":
+        targets, labels = 7 + 2 * inputs[:, 0], []
+    if kind == "tagging":
+        inputs, overrides, labels = np.random.default_rng(0).integers(0, 5, (NUM, 7)), TOKENS, ["high", "low"]
+        targets = np.where(inputs > 2, "high", "low")
+    np.savez(tmp_path / "a.npz", x_train=inputs, y_train=targets)
+    run = tmp_path / "run"
+    options = [
+        *TINY_RUN,
+        "report.every=2",
+        *TINY_TASKS["images_small"],
+        *overrides,
+        f"task_options.data={tmp_path / 'a.npz'}",
+    ]
+    assert main(["--config", "images_small", *options, f"log_dir={run}", "evaluation.num_epochs=5"]) == 0
+    sizes = " x ".join(map(str, targets.shape[1:]))
+    words = f"1 number at each of {sizes} positions" if kind == "numbers" else f"one of 2 classes at each of {sizes}"
+    assert words in (run / "data.txt").read_text()
+    page = (run / "report.html").read_text()
+    assert words in page
+    assert ("mean at each position" if kind == "numbers" else "most frequent class") in page
+    model, several = gflownet.load(run), gflownet.load(run, set=True)
+    assert list(model.class_names) == list(several.class_names) == labels
+    predicted = model.predict(inputs)
+    assert predicted.shape == several.predict(inputs).shape == targets.shape
+    to_onnx(model, tmp_path / "model.onnx")
+    arrays = ArrayInputs.from_dict(json.loads((tmp_path / "model.arrays.json").read_text()))
+    (outputs,) = runtime.InferenceSession(tmp_path / "model.onnx").run(None, {"x": arrays.encoded(inputs)})
+    same = (
+        np.isclose(arrays.predictions(outputs), predicted) if labels == [] else arrays.predictions(outputs) == predicted
+    )
+    assert same.all()
+
+
+@pytest.mark.slow
+def test_search_on_pairs_of_digits_finds_a_network_better_than_the_references(tmp_path, monkeypatch):
+    """The example of docs/training-candidates.md, smaller: mean IoU of scikit-learn on the test images."""
+    page = (Path(__file__).parents[2] / "docs" / "training-candidates.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "pairs.npz" in block)
+    exec(code, {})
+    options = ["task_options.data=pairs.npz", "env.operation_graph.operations=[conv_bn_relu,max_pool2d,upsample]"]
+    options += ["env.operation_graph.max_parameters=8000", "evaluation.training.metric=mean_iou"]
+    options += ["evaluation.training.label_smoothing=0", "evaluation.floor_score=0.05", "evaluation.learning_rate=0.03"]
+    options += ["evaluation.num_epochs=6", "evaluation.batch_size=16", "budget.evaluations=14", "wandb.mode=disabled"]
+    options += ["final.top=1", "final.num_seeds=1", "final.num_random=0", "evaluation.executor=inline"]
+    assert main(["--config", "images_small", *options, f"log_dir={tmp_path / 'run'}"]) == 0
+    task = ImagesTask(with_task_options(load_config("images_small", options), ImagesConfig))
+    inputs, targets = task.test_split.inputs.numpy(), task.test_split.targets.numpy()
+    predicted = gflownet.load(tmp_path / "run").predict(inputs)
+    own, shifted = (
+        jaccard_score(each.ravel(), predicted.ravel(), average="macro") for each in (targets, np.roll(targets, 3, 2))
+    )
+    references = [reference.validation[0] for reference in task.references(seeds=[0])]
+    assert own > 0.3 > max(references) + 0.15
+    assert shifted < own / 2

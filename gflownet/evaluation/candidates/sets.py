@@ -97,11 +97,9 @@ class WeightFolder:
 
 def predicted(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return what a set averages: probabilities [N, C] of logits, or the numbers [N, O] themselves, in float64."""
-    return outputs.double() if targets.is_floating_point() else _labelled_rows(outputs, targets).double().softmax(-1)
-
-
-def _labelled_rows(outputs: Tensor, targets: Tensor) -> Tensor:
-    return outputs.flatten(0, -2)[targets.flatten() != IGNORED]
+    if targets.is_floating_point():
+        return outputs.double()
+    return outputs.flatten(0, -2)[targets.flatten() != IGNORED].double().softmax(-1)
 
 
 def loss_of(predictions: Tensor, targets: Tensor) -> float:

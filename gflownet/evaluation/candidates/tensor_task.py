@@ -410,6 +410,9 @@ class TensorTask(GFNTask):
             if got != expected or len(plan.outputs) > 1:
                 raise ValueError(f"expected a graph from {expected}, got {got}")
             return
+        if self.train.targets.ndim > 2:
+            got = list(self.train.targets.shape)
+            raise ValueError(f"expected classes [N, *positions] or numbers [N, channels, *positions], got {got}")
         num_outputs = sum(shape.sizes[-1] for _, shape in plan.outputs)
         if (inputs, num_outputs) != (str(self.input_shape), self.num_outputs):
             raise ValueError(

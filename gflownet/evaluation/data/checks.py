@@ -18,9 +18,9 @@ from gflownet.evaluation.data.examples import (
     input_shape,
     is_classification,
     labelled,
+    num_outputs,
     output_shape,
 )
-from gflownet.evaluation.data.examples import num_outputs as count_outputs
 from gflownet.operations.tensor_shape import CHANNELS_FIRST
 from gflownet.training.random_states import seeded
 
@@ -54,7 +54,7 @@ def check_splits(splits: Splits, *, key: str) -> None:
         _check_classes({name: part.targets for name, part in parts.items()}, num_classes, key=key)
     else:
         kind = "classes" if example.is_floating_point() else "tokens"
-        _check_positions(parts, count_outputs(splits), key=key, kind=kind)
+        _check_positions(parts, num_outputs(splits), key=key, kind=kind)
 
 
 def with_shaped_targets(splits: Splits, *, key: str, per: str = "auto") -> Splits:
@@ -80,12 +80,13 @@ def with_shaped_targets(splits: Splits, *, key: str, per: str = "auto") -> Split
     has_axes = bool(positions) and (has_channels or len(sizes) == len(positions))
     if not has_axes or per == "example" or (per == "auto" and not is_equal):
         _refuse_targets(splits, key=key, is_vector=not has_axes)
-    changed = {}
-    for name, part in (("train", splits.train), ("validation", splits.validation), ("test", splits.test)):
-        if has_channels == classes and not isinstance(part, DatasetSplit):
-            each = part.targets.squeeze(axis) if classes else part.targets.unsqueeze(axis)
-            changed[name] = Split(part.inputs, each)
-    splits = replace(splits, **changed)
+    if has_channels == classes:
+        if any(isinstance(part, DatasetSplit) for part in splits):
+            expected = "classes without an axis of channels" if classes else "numbers with an axis of channels"
+            raise UserError(f"{key}: expected {expected} from a Dataset, got targets {sizes}")
+        moved = ((part, part.targets.squeeze(axis) if classes else part.targets.unsqueeze(axis)) for part in splits)
+        parts = [Split(part.inputs, each) for part, each in moved]
+        splits = replace(splits, **dict(zip(("train", "validation", "test"), parts, strict=True)))
     return replace(splits, account=(*splits.account, _target_words(splits)))
 
 
@@ -99,7 +100,7 @@ def _refuse_targets(splits: Splits, *, key: str, is_vector: bool) -> NoReturn:
     elif len(shape) == 1 and int(targets.max()) <= 1:
         text = f"expected one class per example, got {shape[0]} labels (multi-label); {group}.kind=numbers"
     else:
-        other = "task=images" if is_vector else f"{group}.per=position"
+        other = "task=choices" if is_vector else f"{group}.per=position"
         text = f"expected one class per example, got classes {shape}, one per pixel or position; {other}"
     with accounted(splits.account):
         raise UserError(f"{key}: {text} takes them")
