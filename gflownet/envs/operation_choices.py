@@ -15,10 +15,11 @@ from gflownet.graphs.composite import Composite
 from gflownet.graphs.operation import OPERATIONS, AppliedOperation, graph_name, operation, read_operation
 from gflownet.graphs.operation_shapes import MERGES
 from gflownet.mdp.states import Attribute
-from gflownet.operations.operation import INPUT_PORT, REQUIRED, Category
+from gflownet.operations.operation import REQUIRED, WEIGHT_PORT, Category
 from gflownet.operations.values import hashable, thawed
 from gflownet.operations.vocabulary import Parameter, activation
 
+MAX_PORTS = 3  # of an operation: tables and masks grow with shapes and nodes to the power of it
 ACTIVATION, MERGE = "activation", "merge"  # attributes of a node next to the settings of its operation
 _MERGES = tuple(name for name in MERGES if name != "concat")  # concat changes the shape with every edge
 _MERGE = Parameter(f"merges out of {', '.join(_MERGES)}", lambda value: value in _MERGES)
@@ -33,6 +34,7 @@ class OfferedOperation:
     """An operation and its values, in the order in which they are set."""
 
     name: str
+    ports: tuple[str, ...]  # names of its inputs
     choices: Choices  # at least one value of every setting offered, of the activation and of the merge
 
     @property
@@ -84,6 +86,7 @@ class OperationChoices:
         last = {ACTIVATION: 1, MERGE: 2}
         ordered = sorted(names, key=lambda name: last.get(name, 0))
         self.attributes = tuple(Attribute(name, tuple(names[name])) for name in ordered)
+        self.num_ports = max(len(offered.ports) for offered in self.operations)
 
     def own_attributes(self, index: int) -> list[int]:
         """Return the positions of the attributes of an operation, in the order in which they are set."""
@@ -130,9 +133,9 @@ def _check_names(operations: Sequence[str], choices: Mapping[str, Any]) -> None:
 
 def _offered(name: str, choices: Mapping[str, Any], *, activations: Sequence[str]) -> OfferedOperation:
     row = operation(name)
-    if row.ports != (INPUT_PORT,):
-        expected = f"expected operations with one input, got {name} with {', '.join(row.ports)}"
-        raise ValueError(f"env.operation_graph.operations: {expected}")
+    if len(row.ports) > MAX_PORTS or WEIGHT_PORT in row.ports:
+        expected = f"expected operations with at most {MAX_PORTS} inputs, none of them {WEIGHT_PORT}"
+        raise ValueError(f"env.operation_graph.operations: {expected}, got {name} with {', '.join(row.ports)}")
     is_activated = row.category in _ACTIVATED and not issubclass(row, Composite)
     values: dict[str, tuple[Hashable, ...]] = {
         **{key: tuple(setting.choices) for key, setting in row.settings.items() if setting.choices},
@@ -154,7 +157,7 @@ def _offered(name: str, choices: Mapping[str, Any], *, activations: Sequence[str
     for value in values[ACTIVATION]:
         activation(str(value))  # an error before the search starts
     # Settings first, in the order of the row; then activation and merge.
-    return OfferedOperation(name, {key: values[key] for key in parameters if key in values})
+    return OfferedOperation(name, tuple(row.ports), {key: values[key] for key in parameters if key in values})
 
 
 def _check_values(place: str, values: Sequence[Any], parameter: Parameter | None) -> None:
