@@ -34,7 +34,6 @@ class OfferedOperation:
     """An operation and its values, in the order in which they are set."""
 
     name: str
-    ports: tuple[str, ...]  # names of its inputs
     choices: Choices  # at least one value of every setting offered, of the activation and of the merge
 
     @property
@@ -86,7 +85,8 @@ class OperationChoices:
         last = {ACTIVATION: 1, MERGE: 2}
         ordered = sorted(names, key=lambda name: last.get(name, 0))
         self.attributes = tuple(Attribute(name, tuple(names[name])) for name in ordered)
-        self.num_ports = max(len(offered.ports) for offered in self.operations)
+        self.ports = self._ports()  # names of the inputs of each operation
+        self.num_ports = max(map(len, self.ports))
 
     def own_attributes(self, index: int) -> list[int]:
         """Return the positions of the attributes of an operation, in the order in which they are set."""
@@ -121,6 +121,25 @@ class OperationChoices:
             self._applied[key] = read_operation({"name": offered.name, **offered.settings(dict(key.values))})
         return self._applied[key]
 
+    def _ports(self) -> tuple[tuple[str, ...], ...]:
+        """Return the inputs of each operation. Raises ValueError for too many, or where they depend on a choice."""
+        ports: dict[int, dict[tuple[str, ...], None]] = {}
+        for prefix in self.prefixes:
+            if self.next_attribute(prefix) is None:
+                ports.setdefault(prefix.operation, {})[required_ports(self.applied(prefix))] = None
+        for index, (each, *others) in ports.items():
+            if others or len(each) > MAX_PORTS or WEIGHT_PORT in each:
+                expected = f"expected operations with the same 1 to {MAX_PORTS} inputs, none of them {WEIGHT_PORT}"
+                got = " or ".join(", ".join(names) for names in (each, *others))
+                name = self.operations[index].name
+                raise ValueError(f"env.operation_graph.operations: {expected}, got {name} with {got}")
+        return tuple(next(iter(ports[index])) for index in range(len(self.operations)))
+
+
+def required_ports(applied: AppliedOperation) -> tuple[str, ...]:
+    """Return the names of the inputs of an operation with its settings."""
+    return tuple(applied.row.required_ports(applied.settings))
+
 
 def _check_names(operations: Sequence[str], choices: Mapping[str, Any]) -> None:
     if not operations or len(set(operations)) < len(operations):
@@ -133,9 +152,6 @@ def _check_names(operations: Sequence[str], choices: Mapping[str, Any]) -> None:
 
 def _offered(name: str, choices: Mapping[str, Any], *, activations: Sequence[str]) -> OfferedOperation:
     row = operation(name)
-    if len(row.ports) > MAX_PORTS or WEIGHT_PORT in row.ports:
-        expected = f"expected operations with at most {MAX_PORTS} inputs, none of them {WEIGHT_PORT}"
-        raise ValueError(f"env.operation_graph.operations: {expected}, got {name} with {', '.join(row.ports)}")
     is_activated = row.category in _ACTIVATED and not issubclass(row, Composite)
     values: dict[str, tuple[Hashable, ...]] = {
         **{key: tuple(setting.choices) for key, setting in row.settings.items() if setting.choices},
@@ -157,7 +173,7 @@ def _offered(name: str, choices: Mapping[str, Any], *, activations: Sequence[str
     for value in values[ACTIVATION]:
         activation(str(value))  # an error before the search starts
     # Settings first, in the order of the row; then activation and merge.
-    return OfferedOperation(name, tuple(row.ports), {key: values[key] for key in parameters if key in values})
+    return OfferedOperation(name, {key: values[key] for key in parameters if key in values})
 
 
 def _check_values(place: str, values: Sequence[Any], parameter: Parameter | None) -> None:

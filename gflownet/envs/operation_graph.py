@@ -109,7 +109,7 @@ class OperationGraphEnv(NetworkEnv):
                 expected = f"expected at least {cost:,}, for the output layer"
                 raise ValueError(f"env.operation_graph.max_{name}: {expected}, got {cap:,}")
         self.inference = ShapeInference.of(self.tables, max_nodes=self.vocabulary.max_nodes)
-        of_operations = [len(offered.ports) for offered in self.choices.operations]
+        of_operations = map(len, self.choices.ports)
         self.num_ports_of_type = torch.tensor([*[1] * self.num_ends, *of_operations, 1])  # the last one: no node
         sets = [value.split("+") for each in self.vocabulary.edge_attributes for value in map(str, each.values)]
         places = map(str, range(self.num_ports))
@@ -288,7 +288,7 @@ class OperationGraphEnv(NetworkEnv):
         operation = int(states.node_type[index, target]) - self.num_ends
         if self.share and int(states.edge_type[index, source, target]) == SHARES:
             return ()
-        names = self.choices.operations[operation].ports if operation >= 0 else ()
+        names = self.choices.ports[operation] if operation >= 0 else ()
         if len(names) < 2:
             return ({},)
         is_fed = self.port_of_set[:, int(states.edge_attr[index, source, target, 0])].tolist()
@@ -298,7 +298,7 @@ class OperationGraphEnv(NetworkEnv):
         if self.num_ports == 1:
             return ()
         is_hidden = target.node_type is NodeType.HIDDEN
-        names = self.choices.operations[self.choices_of(target)[0]].ports if is_hidden else ()
+        names = self.choices.ports[self.choices_of(target)[0]] if is_hidden else ()
         if len(names) < 2:
             return (UNSET,)
         places = sorted(position_of(names, each.attributes.get("port", INPUT_PORT), "port") for each in edges)

@@ -137,10 +137,10 @@ class PortMasks:
         env, num, n = self._env, *self._shape.shape
         mask = torch.zeros(num, n, len(env.vocabulary.node_types), dtype=torch.bool, device=self._shape.device)
         rows = torch.arange(num, device=mask.device)
-        for operation, offered in enumerate(env.choices.operations):
-            if len(offered.ports) == 1:
+        for operation, names in enumerate(env.choices.ports):
+            if len(names) == 1:
                 continue
-            is_free = torch.arange(env.num_ports, device=mask.device) < len(offered.ports)
+            is_free = torch.arange(env.num_ports, device=mask.device) < len(names)
             option = self._shape[:, None, None] * is_free[:, None]
             cases = _Cases(
                 rows=rows,

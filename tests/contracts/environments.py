@@ -223,7 +223,7 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     ),
     "operation_graph_ports": lambda: operation_graphs(
         inputs=((3,), (4,)),
-        operations=("difference", "torch.nn:Bilinear"),
+        operations=("torch:sub", "torch.nn:Bilinear"),
         choices={"torch.nn:Bilinear": {"out_features": [2, 3]}},
         max_parameters=60,
         align="auto",

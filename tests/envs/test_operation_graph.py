@@ -160,7 +160,7 @@ def test_terminal_network_holds_chosen_values():
     [
         ({"operations": ("conv2d", "max_pool2d"), "max_edges": 3}, 32),
         ({"operations": tuple(MODULES), "choices": MODULES}, 45),
-        ({"inputs": ((3,), (4,)), "operations": ("difference",), "max_edges": 4}, 26),
+        ({"inputs": ((3,), (4,)), "operations": ("torch:sub",), "max_edges": 4}, 26),
         ({**ATTENTION, "inputs": ((2, 4), (3, 4)), "max_parameters": None, "align": "auto"}, 44),
         ({**SHARED, "max_hidden_nodes": 2}, 50),
         pytest.param({**SHARED, "inputs": ((3,), (3,)), "max_edges": 5}, 303, marks=pytest.mark.slow),
@@ -317,7 +317,10 @@ def test_foreign_network_raises():
         ({"choices": {"conv2d": {"features": [0]}}}, r"choices.conv2d.features: expected an int in .* got 0"),
         ({"choices": {"conv2d": {"merge": "concat"}}}, "choices.conv2d.merge: expected merges out of .* got 'concat'"),
         ({"operations": ["to_image"]}, r"choices.to_image.height: expected an int in .* got none"),
-        ({"operations": ["tied_linear"]}, "at most 3 inputs, none of them weight, got tied_linear with input, weight"),
+        (
+            {"operations": ["tied_linear"]},
+            "same 1 to 3 inputs, none of them weight, got tied_linear with input, weight",
+        ),
         ({"choices": {"conv2d": {"bias": [{}, []]}}}, r"choices.conv2d.bias: expected a bool, got {}"),
         ({"choices": {"conv2d": {"stride": [1, 1.0]}}}, r"conv2d.stride: expected distinct values, got \[1, 1.0\]"),
         ({"activations": ["rely"]}, "activation: expected one of .*got 'rely'"),

@@ -69,7 +69,7 @@ def oracle_of(env: Environment) -> GraphBuildingOracle:
             env.input_shapes,
             env.output_shape,
             offered={offered.name: offered.choices for offered in env.choices.operations},
-            ports={offered.name: offered.ports for offered in env.choices.operations},
+            ports={each.name: names for each, names in zip(env.choices.operations, env.choices.ports, strict=True)},
             attributes=node_attributes,
             limits=env.caps,
             align=env.align,
