@@ -353,3 +353,28 @@ def test_invalid_options_raise(options, message, monkeypatch):
 def test_ends_that_no_network_joins_raise(inputs, output, options, message):
     with pytest.raises(ValueError, match=message):
         operation_graphs(inputs=inputs, output=output, **options)
+
+
+def test_weights_of_a_shared_module_count_once():
+    env = small("operation_graph_shared")
+    graph = enumerate_states(env)
+    networks = [env.terminal(graph.states, index) for index in graph.terminal.tolist()]
+    assert any("share" in node.attributes for network in networks for node in network.nodes.values())
+    costs = [graph_cost(network) for network in networks]
+    sizes = env.sizes(graph.states[graph.terminal]).tolist()
+    assert sizes == [[cost.num_parameters, cost.multiply_adds] for cost in costs]
+
+
+def test_edge_carries_the_names_of_its_ports():
+    env = operation_graphs(inputs=((3,), (3,)), operations=("torch:sub",), choices={})
+    states = env.initial_states(1)
+    for action in (
+        GraphAction(Kind.AddNode, 0, value="torch:sub"),
+        GraphAction(Kind.SetEdgeAttr, 0, 3, attribute="ports", value="1"),
+        GraphAction(Kind.AddEdge, 1, 3, value="forward"),
+        GraphAction(Kind.SetEdgeAttr, 1, 3, attribute="ports", value="0"),
+        GraphAction(Kind.AddEdge, 3, 2, value="forward"),
+    ):
+        states = env.step(states, env.encode_batch([action]))
+    ports = {edge.source: edge.attributes.get("port", "input") for edge in env.terminal(states, 0).in_edges(3)}
+    assert ports == {0: "other", 1: "input"}
