@@ -100,25 +100,29 @@ class OperationGraphEnv(NetworkEnv):
             caps=self.caps,
             finds_weights=share,
         )
-        outside = (ACTIVATION, MERGE, MODULE.name)  # may differ where nodes share a module
-        self.is_outside_module = torch.tensor([a.name in outside for a in self.vocabulary.node_attributes])
-        columns = torch.tensor(self.vocabulary.node_columns, dtype=torch.int64).reshape(-1, 2)
-        self.attribute_of_column, self.value_of_column = columns.unbind(1)
         for name, cap, cost in zip(SIZES, self.vocabulary.caps, self.smallest_sizes, strict=False):
             if cost > cap:
                 expected = f"expected at least {cost:,}, for the output layer"
                 raise ValueError(f"env.operation_graph.max_{name}: {expected}, got {cap:,}")
         self.inference = ShapeInference.of(self.tables, max_nodes=self.vocabulary.max_nodes)
+        self._set_places()
+        # [I, types, K] of new nodes behind a shape
+        self._of_new = self.tables.completions[torch.arange(len(operations))].mapped(
+            lambda x: torch.nn.functional.pad(x.transpose(0, 1), (0, 0, self.num_ends, 0)).contiguous()
+        )
+
+    def _set_places(self) -> None:
+        """Set the tables of ports and of the columns of values."""
+        outside = (ACTIVATION, MERGE, MODULE.name)  # may differ where nodes share a module
+        self.is_outside_module = torch.tensor([a.name in outside for a in self.vocabulary.node_attributes])
+        columns = torch.tensor(self.vocabulary.node_columns, dtype=torch.int64).reshape(-1, 2)
+        self.attribute_of_column, self.value_of_column = columns.unbind(1)
         of_operations = map(len, self.choices.ports)
         self.num_ports_of_type = torch.tensor([*[1] * self.num_ends, *of_operations, 1])  # the last one: no node
         sets = [value.split("+") for each in self.vocabulary.edge_attributes for value in map(str, each.values)]
         places = map(str, range(self.num_ports))
         # [P, C + 1] whether an edge with a set of ports feeds a port; the last one: not set
         self.port_of_set = torch.tensor([[*(place in each for each in sets), False] for place in places])
-        # [I, types, K] of new nodes behind a shape
-        self._of_new = self.tables.completions[torch.arange(len(operations))].mapped(
-            lambda x: torch.nn.functional.pad(x.transpose(0, 1), (0, 0, self.num_ends, 0)).contiguous()
-        )
 
     def apply(self, states: GraphStates, actions: ActionBatch) -> GraphStates:
         after = super().apply(states, actions)

@@ -13,15 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gflownet.mdp.states import UNSET, Attribute, GraphStates
-
-if TYPE_CHECKING:
-    from gflownet.envs.operation_graph import OperationFacts, OperationGraphEnv
 
 
 def port_sets(num_ports: int) -> Attribute:
@@ -33,7 +30,7 @@ def port_sets(num_ports: int) -> Attribute:
 class EdgePorts:
     """The ports that the edges of a batch feed."""
 
-    def __init__(self, env: OperationGraphEnv, states: GraphStates, edge: Tensor) -> None:
+    def __init__(self, env: Any, states: GraphStates, edge: Tensor) -> None:
         self.num = env.num_ports_of_type[states.node_type.long()]  # [B, N] ports of each node
         several = edge & (self.num > 1)[:, None, :]
         sets = states.edge_attr[..., 0].long()
@@ -61,7 +58,7 @@ class EdgePorts:
         """Return the nodes with an edge without ports, [B, N] bool."""
         return self.pending.any(1)
 
-    def removable(self, facts: OperationFacts) -> tuple[Tensor, Tensor]:
+    def removable(self, facts: Any) -> tuple[Tensor, Tensor]:
         """Return the edges whose removal keeps the shapes at fed ports, and those that alone feed a port, [B, N, N]."""
         keeps, is_only = torch.ones_like(self.pending), torch.zeros_like(self.pending)
         for port, (feeds, shape) in enumerate(zip(self.feeds, facts.received, strict=True)):
@@ -85,7 +82,7 @@ class _Cases:
     cost: Tensor | None = None  # [R, X, 2] int64, besides that of the node
 
 
-def possible(env: OperationGraphEnv, facts: OperationFacts, cases: _Cases) -> Tensor:
+def possible(env: Any, facts: Any, cases: _Cases) -> Tensor:
     """Return whether a node fits its sources within all limits, [R, X, N, ..., N] bool with an axis for each port."""
     num, num_cases, num_ports, n = cases.option.shape
 
@@ -126,7 +123,7 @@ class PortMasks:
     A node can be completed iff some sources at its free ports fit: no edge into a port that is fed has to be added.
     """
 
-    def __init__(self, env: OperationGraphEnv, facts: OperationFacts) -> None:
+    def __init__(self, env: Any, facts: Any) -> None:
         self._env, self._facts, self._ports = env, facts, facts.ports
         self._shape = facts.output + 1  # [B, N], 0: unknown
         self._left = env.max_edges - facts.num_edges - facts.sink.sum(1)  # [B]

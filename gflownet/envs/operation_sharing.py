@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +20,6 @@ from gflownet.envs.operation_tables import NEVER, Completions
 from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.states import ABSENT, UNSET, Attribute, GraphStates
-
-if TYPE_CHECKING:
-    from gflownet.envs.operation_graph import OperationFacts, OperationGraphEnv
 
 FORWARD, SHARES = 0, 1  # positions of the edge types
 MODULE = Attribute("module", ("own",))
@@ -53,7 +50,7 @@ def with_shared(before: GraphStates, actions: ActionBatch, after: GraphStates) -
 class Sharing:
     """The modules of a batch."""
 
-    def __init__(self, env: OperationGraphEnv, facts: OperationFacts, states: GraphStates) -> None:
+    def __init__(self, env: Any, facts: Any, states: GraphStates) -> None:
         self._env, self._facts, self._values = env, facts, states.node_attr
         shares = states.edge_type == SHARES
         self.joined = shares | shares.mT  # [B, N, N] nodes of one module
@@ -94,7 +91,7 @@ class Sharing:
         cost = cost.where(agrees[:, :, None] & fits, NEVER).amin(1, keepdim=True)
         return self._completions(cost[..., None])
 
-    def may_own(self, facts: OperationFacts) -> Tensor:
+    def may_own(self, facts: Any) -> Tensor:
         """Return whether a module of its own is within the limits, [B, N, 1] bool."""
         parameters = self._env.tables.cost[facts.prefix, facts.input, 0]
         total = parameters + (facts.cost + facts.head)[:, None, 0]
