@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gflownet.envs.config import EnvConfig
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
-from gflownet.graphs.elements import Node
+from gflownet.graphs.elements import Edge, Node
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
@@ -30,6 +30,7 @@ from gflownet.operations.tensor_shape import Shape
 from gflownet.operations.vocabulary import activation, aggregation
 
 FORWARD, RECURRENT = 0, 1  # positions of the edge types
+_ORDER = (NodeType.INPUT, NodeType.OUTPUT, NodeType.HIDDEN)  # of the nodes of a state
 
 
 class NetworkEnv(Environment):
@@ -49,7 +50,9 @@ class NetworkEnv(Environment):
         max_hidden_nodes: int,
         max_edges: int,
         allow_recurrent: bool = False,
+        shares: bool = False,
         ranked: bool = False,
+        edge_attributes: Sequence[Attribute] = (),
         caps: Mapping[str, int] | None = None,
     ) -> None:
         self.num_inputs, self.num_ends = num_inputs, len(ends)  # inputs are first, then outputs, then hidden nodes
@@ -61,8 +64,9 @@ class NetworkEnv(Environment):
                 node_types=(*ends, *operations),
                 max_nodes=self.num_ends + max_hidden_nodes,
                 directed=True,
-                edge_types=("forward", "recurrent") if allow_recurrent else ("forward",),
+                edge_types=("forward", *["recurrent"] * allow_recurrent, *["shares"] * shares),
                 node_attributes=tuple(attributes),
+                edge_attributes=tuple(edge_attributes),
                 ranked=ranked,
                 limits=tuple(caps or {}),
                 caps=tuple((caps or {}).values()),
@@ -96,6 +100,22 @@ class NetworkEnv(Environment):
     def decisive_edges(self, facts: Any) -> Tensor:
         """Return the edges [B, N, N] of which a hidden node keeps one."""
         return facts.forward
+
+    def accepting(self, facts: Any) -> Tensor:
+        """Return the nodes that may get an edge, [B, 1] or [B, N]: none while a node has attributes to be set."""
+        return ~facts.incomplete.any(1, keepdim=True)
+
+    def node_marks(self, states: GraphStates, index: int, node: int) -> Mapping[str, Any]:
+        """Return values of a node of state `index` besides those of its attributes."""
+        return {}
+
+    def edge_marks(self, states: GraphStates, index: int, source: int, target: int) -> Sequence[Mapping[str, Any]]:
+        """Return the attributes of the edges of a network that stand for one edge of state `index`."""
+        return ({},)
+
+    def edge_values(self, target: Node, edges: Sequence[Edge]) -> Sequence[int]:
+        """Return the values of the edge that stands for the edges from one node to `target`."""
+        return ()
 
     def check_candidate(self, candidate: ComputationGraph) -> None:
         """Raise ValueError for shapes or sizes that no actions build."""
@@ -134,8 +154,8 @@ class NetworkEnv(Environment):
                 Rule(budget, (num_edges < self.max_edges - 1)[:, :, None]),
             ],
             Kind.AddEdge: [
-                Rule(complete.text, complete.holds[..., None]),
-                Rule("the edge is already there", ~states.has_edge[..., None]),
+                Rule(complete.text, self.accepting(facts)[:, None, :, None]),
+                Rule("the edge is already there", ~facts.edge[..., None]),
                 *self._edge_rules(states, facts, num_edges, budget),
             ],
             Kind.SetNodeAttr: [
@@ -148,10 +168,11 @@ class NetworkEnv(Environment):
             affordable = facts.num_edges + facts.uncovered.sum(1) < self.max_edges
             rules[Kind.AddNode].append(Rule.of_graph(budget, affordable))
         fits = self.fit_rules(facts)
-        return {kind: [*of_kind, *fits.get(kind, ())] for kind, of_kind in rules.items()}
+        return {kind: [*rules.get(kind, ()), *fits.get(kind, ())] for kind in self.forward_types}
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        facts, edge = self.facts(states), states.has_edge
+        facts = self.facts(states)
+        edge = facts.edge
         num_in = edge.sum(1)
         leaf = facts.is_hidden & (num_in == 1) & ~edge.any(2)
         num_incomplete = facts.incomplete.sum(1, keepdim=True)
@@ -196,6 +217,7 @@ class NetworkEnv(Environment):
         for node in range(num_nodes):
             named = zip(self.vocabulary.node_attributes, values[node], strict=True)
             chosen = {attribute.name: attribute.values[value] for attribute, value in named if value != UNSET}
+            chosen |= self.node_marks(states, index, node)
             graph.add_node(node, **self.node_fields(node, types[node] - self.num_ends, chosen))
         for target in range(num_nodes):
             sources = [s for s in range(num_nodes) if edges[s][target] != ABSENT]
@@ -203,21 +225,28 @@ class NetworkEnv(Environment):
                 marks: dict[str, Any] = {"order": orders[source][target]} if ordered[target] else {}
                 if edges[source][target] == RECURRENT:
                     marks["is_recurrent"] = True
-                graph.add_edge(source, target, attributes=marks)
+                for own in self.edge_marks(states, index, source, target):
+                    graph.add_edge(source, target, attributes={**marks, **own})
         return graph
 
+    def ordered(self, candidate: ComputationGraph) -> list[Node]:
+        """Return the nodes in the order of a state: inputs, outputs, hidden ones."""
+        return sorted(candidate.nodes.values(), key=lambda node: (_ORDER.index(node.node_type), node.node_id))
+
     def describe(self, candidate: ComputationGraph) -> GraphDescription:
-        ranks = {NodeType.INPUT: 0, NodeType.OUTPUT: 1, NodeType.HIDDEN: 2}
-        nodes = sorted(candidate.nodes.values(), key=lambda node: (ranks[node.node_type], node.node_id))
+        nodes = self.ordered(candidate)
         position = {node.node_id: index for index, node in enumerate(nodes)}
-        num_inputs, num_outputs = (sum(node.node_type is kind for node in nodes) for kind in [*ranks][:2])
+        num_inputs, num_outputs = (sum(node.node_type is kind for node in nodes) for kind in _ORDER[:2])
         if (num_inputs, num_outputs) != (self.num_inputs, self.num_outputs):
             expected = f"expected {self.num_inputs} inputs and {self.num_outputs} outputs"
             raise ValueError(f"{expected}, got {num_inputs} and {num_outputs}")
-        if len(candidate.edges) > self.max_edges:
-            raise ValueError(f"expected at most {self.max_edges} edges, got {len(candidate.edges)}")
-        edges = {}
+        joined: dict[tuple[int, int], list[Edge]] = {}
         for edge in candidate.edges.values():
+            joined.setdefault((edge.source, edge.target), []).append(edge)
+        if len(joined) > self.max_edges:
+            raise ValueError(f"expected at most {self.max_edges} edges, got {len(joined)}")
+        edges = {}
+        for edge, *others in joined.values():
             if edge.source not in position or edge.target not in position:
                 raise ValueError(
                     f"edge {edge.edge_id}: expected nodes that are there, got {edge.source}, {edge.target}"
@@ -225,7 +254,8 @@ class NetworkEnv(Environment):
             kind = "recurrent" if edge.attributes.get("is_recurrent") else "forward"
             edge_type = position_of(self.vocabulary.edge_types, kind, "edge type")
             order = edge.attributes.get("order", 0) if self.vocabulary.ranked else 0
-            edges[position[edge.source], position[edge.target]] = DescribedEdge(edge_type, order=order)
+            values = self.edge_values(candidate.nodes[edge.target], [edge, *others])
+            edges[position[edge.source], position[edge.target]] = DescribedEdge(edge_type, values, order=order)
         fed = {target for (_, target), edge in edges.items() if edge.edge_type == FORWARD}
         for node in nodes[self.num_ends :]:
             if position[node.node_id] not in fed:

@@ -145,6 +145,7 @@ class OperationGraphConfig:
     align: Literal["pad", "auto"] = option(
         "pad", "inputs with fewer channels: pad with zeros, or auto: a learned projection"
     )
+    share: bool = option(False, "let nodes with equal operations, settings and input shapes share one module")
     max_hidden_nodes: int = option(6, "maximum number of nodes between inputs and output", Interval(0, 127))
     max_edges: int = option(10, "maximum number of edges", AT_LEAST_ONE)
     max_parameters: int | None = option(None, "maximum number of trainable parameters; null: no limit", NOT_NEGATIVE)

@@ -15,10 +15,11 @@ from gflownet.graphs.composite import Composite
 from gflownet.graphs.operation import OPERATIONS, AppliedOperation, graph_name, operation, read_operation
 from gflownet.graphs.operation_shapes import MERGES
 from gflownet.mdp.states import Attribute
-from gflownet.operations.operation import INPUT_PORT, REQUIRED, Category
+from gflownet.operations.operation import REQUIRED, WEIGHT_PORT, Category
 from gflownet.operations.values import hashable, thawed
 from gflownet.operations.vocabulary import Parameter, activation
 
+MAX_PORTS = 3  # of an operation: tables and masks grow with shapes and nodes to the power of it
 ACTIVATION, MERGE = "activation", "merge"  # attributes of a node next to the settings of its operation
 _MERGES = tuple(name for name in MERGES if name != "concat")  # concat changes the shape with every edge
 _MERGE = Parameter(f"merges out of {', '.join(_MERGES)}", lambda value: value in _MERGES)
@@ -84,6 +85,8 @@ class OperationChoices:
         last = {ACTIVATION: 1, MERGE: 2}
         ordered = sorted(names, key=lambda name: last.get(name, 0))
         self.attributes = tuple(Attribute(name, tuple(names[name])) for name in ordered)
+        self.ports = self._ports()  # names of the inputs of each operation
+        self.num_ports = max(map(len, self.ports))
 
     def own_attributes(self, index: int) -> list[int]:
         """Return the positions of the attributes of an operation, in the order in which they are set."""
@@ -118,6 +121,25 @@ class OperationChoices:
             self._applied[key] = read_operation({"name": offered.name, **offered.settings(dict(key.values))})
         return self._applied[key]
 
+    def _ports(self) -> tuple[tuple[str, ...], ...]:
+        """Return the inputs of each operation. Raises ValueError for too many, or where they depend on a choice."""
+        ports: dict[int, dict[tuple[str, ...], None]] = {}
+        for prefix in self.prefixes:
+            if self.next_attribute(prefix) is None:
+                ports.setdefault(prefix.operation, {})[required_ports(self.applied(prefix))] = None
+        for index, (each, *others) in ports.items():
+            if others or len(each) > MAX_PORTS or WEIGHT_PORT in each:
+                expected = f"expected operations with the same 1 to {MAX_PORTS} inputs, none of them {WEIGHT_PORT}"
+                got = " or ".join(", ".join(names) for names in (each, *others))
+                name = self.operations[index].name
+                raise ValueError(f"env.operation_graph.operations: {expected}, got {name} with {got}")
+        return tuple(next(iter(ports[index])) for index in range(len(self.operations)))
+
+
+def required_ports(applied: AppliedOperation) -> tuple[str, ...]:
+    """Return the names of the inputs of an operation with its settings."""
+    return tuple(applied.row.required_ports(applied.settings))
+
 
 def _check_names(operations: Sequence[str], choices: Mapping[str, Any]) -> None:
     if not operations or len(set(operations)) < len(operations):
@@ -130,9 +152,6 @@ def _check_names(operations: Sequence[str], choices: Mapping[str, Any]) -> None:
 
 def _offered(name: str, choices: Mapping[str, Any], *, activations: Sequence[str]) -> OfferedOperation:
     row = operation(name)
-    if row.ports != (INPUT_PORT,):
-        expected = f"expected operations with one input, got {name} with {', '.join(row.ports)}"
-        raise ValueError(f"env.operation_graph.operations: {expected}")
     is_activated = row.category in _ACTIVATED and not issubclass(row, Composite)
     values: dict[str, tuple[Hashable, ...]] = {
         **{key: tuple(setting.choices) for key, setting in row.settings.items() if setting.choices},

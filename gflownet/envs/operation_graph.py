@@ -1,14 +1,16 @@
 """Networks of tensor operations within hard limits of parameters and multiply-adds.
 
 The shapes and costs of all nodes follow from tables. No edge changes a shape: a hidden node accepts a further input
-only if it can be aligned to the shape of the present inputs. The output accepts every input.
+only if it can be aligned to the shape of the present inputs at this port. The output accepts every input.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -17,17 +19,21 @@ from torch import Tensor
 from gflownet.envs.computation_graph import NetworkEnv, StateFacts
 from gflownet.envs.config import EnvConfig
 from gflownet.envs.operation_choices import ACTIVATION, MERGE, OperationChoices
+from gflownet.envs.operation_ports import EdgePorts, PortMasks, port_sets
+from gflownet.envs.operation_sharing import FORWARD, MODULE, SHARES, Sharing, with_shared
 from gflownet.envs.operation_tables import OUTPUTS, Completions, ShapeInference, build_tables, head_of, is_within
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
-from gflownet.graphs.elements import Node
+from gflownet.graphs.elements import Edge, Node
 from gflownet.graphs.operation import read_operation
 from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.operation_shapes import infer_shapes, input_shape
+from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
-from gflownet.mdp.description import position_of
+from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
 from gflownet.mdp.environment import SIZES, Rule, Rules
-from gflownet.mdp.states import NO_LIMIT, GraphStates
+from gflownet.mdp.states import NO_EDGE, NO_LIMIT, UNSET, GraphStates, LabelledGraphs
+from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.operations.values import thawed
 
@@ -48,6 +54,7 @@ class OperationGraphEnv(NetworkEnv):
         choices: Mapping[str, Mapping[str, Any]] | None = None,
         activations: Sequence[str] = ("relu",),
         align: str = "pad",
+        share: bool = False,
         max_hidden_nodes: int,
         max_edges: int,
         max_parameters: int | None = None,
@@ -62,27 +69,74 @@ class OperationGraphEnv(NetworkEnv):
         if align not in ALIGN:
             raise ValueError(f"env.operation_graph.align: expected one of {', '.join(ALIGN)}, got {align}")
         self.choices = OperationChoices(operations, choices=choices or {}, activations=activations)
+        self.num_ports, self.share = self.choices.num_ports, share
         super().__init__(
             (*(f"input_{i}" for i in range(len(inputs))), "output"),
             len(inputs),
             operations,
-            self.choices.attributes,
+            [*self.choices.attributes, *[MODULE] * share],
             max_hidden_nodes=max_hidden_nodes,
             max_edges=max_edges,
+            shares=share,
+            edge_attributes=[port_sets(self.num_ports)] if self.num_ports > 1 else [],
             caps={name: cap for name, cap in zip(SIZES, self.caps, strict=True) if cap < NO_LIMIT},
         )
         self.tables = build_tables(
-            self.choices, self.input_shapes, outputs=self.output_shape, max_depth=max_hidden_nodes, caps=self.caps
+            self.choices,
+            self.input_shapes,
+            outputs=self.output_shape,
+            max_depth=max_hidden_nodes,
+            caps=self.caps,
+            finds_weights=share,
         )
         for name, cap, cost in zip(SIZES, self.vocabulary.caps, self.smallest_sizes, strict=False):
             if cost > cap:
                 expected = f"expected at least {cost:,}, for the output layer"
                 raise ValueError(f"env.operation_graph.max_{name}: {expected}, got {cap:,}")
         self.inference = ShapeInference.of(self.tables, max_nodes=self.vocabulary.max_nodes)
-        # [S, types, K] of new nodes behind a shape
+        self._set_places()
+        # [I, types, K] of new nodes behind a shape
         self._of_new = self.tables.completions[torch.arange(len(operations))].mapped(
             lambda x: torch.nn.functional.pad(x.transpose(0, 1), (0, 0, self.num_ends, 0)).contiguous()
         )
+
+    def _set_places(self) -> None:
+        """Set the tables of ports and of the columns of values."""
+        outside = (ACTIVATION, MERGE, MODULE.name)  # may differ where nodes share a module
+        self.is_outside_module = torch.tensor([a.name in outside for a in self.vocabulary.node_attributes])
+        columns = torch.tensor(self.vocabulary.node_columns, dtype=torch.int64).reshape(-1, 2)
+        self.attribute_of_column, self.value_of_column = columns.unbind(1)
+        of_operations = map(len, self.choices.ports)
+        self.num_ports_of_type = torch.tensor([*[1] * self.num_ends, *of_operations, 1])  # the last one: no node
+        sets = [value.split("+") for each in self.vocabulary.edge_attributes for value in map(str, each.values)]
+        places = map(str, range(self.num_ports))
+        # [P, C + 1] whether an edge with a set of ports feeds a port; the last one: not set
+        self.port_of_set = torch.tensor([[*(place in each for each in sets), False] for place in places])
+
+    def apply(self, states: GraphStates, actions: ActionBatch) -> GraphStates:
+        after = super().apply(states, actions)
+        return with_shared(states, actions, after) if self.share else after
+
+    def labelled_graphs(self, states: GraphStates) -> LabelledGraphs:
+        """Return the graphs without edges of shared modules, the number of these as a value of each node."""
+        graphs = super().labelled_graphs(states)
+        if not self.share:
+            return graphs
+        labels = graphs.labels.clone()
+        labels[..., -1] += self.facts(states).sharing.joined.sum(2)
+        return replace(graphs, labels=labels, edges=graphs.edges.masked_fill(states.edge_type == SHARES, NO_EDGE))
+
+    def forward_rules(self, states: GraphStates) -> Rules:
+        rules, facts = {**super().forward_rules(states)}, self.facts(states)
+        if facts.sharing is None:
+            return rules
+        is_share = torch.tensor([False, True], device=facts.edge.device)
+        text = "only a new node shares the module of another one, with the same operation, settings and inputs"
+        rules[Kind.AddEdge] = [
+            *(Rule(rule.text, rule.holds | is_share) for rule in rules[Kind.AddEdge]),
+            Rule(text, facts.sharing.candidates[..., None] | ~is_share),
+        ]
+        return rules
 
     def sizes(self, states: GraphStates) -> Tensor:
         """Return parameters and multiply-adds where they have a cap, [B, K], the output layer at the widest node."""
@@ -124,32 +178,124 @@ class OperationGraphEnv(NetworkEnv):
             guess = last.output
         return OperationFacts(self, states, guess)
 
+    def accepting(self, facts: OperationFacts) -> Tensor:
+        """Return the nodes that may get an edge: an open node, else all if none has attributes to be set."""
+        complete = super().accepting(facts)
+        if facts.ports is None:
+            return complete
+        return complete | (facts.ports.is_open & ~facts.ports.is_pending.any(1, keepdim=True))
+
     def fit_rules(self, facts: OperationFacts) -> Rules:
-        fits = self.inference.fits(facts.output, facts.input)
-        edge_rules = [Rule("the source's shape does not fit into the shape of the target's inputs", fits[..., None])]
-        if self.align == "auto":
-            adapter = self.tables.adapter[facts.output[:, :, None], facts.input[:, None, :]]
-            total = adapter + (facts.cost + facts.head)[:, None, None]
-            affordable = (total <= facts.caps[:, None, None]).all(-1) | self.is_output  # the output pads
-            edge_rules.append(Rule(f"the edge's projection does not fit the rest{self._limits}", affordable[..., None]))
         node = facts.incomplete.view(torch.uint8).argmax(1, keepdim=True)
         child = self.tables.child[facts.prefix.gather(1, node)]  # [B, 1, C]
         of_values = self.tables.completions[child, facts.input.gather(1, node)[:, :, None]]
         of_new = self._of_new[facts.output]
+        if facts.sharing is not None:
+            of_values = of_values.cat(facts.sharing.of_values(node))
+            graph = torch.arange(len(node), device=node.device)[:, None]
+            of_new = of_new.cat(facts.sharing.of_new.mapped(lambda x: x.transpose(1, 2)[graph, facts.output]))
+        may_add, may_set = self.within(facts, of_new), self.within(facts, of_values)
+        if facts.sharing is not None:
+            is_own = facts.sharing.may_own(facts)
+            may_set = torch.cat([may_set.expand(-1, is_own.shape[1], -1), is_own], -1)
+        edge_text = "the source's shape does not fit into the shape of the target's inputs"
+        rules: dict[Kind, list[Rule]] = {}
+        if facts.ports is None:
+            rules[Kind.AddEdge] = [Rule(edge_text, self.inference.fits(facts.output, facts.input)[..., None])]
+            if self.align == "auto":
+                text = f"the edge's projection does not fit the rest{self._limits}"
+                rules[Kind.AddEdge].append(Rule(text, self._is_affordable(facts, facts.input)[..., None]))
+        else:
+            masks = PortMasks(self, facts)
+            fits = torch.zeros_like(facts.edge)
+            for shape in facts.received:
+                fits_port = self.inference.fits(facts.output, shape)
+                fits |= fits_port & self._is_affordable(facts, shape) if self.align == "auto" else fits_port
+            fits = torch.where(facts.ports.is_open[:, None], masks.new_edges(), fits)
+            rules[Kind.AddEdge] = [Rule(f"{edge_text}{self._limits}", fits[..., None])]
+            text = f"the edge has ports, or these do not fit the source{self._limits}"
+            rules[Kind.SetEdgeAttr] = [Rule(text, masks.sets())]
+            may_add |= masks.new_nodes()
         return {
-            Kind.AddNode: [Rule(f"the operation does not fit the source{self._limits}", self._within(facts, of_new))],
-            Kind.AddEdge: edge_rules,
-            Kind.SetNodeAttr: [
-                Rule(
-                    f"the operation with this value does not fit the input{self._limits}",
-                    self._within(facts, of_values),
-                )
-            ],
+            **rules,
+            Kind.AddNode: [Rule(f"the operation does not fit the source{self._limits}", may_add)],
+            Kind.SetNodeAttr: [Rule(f"the operation with this value does not fit the input{self._limits}", may_set)],
         }
+
+    def backward_rules(self, states: GraphStates) -> Rules:
+        rules = self._port_rules(states, {**super().backward_rules(states)})
+        sharing = self.facts(states).sharing
+        if sharing is None:
+            return rules
+        # A node leaves its module as it would unset its last value.
+        may_leave = functools.reduce(torch.logical_and, (rule.holds for rule in rules[Kind.RemoveNodeAttr]))[..., -1:]
+        edge = functools.reduce(torch.logical_and, (rule.holds for rule in rules[Kind.RemoveEdge]))[..., 0]
+        num_others = len(self.choices.attributes)
+        is_other = torch.arange(num_others + 1, device=edge.device) < num_others
+        text = "the edge is needed, or the node has to keep its module"
+        rules[Kind.RemoveEdge] = [Rule.of_pair(text, torch.where(states.edge_type == SHARES, may_leave, edge))]
+        rules[Kind.RemoveNodeAttr] = [
+            *rules[Kind.RemoveNodeAttr],
+            Rule("the node leaves its module first", ~sharing.joined.any(2)[:, :, None] | is_other),
+        ]
+        return rules
+
+    def _port_rules(self, states: GraphStates, rules: dict[Kind, Sequence[Rule]]) -> dict[Kind, Sequence[Rule]]:
+        """Return backward rules with those of operations with several ports."""
+        facts = self.facts(states)
+        if facts.ports is None:
+            return rules
+        ports, edge, unset = facts.ports, facts.edge, states.node_attr == UNSET
+        keeps, is_only = ports.removable(facts)
+        several, is_last = ports.num > 1, ~edge.any(2)  # [B, N]
+        complete, settled = ~facts.incomplete, ~facts.incomplete.any(1)
+        others_complete = facts.incomplete.sum(1, keepdim=True) == facts.incomplete
+        bare = unset.all(-1) & is_last  # [B, N] nodes that may become open
+        reopens = torch.where(is_only, bare[:, None], complete[:, None]) | ports.is_open[:, None]
+        text = "the edge is needed: the inputs of the target would change"
+        _, *remove_edge = rules[Kind.RemoveEdge]  # without the rule that all nodes are complete
+        _, *remove_value = rules[Kind.RemoveNodeAttr]
+        rules[Kind.RemoveEdgeAttr] = [
+            Rule.of_pair("the edge has no ports", edge & several[:, None] & ~ports.pending),
+            Rule.of_pair("another edge has no ports", ~ports.pending.flatten(1).any(1)[:, None, None]),
+            Rule.of_pair("another hidden node is not complete", others_complete[:, None]),
+            Rule.of_pair(text, keeps & reopens),
+        ]
+        removable = torch.where(several[:, None], ports.pending & (edge.sum(1) >= 2)[:, None], settled[:, None, None])
+        may_change = facts.is_hidden & is_last & (keeps & is_only).any(1) & ~ports.is_pending
+        has_ports = "the edge still has ports"
+        rules[Kind.RemoveNode] = [*rules[Kind.RemoveNode], Rule(has_ports, (~several | ports.is_pending)[:, :, None])]
+        rules[Kind.RemoveEdge] = [*remove_edge, Rule.of_pair(f"{has_ports}, or a node is not complete", removable)]
+        rules[Kind.RemoveNodeAttr] = [
+            Rule("only a hidden node without later edges can change", may_change[:, :, None]),
+            *remove_value,
+        ]
+        return rules
 
     def decisive_edges(self, facts: OperationFacts) -> Tensor:
         """Return the edges from sources with the shape of the target's merged inputs, [B, N, N]."""
-        return facts.edge & (facts.output[:, :, None] == facts.input[:, None, :])
+        decisive = facts.edge & (facts.output[:, :, None] == facts.input[:, None, :])
+        return decisive if facts.ports is None else decisive & (facts.ports.num == 1)[:, None]
+
+    def edge_marks(self, states: GraphStates, index: int, source: int, target: int) -> Sequence[Mapping[str, Any]]:
+        operation = int(states.node_type[index, target]) - self.num_ends
+        if self.share and int(states.edge_type[index, source, target]) == SHARES:
+            return ()
+        names = self.choices.ports[operation] if operation >= 0 else ()
+        if len(names) < 2:
+            return ({},)
+        is_fed = self.port_of_set[:, int(states.edge_attr[index, source, target, 0])].tolist()
+        return [{"port": name} for name, fed in zip(names, is_fed, strict=False) if fed]
+
+    def edge_values(self, target: Node, edges: Sequence[Edge]) -> Sequence[int]:
+        if self.num_ports == 1:
+            return ()
+        is_hidden = target.node_type is NodeType.HIDDEN
+        names = self.choices.ports[self.choices_of(target)[0]] if is_hidden else ()
+        if len(names) < 2:
+            return (UNSET,)
+        places = sorted(position_of(names, each.attributes.get("port", INPUT_PORT), "port") for each in edges)
+        return (position_of(self.vocabulary.edge_attributes[0].values, "+".join(map(str, places)), "set of ports"),)
 
     def node_fields(self, position: int, operation: int, values: Mapping[str, Any]) -> dict[str, Any]:
         if position < self.num_inputs:
@@ -169,8 +315,37 @@ class OperationGraphEnv(NetworkEnv):
             "node_type": NodeType.HIDDEN,
             "output_size": None,
             "activation_function": offered.value(ACTIVATION, values),
-            "attributes": {"operation": applied, "aggregation": offered.value(MERGE, values), "align": self.align},
+            "attributes": {
+                "operation": applied,
+                "aggregation": offered.value(MERGE, values),
+                "align": self.align,
+                **({"share": values["share"]} if "share" in values else {}),
+            },
         }
+
+    def node_marks(self, states: GraphStates, index: int, node: int) -> Mapping[str, Any]:
+        if not self.share:
+            return {}
+        shares = states.edge_type[index] == SHARES
+        others = (shares[node] | shares[:, node]).nonzero().squeeze(1).tolist()
+        return {"share": f"module_{min(node, *others)}"} if others else {}
+
+    def describe(self, candidate: ComputationGraph) -> GraphDescription:
+        description = super().describe(candidate)
+        if not self.share:
+            return description
+        position = {each.node_id: place for place, each in enumerate(self.ordered(candidate))}
+        modules: dict[str, list[int]] = {}
+        values = [list(each) for each in description.node_values]
+        for node_id, shapes in infer_shapes(candidate).items():
+            inputs = {port: plan.shape for port, plan in shapes.inputs.items()}
+            if shapes.node.node_type is NodeType.HIDDEN and shapes.operation and shapes.operation.cost(inputs)[0]:
+                values[position[node_id]][-1] = 0
+                modules.setdefault(str(shapes.node.attributes.get("share", node_id)), []).append(position[node_id])
+        unset = (UNSET,) * len(self.vocabulary.edge_attributes)
+        pairs = (pair for nodes in modules.values() for pair in permutations(nodes, 2))
+        shares = {pair: DescribedEdge(SHARES, unset) for pair in pairs}
+        return replace(description, node_values=values, edges={**shares, **description.edges})
 
     def choices_of(self, node: Node) -> tuple[int, Mapping[str, Any]]:
         applied = read_operation(thawed(node.attributes.get("operation")))
@@ -196,14 +371,31 @@ class OperationGraphEnv(NetworkEnv):
         if not is_within((cost.num_parameters, cost.multiply_adds), self.caps):
             raise ValueError(f"expected a network{self._limits.removeprefix(', or not')}, got {cost}")
 
-    def _within(self, facts: OperationFacts, completions: Completions) -> Tensor:
-        """Return whether one of the completions [B, N, X, K] of a new node is within the limits, [B, N, X] bool."""
+    def within(
+        self, facts: OperationFacts, completions: Completions, *, rows: Tensor | None = None, cost: Tensor | None = None
+    ) -> Tensor:
+        """Return whether one of the completions [R, X, G, K] of a new node is within the limits, [R, X, G] bool.
+
+        Args:
+            facts: of B graphs.
+            completions: of R of them.
+            rows: [R] int64, which; all of them by default.
+            cost: [R, X, 2] int64, besides that of the node; nothing by default.
+        """
         left, head = facts.caps - facts.cost, facts.head
+        left, head = (left, head) if rows is None else (left[rows], head[rows])
+        left = left[:, None] if cost is None else left[:, None] - cost
         within = [
-            torch.maximum(of_head, head[:, dim, None, None, None]).add_(cost) <= left[:, dim, None, None, None]
+            torch.maximum(of_head, head[:, dim, None, None, None]).add_(cost) <= left[..., dim, None, None]
             for dim, cost, of_head in zip(completions.dims, completions.cost, completions.head, strict=True)
         ]
         return functools.reduce(torch.logical_and, within).any(-1)
+
+    def _is_affordable(self, facts: OperationFacts, shape: Tensor) -> Tensor:
+        """Return whether the projections of sources to the shapes [B, N] of nodes are within the limits, [B, N, N]."""
+        total = self.tables.adapter[facts.output[:, :, None], shape[:, None]]
+        total = total + (facts.cost + facts.head)[:, None, None]
+        return (total <= facts.caps[:, None, None]).all(-1) | self.is_output  # the output pads
 
     @cached_property
     def _limits(self) -> str:
@@ -232,22 +424,41 @@ class OperationFacts(StateFacts):
     def __init__(self, env: OperationGraphEnv, states: GraphStates, guess: Tensor | None = None) -> None:
         super().__init__(env, states)
         self._tables, self._has_projections = env.tables, env.align == "auto"
+        self.node_type = states.node_type.long()
         self.caps = env.caps_of(states)  # [B, 2] of parameters and multiply-adds
         # [B, N] operation and values set so far, shape of the merged inputs of hidden nodes, and shape of inputs and
         # complete hidden nodes
         self.prefix = env.tables.prefixes(states.node_type, states.node_attr)
-        self.input, self.output = env.inference(self.edge, self.prefix, guess)
+        if env.share:
+            self.edge = self.forward = states.edge_type == FORWARD
+        self.ports = EdgePorts(env, states, self.edge) if env.num_ports > 1 else None
+        feeds = [self.edge] if self.ports is None else self.ports.feeds
+        # [B, N] of each port, and all together
+        self.received, self.input, self.output = env.inference(feeds, self.prefix, guess)
         is_open = env.tables.open[self.prefix]
         self.incomplete, self.next_values = is_open[:, :, 0], is_open[:, :, 1:]
+        if self.ports is not None:
+            lacks_input = self.ports.is_open | self.ports.is_pending
+            self.incomplete = self.incomplete | lacks_input
+            self.next_values = self.next_values & ~lacks_input[:, :, None]
+        self.sharing = Sharing(env, self, states) if env.share else None
+        if self.sharing is not None:
+            self.incomplete = self.incomplete | self.sharing.undecided
+            self.next_values = torch.cat([self.next_values, self.sharing.undecided[:, :, None]], -1)
 
     @cached_property
     def node_cost(self) -> Tensor:
         """Return the parameters and multiply-adds of hidden nodes, [B, N, 2]."""
         cost = self._tables.cost[self.prefix, self.input]
+        if self.sharing is not None:  # weights count once
+            cost = cost * torch.stack([self.sharing.counts, torch.ones_like(self.sharing.counts)], -1)
         if not self._has_projections:
             return cost
-        adapters = self._tables.adapter[self.output[:, :, None], self.input[:, None, :]]
-        return cost + (adapters * (self.edge & self.is_hidden[:, None, :])[..., None]).sum(1)
+        feeds = [self.edge] if self.ports is None else self.ports.feeds
+        for shape, edge in zip(self.received, feeds, strict=True):
+            adapters = self._tables.adapter[self.output[:, :, None], shape[:, None, :]]
+            cost = cost + (adapters * (edge & self.is_hidden[:, None, :])[..., None]).sum(1)
+        return cost
 
     @cached_property
     def cost(self) -> Tensor:
@@ -268,7 +479,7 @@ class OperationGraphContext(GraphBuildingEnvContext):
 
     def __init__(self, env: OperationGraphEnv, *, num_cond_dim: int = 1) -> None:
         super().__init__(env, num_cond_dim=num_cond_dim)
-        # [S, 2] channels and positions on a logarithmic scale, zeros for no shape
+        # [I, 2] channels and positions on a logarithmic scale, zeros for no shape; of several inputs the first one's
         self._of_shape = torch.tensor(env.tables.sizes, dtype=torch.float32).log2() / 8
 
     @classmethod
@@ -290,6 +501,7 @@ class OperationGraphContext(GraphBuildingEnvContext):
             choices=options.choices,
             activations=options.activations,
             align=options.align,
+            share=options.share,
             max_hidden_nodes=options.max_hidden_nodes,
             max_edges=options.max_edges,
             max_parameters=options.max_parameters,

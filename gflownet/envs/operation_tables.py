@@ -3,21 +3,25 @@
 Shapes are numbered so that a shape to which others are aligned has the larger number. Where one of several inputs has
 the shape to which all are aligned, it is the one with the largest number.
 
-Letters: P prefixes, S shapes, C columns of SetNodeAttr, K minimal completions of a prefix. The last row of P stands for
-nodes without an operation, the last one of S for shapes not known yet.
+Operations with several ports have a tuple of input shapes; tuples that one of them accepts are numbered after the
+shapes.
+
+Letters: P prefixes, S shapes, I shapes and tuples of shapes, C columns of SetNodeAttr, K minimal completions of a
+prefix. The last row of P stands for nodes without an operation, the last one of S and I for shapes not known yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gflownet.envs.operation_choices import OperationChoices, Prefix
+from gflownet.envs.operation_choices import OperationChoices, Prefix, required_ports
 from gflownet.graphs.operation import AppliedOperation, read_operation
 from gflownet.mdp.states import NO_LIMIT
 from gflownet.operations.operation import INPUT_PORT
@@ -30,7 +34,8 @@ OUTPUTS = {Layout.VECTOR: "head", Layout.SEQUENCE: "linear", Layout.SIGNAL: "con
 OUTPUTS |= {Layout.VOLUME: "torch.nn:Conv3d"}
 _MAX_SHAPES = 2_000
 _MAX_EVALUATIONS = 50_000  # of shapes by operations
-_NEVER = 2**60  # cost of an impossible completion
+_MAX_TUPLES = 2**24  # entries of the table of tuples of shapes
+NEVER = 2**60  # cost of an impossible completion
 
 
 def head_of(output: Shape) -> dict[str, Any]:
@@ -50,33 +55,39 @@ class OperationTables:
     """Shapes and costs; a cost axis of 2 has parameters and multiply-adds."""
 
     shapes: tuple[Shape, ...]
+    operands: tuple[tuple[Shape, ...], ...]  # I - 1, of each input: a shape, or one of each port
+    number: Tensor  # [(S)^ports] int64, place in I of shapes at the ports, 0 for UNKNOWN and the places from 1 on
     inputs: Tensor  # [number of inputs] int64, their shapes
     child: Tensor  # [P, C] int64, prefix after a value, the last one for none
     after: tuple[Tensor, ...]  # [types + 1] prefix of a type, then per attribute [P, values + 1] after a value
     open: Tensor  # [P, 1 + C] bool, whether a setting is left to be set, and to which values
-    output: Tensor  # [P, S] int64, shape after a complete prefix, or UNKNOWN
-    cost: Tensor  # [P, S, 2] int64, of a complete prefix
+    output: Tensor  # [P, I] int64, shape after a complete prefix, or UNKNOWN
+    cost: Tensor  # [P, I, 2] int64, of a complete prefix
+    module: Tensor  # [P] int64, one number of the prefixes with equal operations and settings
+    has_weights: Tensor  # [P, I] bool, of a complete prefix
     head: Tensor  # [S, 2] int64, cost of the output node at a source of this shape
     adapter: Tensor  # [S, S, 2] int64, cost of the learned projection of a source (first) to a shape
     fits: Tensor  # [S, S] bool, the first shape can be aligned to the second
-    completions: Completions  # [P, S, K]
+    completions: Completions  # [P, I, K]
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
-        """The numbers of channels and of positions of each shape [S], 1 and 1 of one not known yet."""
-        return [*((_channels(shape), shape.num_elements // _channels(shape)) for shape in self.shapes), (1, 1)]
+        """The numbers of channels and of positions of each input [I], the first of several; 1 and 1 of none yet."""
+        first = (operand[0] for operand in self.operands)
+        return [*((_channels(shape), shape.num_elements // _channels(shape)) for shape in first), (1, 1)]
 
     def unfit_operations(self, choices: OperationChoices) -> dict[str, list[str]]:
         """Return the operations that no reachable shape fits within the limits, by the reason at the first input."""
         fits = (self.output[:-1] != UNKNOWN).any(1).tolist()
         used = {prefix.operation for prefix, fit in zip(choices.prefixes, fits, strict=True) if fit}
         complete = (prefix for prefix in choices.prefixes if choices.next_attribute(prefix) is None)
-        first = {prefix.operation: prefix for prefix in complete if prefix.operation not in used}
+        examples = {prefix.operation: prefix for prefix in complete if prefix.operation not in used}
         unfit: dict[str, list[str]] = {}
-        for position, prefix in sorted(first.items()):
+        for position, prefix in sorted(examples.items()):
             applied, reason = choices.applied(prefix), "above the limits"
             try:
-                applied.row.infer_shape({INPUT_PORT: self.shapes[int(self.inputs[0])]}, applied.settings)
+                first = self.shapes[int(self.inputs[0])]
+                applied.row.infer_shape(dict.fromkeys(required_ports(applied), first), applied.settings)
             except ShapeError as error:
                 reason = str(error).partition(", got")[0]
             unfit.setdefault(reason, []).append(choices.operations[position].name)
@@ -85,7 +96,7 @@ class OperationTables:
     def prefixes(self, node_type: Tensor, node_attr: Tensor) -> Tensor:
         """Return the prefix of every node, [B, N], P - 1 for nodes without an operation."""
         prefix = self.after[0][node_type.long()]
-        for after, value in zip(self.after[1:], node_attr.long().unbind(-1), strict=True):
+        for after, value in zip(self.after[1:], node_attr.long().unbind(-1), strict=False):  # without the module
             prefix = after[prefix, value]
         return prefix
 
@@ -102,6 +113,13 @@ class Completions:
         """Return the completions at an index."""
         return Completions(self.dims, tuple(x[index] for x in self.cost), tuple(x[index] for x in self.head))
 
+    def cat(self, other: Completions) -> Completions:
+        """Return the completions of both, which broadcast but for K."""
+        pairs = [*zip(self.cost, other.cost, strict=True), *zip(self.head, other.head, strict=True)]
+        sizes = [torch.broadcast_shapes(a.shape[:-1], b.shape[:-1]) for a, b in pairs]
+        joined = [torch.cat([x.expand(*size, -1) for x in pair], -1) for pair, size in zip(pairs, sizes, strict=True)]
+        return Completions(self.dims, tuple(joined[: len(self.dims)]), tuple(joined[len(self.dims) :]))
+
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Completions:
         """Return the completions with a function applied to each tensor."""
         return Completions(self.dims, tuple(map(function, self.cost)), tuple(map(function, self.head)))
@@ -115,8 +133,10 @@ class ShapeInference:
     """
 
     num_shapes: int  # S, with UNKNOWN
+    num_columns: int  # I, with UNKNOWN
     row_offset: Tensor  # [N] int64, added to the rows of prefixes: each input has a row
-    output: Tensor  # [rows * S] int64, shape of the output of a row and a shape
+    output: Tensor  # [rows * I] int64, shape of the output of a row and an input
+    number: Tensor  # [S^ports] int64, input of shapes at the ports
     fits_target: Tensor  # [S * (S + 1)] bool, whether a shape fits another; all but tokens fit the output
     inputs: Tensor  # [N] int64, shapes of the inputs, else UNKNOWN
     is_output: Tensor  # [N] bool
@@ -124,9 +144,9 @@ class ShapeInference:
     @staticmethod
     def of(tables: OperationTables, *, max_nodes: int) -> ShapeInference:
         """Return the inference by some tables for graphs of up to `max_nodes` nodes."""
-        num_inputs, num_shapes = len(tables.inputs), tables.output.shape[1]
-        of_inputs = tables.inputs[:, None].expand(num_inputs, num_shapes)
-        row_offset = torch.arange(1, max_nodes + 1).where(torch.arange(max_nodes) < num_inputs, 0) * num_shapes
+        num_inputs, num_shapes, num_columns = len(tables.inputs), len(tables.shapes) + 1, tables.output.shape[1]
+        of_inputs = tables.inputs[:, None].expand(num_inputs, num_columns)
+        row_offset = torch.arange(1, max_nodes + 1).where(torch.arange(max_nodes) < num_inputs, 0) * num_columns
         accepted = [shape.layout is not Layout.TOKENS for shape in tables.shapes]
         fits = torch.cat([tables.fits, torch.tensor([*accepted, True])[:, None]], 1).roll(1, 0)
         fits[:, :-1] = fits[:, :-1].roll(1, 1)
@@ -134,35 +154,51 @@ class ShapeInference:
         inputs[:num_inputs] = tables.inputs
         return ShapeInference(
             num_shapes=num_shapes,
+            num_columns=num_columns,
             row_offset=row_offset,
             output=torch.cat([tables.output, of_inputs]).roll(1, 1).flatten(),
+            number=tables.number,
             fits_target=fits.flatten().roll(-num_shapes - 2),
             inputs=inputs,
             is_output=torch.arange(max_nodes) == num_inputs,
         )
 
-    def __call__(self, edge: Tensor, prefix: Tensor, guess: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the shapes of the merged inputs and of the outputs of all nodes, [B, N] each.
+    def __call__(
+        self, feeds: Sequence[Tensor], prefix: Tensor, guess: Tensor | None = None
+    ) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Return the merged shapes at each port and the inputs that they make, and the shapes of all outputs, [B, N].
 
         Every round finds the shapes of the nodes behind those that are known. No graph has a cycle: the result, which
         a round does not change, is the same from any start.
 
         Args:
-            edge: [B, N, N] bool.
+            feeds: [B, N, N] bool of each port, the edges into it.
             prefix: [B, N] int64, of the nodes.
             guess: outputs of similar graphs, from which few rounds are needed.
         """
-        row = torch.add(self.row_offset, prefix, alpha=self.num_shapes)
-        output = merged = self.inputs.expand_as(prefix) if guess is None else guess
-        weights = edge.mT.contiguous().long()
+        row = torch.add(self.row_offset, prefix, alpha=self.num_columns)
+        output = self.inputs.expand_as(prefix) if guess is None else guess
+        weights = [edge.mT.contiguous().long() for edge in feeds]
+        received, column = [output], output
         for _ in range(prefix.shape[1]):  # no path is longer
             # 0 stands for UNKNOWN in the products.
-            merged = (weights * (output + 1)[:, None]).amax(2)
-            following = self.output.take(row + merged)
+            known = (output + 1)[:, None]
+            received = [(each * known).amax(2) for each in weights]
+            column = self.column(received)
+            following = self.output.take(row + column)
             if output.device.type == "cpu" and torch.equal(following, output):  # waits for a device
-                return merged - 1, following
+                break
             output = following
-        return merged - 1, output
+        return [each - 1 for each in received], column - 1, output
+
+    def column(self, received: Sequence[Tensor]) -> Tensor:
+        """Return the input of shapes at the ports; 0 stands for UNKNOWN in both."""
+        if len(received) == 1:
+            return received[0]
+        place = received[0]
+        for each in received[1:]:
+            place = place * self.num_shapes + each
+        return self.number.take(place)
 
     def fits(self, output: Tensor, merged: Tensor) -> Tensor:
         """Return which outputs [B, N] fit the merged inputs [B, N] of other nodes, [B, N, N] bool."""
@@ -170,21 +206,25 @@ class ShapeInference:
         return self.fits_target.take((output * (self.num_shapes + 1))[:, :, None] + target[:, None, :])
 
 
+_Result = tuple[Shape, tuple[int, int, int]]  # output, parameters, multiply-adds, and 1 if it has parameters
+
+
 class _Evaluator:
     """Output shapes and costs of operations, computed once for each shape."""
 
-    def __init__(self, output: Shape, caps: Sequence[int]) -> None:
-        self._output, self._applied, self._caps = output, read_operation(head_of(output)), caps
+    def __init__(self, output: Shape, caps: Sequence[int], *, finds_weights: bool) -> None:
+        self._output, self._applied = output, read_operation(head_of(output))
+        self._caps, self._finds_weights = caps, finds_weights
         # By the identity of an operation, whose settings may be unhashable.
-        self._results: dict[tuple[int, Shape], tuple[Shape, tuple[int, int]] | None] = {}
+        self._results: dict[tuple[int, tuple[Shape, ...]], _Result | None] = {}
 
-    def __call__(self, applied: AppliedOperation, shape: Shape) -> tuple[Shape, tuple[int, int]] | None:
-        """Return output shape and cost, None if the operation does not fit the shape or the caps."""
-        key = id(applied), shape
+    def __call__(self, applied: AppliedOperation, shapes: tuple[Shape, ...]) -> _Result | None:
+        """Return output and cost, None if the operation does not fit the shapes at its ports or the caps."""
+        key = id(applied), shapes
         if key not in self._results:
             if len(self._results) >= _MAX_EVALUATIONS:
                 raise ValueError(_too_many(f"{_MAX_EVALUATIONS:,} pairs of an operation and a shape"))
-            self._results[key] = self._evaluated(applied, shape)
+            self._results[key] = self._evaluated(applied, shapes)
         return self._results[key]
 
     def head(self, shape: Shape) -> tuple[int, int]:
@@ -194,8 +234,9 @@ class _Evaluator:
         aligned = self._output.with_channels(shape.channels) if self._output.positions else shape
         return cost_of(self._applied.row, {INPUT_PORT: aligned}, self._applied.settings)
 
-    def _evaluated(self, applied: AppliedOperation, shape: Shape) -> tuple[Shape, tuple[int, int]] | None:
-        inputs, settings, row = {INPUT_PORT: shape}, applied.settings, applied.row
+    def _evaluated(self, applied: AppliedOperation, shapes: tuple[Shape, ...]) -> _Result | None:
+        settings, row = applied.settings, applied.row
+        inputs = dict(zip(required_ports(applied), shapes, strict=True))
         try:
             result = row.infer_shape(inputs, settings)
         except ShapeError:
@@ -203,39 +244,62 @@ class _Evaluator:
         if result.layout is Layout.TOKENS or (self._output.positions and result.layout is not self._output.layout):
             return None
         is_counted = [cap < NO_LIMIT for cap in self._caps]
-        num_parameters, multiply_adds = row.num_parameters(inputs, settings) if any(is_counted) else 0, 0
+        is_known = any(is_counted) or self._finds_weights
+        num_parameters, multiply_adds = row.num_parameters(inputs, settings) if is_known else 0, 0
         if is_counted[1] or num_parameters is None:
             num_parameters, multiply_adds = cost_of(row, inputs, settings)
         cost = num_parameters * is_counted[0], multiply_adds * is_counted[1]
         total = [a + b for a, b in zip(cost, self.head(result), strict=True)]
-        return (result, cost) if is_within(total, self._caps) else None
+        return (result, (*cost, int(num_parameters > 0))) if is_within(total, self._caps) else None
 
 
 def build_tables(
-    choices: OperationChoices, inputs: Sequence[Shape], *, outputs: Shape, max_depth: int, caps: Sequence[int]
+    choices: OperationChoices,
+    inputs: Sequence[Shape],
+    *,
+    outputs: Shape,
+    max_depth: int,
+    caps: Sequence[int],
+    finds_weights: bool = False,
 ) -> OperationTables:
     """Return the tables of all shapes that up to `max_depth` operations make out of the inputs.
+
+    Args:
+        choices: the operations.
+        inputs: shapes of the inputs.
+        num_classes: features of the output.
+        max_depth: number of operations behind one another.
+        caps: of parameters and multiply-adds.
+        finds_weights: fill `has_weights` also without caps.
 
     Raises:
         ValueError: too many shapes.
     """
-    evaluate = _Evaluator(outputs, caps)
+    evaluate = _Evaluator(outputs, caps, finds_weights=finds_weights)
     prefixes = choices.prefixes
     complete = [choices.next_attribute(prefix) is None for prefix in prefixes]
     applied = [choices.applied(p) if c else None for p, c in zip(prefixes, complete, strict=True)]
-    shapes, last = _reachable(evaluate, {id(a): a for a in applied if a is not None}.values(), inputs, max_depth)
-    output, cost = _results(evaluate, applied, shapes, last)
+    distinct = list({id(a): a for a in applied if a is not None}.values())
+    shapes, last = _reachable(evaluate, distinct, inputs, max_depth)
+    operands, number = _operands(evaluate, distinct, shapes, last, num_ports=choices.num_ports)
+    number_of = {id(each): index for index, each in enumerate(distinct)}
+    output, cost = _results(evaluate, applied, operands, shapes, last)
+    cost, has_weights = cost[..., :2], cost[..., 2] > 0
     head = torch.tensor([*map(evaluate.head, shapes), (0, 0)])
     after = _after(choices, num_ends=len(inputs) + 1)
     child = torch.cat([torch.empty(len(prefixes) + 1, 0, dtype=torch.int64), *(each[:, :-1] for each in after[1:])], 1)
     return OperationTables(
         shapes=shapes,
+        operands=operands,
+        number=number,
         inputs=torch.tensor([shapes.index(shape) for shape in inputs]),
         child=child,
         after=after,
         open=torch.cat([~torch.tensor([*complete, True])[:, None], child < len(prefixes)], 1),
         output=output,
         cost=cost,
+        module=torch.tensor([*(number_of.get(id(a), -1) for a in applied), -1]),
+        has_weights=has_weights,
         head=head,
         adapter=_adapters(shapes),
         fits=_fits(shapes),
@@ -244,13 +308,14 @@ def build_tables(
 
 
 def _reachable(
-    evaluate: _Evaluator, operations: Iterable[AppliedOperation], inputs: Sequence[Shape], max_depth: int
+    evaluate: _Evaluator, operations: Sequence[AppliedOperation], inputs: Sequence[Shape], max_depth: int
 ) -> tuple[tuple[Shape, ...], frozenset[Shape]]:
     """Return all shapes of nodes, in ascending order of dominance, and those that no further node can read."""
     shapes = dict.fromkeys(inputs)
     frontier = list(shapes)
     for _ in range(max_depth):
-        results = [evaluate(applied, shape) for shape in frontier for applied in operations]
+        new = frozenset(frontier)
+        results = [evaluate(applied, t) for applied in operations for t in _tuples(applied, shapes, new)]
         frontier = list(dict.fromkeys(r[0] for r in results if r is not None and r[0] not in shapes))
         shapes.update(dict.fromkeys(frontier))
         if len(shapes) > _MAX_SHAPES:
@@ -258,21 +323,66 @@ def _reachable(
     return tuple(sorted(shapes, key=_dominance)), frozenset(frontier if max_depth else shapes)
 
 
+def _tuples(applied: AppliedOperation, shapes: Iterable[Shape], new: frozenset[Shape]) -> Iterator[tuple[Shape, ...]]:
+    """Yield the shapes at the ports of an operation, at least one of them new."""
+    num_ports = len(required_ports(applied))
+    if num_ports == 1:
+        yield from ((shape,) for shape in shapes if shape in new)
+    else:
+        yield from (t for t in product(shapes, repeat=num_ports) if not new.isdisjoint(t))
+
+
+def _operands(
+    evaluate: _Evaluator,
+    operations: Sequence[AppliedOperation],
+    shapes: Sequence[Shape],
+    last: frozenset[Shape],
+    *,
+    num_ports: int,
+) -> tuple[tuple[tuple[Shape, ...], ...], Tensor]:
+    """Return shapes and accepted tuples of shapes, and the table of their places."""
+    single = [(shape,) for shape in shapes]
+    if num_ports == 1:
+        return tuple(single), torch.arange(len(shapes) + 1)
+    if (len(shapes) + 1) ** num_ports > _MAX_TUPLES:
+        raise ValueError(_too_many(f"{round(_MAX_TUPLES ** (1 / num_ports)):,} shapes, for {num_ports} inputs"))
+    earlier = [shape for shape in shapes if shape not in last]
+    several = [applied for applied in operations if len(required_ports(applied)) > 1]
+    accepted = (t for a in several for t in _tuples(a, earlier, frozenset(earlier)) if evaluate(a, t) is not None)
+    operands = (*single, *dict.fromkeys(accepted))
+    place = {shape: index for index, shape in enumerate(shapes, start=1)}
+    number = torch.zeros((len(shapes) + 1,) * num_ports, dtype=torch.int64)
+    for index, operand in enumerate(operands, start=1):
+        number[(*(place[shape] for shape in operand), *(0,) * (num_ports - len(operand)))] = index
+    return operands, number.flatten()
+
+
 def _results(
-    evaluate: _Evaluator, operations: Sequence[AppliedOperation | None], shapes: Sequence[Shape], last: frozenset[Shape]
+    evaluate: _Evaluator,
+    operations: Sequence[AppliedOperation | None],
+    operands: Sequence[tuple[Shape, ...]],
+    shapes: Sequence[Shape],
+    last: frozenset[Shape],
 ) -> tuple[Tensor, Tensor]:
-    """Return output shapes [P, S] and costs [P, S, 2] of all operations; None: no complete prefix.
+    """Return output shapes [P, I] and costs [P, I, 3] of all operations; None: no complete prefix.
 
     Nothing for the `last` shapes, behind as many nodes as a graph may have.
     """
     number = {shape: index for index, shape in enumerate(shapes)}
-    nothing = UNKNOWN, (0, 0)
+    nothing = UNKNOWN, (0, 0, 0)
+    of_operation: dict[int, list[tuple[int, tuple[int, int, int]]]] = {}
     rows = []
     for applied in operations:
-        results = [None if applied is None or shape in last else evaluate(applied, shape) for shape in shapes]
-        known = [(number[r[0]], r[1]) if r is not None and r[0] in number else nothing for r in results]
-        rows.append([*known, nothing])
-    rows.append([nothing] * (len(shapes) + 1))
+        if id(applied) not in of_operation:
+            num_ports = 0 if applied is None else len(required_ports(applied))
+            results = [
+                evaluate(applied, t) if applied is not None and num_ports == len(t) and last.isdisjoint(t) else None
+                for t in operands
+            ]
+            known = [(number[r[0]], r[1]) if r is not None and r[0] in number else nothing for r in results]
+            of_operation[id(applied)] = [*known, nothing]
+        rows.append(of_operation[id(applied)])
+    rows.append([nothing] * (len(operands) + 1))
     return torch.tensor([[o for o, _ in row] for row in rows]), torch.tensor([[c for _, c in row] for row in rows])
 
 
@@ -353,7 +463,7 @@ def _completions(choices: OperationChoices, output: Tensor, cost: Tensor, caps: 
             if parent is not None:
                 completions[parent][shape] |= completions[index][shape]
     width = max(1, *(len(points) for row in completions for points in row))
-    padded = [[[*points, *[(_NEVER,) * 4] * (width - len(points))] for points in row] for row in completions]
+    padded = [[[*points, *[(NEVER,) * 4] * (width - len(points))] for points in row] for row in completions]
     dims = tuple(dim for dim, counts in enumerate(is_counted) if counts) or (0,)
     of_cost, of_head = torch.tensor(padded).split(2, -1)
     return Completions(dims, *(tuple(x[..., dim].contiguous() for dim in dims) for x in (of_cost, of_head)))

@@ -19,12 +19,11 @@ from torch import Tensor
 from gflownet.data.sampler import uniform_states
 from gflownet.envs.choice_places import text_of
 from gflownet.envs.choices import ChoicesEnv
-from gflownet.envs.operation_choices import Prefix
+from gflownet.envs.operation_choices import Prefix, required_ports
 from gflownet.envs.operation_graph import OperationFacts, OperationGraphEnv
 from gflownet.envs.slots import SlotEnv
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import NO_EDGE, UNSET, GraphStates, LabelledGraphs
-from gflownet.operations.operation import INPUT_PORT
 from gflownet.search.proxies import mean_and_deviation
 from gflownet.workers.process import stream_seed
 
@@ -196,9 +195,8 @@ class ShapeNumbers:
 
     def __init__(self, env: OperationGraphEnv) -> None:
         self.env, tables = env, env.tables
-        size = len(tables.output), len(tables.shapes) + 1
-        self._costs = torch.full((*size, 2), torch.nan, dtype=torch.float64)  # [P, S, 2]; NaN: not computed yet
-        self._shape = torch.tensor(tables.sizes, dtype=torch.float64).log2()  # [S, 2] channels, positions
+        self._costs = torch.full((*tables.cost.shape,), torch.nan, dtype=torch.float64)  # [P, I, 2]; NaN: not computed
+        self._shape = torch.tensor(tables.sizes, dtype=torch.float64).log2()  # [I, 2] channels, positions
         extents = [_extent(env, prefix) for prefix in env.choices.prefixes]
         self._extent = torch.tensor([*extents, 0.0], dtype=torch.float64)
         self._positions = self._shape[tables.inputs][:, 1].amax()
@@ -206,7 +204,8 @@ class ShapeNumbers:
     def __call__(self, states: GraphStates) -> Columns:
         """Return the numbers of a batch."""
         env, states = self.env, _ends_first(self.env, states)
-        facts, edge = env.facts(states), states.has_edge
+        facts = env.facts(states)
+        edge = facts.edge
         is_hidden, is_last = facts.is_hidden, edge[:, :, env.num_inputs] & facts.is_hidden  # read by the output
         received, channels = self._shape[facts.input], self._shape[facts.output][..., 0]
         extent = self._extent[facts.prefix]
@@ -235,7 +234,7 @@ class ShapeNumbers:
         is_missing = self._costs[prefix, shape, 0].isnan()
         for pair in dict.fromkeys(zip(prefix[is_missing].tolist(), shape[is_missing].tolist(), strict=True)):
             applied = self.env.choices.applied(self.env.choices.prefixes[pair[0]])
-            cost = applied.cost({INPUT_PORT: self.env.tables.shapes[pair[1]]})
+            cost = applied.cost(dict(zip(required_ports(applied), self.env.tables.operands[pair[1]], strict=True)))
             self._costs[pair] = torch.tensor(cost, dtype=torch.float64)
         total = torch.zeros(*facts.prefix.shape, 2, dtype=torch.float64)
         total[facts.is_hidden] = self._costs[prefix, shape]
@@ -247,9 +246,13 @@ def _ends_first(env: OperationGraphEnv, states: GraphStates) -> GraphStates:
     kind = torch.where(states.exists, states.node_type.clamp(max=env.num_ends), env.num_ends + 1)
     order = kind.argsort(dim=1, stable=True)
     graph = torch.arange(len(states))[:, None]
-    edge_type = states.edge_type[graph[:, :, None], order[:, :, None], order[:, None, :]]
+    pairs = graph[:, :, None], order[:, :, None], order[:, None, :]
     return replace(
-        states, node_type=states.node_type[graph, order], node_attr=states.node_attr[graph, order], edge_type=edge_type
+        states,
+        node_type=states.node_type[graph, order],
+        node_attr=states.node_attr[graph, order],
+        edge_type=states.edge_type[pairs],
+        edge_attr=states.edge_attr[pairs],
     )
 
 

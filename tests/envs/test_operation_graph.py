@@ -43,6 +43,20 @@ FUNCTIONS = {  # eight attributes, more than fit into one number with the type o
 }
 TOKENS = Shape.of([7], "tokens")
 OF_TOKENS = {"embedding": {"vocabulary_size": 9, "features": [3, 4]}, "linear": {"features": [3, 50]}}
+# Several inputs, of which one may have the shape of another (vectors), or not.
+ATTENTION = {"operations": ("cross_attention",), "choices": {"cross_attention": {"heads": 2}}, "max_hidden_nodes": 1}
+BILINEAR = {
+    "operations": ("torch.nn:Bilinear", "linear"),
+    "choices": {"torch.nn:Bilinear": {"out_features": [2, 3], "bias": [True, False]}, "linear": {"features": 2}},
+    "max_parameters": 60,
+}
+SHARED = {
+    "inputs": ((3,),),
+    "operations": ("linear",),
+    "choices": {"linear": {"features": [3, 4], "activation": ["relu", "linear"]}},
+    "max_parameters": 50,
+    "share": True,
+}
 LARGER_CONVOLUTIONS = {"features": [4, 8, 16], "kernel_size": [1, 3], "stride": [1, 2], "dilation": 1}
 
 
@@ -153,6 +167,12 @@ def test_terminal_network_holds_chosen_values():
         ({"operations": tuple(MODULES), "choices": MODULES}, 45),
         ({"operations": tuple(VOLUMES), "choices": VOLUMES, "inputs": ((2, 4, 4, 4),), "max_parameters": 90}, 27),
         ({**VOLUME_OUTPUT, "operations": tuple(VOLUMES), "choices": VOLUMES, "max_parameters": 90}, 28),
+        ({"inputs": ((3,), (4,)), "operations": ("torch:sub",), "max_edges": 4}, 26),
+        ({**ATTENTION, "inputs": ((2, 4), (3, 4)), "max_parameters": None, "align": "auto"}, 44),
+        ({**SHARED, "max_hidden_nodes": 2}, 50),
+        pytest.param({**SHARED, "inputs": ((3,), (3,)), "max_edges": 5}, 303, marks=pytest.mark.slow),
+        pytest.param({**BILINEAR, "inputs": ((3,),), "max_parameters": 75, "share": True}, 246, marks=pytest.mark.slow),
+        pytest.param({**BILINEAR, "inputs": ((3,), (2,)), "align": "auto"}, 444, marks=pytest.mark.slow),
         pytest.param({"operations": tuple(FUNCTIONS), "choices": FUNCTIONS}, 1193, marks=pytest.mark.slow),
         (
             {"output": Shape.of((5, 4, 4)), "operations": ("conv2d", "max_pool2d", "torch.nn:Flatten"), "max_edges": 3},
@@ -209,10 +229,10 @@ def test_shapes_are_the_same_from_any_guess():
     env = larger()
     states = random_networks(env, 12, torch.Generator().manual_seed(3))
     prefix = env.tables.prefixes(states.node_type, states.node_attr)
-    expected = env.inference(states.has_edge, prefix)
+    _, *expected = env.inference([states.has_edge], prefix)
     guess = torch.randint(-1, env.inference.num_shapes - 1, prefix.shape, generator=torch.Generator().manual_seed(4))
-    for shapes, of_expected in zip(env.inference(states.has_edge, prefix, guess), expected, strict=True):
-        assert torch.equal(shapes, of_expected)
+    _, *shapes = env.inference([states.has_edge], prefix, guess)
+    assert all(map(torch.equal, shapes, expected))
 
 
 def test_value_of_a_setting_may_be_any_json_value():
@@ -305,8 +325,8 @@ def test_foreign_network_raises():
         ({"choices": {"conv2d": {"merge": "concat"}}}, "choices.conv2d.merge: expected merges out of .* got 'concat'"),
         ({"operations": ["to_image"]}, r"choices.to_image.height: expected an int in .* got none"),
         (
-            {"operations": ["cross_attention"]},
-            "expected operations with one input, got cross_attention with query, key",
+            {"operations": ["tied_linear"]},
+            "same 1 to 3 inputs, none of them weight, got tied_linear with input, weight",
         ),
         ({"choices": {"conv2d": {"bias": [{}, []]}}}, r"choices.conv2d.bias: expected a bool, got {}"),
         ({"choices": {"conv2d": {"stride": [1, 1.0]}}}, r"conv2d.stride: expected distinct values, got \[1, 1.0\]"),
@@ -340,3 +360,28 @@ def test_invalid_options_raise(options, message, monkeypatch):
 def test_ends_that_no_network_joins_raise(inputs, output, options, message):
     with pytest.raises(ValueError, match=message):
         operation_graphs(inputs=inputs, output=output, **options)
+
+
+def test_weights_of_a_shared_module_count_once():
+    env = small("operation_graph_shared")
+    graph = enumerate_states(env)
+    networks = [env.terminal(graph.states, index) for index in graph.terminal.tolist()]
+    assert any("share" in node.attributes for network in networks for node in network.nodes.values())
+    costs = [graph_cost(network) for network in networks]
+    sizes = env.sizes(graph.states[graph.terminal]).tolist()
+    assert sizes == [[cost.num_parameters, cost.multiply_adds] for cost in costs]
+
+
+def test_edge_carries_the_names_of_its_ports():
+    env = operation_graphs(inputs=((3,), (3,)), operations=("torch:sub",), choices={})
+    states = env.initial_states(1)
+    for action in (
+        GraphAction(Kind.AddNode, 0, value="torch:sub"),
+        GraphAction(Kind.SetEdgeAttr, 0, 3, attribute="ports", value="1"),
+        GraphAction(Kind.AddEdge, 1, 3, value="forward"),
+        GraphAction(Kind.SetEdgeAttr, 1, 3, attribute="ports", value="0"),
+        GraphAction(Kind.AddEdge, 3, 2, value="forward"),
+    ):
+        states = env.step(states, env.encode_batch([action]))
+    ports = {edge.source: edge.attributes.get("port", "input") for edge in env.terminal(states, 0).in_edges(3)}
+    assert ports == {0: "other", 1: "input"}

@@ -21,7 +21,7 @@ from gflownet.mdp.states import ABSENT, UNSET, Attribute, GraphStates
 from tests.oracles.computation_graph_env import ComputationGraphOracle
 from tests.oracles.graph_building import GraphBuildingOracle
 from tests.oracles.labelled_dag import LabelledDAGOracle
-from tests.oracles.operation_graph import OperationGraphOracle
+from tests.oracles.operation_graph import OperationGraphOracle, SharingOracle
 from tests.oracles.slots import (
     BitSequenceOracle,
     CappedCellsOracle,
@@ -65,10 +65,11 @@ def oracle_of(env: Environment) -> GraphBuildingOracle:
     if isinstance(env, RecurrentStackEnv):
         return RecurrentStackOracle(env.vocabulary.node_types, env.values, choices=env.choices)
     if isinstance(env, OperationGraphEnv):
-        return OperationGraphOracle(
+        return (SharingOracle if env.share else OperationGraphOracle)(
             env.input_shapes,
             env.output_shape,
             offered={offered.name: offered.choices for offered in env.choices.operations},
+            ports={each.name: names for each, names in zip(env.choices.operations, env.choices.ports, strict=True)},
             attributes=node_attributes,
             limits=env.caps,
             align=env.align,
@@ -140,7 +141,9 @@ def search_classes(oracle: GraphBuildingOracle) -> tuple[list[nx.Graph], list[nx
         graph = frontier.pop()
         labelled = graph.copy()
         nx.set_node_attributes(labelled, {v: str(data) for v, data in graph.nodes(data=True)}, "label")
-        nx.set_edge_attributes(labelled, {(s, t): str(order) for s, t, order in graph.edges(data="order")}, "rank")
+        ranks = {(s, t): f"{d['order']}{d['attributes'] or ''}" for s, t, d in graph.edges(data=True)}
+        ranks = {(s, t): "".join(sorted((rank, ranks.get((t, s), "")))) for (s, t), rank in ranks.items()}
+        nx.set_edge_attributes(labelled, ranks, "rank")
         bucket = buckets[nx.weisfeiler_lehman_graph_hash(labelled.to_undirected(), node_attr="label", edge_attr="rank")]
         if any(DiGraphMatcher(labelled, other, dict.__eq__, dict.__eq__).is_isomorphic() for other in bucket):
             continue
