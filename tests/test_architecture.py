@@ -18,28 +18,28 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # The ratchet: at most so many lines of Python per room, words of docs, and files of the package. A commit that shortens
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
-    "gflownet": 76_522,
-    "tests": 62_244,
-    "gflownet/evaluation": 11_095,
-    "scripts": 8_001,
+    "gflownet": 77_788,
+    "tests": 63_646,
+    "gflownet/evaluation": 11_341,
+    "scripts": 8_028,
     "gflownet/autodiff": 6_802,
     "gflownet/rhn": 5_264,
-    "gflownet/search": 5_140,
+    "gflownet/envs": 5_169,
+    "gflownet/search": 5_142,
     "gflownet/run": 5_058,
-    "gflownet/operations": 4_709,
-    "gflownet/graphs": 4_437,
-    "gflownet/envs": 4_427,
+    "gflownet/operations": 4_744,
+    "gflownet/graphs": 4_450,
     "gflownet/report": 4_101,
-    "gflownet/translation": 3_841,
+    "gflownet/translation": 4_060,
     "gflownet/mdp": 3_482,
     "gflownet/certificate": 2_665,
-    "gflownet/cli": 1_935,
+    "gflownet/cli": 1_939,
     "gflownet/*.py": 1_755,
     "gflownet/objectives": 1_614,
     "gflownet/workers": 1_410,
     "gflownet/data": 1_378,
     "gflownet/testing": 1_295,
-    "gflownet/language": 1_236,
+    "gflownet/language": 1_241,
     "gflownet/pictures": 1_211,
     "gflownet/policy": 888,
     "gflownet/training": 733,
@@ -50,8 +50,8 @@ LINE_BUDGETS = {
     "gflownet/scaffold": 143,
     "gflownet/utils": 100,
 }
-NUM_PACKAGE_FILES = 390
-NUM_DOC_WORDS = 83_312
+NUM_PACKAGE_FILES = 392
+NUM_DOC_WORDS = 86_684
 # Lines that a room may have below its budget before the budget has to follow.
 SLACK = 150
 # Top-level folders with Python code.
