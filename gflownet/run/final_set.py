@@ -159,11 +159,11 @@ class _Choice:
         trained = [TopArchitecture(row, weights=self.weights.read(row)) for row in rows]
         parts: Any = {"task": self.parts.task, "from_dict": from_dict, "write": folder.write}
         entries = entries_of(folder.path, trained, [None] * len(rows), prefix="set", **parts)
-        members = [
+        described = [
             sealed(entry | {"seed": row.seed, "weight": members.count(row) / len(members)})
             for entry, row in zip(entries, rows, strict=True)
         ]
-        content = {"has_classes": "accuracy" in table[0], "members": members, "table": table}
+        content = {"has_classes": "accuracy" in table[0], "members": described, "table": table}
         folder.write(folder.path / SET_NAME, json.dumps(sealed(content), indent=1) + "\n")
 
 

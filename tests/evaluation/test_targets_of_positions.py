@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ NUM = 60
 
 
 def make_task(path: Path, *overrides: str, **arrays: np.ndarray) -> ImagesTask:
-    np.savez(path / "a.npz", **arrays)
+    np.savez(path / "a.npz", **cast(Any, arrays))
     options = [f"task_options.data={path / 'a.npz'}", "env.operation_graph.max_parameters=4000", *overrides]
     return ImagesTask(with_task_options(load_config("images_small", options), ImagesConfig))
 
@@ -108,7 +108,7 @@ def test_numbers_of_positions_are_predicted_in_their_units(tmp_path, shape, targ
     predicted = arrays.predictions(everything.numpy())
     assert predicted.shape[1:] == targets
     np.testing.assert_allclose(np.sort(predicted.ravel()), np.sort(numbers.ravel()), rtol=1e-5)
-    assert [str(task.build_model(chain(task)).plan.outputs[0][1])] == [output]
+    assert [str(cast(Any, task.build_model(chain(task))).plan.outputs[0][1])] == [output]
 
 
 def test_numbers_of_signals_are_of_examples_by_default(tmp_path):
@@ -197,6 +197,8 @@ def test_network_learns_the_class_of_each_pixel_and_not_shifted_ones(tmp_path):
 
 
 class Masks(Dataset[Any]):
+    channels: Any = 0
+
     def __len__(self) -> int:
         return NUM
 
@@ -250,7 +252,7 @@ def test_own_task_and_loss_have_positions():
     graph = chain(task, {"name": "conv1d", "features": 8, "kernel_size": 3})
     score = task.evaluate(graph, seed=0)
     assert score.value > 0.85
-    assert task.outputs(graph, score.model.state_dict(), split="test").shape == (20, 12, 2)
+    assert task.outputs(graph, cast(Any, score.model).state_dict(), split="test").shape == (20, 12, 2)
 
 
 TOKENS = (

@@ -119,7 +119,7 @@ class VolumeConvolution(nn.Module):
 
     def __init__(self, size_in: int, size_out: int, kernel: Any = 3, *, is_end: bool = False, **options: Any) -> None:
         super().__init__()
-        self.convolution = nn.Conv3d(size_in, size_out, kernel, **({"padding": 1} | options))
+        self.convolution = nn.Conv3d(size_in, size_out, kernel, **dict[str, Any](padding=1) | options)
         self.norm, self.is_end = nn.BatchNorm3d(size_out), is_end
 
     def forward(self, x: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def hidden(node_id: int, operation: str, *, kind: str = "hidden", **fields: Any)
 def block(layout: Layout, features: int) -> Data:
     """Return a residual subgraph that ends with a number of channels."""
     name = {Layout.SIGNAL: "conv1d", Layout.IMAGE: "conv2d", Layout.VOLUME: "torch.nn:Conv3d"}.get(layout, "linear")
-    first, second = (
+    first, second = tuple[dict[str, Any], ...](
         {"out_channels": each, "kernel_size": 1} if layout is Layout.VOLUME else {"features": each}
         for each in (3, features)
     )

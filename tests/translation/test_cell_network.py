@@ -28,7 +28,7 @@ from tasks.language import formulas
 PRODUCT, BLEND = "gflownet.translation.gating:Product", "gflownet.translation.gating:Blend"
 
 
-def of_cell(graph: ComputationGraph, *, layers: int = 1, **sizes: int) -> CellConfig:
+def of_cell(graph: ComputationGraph, *, layers: int = 1, **sizes: Any) -> CellConfig:
     """Return the config of layers of one cell."""
     return CellConfig({"cell": graph.to_dict()}, ["cell"] * layers, **sizes)
 

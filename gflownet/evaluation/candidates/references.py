@@ -72,12 +72,12 @@ def model_reference(
 def references_at_positions(task: TensorTask, *, seeds: Sequence[int]) -> Sequence[Reference]:
     """Return the scores of the best constant prediction, and of a linear layer at each position, trained."""
     constant = constant_prediction(task.train.targets, task.num_outputs, quantile=task.measure.metric.quantile)
-    scores = [
+    validation, test = (
         [each.score(each.value_of(constant_batches(constant, each.examples.targets, axis=each.metric.axis)))]
         for each in (task.measure, task.test_measure)
-    ]
+    )
     name = "mean at each position" if task.train.targets.is_floating_point() else "most frequent class"
-    references = [Reference(name, *(each * len(seeds) for each in scores))]
+    references = [Reference(name, validation * len(seeds), test * len(seeds))]
     inputs, num = task.input_shape, task.num_outputs
     match inputs.layout:
         case Layout.TOKENS:
