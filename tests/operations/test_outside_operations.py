@@ -146,7 +146,8 @@ class NeedsData(nn.Module):
         return sizes
 
     def forward(self, x):
-        return x * x.sum().item()
+        x.sum().item()
+        return x
 
 
 class HalfSize(NeedsData):
