@@ -274,9 +274,10 @@ def test_pool_close_ends_busy_workers(desk, holds_interpreter):
 @pytest.mark.parametrize("name", TRANSPORTS)
 def test_pool_close_releases_memory_files_and_threads(name):
     def use() -> None:
+        earlier = threading.enumerate()
         with workers(TRANSPORTS[name](), producers.sample, num_workers=2) as pool:
             next_of(pool, 4)
-        for thread in threading.enumerate():
+        for thread in {*threading.enumerate()}.difference(earlier):
             if thread.name.startswith("QueueFeederThread"):  # of torch; it closes its pipe when it ends
                 thread.join(SOON_S)
 
