@@ -19,7 +19,7 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
     "gflownet": 77_788,
-    "tests": 63_646,
+    "tests": 63_650,
     "gflownet/evaluation": 11_341,
     "scripts": 8_028,
     "gflownet/autodiff": 6_802,
@@ -51,7 +51,7 @@ LINE_BUDGETS = {
     "gflownet/utils": 100,
 }
 NUM_PACKAGE_FILES = 392
-NUM_DOC_WORDS = 86_684
+NUM_DOC_WORDS = 86_967
 # Lines that a room may have below its budget before the budget has to follow.
 SLACK = 150
 # Top-level folders with Python code.

@@ -161,8 +161,8 @@ class PortMasks:
         option = self._with_fed(shape[:, None, None].expand(-1, -1, is_free.shape[1], -1), ~is_free, received)
         cases = _Cases(rows, self._operation(rows, node), option, is_free, price, left)
         legal = _uses(possible(self._env, facts, cases), is_free)[:, 0]
-        others = ~torch.eye(shape.shape[1], dtype=torch.bool, device=shape.device)  # [X, N]
-        option = (shape[:, None] * others)[:, :, None].expand(-1, -1, is_free.shape[1], -1)
+        remaining = ~torch.eye(shape.shape[1], dtype=torch.bool, device=shape.device)  # [X, N]
+        option = (shape[:, None] * remaining)[:, :, None].expand(-1, -1, is_free.shape[1], -1)
         option = self._with_fed(option, ~is_free, received)
         for port in range(is_free.shape[1]):  # one more edge into a fed port: the other nodes complete this one
             fits, cost = self._joins(shape - 1, received[:, port, None] - 1)
@@ -187,9 +187,9 @@ class PortMasks:
             left = (facts.caps - facts.cost - facts.head)[rows, None]
             legal &= (cost <= left).all(2) | is_free.any(1, keepdim=True)
         first = is_free.any(1).nonzero().squeeze(1)  # of open nodes
-        others = self._shape[rows].masked_fill(facts.edge[rows, :, node], 0)
-        itself = torch.zeros_like(others).scatter_(1, source[:, None], shape[:, None])
-        option = torch.where(in_set[:, :, None], itself[:, None, None], others[:, None, None])
+        remaining = self._shape[rows].masked_fill(facts.edge[rows, :, node], 0)
+        itself = torch.zeros_like(remaining).scatter_(1, source[:, None], shape[:, None])
+        option = torch.where(in_set[:, :, None], itself[:, None, None], remaining[:, None, None])
         option = self._with_fed(option, ~is_free, received + 1)
         price = self._price[rows].scatter(1, source[:, None], 0)  # its edge is there
         cases = _Cases(

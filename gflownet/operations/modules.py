@@ -121,8 +121,8 @@ class ModuleOperation(Operation):
     @classmethod
     def passed(cls, inputs: Mapping[str, Shape]) -> str:
         """Return the tensors of a call: the first one by its place, the others by their names."""
-        first, *others = (port for port in (*cls.ports, *cls.optional_ports) if port in inputs)
-        return ", ".join([f"{{{first}}}", *(f"{port}={{{port}}}" for port in others)])
+        first, *further = (port for port in (*cls.ports, *cls.optional_ports) if port in inputs)
+        return ", ".join([f"{{{first}}}", *(f"{port}={{{port}}}" for port in further)])
 
     @classmethod
     def part(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
@@ -192,8 +192,8 @@ class FunctionOperation(ModuleOperation):
     @classmethod
     def required_ports(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the tensors of the first form with these settings: torch:mul with a number `other` has one."""
-        given = {key for key in cls.arguments if settings.get(key) is not None}
-        fitting = (form.ports for form in cls.forms if form.required <= given <= form.values.keys())
+        present = {key for key in cls.arguments if settings.get(key) is not None}
+        fitting = (form.ports for form in cls.forms if form.required <= present <= form.values.keys())
         return next(fitting, cls.ports) if len(cls.forms) > 1 else cls.ports
 
     @classmethod
@@ -318,9 +318,9 @@ def _ports(name: str, tensors: Sequence[inspect.Parameter]) -> dict[str, tuple[s
 
 def _settings(arguments: Mapping[str, inspect.Parameter], signature: str) -> dict[str, Any]:
     """Return the arguments, and the settings of them, of the output's part and of its layout."""
-    others = {OUTPUT: Setting(_PART, None, is_later=True), LAYOUT: Setting(_LAYOUT, None, is_later=True)}
+    of_output = {OUTPUT: Setting(_PART, None, is_later=True), LAYOUT: Setting(_LAYOUT, None, is_later=True)}
     settings = {key: _setting(each, signature) for key, each in arguments.items()}
-    return {"arguments": arguments, "settings": {**others, **settings}}
+    return {"arguments": arguments, "settings": {**of_output, **settings}}
 
 
 def _setting(argument: inspect.Parameter, signature: str) -> Setting:

@@ -106,8 +106,8 @@ def loss_of(predictions: Tensor, targets: Tensor) -> float:
     """Return the log loss of probabilities [N, C], or the mean squared error of numbers [N, O]."""
     if targets.is_floating_point():
         return float((predictions - targets).square().mean())
-    chosen = predictions.gather(1, labelled(targets).unsqueeze(1))
-    return -float(chosen.clamp(min=_SMALLEST).log().mean())
+    probabilities = predictions.gather(1, labelled(targets).unsqueeze(1))
+    return -float(probabilities.clamp(min=_SMALLEST).log().mean())
 
 
 def greedy(
