@@ -18,17 +18,17 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # The ratchet: at most so many lines of Python per room, words of docs, and files of the package. A commit that shortens
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
-    "gflownet": 77_788,
+    "gflownet": 77_787,
     "tests": 63_650,
-    "gflownet/evaluation": 11_341,
+    "gflownet/evaluation": 11_345,
     "scripts": 8_028,
     "gflownet/autodiff": 6_802,
     "gflownet/rhn": 5_264,
-    "gflownet/envs": 5_169,
+    "gflownet/envs": 5_161,
     "gflownet/search": 5_142,
     "gflownet/run": 5_058,
-    "gflownet/operations": 4_744,
-    "gflownet/graphs": 4_450,
+    "gflownet/operations": 4_742,
+    "gflownet/graphs": 4_455,
     "gflownet/report": 4_101,
     "gflownet/translation": 4_060,
     "gflownet/mdp": 3_482,

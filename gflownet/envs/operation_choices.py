@@ -126,7 +126,7 @@ class OperationChoices:
         ports: dict[int, dict[tuple[str, ...], None]] = {}
         for prefix in self.prefixes:
             if self.next_attribute(prefix) is None:
-                ports.setdefault(prefix.operation, {})[required_ports(self.applied(prefix))] = None
+                ports.setdefault(prefix.operation, {})[self.applied(prefix).required_ports] = None
         for index, (each, *others) in ports.items():
             if others or len(each) > MAX_PORTS or WEIGHT_PORT in each:
                 expected = f"expected operations with the same 1 to {MAX_PORTS} inputs, none of them {WEIGHT_PORT}"
@@ -134,11 +134,6 @@ class OperationChoices:
                 name = self.operations[index].name
                 raise ValueError(f"env.operation_graph.operations: {expected}, got {name} with {got}")
         return tuple(next(iter(ports[index])) for index in range(len(self.operations)))
-
-
-def required_ports(applied: AppliedOperation) -> tuple[str, ...]:
-    """Return the names of the inputs of an operation with its settings."""
-    return tuple(applied.row.required_ports(applied.settings))
 
 
 def _check_names(operations: Sequence[str], choices: Mapping[str, Any]) -> None:

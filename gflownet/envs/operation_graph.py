@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gflownet.envs.computation_graph import NetworkEnv, StateFacts
+from gflownet.envs.computation_graph import FORWARD, NetworkEnv, StateFacts
 from gflownet.envs.config import EnvConfig
 from gflownet.envs.operation_choices import ACTIVATION, MERGE, OperationChoices
 from gflownet.envs.operation_ports import EdgePorts, PortMasks, port_sets
-from gflownet.envs.operation_sharing import FORWARD, MODULE, SHARES, Sharing, with_shared
+from gflownet.envs.operation_sharing import MODULE, SHARES, Sharing, with_shared
 from gflownet.envs.operation_tables import OUTPUTS, Completions, ShapeInference, build_tables, head_of, is_within
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.elements import Edge, Node

@@ -21,7 +21,7 @@ from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.states import ABSENT, UNSET, Attribute, GraphStates
 
-FORWARD, SHARES = 0, 1  # positions of the edge types
+SHARES = 1  # position of the edge type
 MODULE = Attribute("module", ("own",))
 
 

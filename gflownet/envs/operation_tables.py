@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gflownet.envs.operation_choices import OperationChoices, Prefix, required_ports
+from gflownet.envs.operation_choices import OperationChoices, Prefix
 from gflownet.graphs.operation import AppliedOperation, read_operation
 from gflownet.mdp.states import NO_LIMIT
 from gflownet.operations.operation import INPUT_PORT
@@ -87,7 +87,7 @@ class OperationTables:
             applied, reason = choices.applied(prefix), "above the limits"
             try:
                 first = self.shapes[int(self.inputs[0])]
-                applied.row.infer_shape(dict.fromkeys(required_ports(applied), first), applied.settings)
+                applied.row.infer_shape(dict.fromkeys(applied.required_ports, first), applied.settings)
             except ShapeError as error:
                 reason = str(error).partition(", got")[0]
             unfit.setdefault(reason, []).append(choices.operations[position].name)
@@ -236,7 +236,7 @@ class _Evaluator:
 
     def _evaluated(self, applied: AppliedOperation, shapes: tuple[Shape, ...]) -> _Result | None:
         settings, row = applied.settings, applied.row
-        inputs = dict(zip(required_ports(applied), shapes, strict=True))
+        inputs = dict(zip(applied.required_ports, shapes, strict=True))
         try:
             result = row.infer_shape(inputs, settings)
         except ShapeError:
@@ -324,12 +324,9 @@ def _reachable(
 
 
 def _tuples(applied: AppliedOperation, shapes: Iterable[Shape], new: frozenset[Shape]) -> Iterator[tuple[Shape, ...]]:
-    """Yield the shapes at the ports of an operation, at least one of them new."""
-    num_ports = len(required_ports(applied))
-    if num_ports == 1:
-        yield from ((shape,) for shape in shapes if shape in new)
-    else:
-        yield from (t for t in product(shapes, repeat=num_ports) if not new.isdisjoint(t))
+    """Return the shapes at the ports of an operation, at least one of them new."""
+    every = product(shapes, repeat=len(applied.required_ports))
+    return (shapes_of_ports for shapes_of_ports in every if not new.isdisjoint(shapes_of_ports))
 
 
 def _operands(
@@ -347,7 +344,7 @@ def _operands(
     if (len(shapes) + 1) ** num_ports > _MAX_TUPLES:
         raise ValueError(_too_many(f"{round(_MAX_TUPLES ** (1 / num_ports)):,} shapes, for {num_ports} inputs"))
     earlier = [shape for shape in shapes if shape not in last]
-    several = [applied for applied in operations if len(required_ports(applied)) > 1]
+    several = [applied for applied in operations if len(applied.required_ports) > 1]
     accepted = (t for a in several for t in _tuples(a, earlier, frozenset(earlier)) if evaluate(a, t) is not None)
     operands = (*single, *dict.fromkeys(accepted))
     place = {shape: index for index, shape in enumerate(shapes, start=1)}
@@ -374,7 +371,7 @@ def _results(
     rows = []
     for applied in operations:
         if id(applied) not in of_operation:
-            num_ports = 0 if applied is None else len(required_ports(applied))
+            num_ports = 0 if applied is None else len(applied.required_ports)
             results = [
                 evaluate(applied, t) if applied is not None and num_ports == len(t) and last.isdisjoint(t) else None
                 for t in operands

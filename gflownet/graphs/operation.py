@@ -184,6 +184,11 @@ class AppliedOperation:
         """Every setting by name."""
         return dict(self.items)
 
+    @property
+    def required_ports(self) -> tuple[str, ...]:
+        """The names of the inputs that it needs with these settings."""
+        return tuple(self.row.required_ports(self.settings))
+
     def infer_shape(self, inputs: Mapping[str, Shape]) -> Shape:
         """Return the output shape. Raises ShapeError, also for a mistake in the class."""
         shape = self._called("infer_shape", inputs)

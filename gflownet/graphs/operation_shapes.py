@@ -336,7 +336,7 @@ def _inferred(
     if "subgraph" in node.attributes:
         return NodeShapes(node, None, plans, _subgraph_output(graph, node, plans))
     applied = read_operation(node.attributes["operation"])
-    required = applied.row.required_ports(applied.settings)
+    required = applied.required_ports
     missing, ports = [port for port in required if port not in plans], (*required, *applied.row.optional_ports)
     if missing or any(port not in ports for port in plans):
         expected, got = ", ".join(ports), ", ".join(plans) or "none"

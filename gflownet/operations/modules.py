@@ -11,9 +11,10 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from importlib import import_module
 from itertools import count
+from operator import getitem
 from types import MappingProxyType
 from typing import Any, ClassVar, get_overloads
 
@@ -460,9 +461,7 @@ def _is_mixing(
                 torch.default_generator.manual_seed(0)
                 tensors = {port: pair[place] for port, pair in pairs.items()}
                 output = module(tensors.pop(row.ports[0]), **tensors)
-                for part in row.path(settings):
-                    output = output[part]
-                outputs.append(output[0])
+                outputs.append(reduce(getitem, row.path(settings), output)[0])
             return not torch.allclose(*outputs, rtol=1e-3, equal_nan=True)
     except Exception:  # raised by the module
         return False
@@ -509,8 +508,7 @@ def _output_sizes(
     output, batch, num_steps = _small_call(row, module, shapes, settings) or _called(row, module, shapes)
     if row.name.startswith("torch.nn:"):
         setattr(module, _HAS_RUN, True)
-    for part in row.path(settings):
-        output = output[part]
+    output = reduce(getitem, row.path(settings), output)
     if not hasattr(output, "is_floating_point"):
         keys = list(output) if isinstance(output, Mapping) else range(len(output)) if isinstance(output, tuple) else ()
         parts = ", ".join(map(repr, keys)) or "no parts"

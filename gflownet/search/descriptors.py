@@ -19,7 +19,7 @@ from torch import Tensor
 from gflownet.data.sampler import uniform_states
 from gflownet.envs.choice_places import text_of
 from gflownet.envs.choices import ChoicesEnv
-from gflownet.envs.operation_choices import Prefix, required_ports
+from gflownet.envs.operation_choices import Prefix
 from gflownet.envs.operation_graph import OperationFacts, OperationGraphEnv
 from gflownet.envs.slots import SlotEnv
 from gflownet.mdp.environment import Environment
@@ -234,7 +234,7 @@ class ShapeNumbers:
         is_missing = self._costs[prefix, shape, 0].isnan()
         for pair in dict.fromkeys(zip(prefix[is_missing].tolist(), shape[is_missing].tolist(), strict=True)):
             applied = self.env.choices.applied(self.env.choices.prefixes[pair[0]])
-            cost = applied.cost(dict(zip(required_ports(applied), self.env.tables.operands[pair[1]], strict=True)))
+            cost = applied.cost(dict(zip(applied.required_ports, self.env.tables.operands[pair[1]], strict=True)))
             self._costs[pair] = torch.tensor(cost, dtype=torch.float64)
         total = torch.zeros(*facts.prefix.shape, 2, dtype=torch.float64)
         total[facts.is_hidden] = self._costs[prefix, shape]

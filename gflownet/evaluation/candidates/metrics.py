@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import TrainingConfig
-from gflownet.evaluation.data.examples import IGNORED, labelled
+from gflownet.evaluation.data.examples import IGNORED, labelled_classes
 from gflownet.plugins import load_function
 
 # Outputs [B, ...] and targets [B, ...] to a loss, or to values whose mean over all predictions is the metric.
@@ -81,7 +81,7 @@ def cross_entropy(
 
 def balanced_weights(targets: Tensor, num_classes: int) -> Tensor:
     """Return a weight per class [C] with which every class has the same share of the loss."""
-    counts = torch.bincount(labelled(targets), minlength=num_classes)
+    counts = torch.bincount(labelled_classes(targets), minlength=num_classes)
     return counts.sum() / (num_classes * counts.clamp(min=1))
 
 
@@ -274,7 +274,7 @@ def constant_prediction(targets: Tensor, num_outputs: int, *, quantile: float | 
     """Return the best constant output [C] or [O]: log frequencies of classes, means or a quantile of numbers."""
     if targets.is_floating_point():
         return targets.mean(dim=0) if quantile is None else targets.quantile(quantile, dim=0)
-    counts = torch.bincount(labelled(targets), minlength=num_outputs).float() + 1
+    counts = torch.bincount(labelled_classes(targets), minlength=num_outputs).float() + 1
     return (counts / counts.sum()).log()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors.torch import load
 from torch import Tensor
 
-from gflownet.evaluation.data.examples import IGNORED, labelled
+from gflownet.evaluation.data.examples import IGNORED, labelled_classes
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.rows import EvaluationRecord, Identity
@@ -106,7 +106,7 @@ def loss_of(predictions: Tensor, targets: Tensor) -> float:
     """Return the log loss of probabilities [N, C], or the mean squared error of numbers [N, O]."""
     if targets.is_floating_point():
         return float((predictions - targets).square().mean())
-    probabilities = predictions.gather(1, labelled(targets).unsqueeze(1))
+    probabilities = predictions.gather(1, labelled_classes(targets).unsqueeze(1))
     return -float(probabilities.clamp(min=_SMALLEST).log().mean())
 
 
@@ -137,7 +137,8 @@ def calibration(probabilities: Tensor, targets: Tensor) -> list[tuple[float, flo
     The confidence is the largest probability; `NUM_BINS` bins of equal width, (k / 15, (k + 1) / 15].
     """
     confidence, label = probabilities.max(-1)
-    is_correct, places = (label == labelled(targets)).double(), (confidence * NUM_BINS).ceil().clamp(1, NUM_BINS)
+    is_correct = (label == labelled_classes(targets)).double()
+    places = (confidence * NUM_BINS).ceil().clamp(1, NUM_BINS)
     bins = [places == place for place in places.unique()]
     return [(float(confidence[b].mean()), float(is_correct[b].mean()), float(b.double().mean())) for b in bins]
 
@@ -148,5 +149,5 @@ def figures_of(predictions: Tensor, targets: Tensor) -> dict[str, float]:
     if targets.is_floating_point():
         return {"r2": 1 - loss / float((targets - targets.mean(0)).square().mean()), "mse": loss}
     error = sum(share * abs(right - sure) for sure, right, share in calibration(predictions, targets))
-    accuracy = float((predictions.argmax(-1) == labelled(targets)).double().mean())
+    accuracy = float((predictions.argmax(-1) == labelled_classes(targets)).double().mean())
     return {"accuracy": accuracy, "log_loss": loss, "calibration_error": error}

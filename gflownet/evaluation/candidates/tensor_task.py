@@ -36,7 +36,7 @@ from gflownet.evaluation.data.examples import (
     in_columns,
     input_shape,
     is_classification,
-    labelled,
+    labelled_classes,
     output_shape,
 )
 from gflownet.evaluation.store.fingerprint import data_digest, function_digest
@@ -215,10 +215,9 @@ class TensorTask(GFNTask):
     def remarks(self) -> Sequence[str]:
         """Return a line about unbalanced classes, with the metric and the option that fit them."""
         targets = self.train.targets
-        is_text = targets.ndim > 1 and self.input_shape.layout is Layout.TOKENS
-        if not is_classification(targets) or is_text or self.measure.metric.name in FOR_UNBALANCED:
+        if not is_classification(targets) or self._predicts_tokens or self.measure.metric.name in FOR_UNBALANCED:
             return ()
-        targets = labelled(targets)
+        targets = labelled_classes(targets)
         counts = torch.bincount(targets, minlength=self.num_outputs)
         ends = int(counts.argmax()), int(counts.argmin())
         if counts[ends[0]] < _UNBALANCED * counts[ends[1]]:
@@ -292,19 +291,23 @@ class TensorTask(GFNTask):
         is_weighted = classifies and options.class_weights == "balanced"
         weights = balanced_weights(self.train.targets, self.num_outputs) if is_weighted else None
         axis = self._class_axis
-        of_loss = {"class_weights": weights, "axis": -1 if axis is None else axis}
-        loss = build_loss(options, is_classification=classifies, **of_loss)
+        place = -1 if axis is None else axis
+        loss = build_loss(options, is_classification=classifies, class_weights=weights, axis=place)
         limit = loss_limit(loss, self.train.targets)
         check_augmentation(options.augment, self.train, loss=options.loss, output=self.output_shape)
         self.trainer = ModelTrainer(self.train, loss, self._evaluation, limit, self.num_outputs)
-        is_text = self.train.targets.ndim > 1 and self.input_shape.layout is Layout.TOKENS
         names = (options.metric, options.metric if ":" in options.metric else "auto")
-        kind = {"is_classification": classifies, "is_text": is_text, "quantile": options.quantile}
+        kind = {"is_classification": classifies, "is_text": self._predicts_tokens, "quantile": options.quantile}
         metrics = [build_metric(each, axis=axis, **kind) for each in names]
         self.measure, self.test_measure = (
             build_measure(metric, split, train=self.train, num_outputs=self.num_outputs)
             for metric, split in zip(metrics, (self.validation, self.test_split), strict=True)
         )
+
+    @property
+    def _predicts_tokens(self) -> bool:
+        """Whether there is a target for each token of a text."""
+        return self.train.targets.ndim > 1 and self.input_shape.layout is Layout.TOKENS
 
     @property
     def _class_axis(self) -> int | None:

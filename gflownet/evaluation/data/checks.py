@@ -17,7 +17,7 @@ from gflownet.evaluation.data.examples import (
     Splits,
     input_shape,
     is_classification,
-    labelled,
+    labelled_classes,
     num_outputs,
     output_shape,
 )
@@ -112,7 +112,7 @@ def _target_words(splits: Splits) -> str:
     sizes = " x ".join(map(str, shape.positions))
     if not is_classification(targets):
         return f"targets: {counted(shape.channels, 'number')} at each of {sizes} positions"
-    counts = torch.bincount(labelled(targets))
+    counts = torch.bincount(labelled_classes(targets))
     source = splits.columns or splits.arrays
     names = (source.target.labels if source is not None else ()) or range(len(counts))
     words = f"{100 * int(counts.max()) / int(counts.sum()):.3g} % class {names[int(counts.argmax())]}"
@@ -126,7 +126,7 @@ def check_present(splits: Splits, *, key: str) -> None:
     group, targets = key.rpartition(".")[0], torch.cat([part.targets for part in splits])
     if targets.ndim > 1 and not (is_classification(targets) and splits.train.example.is_floating_point()):
         return
-    targets = labelled(targets)
+    targets = labelled_classes(targets)
     present = targets.unique().tolist()
     if len(present) < 2:
         source = splits.columns or splits.arrays
@@ -211,11 +211,11 @@ def check_numbering(classes: Tensor, *, num_examples: int, key: str) -> None:
 def _check_positions(parts: dict[str, Any], num_classes: int, *, key: str, kind: str) -> None:
     """Raise UserError unless all positions have a class or IGNORED, and every example has a class."""
     for name, part in parts.items():
-        has_target = part.targets != IGNORED
-        if not bool(has_target.flatten(1).any(1).all()):
-            place = int(has_target.flatten(1).any(1).int().argmin())
+        has_target = (part.targets != IGNORED).flatten(1).any(1)
+        if not bool(has_target.all()):
+            place = int(has_target.int().argmin())
             raise UserError(f"{key}: expected a target in every {name} example, got only {IGNORED} in example {place}")
-        smallest, largest = map(int, labelled(part.targets).aminmax())
+        smallest, largest = map(int, labelled_classes(part.targets).aminmax())
         if smallest < 0:
             raise UserError(f"{key}: expected {kind} from 0 as targets, or {IGNORED} for none, got {smallest}")
         if largest >= num_classes:

@@ -172,7 +172,7 @@ def in_columns(targets: Tensor) -> Tensor:
     return targets.unsqueeze(1) if targets.ndim == 1 else targets
 
 
-def labelled(targets: Tensor) -> Tensor:
+def labelled_classes(targets: Tensor) -> Tensor:
     """Return the classes [M] of all examples and positions, without those that are IGNORED."""
     return targets[targets != IGNORED]
 
