@@ -225,23 +225,31 @@ def test_docs_messages_of_workers_page_exist(checkout):
 
 @pytest.mark.parametrize("way", ["read_only", pytest.param("in_process", marks=pytest.mark.slow)])
 def test_docs_readme_commands_search_own_data(way, tmp_path, checkout, request):
-    """Run the commands of the section on own problems with a table, images and a function."""
+    """Run the commands of the section on own problems with a table, images, a text and a function."""
     python = request.getfixturevalue(way)
     rng = np.random.default_rng(0)
     images, classes = rng.random((60, 8, 8)), np.arange(60) % 3
     np.savez(tmp_path / "images.npz", inputs=images, targets=classes)
     rows = [f"{row[0]},{row[1]},{label}" for row, label in zip(images[:, 0], "abc" * 20, strict=True)]
     (tmp_path / "table.csv").write_text("\n".join(["width,height,kind", *rows]))
+    (tmp_path / "text.txt").write_text("One line after another. " * 100)
     (tmp_path / "own.py").write_text(
         "import torch\n\ndef examples():\n    return torch.rand(60, 1, 8, 8), torch.arange(60) % 2\n"
     )
     text = (checkout / "README.md").read_text()
     section = text.partition("## Search for your own problem")[2].partition("\n## ")[0]
     commands = re.findall(r"`(python -m gflownet\.train [^`]*)`", section)
-    names = {"FILE.csv": "table.csv", "FILE.npz": "images.npz", "MODULE:FUNCTION": "own:examples"}
+    names = {
+        "FILE.csv": "table.csv",
+        "FILE.npz": "images.npz",
+        "FILE.txt": "text.txt",
+        "MODULE:FUNCTION": "own:examples",
+    }
     for command, (placeholder, name) in zip(commands, names.items(), strict=True):
         assert placeholder in command
-        assert run_shell(f"{command.replace(placeholder, name)} log_dir={name.partition('.')[0]}", python) == 1
+        short = shlex.join(_SHORT_SEARCH) if placeholder == "FILE.txt" else ""
+        words = f"{command.replace(placeholder, name)} log_dir={Path(name).stem} {short}"
+        assert run_shell(words, python) == 1
     ((language, example),) = blocks(section)
     assert (language, run_shell(example, python)) == ("bash", 1)
 
