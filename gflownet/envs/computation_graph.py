@@ -435,9 +435,9 @@ class ComputationGraphEnvContext(GraphBuildingEnvContext):
         for name, sizes in {"input_sizes": input_sizes, "output_sizes": output_sizes}.items():
             widths = list(sizes) if isinstance(sizes, Sequence) else []
             if not widths or not all(isinstance(width, Integral) and int(width) >= 1 for width in widths):
-                has_shape = any(isinstance(width, Shape) for width in widths)
-                hint = "; env.name=operation_graph takes shapes" if has_shape else ""
-                raise ValueError(f"task: expected {name} with one width >= 1 or more, got {sizes!r}{hint}")
+                if shapes := [width for width in widths if isinstance(width, Shape)]:
+                    raise ValueError(f"env.name: expected operation_graph for {shapes[0]}, got computation_graph")
+                raise ValueError(f"task: expected {name} with one width >= 1 or more, got {sizes!r}")
         for name in config.activations:
             activation(name)  # an error before the search starts
         return ComputationGraphEnv(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from importlib import import_module
@@ -23,6 +23,7 @@ from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, Operation, Se
 from gflownet.operations.tensor_shape import CHANNELS_FIRST, FLOATS, Layout, Shape, ShapeError
 from gflownet.operations.values import hashable, is_finite, shown, thawed
 from gflownet.operations.vocabulary import Parameter
+from gflownet.plugins import is_module_class, load_function
 
 _SMALL = 2**16  # numbers in a module of torch.nn and its inputs: with data it runs 10 times as fast as without
 _HAS_RUN = "_has_run_without_data"  # attribute of a module
@@ -111,9 +112,27 @@ class ModuleOperation(Operation):
 
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        words = (f"{key}={value!r}" for key, value in cls.keywords(inputs, settings).items())
-        module, _, leaf = cls.name.partition(":")
-        return f"{f'nn.{leaf}' if module == 'torch.nn' else outside_name(cls.name)}({', '.join(words)})"
+        return f"{_expression(cls.name)}({', '.join(cls.words(inputs, settings))})"
+
+    @classmethod
+    def words(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> list[str]:
+        """Return the arguments of the constructor as Python."""
+        keywords = cls.keywords(inputs, settings)
+        return [f"{key}={_code(value, cls.arguments[key])}" for key, value in keywords.items()]
+
+    @classmethod
+    def built(cls, keywords: Mapping[str, Any]) -> Any:
+        """Return the module with the arguments of the constructor, names in place of classes and functions."""
+        return cls.module_class(**{key: _object(value, cls.arguments[key]) for key, value in keywords.items()})
+
+    @classmethod
+    def named(cls, settings: Mapping[str, Any]) -> list[str]:
+        """Return the classes and functions that the arguments name."""
+        return sorted({each for key, argument in cls.arguments.items() for each in _names(settings[key], argument)})
+
+    @classmethod
+    def outside_names(cls, settings: Mapping[str, Any]) -> dict[str, str]:
+        return {**cls.outside, **_outside(cls.named(settings))}
 
     @classmethod
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
@@ -181,7 +200,7 @@ def module_operation(name: str, module_class: Any) -> type[ModuleOperation]:
     named = [each for each in of_forward if each.kind is each.POSITIONAL_OR_KEYWORD]
     fields = {"name": name, "module_class": module_class, "signature": signature, **_settings(arguments, signature)}
     fields |= {**_ports(f"{name}.forward", named), "category": category_of(module_class.__name__)}
-    fields["outside"] = {} if name.startswith("torch.nn:") else {outside_name(name): name}
+    fields["outside"] = _outside([name])
     return type(module_class.__name__, (ModuleOperation,), {"__doc__": module_class.__doc__, **fields})
 
 
@@ -203,14 +222,12 @@ class FunctionOperation(ModuleOperation):
 
     @classmethod
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        module, _, leaf = cls.name.partition(":")
-        function = outside_name(cls.name) if cls.outside else f"{'F' if module == _FUNCTIONAL else module}.{leaf}"
-        words = "".join(f", {key}={value!r}" for key, value in cls.keywords(inputs, settings).items())
-        words = words.replace("{", "{{").replace("}", "}}")
-        return f"{function}({cls.passed(inputs)}{words}){cls.part(inputs, settings)}"
+        words = "".join(f", {each}" for each in cls.words(inputs, settings)).replace("{", "{{").replace("}", "}}")
+        return f"{_expression(cls.name)}({cls.passed(inputs)}{words}){cls.part(inputs, settings)}"
 
 
 _FUNCTIONAL = "torch.nn.functional"
+_IMPORTED = {"torch": "torch", "torch.nn": "nn", _FUNCTIONAL: "F"}  # modules in generated code
 _OF_TORCH = ("torch", _FUNCTIONAL, "torch.linalg", "torch.fft", "torch.special")  # others do more than calculate
 # Arguments that the translation chooses.
 _OF_TENSORS = ("device", "dtype", "out", "layout", "memory_format", "generator", "pin_memory")
@@ -252,7 +269,7 @@ def function_operation(name: str, function: Callable[..., Any]) -> type[Function
     signature = f"{leaf}({', '.join({**dict.fromkeys((*ports, *sorted(optional))), **arguments})})"
     fields = {"name": name, "module_class": staticmethod(partial(partial, function)), "signature": signature}
     fields |= {"forms": forms, "ports": ports, "optional_ports": (*sorted(optional),), "category": category_of(leaf)}
-    fields["outside"] = {} if name.startswith(("torch:", f"{_FUNCTIONAL}:")) else {outside_name(name): name}
+    fields["outside"] = _outside([name])
     fields |= _settings(arguments, signature)
     return type(leaf, (FunctionOperation,), {"__doc__": function.__doc__, **fields})
 
@@ -333,7 +350,10 @@ def _setting(argument: inspect.Parameter, signature: str) -> Setting:
         return Setting(parameter, None, is_later=True)
     if default is argument.empty:
         return Setting(parameter)
-    return Setting(parameter, hashable(default) if _is_json(default) else None, is_later=True)
+    named = f"{getattr(default, '__module__', '')}:{getattr(default, '__qualname__', '')}"
+    named = re.sub(r"^torch\.nn\.modules\.\w+:", "torch.nn:", named)
+    other = named if callable(default) and is_module_class(named) else None
+    return Setting(parameter, hashable(default) if _is_json(default) else other, is_later=True)
 
 
 def _is_json(value: Any) -> bool:
@@ -349,6 +369,82 @@ def _python(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _python(item) for key, item in value.items()}
     return tuple(map(_python, value)) if isinstance(value, tuple) else value
+
+
+_PARTIAL = "functools:partial"
+
+
+def _expression(name: str) -> str:
+    """Return the expression of a class or function module:Class in generated code."""
+    module, _, leaf = name.partition(":")
+    return f"{_IMPORTED[module]}.{leaf}" if module in _IMPORTED else outside_name(name)
+
+
+def _outside(names: Iterable[str]) -> dict[str, str]:
+    """Return the classes and functions that generated code has to import, by their names in it."""
+    return {outside_name(each): each for each in names if each.partition(":")[0] not in _IMPORTED}
+
+
+def _is_name(value: Any, argument: inspect.Parameter) -> bool:
+    """Return whether a text names a class or function that an argument expects."""
+    is_text = argument.annotation in (str, "str") or isinstance(argument.default, str)
+    return is_module_class(value) and not is_text
+
+
+def _is_call(value: Any, argument: inspect.Parameter) -> bool:
+    """Return whether an object names a class or function in `name`, and its arguments."""
+    return isinstance(value, Mapping) and _is_name(value.get("name"), argument)
+
+
+def _is_instance(argument: inspect.Parameter) -> bool:
+    """Return whether an argument is a module, by its annotation or its default, not a function that makes one."""
+    default, annotation = argument.default, str(argument.annotation)
+    if inspect.isroutine(default) or (isinstance(default, type) and default is not argument.empty):
+        return False
+    return "Callable" not in annotation and "type[" not in annotation.lower()
+
+
+def _names(value: Any, argument: inspect.Parameter) -> Iterator[str]:
+    """Yield the classes and functions that a setting names."""
+    if _is_name(value, argument):
+        yield value
+    elif isinstance(value, Mapping):
+        if _is_call(value, argument) and not _is_instance(argument):
+            yield _PARTIAL
+        for each in value.values():
+            yield from _names(each, argument)
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _names(each, argument)
+
+
+def _code(value: Any, argument: inspect.Parameter) -> str:
+    """Return the Python expression of a value."""
+    if _is_name(value, argument):
+        return _expression(value)
+    if _is_call(value, argument):
+        function = _expression(value["name"])
+        words = [f"{key}={_code(each, argument)}" for key, each in value.items() if key != "name"]
+        head, first = (function, []) if _is_instance(argument) else (_expression(_PARTIAL), [function])
+        return f"{head}({', '.join([*first, *words])})"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {_code(each, argument)}' for key, each in value.items())}}}"
+    if isinstance(value, tuple):
+        return f"({', '.join(_code(each, argument) for each in value)}{',' if len(value) == 1 else ''})"
+    return repr(value)
+
+
+def _object(value: Any, argument: inspect.Parameter) -> Any:
+    """Return a value with classes and functions in place of their names, as its expression has."""
+    if _is_name(value, argument):
+        return load_function("operation", value)
+    if isinstance(value, Mapping):
+        words = {key: _object(each, argument) for key, each in value.items()}
+        if not _is_call(value, argument):
+            return words
+        function = words.pop("name")
+        return function(**words) if _is_instance(argument) else partial(function, **words)
+    return tuple(_object(each, argument) for each in value) if isinstance(value, tuple) else value
 
 
 def _key(inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[tuple[tuple[str, Shape], ...], str]:
@@ -367,7 +463,7 @@ def _build(row: type[ModuleOperation], text: str, device: str = "meta") -> Any:
     keywords = {key: _python(hashable(value)) for key, value in json.loads(text).items()}
     try:
         with import_module("torch").device(device):
-            return row.module_class(**keywords)
+            return row.built(keywords)
     except Exception as error:  # raised by the module
         return error
 
@@ -446,14 +542,15 @@ def _is_mixing(
     is_module = isinstance(module, torch.nn.Module)
     num_weights = sum(each.numel() for each in module.parameters()) if is_module else 0
     size = num_weights + sum(2 * shape.num_elements for shape in shapes.values())
-    if size > _MAX_RUN or (num_weights and row.name.startswith("torch.nn:")):
+    is_layer = num_weights and row.name.startswith("torch.nn:") and not row.named(settings)
+    if size > _MAX_RUN or is_layer:
         return False
     if is_module and any(getattr(each, "track_running_stats", None) is False for each in module.modules()):
         return False
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.default_generator.manual_seed(0)  # of the CPU alone
-            module = row.module_class(**row.keywords(shapes, settings))
+            module = row.built(row.keywords(shapes, settings))
             if is_module:
                 module.eval()
             pairs, outputs = {port: _pair(shape) for port, shape in shapes.items()}, []

@@ -8,6 +8,7 @@ import pytest
 from gflownet.envs.computation_graph import ComputationGraphEnv, ComputationGraphEnvContext
 from gflownet.envs.config import EnvConfig
 from gflownet.mdp.states import MOST_VALUES
+from gflownet.operations.tensor_shape import Shape
 
 
 def context(*, inputs: Any = (4,), outputs: Any = (2,), **options: Any) -> ComputationGraphEnvContext:
@@ -32,6 +33,10 @@ def context(*, inputs: Any = (4,), outputs: Any = (2,), **options: Any) -> Compu
         ({"outputs": ()}, "task: expected output_sizes with one width >= 1 or more, got ()"),
         ({"inputs": (4, 0)}, "task: expected input_sizes with one width >= 1 or more, got (4, 0)"),
         ({"inputs": 4}, "task: expected input_sizes with one width >= 1 or more, got 4"),
+        (
+            {"inputs": (Shape.of((1, 8, 8)),)},
+            "env.name: expected operation_graph for image [1, 8, 8], got computation_graph",
+        ),
         ({"inputs": (1,) * 122}, "task: expected at most 122 inputs and outputs together, got 123"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pickle
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ from gflownet.translation import summary, to_onnx, to_pytorch_model, to_source
 VECTOR, SEQUENCE, TOKENS = Shape.of(6), Shape.of((5, 6)), Shape((4,), Layout.TOKENS)
 SIGNAL, IMAGE, VOLUME = Shape((4, 9), Layout.SIGNAL), Shape.of((4, 6, 8)), Shape.of((4, 3, 6, 5))
 F = "torch.nn.functional"
+# Arguments that are modules.
+NORM = {"name": "torch.nn:LayerNorm", "normalized_shape": 6}
+LAYER = {"name": "torch.nn:TransformerEncoderLayer", "d_model": 6, "nhead": 2, "dim_feedforward": 7, "dropout": 0.0}
+LAYER |= {"batch_first": True}
 # Class, inputs and arguments: the output equals the module's, its costs are the counter's.
 CASES: list[tuple[str, tuple[Shape, ...], dict[str, Any]]] = [
     ("Conv1d", (SIGNAL,), {"out_channels": 3, "kernel_size": 3, "padding": "same", "dilation": 2}),
@@ -63,6 +68,12 @@ CASES: list[tuple[str, tuple[Shape, ...], dict[str, Any]]] = [
     ("MultiheadAttention", (SEQUENCE, Shape.of((3, 4)), Shape.of((3, 2))), {"num_heads": 3, "output": 0}),
     ("TransformerEncoderLayer", (SEQUENCE,), {"nhead": 2, "dim_feedforward": 7, "norm_first": True, "dropout": 0.0}),
     ("TransformerDecoderLayer", (SEQUENCE, Shape.of((3, 6))), {"nhead": 2, "dim_feedforward": 7, "dropout": 0.0}),
+    ("TransformerEncoder", (SEQUENCE,), {"encoder_layer": LAYER, "num_layers": 2, "norm": {**NORM, "bias": False}}),
+    (
+        "TransformerEncoderLayer",
+        (SEQUENCE,),
+        {"nhead": 2, "dim_feedforward": 7, "dropout": 0.0, "activation": f"{F}:silu"},
+    ),
     ("Dropout2d", (IMAGE,), {"p": 0.3}),
     ("PReLU", (IMAGE,), {"num_parameters": 4}),
     ("GLU", (SEQUENCE,), {}),
@@ -186,6 +197,11 @@ def test_channels_are_not_read_from_a_sequence() -> None:
         ("Softmax", {"dim": -3}, SEQUENCE),
         ("LogSoftmax", {"dim": 0}, VOLUME),
         ("Softmax2d", {}, SEQUENCE),  # reads [B, T, D] as one image of B channels
+        (
+            "TransformerEncoder",
+            {"encoder_layer": {**LAYER, "batch_first": False}, "num_layers": 2, "enable_nested_tensor": False},
+            SEQUENCE,
+        ),
     ],
 )
 def test_module_that_mixes_the_examples_of_a_batch_is_refused(name: str, arguments: Any, shape: Shape) -> None:
@@ -433,14 +449,80 @@ def test_refused_activations(name: str, message: str) -> None:
         activation(name)
 
 
+BLOCK = """
+from torch import nn
+
+class Gain(nn.Module):
+    def __init__(self, features, gain=1.0):
+        super().__init__()
+        self.gain, self.weight = gain, nn.Parameter(nn.init.ones_(nn.Parameter(nn.Linear(features, 1).weight.detach())))
+
+    def forward(self, x):
+        return self.gain * self.weight[0] * x
+
+class Block(nn.Module):
+    def __init__(self, in_features: int, norm_layer=Gain, act_layer=nn.GELU, last: nn.Module = None, kind: str = "a:b"):
+        super().__init__()
+        self.norm = norm_layer(in_features) if norm_layer else nn.Identity()
+        self.act, self.last = act_layer(), nn.ModuleList(last if isinstance(last, tuple) else [last] if last else [])
+        assert isinstance(kind, str)
+
+    def forward(self, x):
+        x = self.act(self.norm(x))
+        for each in self.last:
+            x = each(x)
+        return x
+"""
+
+
+def test_arguments_name_classes_functions_and_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with arguments of their own; null is None, not the default; a text of a `str` argument stays one."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "blocks_57.py").write_text(BLOCK)
+    blocks = importlib.import_module("blocks_57")
+    linear: Any = {"name": "torch.nn:Linear", "in_features": 6, "out_features": 6, "bias": False}
+    cases: list[tuple[Any, Any]] = [
+        ({}, {}),
+        ({"norm_layer": None, "kind": "blocks_57:Gain"}, {"norm_layer": None}),
+        (
+            {"norm_layer": "torch.nn:LayerNorm", "act_layer": "torch.nn:SiLU"},
+            {"norm_layer": nn.LayerNorm, "act_layer": nn.SiLU},
+        ),
+        ({"norm_layer": {"name": "blocks_57:Gain", "gain": 3.0}}, {"norm_layer": partial(blocks.Gain, gain=3.0)}),
+        ({"last": linear}, {"last": nn.Linear(6, 6, bias=False)}),
+        ({"last": [linear, {**NORM, "eps": 0.1}]}, {"last": (nn.Linear(6, 6, bias=False), nn.LayerNorm(6, eps=0.1))}),
+    ]
+    for settings, arguments in cases:
+        graph, expected = one_node({"name": "blocks_57:Block", **settings}, VECTOR), blocks.Block(6, **arguments)
+        source: dict[str, Any] = {}
+        exec(to_source(graph), source)
+        x = torch.randn(3, 6)
+        for model in (to_pytorch_model(graph), source["Model"]()):
+            model.load_state_dict(dict(zip(model.state_dict(), expected.state_dict().values(), strict=True)))
+            assert torch.equal(model(x), expected(x)), settings
+        assert graph_cost(graph).num_parameters == sum(each.numel() for each in expected.parameters())
+
+
+def test_unknown_class_in_an_argument_is_named() -> None:
+    (problem,) = one_node(
+        {"name": "torch.nn:TransformerEncoderLayer", "nhead": 2, "activation": "torch.nn:SiLUU"}, SEQUENCE
+    ).validate()
+    assert "got 'torch.nn:SiLUU'; did you mean torch.nn:SiLU?" in problem.message
+
+
 def test_class_of_another_users_file_needs_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "foreign_module_31.py").write_text("raise SystemExit\n")
     layer = one_node({"name": "foreign_module_31:Layer"}, VECTOR)
     function = one_node({"name": "torch.nn:Flatten"}, VECTOR, activation_function="foreign_module_31:act")
+    encoder = {
+        "name": "torch.nn:TransformerEncoder",
+        "encoder_layer": {"name": "foreign_module_31:Layer"},
+        "num_layers": 1,
+    }
     with foreign_names("a run of another user"):
         assert one_node({"name": "torch.nn:Flatten"}, VECTOR, activation_function="torch.nn:Mish").validate() == []
-        for graph in (layer, function):
+        for graph in (layer, function, one_node(encoder, SEQUENCE)):
             (problem,) = graph.validate()
             assert "pass --trust" in problem.message
     assert "foreign_module_31" not in sys.modules
