@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from importlib import import_module
@@ -42,6 +42,12 @@ def _channels(inputs: Mapping[str, Shape]) -> int:
     return shape.channels
 
 
+def _width(inputs: Mapping[str, Shape]) -> int | None:
+    """Return the features of the first input: the channels of images and the like, the last axis of others."""
+    shape = next(iter(inputs.values()))
+    return None if shape.layout is Layout.TOKENS else shape.channels
+
+
 def _features(port: str = "") -> Callable[[Mapping[str, Shape]], int | None]:
     """Return a function of the inputs: the size of the last axis at a port or, without a name, at the first one."""
 
@@ -68,6 +74,8 @@ FILLED: Mapping[str, Callable[[Mapping[str, Shape]], Any]] = MappingProxyType(
         BATCH_FIRST: lambda inputs: True,
     }
 )
+# Required arguments of classes outside of torch, of which the first is the width; in torch `dim` is an axis.
+_WIDTHS = ("dim", "channels", "inplanes", "in_planes", "n_embd")
 _FIRST = Parameter("true: the batch is the first axis", lambda value: value in (None, True))
 _PART = Parameter(
     "an index or a key of the result, or a list of them",
@@ -96,6 +104,7 @@ class ModuleOperation(Operation):
     name: ClassVar[str]  # module:Class
     module_class: ClassVar[Any]
     arguments: ClassVar[Mapping[str, inspect.Parameter]]  # of the constructor
+    filled: ClassVar[Mapping[str, Callable[[Mapping[str, Shape]], Any]]] = FILLED
 
     @classmethod
     def keywords(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,8 +113,8 @@ class ModuleOperation(Operation):
         keywords = {}
         for key, argument in cls.arguments.items():
             value, default = settings[key], cls.settings[key].default
-            if value is None and key in FILLED:
-                value = FILLED[key](ordered)
+            if value is None and key in cls.filled:
+                value = cls.filled[key](ordered)
             if (value != default or argument.default is argument.empty) and repr(value) != repr(argument.default):
                 keywords[key] = _python(value)
         return keywords
@@ -193,13 +202,20 @@ def module_operation(name: str, module_class: Any) -> type[ModuleOperation]:
         raise ValueError(f"operation: expected {name} to define forward")
     if issubclass(module_class, nn.modules.lazy.LazyModuleMixin):
         raise ValueError(f"operation: expected a class whose sizes are filled from the input, got the lazy {name}")
-    arguments = _arguments(module_class)
+    widths = () if name.startswith("torch.") else _WIDTHS
+    arguments = _arguments(module_class, {*FILLED, *widths})
+    own = [key for key, each in arguments.items() if key in FILLED or (key in widths and _is_required(each))]
+    filled = FILLED if not own or own[0] in FILLED else {**FILLED, own[0]: _width}
     words = (str(each.replace(annotation=each.empty)) for each in arguments.values())
     signature = f"{module_class.__name__}({', '.join(words)})"
     _, *of_forward = inspect.signature(module_class.forward).parameters.values()
     named = [each for each in of_forward if each.kind is each.POSITIONAL_OR_KEYWORD]
-    fields = {"name": name, "module_class": module_class, "signature": signature, **_settings(arguments, signature)}
-    fields |= {**_ports(f"{name}.forward", named), "category": category_of(module_class.__name__)}
+    fields = {"name": name, "module_class": module_class, "signature": signature, "filled": filled}
+    fields |= {
+        **_settings(arguments, signature, filled),
+        **_ports(f"{name}.forward", named),
+        "category": category_of(module_class.__name__),
+    }
     fields["outside"] = _outside([name])
     return type(module_class.__name__, (ModuleOperation,), {"__doc__": module_class.__doc__, **fields})
 
@@ -244,7 +260,7 @@ class _Form:
     @property
     def required(self) -> set[str]:
         """The names of the values without a default."""
-        return {key for key, each in self.values.items() if each.default is each.empty}
+        return {key for key, each in self.values.items() if _is_required(each)}
 
 
 def function_operation(name: str, function: Callable[..., Any]) -> type[FunctionOperation]:
@@ -270,7 +286,7 @@ def function_operation(name: str, function: Callable[..., Any]) -> type[Function
     fields = {"name": name, "module_class": staticmethod(partial(partial, function)), "signature": signature}
     fields |= {"forms": forms, "ports": ports, "optional_ports": (*sorted(optional),), "category": category_of(leaf)}
     fields["outside"] = _outside([name])
-    fields |= _settings(arguments, signature)
+    fields |= _settings(arguments, signature, FILLED)
     return type(leaf, (FunctionOperation,), {"__doc__": function.__doc__, **fields})
 
 
@@ -308,14 +324,23 @@ def _is_tensor(argument: inspect.Parameter) -> bool:
     return "Tensor" in str(argument.annotation)
 
 
-def _arguments(module_class: Any) -> dict[str, inspect.Parameter]:
-    """Return the arguments of a constructor by name; those behind **kwargs are the arguments of its base class."""
+def _is_required(argument: inspect.Parameter) -> bool:
+    return argument.default is argument.empty
+
+
+def _arguments(module_class: Any, filled: Set[str]) -> dict[str, inspect.Parameter]:
+    """Return the arguments of a constructor by name; those behind **kwargs are the arguments of its base class.
+
+    A class that has a size of the input as its own argument passes on what its base class requires.
+    """
     arguments: dict[str, inspect.Parameter] = {}
     for base in module_class.__mro__[:-1]:  # without `object`
         if "__init__" in vars(base):
             initial: Any = (get_overloads(base.__init__) or [base.__init__])[0]
             _, *parameters = inspect.signature(initial).parameters.values()
             named = (each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
+            is_passed = not filled.isdisjoint(arguments)
+            named = (each for each in named if not (is_passed and _is_required(each)))
             arguments = {**{each.name: each for each in named}, **arguments}
             if not any(each.kind is each.VAR_KEYWORD for each in parameters):
                 break
@@ -334,19 +359,19 @@ def _ports(name: str, tensors: Sequence[inspect.Parameter]) -> dict[str, tuple[s
     return {"ports": ports, "optional_ports": tuple(port for port in optional if port not in ports)}
 
 
-def _settings(arguments: Mapping[str, inspect.Parameter], signature: str) -> dict[str, Any]:
+def _settings(arguments: Mapping[str, inspect.Parameter], signature: str, filled: Container[str]) -> dict[str, Any]:
     """Return the arguments, and the settings of them, of the output's part and of its layout."""
     of_output = {OUTPUT: Setting(_PART, None, is_later=True), LAYOUT: Setting(_LAYOUT, None, is_later=True)}
-    settings = {key: _setting(each, signature) for key, each in arguments.items()}
+    settings = {key: _setting(each, signature, is_filled=key in filled) for key, each in arguments.items()}
     return {"arguments": arguments, "settings": {**of_output, **settings}}
 
 
-def _setting(argument: inspect.Parameter, signature: str) -> Setting:
+def _setting(argument: inspect.Parameter, signature: str, *, is_filled: bool) -> Setting:
     """Return the setting of an argument: required, its default or, where that is no JSON value or filled, null."""
     if argument.name == BATCH_FIRST:
         return Setting(_FIRST, None, is_later=True)
     parameter, default = Parameter(f"a value as in {signature}", _is_json), argument.default
-    if argument.name in FILLED:
+    if is_filled:
         return Setting(parameter, None, is_later=True)
     if default is argument.empty:
         return Setting(parameter)

@@ -183,6 +183,46 @@ def test_sizes_of_the_input_are_filled(name: str, arguments: Any, inputs: Any, k
     assert given.row.keywords(inputs, given.settings) == applied.row.keywords(inputs, applied.settings)
 
 
+OWN_WIDTHS = """
+from torch import nn
+
+class Mixer(nn.Module):
+    def __init__(self, dim, channels, hidden=3):
+        super().__init__()
+        self.up, self.down = nn.Conv1d(dim, channels, 1), nn.Conv1d(channels, dim, 1)
+
+    def forward(self, x):
+        return x + self.down(self.up(x))
+
+class Norm(nn.LayerNorm):
+    def __init__(self, num_channels, eps=0.1, **kwargs):
+        super().__init__(num_channels, eps=eps, **kwargs)
+
+    def forward(self, x):
+        return super().forward(x.mT).mT
+
+class Scaled(nn.Conv1d):
+    def __init__(self, scale=2.0, **kwargs):
+        super().__init__(**kwargs)
+"""
+
+
+def test_width_of_a_class_outside_of_torch_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first required `dim`, `channels` and the like, and what a class passes on to its base class."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_widths_57.py").write_text(OWN_WIDTHS)
+    cases: list[tuple[str, Any]] = [
+        ("Mixer", {"channels": 5}),
+        ("Norm", {"bias": False}),
+        ("Scaled", {"out_channels": 4, "kernel_size": 1}),
+    ]
+    for name, settings in cases:
+        model = to_pytorch_model(one_node({"name": f"own_widths_57:{name}", **settings}, SIGNAL))
+        assert model(torch.zeros(2, *SIGNAL.sizes)).shape == (2, *SIGNAL.sizes)
+    (problem,) = one_node({"name": "own_widths_57:Mixer"}, SIGNAL).validate()
+    assert "expected a setting channels, a value as in Mixer(dim, channels, hidden=3), got none" in problem.message
+
+
 def test_channels_are_not_read_from_a_sequence() -> None:
     """A sequence [T, D] would be a signal of T channels."""
     operation = {"name": "torch.nn:Conv1d", "out_channels": 2, "kernel_size": 1}
