@@ -168,9 +168,7 @@ def _defaults() -> Any:
 def with_options(config: Config, schemas: Mapping[str, type | None]) -> Config:
     """Return the config with groups of free options typed, checked and completed by dataclasses.
 
-    Args:
-        config: the root config.
-        schemas: group (task_options, env.options, ...) -> dataclass of its options, None for no options.
+    Groups are task_options, env.options, ...; None for no options.
 
     Raises:
         UserError: an unknown key, a value of the wrong type or outside its bounds.
@@ -199,11 +197,7 @@ def merged(
 ) -> Any:
     """Return a config dataclass as an OmegaConf container, with values of trees and overrides; later ones win.
 
-    Args:
-        schema: the dataclass.
-        options: its options by key.
-        trees: starts of error messages, and nested options.
-        overrides: KEY=VALUE.
+    Each of `trees` has the start of its error messages.
 
     Raises:
         UserError: an unknown key or a wrong type.

@@ -180,9 +180,7 @@ def _replace(path: Path, content: bytes | str, *, temporary: Path) -> None:
 def read_text(path: str | Path, *, key: str) -> str:
     """Return the text of a UTF-8 file; a name that ends in .gz is gzipped.
 
-    Args:
-        path: of the file.
-        key: option that names the file, for errors.
+    `key` is the option that names the file, for errors.
 
     Raises:
         UserError: a missing or unreadable file, a damaged gzip file, or bytes that are not UTF-8.

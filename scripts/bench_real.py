@@ -41,8 +41,8 @@ from scipy.stats import t as student
 
 from gflownet.config import load_config
 from gflownet.evaluation.evaluator import utilities_of
-from gflownet.evaluation.final import NoStore
 from gflownet.evaluation.job import TEST_METRIC, Request
+from gflownet.evaluation.store.claims import NoStore
 from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.store.fingerprint import context_of

@@ -273,10 +273,6 @@ def read_prompts(path: Path, defaults: Mapping[str, Any]) -> list[Prompt]:
     themselves. Without a `seed` option a line gets the default seed plus its line number, so that equal prompts have
     different answers.
 
-    Args:
-        path: of the file.
-        defaults: all options by name, with `seed`.
-
     Raises:
         UserError: no such file, not UTF-8, or an invalid line.
     """

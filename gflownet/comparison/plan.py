@@ -52,10 +52,6 @@ class Method:
 def read_methods(names: str, described: Sequence[str] = ()) -> list[Method]:
     """Return the methods of the command line.
 
-    Args:
-        names: search methods, separated by commas.
-        described: texts "LABEL: KEY=VALUE KEY=VALUE ..." (`read_method`).
-
     Raises:
         UserError: an unknown method, an invalid text, a repeated label, or no method.
     """

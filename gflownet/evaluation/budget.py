@@ -38,11 +38,7 @@ class Budget:
     ) -> None:
         """Start with the part used so far.
 
-        Args:
-            limits: of the run.
-            num_evaluated: evaluations so far.
-            seconds: of training so far.
-            reserve: part of the limits for the final stage; None: all is for the search.
+        Without `reserve` all is for the search.
         """
         self.limits, self.num_evaluated = limits, num_evaluated
         self._reserve = reserve or Reserve()

@@ -135,7 +135,10 @@ class Dispatcher(AsynchronousEvaluator):
             try:
                 done = self.executor.wait(list(self._running), timeout=timeout) if self._running else []
             except EvaluationInterruptedError:
-                self._record_interrupted()
+                for handle, tickets in self._running.items():
+                    for ticket, outcome in zip(tickets, handle.outcomes or (), strict=False):
+                        if not outcome.is_transient:
+                            self._record(ticket, outcome)
                 self._stop(self._due_reason() or "interrupt")
             except BaseException:  # an interrupt during an inline evaluation
                 self.flush()
@@ -224,12 +227,6 @@ class Dispatcher(AsynchronousEvaluator):
             return STOP_REQUEST
         is_spent = self._waiting and len(self._waiting) == len(self._tickets)
         return self.budget.spent_evaluations() if is_spent else self.budget.spent_seconds()
-
-    def _record_interrupted(self) -> None:
-        for handle, tickets in self._running.items():
-            for ticket, outcome in zip(tickets, handle.outcomes or (), strict=False):
-                if not outcome.is_transient:
-                    self._record(ticket, outcome)
 
     def _stop(self, reason: str) -> NoReturn:
         self._end = reason

@@ -18,7 +18,7 @@ from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.execution import describe
 from gflownet.evaluation.job import TEST_METRIC, EvaluationStatus, Request, Ticket
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, Race, rank_correlation
-from gflownet.evaluation.store.evaluations import Claim, EvaluationRecord, Identity
+from gflownet.evaluation.store.evaluations import EvaluationRecord
 from gflownet.evaluation.task import GFNTask, Reference
 from gflownet.graphs.canonical import Candidate
 from gflownet.training.random_states import candidate_seed
@@ -109,32 +109,6 @@ def ranked(architectures: Iterable[TopArchitecture]) -> tuple[TopArchitecture, .
     return tuple(sorted(architectures, key=key))
 
 
-class NoStore:
-    """A store without rows, for evaluations that are repeated on purpose."""
-
-    def find_many(self, identities: Sequence[Identity]) -> list[EvaluationRecord | None]:
-        """Return None for each."""
-        return [None] * len(identities)
-
-    def add(self, records: Iterable[EvaluationRecord]) -> None:
-        """Keep nothing."""
-
-    def claim(self, candidates: Iterable[tuple[Candidate, Identity]], **_: Any) -> list[Claim]:
-        """Grant every claim."""
-        return [Claim(identity, 0) for _, identity in candidates]
-
-    def start(self, identities: Iterable[Identity], *, owner: str) -> None:
-        """Keep nothing."""
-
-    def renew(self, *, owner: str, lease: float) -> int:
-        """Return 0: no claim ends."""
-        return 0
-
-    def release(self, *, owner: str) -> int:
-        """Return 0: no claim is kept."""
-        return 0
-
-
 def with_test_scores(
     records: Sequence[EvaluationRecord],
     *,
@@ -143,12 +117,6 @@ def with_test_scores(
     step: int,
 ) -> tuple[TopArchitecture, ...]:
     """Return the architectures of rows with their test scores on the seed of the search, trained again with it.
-
-    Args:
-        records: rows of the search, best first.
-        dispatcher: with `NoStore`.
-        from_dict: builds a terminal object from node-link data.
-        step: of the search.
 
     Raises:
         EvaluationStoppedError: a stop request.

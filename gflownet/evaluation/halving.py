@@ -40,11 +40,8 @@ class SuccessiveHalving:
     ) -> None:
         """Keep the sizes.
 
-        Args:
-            min_fidelity: epochs or steps of the first rung.
-            max_fidelity: epochs or steps of a full training.
-            reduction: one in this many candidates is promoted; the factor between two rungs.
-            num_unjudged: first candidates at each rung that are promoted regardless; None: `reduction`.
+        One in `reduction` candidates is promoted, which is also the factor between two rungs; the first `num_unjudged`
+        at each rung regardless, by default `reduction`.
         """
         self.max_fidelity, self.reduction = max_fidelity, reduction
         self.num_unjudged = reduction if num_unjudged is None else num_unjudged

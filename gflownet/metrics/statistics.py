@@ -72,11 +72,8 @@ def bootstrap(statistic: Callable[..., np.ndarray], samples: Sequence[np.ndarray
 
     The bias-corrected and accelerated bootstrap (Efron 1987), or percentiles of the finite resampled statistics if
     that is undefined.
-
-    Args:
-        statistic: maps arrays to their statistic along the keyword `axis`.
-        samples: one array [N] for each argument of the statistic; they are resampled together.
-        seed: of the resampling.
+    The `statistic` maps arrays along the keyword `axis`; `samples`, an array [N] for each argument, are resampled
+    together.
     """
     value = float(statistic(*samples, axis=-1))
     if len(samples[0]) < 2:

@@ -143,13 +143,7 @@ def interval_chart(
 ) -> Chart | None:
     """Return estimates with intervals, one in each row; None without one.
 
-    Args:
-        key: unique in the page.
-        title: of the chart.
-        estimates: from top to bottom.
-        x_label: of the axis.
-        header: of the table: name, value, interval, and that of further cells.
-        legend: meaning of a filled and of an open mark.
+    `header` is that of the table; `legend` the meaning of a filled and of an open mark.
     """
     ends = [end for each in estimates for end in (each.low, each.high, each.value)]
     x = scale_of(ends, is_log=False)

@@ -152,12 +152,7 @@ class StatusLog:
     ) -> None:
         """Write the state RUNNING.
 
-        Args:
-            folder: run folder.
-            resumed: keep the sessions of earlier processes.
-            write: writes a file.
-            plan: of the run.
-            start_seconds: of the session so far: imports, data, policy.
+        `start_seconds` are those of the session so far: imports, data, policy.
         """
         self._plan = dict(plan or {})
         self.path, self._write = folder / STATUS_NAME, write

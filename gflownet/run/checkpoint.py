@@ -118,8 +118,7 @@ class CheckpointFolder:
     def latest(self, *, sets_aside: bool = False) -> Checkpoint | None:
         """Return the newest checkpoint that can be read, with a warning for each newer one; None without any.
 
-        Args:
-            sets_aside: rename the newer ones; only the process that holds the lock of the run may do so.
+        `sets_aside` renames the newer ones; only the process that holds the lock of the run may do so.
 
         Raises:
             UserError: all are of another format, or hold more than tensors and plain containers; nothing is renamed.

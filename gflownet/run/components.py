@@ -39,7 +39,7 @@ from gflownet.objectives.config import OptimizerConfig, num_taught
 from gflownet.objectives.max_likelihood import MaxLikelihood
 from gflownet.plugins import is_module_class
 from gflownet.run.extensions import automatic_method, load_extensions, validate
-from gflownet.run.folder import policy_weights
+from gflownet.run.folder import last_checkpoint
 from gflownet.run.plan import Plan, plan_of
 from gflownet.run.progress import Progress
 from gflownet.search.config import AUTO, GFLOWNET
@@ -185,7 +185,7 @@ class Components:
         """Load the policy of the finished run in a folder; `option` is named in errors."""
         policy = self.build_policy()
         try:
-            policy.load_state_dict(policy_weights(Path(folder), option=option))
+            policy.load_state_dict(last_checkpoint(Path(folder), option=option).state["policy"])
         except RuntimeError as error:
             raise UserError(
                 f"{option}: expected a run with this env and model, got {folder}, whose policy has other weights"

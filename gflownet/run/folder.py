@@ -152,13 +152,13 @@ class RunFolder:
     def check_unchanged(self, config: Config) -> None:
         """Raise UserError for the first changed option that a resumed search may not change."""
         started = config_of(self._marker.config, where=f"{self.path / MARKER_NAME}: ")
-        self.refuse_changes(to_mapping(started), to_mapping(config), may_change=_MAY_CHANGE)
+        self.refuse_changes(to_mapping(config), _MAY_CHANGE, started=to_mapping(started))
 
     def refuse_changes(
-        self, started: Mapping[str, Any], options: Mapping[str, Any], *, may_change: Collection[str]
+        self, options: Mapping[str, Any], may_change: Collection[str], *, started: Mapping[str, Any] | None = None
     ) -> None:
         """Raise UserError for the first option, nested ones included, that differs from that of the start."""
-        before = dict(leaves(started))
+        before = dict(leaves(self._marker.config if started is None else started))
         for key, value in leaves(options):
             if not {key, key.partition(".")[0]} & set(may_change) and before.get(key) != value:
                 raise UserError(
@@ -173,11 +173,6 @@ class RunFolder:
             write_marker(self.path, marker)
             self._marker, self._is_marked = marker, True
         write_whole(self.path / CONFIG_NAME, to_yaml(config))
-
-    @property
-    def started_options(self) -> Mapping[str, Any]:
-        """Return the options of the run when it was started or resumed last, nested."""
-        return self._marker.config
 
     def lost_rows(self, from_dict: Callable[[dict[str, Any]], Candidate]) -> list[EvaluationRecord]:
         """Return the rows of a missing store that files of the resumed run have, with a warning; none if it is there.
@@ -259,11 +254,6 @@ def last_checkpoint(path: Path, *, option: str) -> Checkpoint:
     if checkpoint is None:
         raise UserError(f"{option}: expected the log_dir of a run with a checkpoint, got {path}")
     return checkpoint
-
-
-def policy_weights(path: Path, *, option: str) -> Mapping[str, Any]:
-    """Return the policy's weights of the last checkpoint of the run in `path`. Raises UserError where there is none."""
-    return last_checkpoint(path, option=option).state["policy"]
 
 
 def _check(path: Path, *, resume: bool | Literal["auto"], overwrite: bool) -> RunMarker | None:

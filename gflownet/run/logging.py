@@ -134,9 +134,7 @@ class MetricLogger(Closing):
     def write_leaders(self, hashes: Sequence[str], rows_of: Callable[[], Sequence[Leader]]) -> None:
         """Write the best architectures so far to the logs that show them, if they have changed.
 
-        Args:
-            hashes: of the architectures, best first.
-            rows_of: returns their rows.
+        `hashes` are those of the architectures, best first; `rows_of` returns their rows.
         """
         if self._logs and hashes and list(hashes) != self._leader_hashes:
             self._leader_hashes = list(hashes)

@@ -197,8 +197,7 @@ def adopt_orphans() -> None:
 def end_descendants(*, spared: Collection[int] = ()) -> None:
     """Kill all descendants of this process, which adopts orphans, and wait for their end.
 
-    Args:
-        spared: children that go on, with their descendants.
+    Children in `spared` go on, with their descendants.
     """
     end = time.monotonic() + _END_TIMEOUT_S
     with suppress(ChildProcessError):  # there is no child

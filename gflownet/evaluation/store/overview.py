@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import sqlalchemy as sql
 from sqlalchemy.exc import SQLAlchemyError
@@ -136,10 +136,7 @@ class StoreOverview(Closing):
     def requeue(self, status: EvaluationStatus | None, *, ids: Collection[int] | None, is_forced: bool) -> int:
         """Turn rows into claims without an owner, which the next run evaluates again, and return their number.
 
-        Args:
-            status: of the rows; None: all.
-            ids: of the rows; None: all.
-            is_forced: also claims with a live lease.
+        Without `status` and `ids` all; `is_forced`: also claims with a live lease.
         """
         columns = EVALUATIONS.c
         update = sql.update(EVALUATIONS).where(columns.context != DAMAGED).values(REQUEUED)
@@ -230,7 +227,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> int:
     """
     if path.suffix not in SUFFIXES:
         raise UserError(f"{path}: expected a file name that ends in {' or '.join(SUFFIXES)}")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary, num_rows = path.with_name(f".{path.name}.{os.getpid()}.tmp"), 0
     try:
         path.open("xb").close()  # reserves the name
     except FileExistsError:
@@ -239,7 +236,12 @@ def write_rows(path: Path, rows: Iterable[Row]) -> int:
         raise cannot_write(path, error) from error
     try:
         with temporary.open("x", encoding="utf-8", newline="") as file:
-            num_rows = (_write_csv if path.suffix == ".csv" else _write_lines)(file, rows)
+            table = csv.DictWriter(file, [c.name for c in COLUMNS], lineterminator="\n")
+            if path.suffix == ".csv":
+                table.writeheader()
+            for row in rows:
+                num_rows += 1
+                table.writerow(row) if path.suffix == ".csv" else file.write(json.dumps(dict(row)) + "\n")
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -249,21 +251,4 @@ def write_rows(path: Path, rows: Iterable[Row]) -> int:
         if isinstance(error, OSError):
             raise cannot_write(path, error) from error
         raise
-    return num_rows
-
-
-def _write_lines(file: IO[str], rows: Iterable[Row]) -> int:
-    num_rows = 0
-    for row in rows:
-        file.write(json.dumps(dict(row)) + "\n")
-        num_rows += 1
-    return num_rows
-
-
-def _write_csv(file: IO[str], rows: Iterable[Row]) -> int:
-    writer, num_rows = csv.DictWriter(file, [c.name for c in COLUMNS], lineterminator="\n"), 0
-    writer.writeheader()
-    for row in rows:
-        writer.writerow(row)
-        num_rows += 1
     return num_rows

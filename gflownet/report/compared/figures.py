@@ -64,13 +64,7 @@ class PairedDifference:
         return f"{self.mean:+.4f}" + ("" if math.isnan(self.low) else f" [{self.low:+.4f}, {self.high:+.4f}]")
 
     def verdict(self, first: str, second: str, where: str) -> str:
-        """Return the difference in words.
-
-        Args:
-            first: name of a side.
-            second: name of the other side.
-            where: the figure, for example "after 100 evaluations".
-        """
+        """Return the difference in words."""
         if math.isnan(self.low):
             return f"{first} against {second} {where}: {self.figures}, one seed has no interval"
         if not self.has_verdict:
@@ -210,7 +204,11 @@ def group_curve(group: Group, kind: CurveKind) -> GroupCurve | None:
     if end < start:
         return None
     places = np.linspace(start, end, NUM_PLACES if end > start else 1)
-    values = np.stack([_at(places, x, y, is_step=not kind.is_smoothed) for x, y in curves])  # [S, X]
+    rows = [
+        np.interp(places, x, y) if kind.is_smoothed else y[np.searchsorted(x, places, side="right") - 1]
+        for x, y in curves
+    ]
+    values = np.stack(rows)  # [S, X]
     low, high = bounded_intervals(values, upper=MAX_SCORE)
     return GroupCurve(places.tolist(), values.mean(axis=0).tolist(), low.tolist(), high.tolist())
 
@@ -225,9 +223,3 @@ def _run_curve(run: RunData, kind: CurveKind) -> tuple[np.ndarray, np.ndarray] |
     y = np.array(moving_mean(scores.tolist(), WINDOW)) if kind.is_smoothed else np.fmax.accumulate(scores)
     is_known = np.isfinite(y)
     return x[is_known], y[is_known]
-
-
-def _at(places: np.ndarray, x: np.ndarray, y: np.ndarray, *, is_step: bool) -> np.ndarray:
-    if not is_step:
-        return np.interp(places, x, y)
-    return y[np.searchsorted(x, places, side="right") - 1]

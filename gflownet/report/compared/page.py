@@ -174,10 +174,7 @@ class ProblemSection:
 def comparison_page(comparison: Comparison, *, folder: Path, written: datetime | None = None) -> str:
     """Return the page: one HTML document without links to other files but the pages of the runs.
 
-    Args:
-        comparison: of the runs.
-        folder: of the page, for relative links.
-        written: time of writing; None: now.
+    Links are relative to its `folder`.
     """
     written = datetime.now(UTC) if written is None else written
     return render(
@@ -268,8 +265,12 @@ def charts_of(comparison: Comparison, number: int, problem: Problem) -> list[Cha
 def top_architectures(comparison: Comparison) -> list[Ranked]:
     """Return the best architecture of each run; of more than MAX_CARDS runs, of the best run of each group."""
     runs = comparison.runs
+
+    def score_of(run: RunData) -> float:
+        return next(filter(math.isfinite, (final_score(run), best_score(run))), -math.inf)
+
     if len(runs) > MAX_CARDS:
-        runs = [(group, max(group.runs, key=_score_of)) for group in comparison.groups][:MAX_CARDS]
+        runs = [(group, max(group.runs, key=score_of)) for group in comparison.groups][:MAX_CARDS]
     cards = []
     for number, (group, run) in enumerate(runs):
         section = best_section(run)
@@ -281,11 +282,6 @@ def top_architectures(comparison: Comparison) -> list[Ranked]:
             )
             cards.append(replace(best, key=f"best-{number}", title=title, load_note=load_note))
     return cards
-
-
-def _score_of(run: RunData) -> float:
-    scores = [score for score in (final_score(run), best_score(run)) if math.isfinite(score)]
-    return scores[0] if scores else -math.inf
 
 
 def run_rows(comparison: Comparison, *, folder: Path) -> list[RunRow]:
