@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from signal import SIGINT, SIGPIPE
 from typing import Any, NoReturn
@@ -75,7 +75,8 @@ class CommandLine(argparse.ArgumentParser):
         """Raise UserError with the name of the option first."""
         if message.startswith(_UNKNOWN):
             word = message.removeprefix(_UNKNOWN).split()[0].partition("=")[0]
-            message = _unknown(word, sorted(self.option_names()))
+            hint = f"unknown option{did_you_mean(word, sorted(self.option_names()))}"
+            message = f"{word}: {hint if word.startswith('-') else 'unexpected argument'}"
         elif message.startswith(_REQUIRED):
             message = f"expected {message.removeprefix(_REQUIRED)}, got nothing"
         message = _MISTYPED.sub(lambda match: f"expected {_KINDS[match[1]]}, got ", message)
@@ -193,12 +194,6 @@ def _failed(error: UserError) -> int:
     for line in (*account_lines(error.account), error_line(error)):
         print(line, file=sys.stderr)
     return error.status
-
-
-def _unknown(word: str, names: Iterable[str]) -> str:
-    if not word.startswith("-"):
-        return f"{word}: unexpected argument"
-    return f"{word}: unknown option{did_you_mean(word, names)}"
 
 
 def _message_line(message: Warning | str) -> str:

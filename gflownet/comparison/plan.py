@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gflownet.cli.interrupts import StopRequest
-from gflownet.config import CONFIG_NAME, load_config, to_mapping
+from gflownet.config import CONFIG_NAME, Config, load_config, to_mapping
 from gflownet.errors import UserError
 from gflownet.options import leaves
 from gflownet.plugins import check_name
@@ -73,12 +73,13 @@ def read_method(text: str) -> Method:
         UserError: no label, an option without a value, or one that the comparison sets.
     """
     label, colon, words = text.partition(":")
+    expected = f"--method: expected LABEL: KEY=VALUE KEY=VALUE, got {text!r}"
     if not colon or not _LABEL.fullmatch(label.strip()):
-        raise UserError(f"--method: expected LABEL: KEY=VALUE KEY=VALUE, got {text!r}")
+        raise UserError(expected)
     try:
         overrides = tuple(shlex.split(words))
     except ValueError as error:
-        raise UserError(f"--method: expected LABEL: KEY=VALUE KEY=VALUE, got {text!r} ({error})") from None
+        raise UserError(f"{expected} ({error})") from None
     check_overrides(overrides)
     return Method(label.strip(), overrides)
 
@@ -119,11 +120,9 @@ _PLACES = ("log_dir", "resume")
 class Job:
     """One method with one seed."""
 
-    config: str | None
+    plan: Plan
     method: Method
     seed: int
-    num_evaluations: int
-    overrides: tuple[str, ...]  # of all methods
     folder: Path
 
     @property
@@ -131,11 +130,11 @@ class Job:
         """Return the name for messages."""
         return f"{self.method.label}, seed {self.seed}"
 
-    def options(self) -> list[str]:
-        """Return all options of the run; later ones win."""
+    def config(self) -> Config:
+        """Return the config of the run; later options win. Raises UserError like `load_config`."""
         fixed = (f"log_dir={json.dumps(str(self.folder))}", "resume=auto", f"seed={self.seed}")
-        budget = f"budget.evaluations={self.num_evaluations}"
-        return [*_QUIET, *self.overrides, *self.method.overrides, *fixed, budget]
+        budget = f"budget.evaluations={self.plan.num_evaluations}"
+        return load_config(self.plan.config, [*_QUIET, *self.plan.overrides, *self.method.overrides, *fixed, budget])
 
     def is_finished(self) -> bool:
         """Return whether the folder has the finished run. Raises UserError for a run with other options."""
@@ -145,10 +144,6 @@ class Job:
         self._check_options(marker.config)
         status = read_status(self.folder)
         return status is not None and status.state is RunState.COMPLETED
-
-    def check(self) -> None:
-        """Raise UserError for options that do not depend on the chosen classes."""
-        validate(load_config(self.config, self.options()))
 
     def check_folder(self) -> None:
         """Raise UserError for a path that cannot be a folder, and for a folder with an output that is not of a run."""
@@ -161,7 +156,7 @@ class Job:
 
     def _check_options(self, started: Mapping[str, Any]) -> None:
         """Raise UserError for the first option that differs from those of the run in the folder."""
-        options = dict(leaves(to_mapping(load_config(self.config, self.options()))))
+        options = dict(leaves(to_mapping(self.config())))
         stored = dict(leaves(started))
         for key, value in options.items():  # the run has the options of its classes, too
             if key not in _PLACES and value != stored.get(key):
@@ -195,14 +190,7 @@ class Plan:
     def jobs(self) -> list[Job]:
         """Return the runs, the methods in turn for each seed, in folders LABEL/seed_K."""
         return [
-            Job(
-                config=self.config,
-                method=method,
-                seed=seed,
-                num_evaluations=self.num_evaluations,
-                overrides=self.overrides,
-                folder=self.folder / method.label / f"seed_{seed}",
-            )
+            Job(self, method, seed, self.folder / method.label / f"seed_{seed}")
             for seed in self.seeds
             for method in self.methods
         ]
@@ -211,7 +199,7 @@ class Plan:
         """Raise UserError for wrong options, and for a folder of a run with files of others."""
         for job in self.jobs():
             if job.seed == self.seeds[0]:
-                job.check()
+                validate(job.config())
             job.check_folder()
 
     def run(self, *, console: Console, stop: StopRequest) -> bool:
@@ -250,7 +238,7 @@ def _run(job: Job) -> bool:
         if not file.tell():
             file.write(f"{OUTPUT_HEADER}{job.name}\n")
         try:
-            return build_trainer(load_config(job.config, job.options())).run() is None
+            return build_trainer(job.config()).run() is None
         except ValueError as error:
             raise UserError(f"{job.name}: {error}") from None
 

@@ -95,7 +95,10 @@ class Budget:
         All are REFUSED: another budget may accept them.
         """
         start = time.perf_counter()
-        reason = _refused_by(task, graph) or self._excess(task, graph)
+        try:
+            reason = task.refusal(graph) or self._excess(task, graph)
+        except Exception as error:  # raised by the user's task
+            reason = f"{type(task).__name__}.refusal: {describe(error)}"
         if reason is None:
             return None
         return Outcome(EvaluationStatus.REFUSED, time.perf_counter() - start, error=reason)
@@ -121,11 +124,3 @@ class Budget:
     def _size_limits(self) -> tuple[tuple[str, int], tuple[str, int]]:
         limits = self.limits
         return ("budget.parameters", limits.parameters), ("budget.flops", limits.flops)
-
-
-def _refused_by(task: GFNTask, graph: Any) -> str | None:
-    """Return the task's reason to refuse a candidate, None if it accepts it."""
-    try:
-        return task.refusal(graph)
-    except Exception as error:  # raised by the user's task
-        return f"{type(task).__name__}.refusal: {describe(error)}"

@@ -67,16 +67,9 @@ class Dispatcher(AsynchronousEvaluator):
     ) -> None:
         """Keep the components; nothing is started.
 
-        Args:
-            task: scores the candidates.
-            store: of all results.
-            executor: runs the jobs; closed by its owner.
-            config: deadline, attempts, floor score.
-            seed: of the run, from which candidates get theirs.
-            run: id of the run, the same after a resume, recorded in its rows.
-            budget, reserve: limits of the run, and the part for the final stage.
-            num_evaluated, seconds: evaluations and seconds of the run so far.
-            stopped: returns whether the run should stop.
+        The executor is closed by its owner. Candidates get their seeds from that of the run, whose id is the same after
+        a resume. `budget` are limits, of which `reserve` is for the final stage; `num_evaluated` and `seconds` are
+        those so far.
 
         Raises:
             UserError: the budget limits the size of candidates, and the task has no `cost`.

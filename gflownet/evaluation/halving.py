@@ -45,7 +45,10 @@ class SuccessiveHalving:
         """
         self.max_fidelity, self.reduction = max_fidelity, reduction
         self.num_unjudged = reduction if num_unjudged is None else num_unjudged
-        self.rungs: tuple[int, ...] = tuple(_rungs(min_fidelity, max_fidelity, reduction))
+        rungs = [min_fidelity]
+        while rungs[-1] * reduction < max_fidelity:
+            rungs.append(rungs[-1] * reduction)
+        self.rungs = tuple(rungs)
         self.num_stopped = 0
         self.num_promoted: Counter[str] = Counter()  # rows, by run
         self._scores: dict[int, list[float]] = {rung: [] for rung in self.rungs}  # ascending
@@ -250,13 +253,6 @@ def build_halving(task: GFNTask, config: TaskConfig) -> SuccessiveHalving | None
     return SuccessiveHalving(options.min_fidelity, max_fidelity=task.max_fidelity, reduction=options.reduction)
 
 
-def _rungs(min_fidelity: int, max_fidelity: int, reduction: int) -> Iterable[int]:
-    fidelity = min_fidelity
-    while fidelity < max_fidelity:
-        yield fidelity
-        fidelity *= reduction
-
-
 # Exponents p of the power laws a - b x^-p that are fitted to a curve.
 _EXPONENTS = (0.25, 0.5, 1.0, 2.0)
 
@@ -282,10 +278,8 @@ class CurveExtrapolation:
     def __call__(self, score: float, curve: Sequence[float], *, best: float) -> float:
         """Return the estimated final score of a training.
 
-        Args:
-            score: at `fidelity`.
-            curve: scores at evenly spaced places up to `fidelity`.
-            best: largest score of all trainings at `fidelity`.
+        `score` is that at `fidelity`, the `curve` evenly spaced up to it, `best` the largest score of all trainings
+        there.
         """
         own = power_law(curve or [score], self.fidelity, self.max_fidelity) - (curve[-1] if curve else score) + score
         best = max([best, *self._final_scores])

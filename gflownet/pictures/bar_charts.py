@@ -126,7 +126,6 @@ class Estimate:
     value: float
     low: float
     high: float
-    note: str = ""  # behind the name
     cells: Sequence[str] = ()  # of the table, behind name, value and interval
     is_marked: bool = False  # drawn as a filled diamond
     href: str = ""
@@ -169,7 +168,7 @@ def interval_chart(
 
 def _draw_interval(frame: Frame, each: Estimate, top: float) -> None:
     y, x = top + 25, frame.at_x(each.value)
-    text = f"{shortened(each.name, _MAX_INTERVAL_NAME - len(each.note))}  {each.note}".rstrip()
+    text = shortened(each.name, _MAX_INTERVAL_NAME)
     end = min(WIDTH - RIGHT, _LEFT + 6 + len(text) * _CHARACTER)
     frame.add("path", class_="halo", d=f"M{_LEFT + 1:g} {top + 10:g}H{end:g}")
     frame.add("text", text, class_="name", x=_LEFT + 3, y=top + 13, href=each.href)

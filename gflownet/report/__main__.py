@@ -37,12 +37,8 @@ def write_reports(
 ) -> Iterator[Path]:
     """Write the page of one run, of each run, or the comparison of several; yield each path written.
 
-    Args:
-        paths: run folders, folders with runs, or patterns.
-        output: page; None: the default name.
-        json_path: figures of the comparison.
-        is_each: write the page of each run.
-        show: gets the comparison, which is then written of one run too.
+    `paths` are run folders, folders with runs, or patterns; without `output` a page has its default name. `json_path`
+    gets the figures of the comparison; `show` gets the comparison, which is then written of one run too.
 
     Raises:
         UserError: no run at a path, or a file that is not of gflownet or cannot be written.
@@ -119,7 +115,10 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
     """
     folders: dict[Path, Path] = {}
     for path in [path for path in paths if not path.is_file()] or paths:
-        runs = [run for match in _matches(path) for run in _runs_below(match)]
+        matches = [path]
+        if not path.exists() and glob.has_magic(str(path)):
+            matches = [Path(match) for match in sorted(glob.glob(str(path)), key=_natural)]
+        runs = [run for match in matches for run in _runs_below(match)]
         if not runs:
             raise UserError(not_a_search(path) if is_run(path) else _without_run(path))
         for run in runs:
@@ -130,12 +129,6 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
 def is_run(folder: Path) -> bool:
     """Return whether a folder holds a run, of this version or an earlier one."""
     return (folder / MARKER_NAME).is_file() or (folder / CONFIG_NAME).is_file()
-
-
-def _matches(path: Path) -> list[Path]:
-    if path.exists() or not glob.has_magic(str(path)):
-        return [path]
-    return [Path(match) for match in sorted(glob.glob(str(path)), key=_natural)]
 
 
 def _runs_below(folder: Path) -> Iterator[Path]:

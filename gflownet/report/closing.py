@@ -110,19 +110,9 @@ def report_run(
 ) -> list[UserError]:
     """Write and print the best architectures (and the Pareto front); return the errors of unwritten files.
 
-    Args:
-        folder: run folder.
-        top: best architectures, best first.
-        task: of the run.
-        terminal_type: class of the terminal objects.
-        score_means: mean score of each training step.
-        errors: number of failed evaluations by kind.
-        console: prints the report.
-        final: the final stage, which measured `top`; None without one.
-        evaluated: with several objectives, all successful evaluations.
-        num_successful: number of successful evaluations, those above a limit included.
-        spent: all evaluations of the run; empty: not shown.
-        write: writes a file, or raises UserError.
+    `top` are best first, and `final` is the stage that has measured them. `errors` has the number of failed evaluations
+    by kind; `evaluated` are, with several objectives, all successful evaluations; `num_successful` includes those above
+    a limit; `spent` are all evaluations of the run. `write` raises UserError for a file that it cannot write.
     """
     write_errors, report_line = list[UserError](), partial(print_line, console)
 

@@ -161,9 +161,9 @@ class CheckpointFolder:
         """Return the checkpoints of this run, newest first."""
         return [path for path in self.files() if self._run_of(path) == self.run]
 
-    def damaged(self) -> list[Path]:
-        """Return the files without a valid header, whose run is unknown."""
-        return [path for path in self.files() if self._run_of(path) is None]
+    def foreign(self) -> list[Path]:
+        """Return the files of other runs; that of a file without a valid header is unknown."""
+        return [path for path in self.files() if self._run_of(path) not in (self.run, None)]
 
     def files(self) -> list[Path]:
         """Return all files with the name of a checkpoint, newest first."""
@@ -220,9 +220,7 @@ def _read_payload(payload: bytes) -> dict[str, Any]:
 
 
 def _step_of(path: Path) -> int:
-    match = _FILE_NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[1])
+    return int(path.stem.removeprefix("step_"))
 
 
 def _refused_type(error: Exception) -> str:

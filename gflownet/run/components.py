@@ -366,11 +366,7 @@ class Components:
     ) -> Dispatcher:
         """Build the evaluator of sampled graphs.
 
-        Args:
-            store: of the results.
-            executor: runs the evaluations.
-            stopped: returns whether the run should stop.
-            num_evaluated: evaluations of the search so far; None: not part of the search, which alone has a budget.
+        Without `num_evaluated`, the evaluations so far, it is not part of the search, which alone has a budget.
         """
         config, budget = self.config, self.config.budget
         if num_evaluated is None:

@@ -268,10 +268,8 @@ def _check(path: Path, *, resume: bool | Literal["auto"], overwrite: bool) -> Ru
     for file in (file for name in _NAMES for file in (path / name, temporary_of(path / name))):
         if file.is_symlink() or (marker is None and file.exists()):
             raise _foreign_file(file)
-    if marker is not None:  # the run of a damaged checkpoint is unknown
-        checkpoints = CheckpointFolder(path / CHECKPOINTS_NAME, run=marker.run)
-        for file in set(checkpoints.files()).difference(checkpoints.own(), checkpoints.damaged()):
-            raise _foreign_file(file)
+    for file in [] if marker is None else CheckpointFolder(path / CHECKPOINTS_NAME, run=marker.run).foreign():
+        raise _foreign_file(file)
     return marker
 
 

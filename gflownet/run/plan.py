@@ -10,7 +10,6 @@ from gflownet.cli.console import duration
 from gflownet.config import Config
 from gflownet.errors import counted
 from gflownet.evaluation.budget import Reserve
-from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.executors.choice import places
 from gflownet.evaluation.task import GFNTask
 from gflownet.search.method import SearchMethod

@@ -133,58 +133,43 @@ class Run:
         start_seconds: float = 0.0,
         closing_lines: Callable[[RunState], Iterable[str]] | None = None,
     ) -> Iterator[None]:
-        """Keep status.json and report.html during the block, at its end and after an error.
+        """Keep status.json and report.html (None: no page) during the block, at its end and after an error.
 
-        Args:
-            report: options of the page; None: no page.
-            plan: of the run, for status.json.
-            start_seconds: of the session so far.
-            closing_lines: returns the last lines for the final state; default: times, and the command that resumes.
+        `start_seconds` are those of the session so far. `closing_lines` returns the last lines for the final state; by
+        default times, and the command that resumes.
         """
         folder = self.folder
         self._status = StatusLog(
             folder.path, resumed=folder.resumed, write=folder.write, plan=plan, start_seconds=start_seconds
         )
         self._page = _Page(folder, None if report is None else report.every)
-        closing_lines = closing_lines or self._closing_lines
         self.stop.mark = lambda number: self._status.mark_interrupted(signal.Signals(number).name)
         if self.stop.signal is not None:  # since the start of the run
             self.stop.mark(self.stop.signal)
+        state, message, writes_page = RunState.COMPLETED, "", True
         try:
             yield
+            if self.stop.signal is not None:
+                state, message = RunState.INTERRUPTED, signal.Signals(self.stop.signal).name
         except KeyboardInterrupt:  # a second Ctrl-C
-            self._end(RunState.INTERRUPTED, signal.SIGINT.name, closing_lines, writes_page=False)
+            state, message, writes_page = RunState.INTERRUPTED, signal.SIGINT.name, False
             raise
         except BaseException as error:
             if _is_closed_output(error):  # as in `gflownet train ... | head`
-                self._end(RunState.INTERRUPTED, signal.SIGPIPE.name, closing_lines)
-                raise
-            line = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            self._end(RunState.FAILED, line, closing_lines)
+                state, message = RunState.INTERRUPTED, signal.SIGPIPE.name
+            else:
+                name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+                state, message = RunState.FAILED, f"{name}{error}"
             raise
-        if self.stop.signal is None:
-            self._end(RunState.COMPLETED, "", closing_lines)
-        else:
-            self._end(RunState.INTERRUPTED, signal.Signals(self.stop.signal).name, closing_lines)
-
-    def _end(
-        self,
-        state: RunState,
-        message: str,
-        closing_lines: Callable[[RunState], Iterable[str]],
-        *,
-        writes_page: bool = True,
-    ) -> None:
-        """Write the final state and the final page; their errors never end the run. Nothing for a lost folder."""
-        if self.folder.is_lost:
-            return
-        with self._status.phase(Phase.REPORT):
-            self._status.end(state, " ".join(message.split()))
-            is_written = writes_page and self._page.write()
-        for line in closing_lines(state):
-            self.logger.print(line)
-        if is_written:
-            self.logger.print(f"report: {self._page.path}")
+        finally:  # errors of status and page never end the run; a lost folder gets none
+            if not folder.is_lost:
+                with self._status.phase(Phase.REPORT):
+                    self._status.end(state, " ".join(message.split()))
+                    is_written = writes_page and self._page.write()
+                for line in (closing_lines or self._closing_lines)(state):
+                    self.logger.print(line)
+                if is_written:
+                    self.logger.print(f"report: {self._page.path}")
 
     def _closing_lines(self, state: RunState) -> Iterator[str]:
         """Yield the seconds of the session, whole and by phase, and the command that resumes."""

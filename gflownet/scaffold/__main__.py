@@ -71,8 +71,11 @@ def write_package(kind: str, name: str, *, parent: Path) -> list[Path]:
         "kind": kind,
     }
     texts = {f"{name}/__init__.py": f'"""{camel}: a {kind} for gflownet."""\n'}
+    places = {"config.yaml": f"{name}/configs/{name}.yaml", "test.py": f"tests/test_{name}.py"}
     for template in sorted((_TEMPLATES / kind).iterdir()):
-        texts[_place(template.name, name, kind)] = Template(template.read_text(encoding="utf-8")).substitute(values)
+        file = template.name.removesuffix(".txt")
+        place = places.get(file, f"{name}/{file}" if file.endswith(".py") else file)
+        texts[place] = Template(template.read_text(encoding="utf-8")).substitute(values)
     try:
         folder.mkdir(parents=True)
         for place, text in texts.items():
@@ -82,14 +85,6 @@ def write_package(kind: str, name: str, *, parent: Path) -> list[Path]:
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from error
     return [folder / place for place in sorted(texts)]
-
-
-def _place(template: str, name: str, kind: str) -> str:
-    file = template.removesuffix(".txt")
-    places = {"config.yaml": f"{name}/configs/{name}.yaml", "test.py": f"tests/test_{name}.py"}
-    if file in places:
-        return places[file]
-    return f"{name}/{file}" if file.endswith(".py") else file
 
 
 def _check_is_new(kind: str, name: str) -> None:

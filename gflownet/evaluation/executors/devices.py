@@ -101,10 +101,7 @@ def _cuda_memories(visible: str | None) -> tuple[int, ...]:
 def slots_of(config: EvaluationConfig, devices: Devices, *, task: object = None) -> tuple[Slot, ...]:
     """Return the slots of a pool: those of GPUs by turns, then those of the cores.
 
-    Args:
-        config: device, slots_per_device and capacity.
-        devices: of this machine.
-        task: with device=auto, a task that overrides `to_device` has the GPUs, if there are any; others the cores.
+    With device=auto, a task that overrides `to_device` has the GPUs, if there are any; others the cores.
 
     Raises:
         UserError: a device is not there.

@@ -118,7 +118,10 @@ class StoreOverview(Closing):
             for row in rows:
                 if row["status"] != EvaluationStatus.RUNNING and is_intact(row):
                     yield {c.name: row[c.name] for c in COLUMNS} | {"context": row["context_text"]}
-            last = _next_id(rows, last)
+            ids = [last, *(row["id"] for row in rows)]
+            if any(second <= first for first, second in pairwise(ids)):
+                raise ValueError(f"rows after {last}: expected increasing ids, got {ids[1]} to {ids[-1]}")
+            last = ids[-1]
 
     def count(self) -> int:
         """Return the number of all rows: results, claims and damaged ones."""
@@ -154,16 +157,13 @@ class StoreOverview(Closing):
         try:
             yield
         except (TypeError, ValueError, SQLAlchemyError) as error:
-            damage = None if isinstance(error, UserError) else self._damage()
+            damage, path = None, self._database.path
+            if path is not None and not isinstance(error, UserError):
+                damaged = (f"row {row['id']}" for row in self._select(_ROWS) if not is_intact(row))
+                damage = damage_of(path) or next(damaged, None)
             if damage is None:
                 raise
             raise UserError(f"{self.location}: expected an intact database, got a damaged one ({damage})") from None
-
-    def _damage(self) -> str | None:
-        if self._database.path is None:
-            return None
-        damaged = (f"row {row['id']}" for row in self._select(_ROWS) if not is_intact(row))
-        return damage_of(self._database.path) or next(damaged, None)
 
     def close(self) -> None:
         """Close every connection; the overview must not be used afterwards."""
@@ -206,14 +206,6 @@ def _has_schema(path: Path) -> bool:
         raise UserError(f"{path}: cannot be opened as an evaluation store ({error})") from None
     except sqlite3.DatabaseError:
         return False
-
-
-def _next_id(rows: Sequence[Row], last: int) -> int:
-    """Return the largest id of rows that follow one. Raises ValueError where a damaged file has another order."""
-    ids = [last, *(row["id"] for row in rows)]
-    if any(second <= first for first, second in pairwise(ids)):
-        raise ValueError(f"rows after {last}: expected increasing ids, got {ids[1]} to {ids[-1]}")
-    return ids[-1]
 
 
 SUFFIXES = (".jsonl", ".csv")
