@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from signal import SIGINT, SIGPIPE
 from typing import Any, NoReturn
 
@@ -61,7 +62,7 @@ class CommandLine(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         """Take the arguments of ArgumentParser; --version is added where --help is."""
         options.setdefault("allow_abbrev", False)
-        options.setdefault("formatter_class", _HelpFormatter)
+        options.setdefault("formatter_class", partial(argparse.HelpFormatter, max_help_position=30, width=help_width()))
         super().__init__(**options)
         if self.add_help:
             self.add_argument(
@@ -112,13 +113,6 @@ class CommandLine(argparse.ArgumentParser):
         choices = [str(choice) for choice in action.choices]
         message = f"expected one of {', '.join(choices)}, got {value!r}{did_you_mean(str(value), choices)}"
         raise argparse.ArgumentError(action, message)
-
-
-class _HelpFormatter(argparse.HelpFormatter):
-    """Help as wide as the terminal, at most MAX_WIDTH columns."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=help_width())
 
 
 def help_width() -> int:

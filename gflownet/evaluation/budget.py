@@ -27,11 +27,7 @@ class Reserve:
 
 
 class Budget:
-    """Limits of a search, and the part that is used.
-
-    Attributes:
-        num_evaluated: new evaluations of the run; refused candidates are not counted.
-    """
+    """Limits of a search, and the part that is used; refused candidates are not counted."""
 
     def __init__(
         self, limits: BudgetConfig, *, num_evaluated: int = 0, seconds: float = 0.0, reserve: Reserve | None = None

@@ -74,11 +74,6 @@ class Session:
     seconds: dict[str, float] = field(default_factory=dict)  # of each phase, the running one up to the last write
 
     @property
-    def is_here(self) -> bool:
-        """Return whether its process started on this host."""
-        return self.host == platform.node()
-
-    @property
     def is_alive(self) -> bool:
         """Return whether its process runs on this host."""
         try:
@@ -129,7 +124,7 @@ def _is_alive(folder: Path, session: Session) -> bool:
 
     The process of another host, or of an earlier container, runs if status.json is recent or the run folder is locked.
     """
-    if session.is_here:
+    if session.host == platform.node():
         return session.is_alive
     try:
         age = time.time() - (folder / STATUS_NAME).stat().st_mtime

@@ -8,7 +8,7 @@ import logging
 import pickle
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Self
@@ -91,15 +91,15 @@ def load(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: expected tensors and plain containers, got {_refused_type(error)}") from None
 
 
+@dataclass(frozen=True)
 class CheckpointFolder:
     """The last checkpoints of a run, one file each; older ones are deleted after a new one is written.
 
     The header of a file names its run. Files of other runs are neither read nor deleted.
     """
 
-    def __init__(self, folder: Path, *, run: str) -> None:
-        self.folder = folder
-        self.run = run
+    folder: Path
+    run: str = field(kw_only=True)
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
         """Save the state after `step` and return its path.

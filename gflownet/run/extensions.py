@@ -227,7 +227,7 @@ def load_extensions(config: Config) -> tuple[Config, Extensions]:
     config = with_options(config, schemas)
     for loaded in classes.values():
         try:
-            getattr(loaded, "check_config", _unchecked)(config)
+            getattr(loaded, "check_config", lambda config: None)(config)
         except ValueError as error:
             raise UserError(str(error)) from error
     extensions = Extensions(
@@ -236,10 +236,6 @@ def load_extensions(config: Config) -> tuple[Config, Extensions]:
         surrogate=classes.get(SURROGATES.key),
     )
     return config, extensions
-
-
-def _unchecked(config: Config) -> None:
-    """Check nothing: classes that restrict no other options."""
 
 
 def option_schemas(config: Config) -> dict[str, type | None]:

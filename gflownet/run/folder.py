@@ -77,9 +77,6 @@ class RunFolder:
 
     A new run refuses a folder with a file of a name that it may write. An earlier run is renamed, never deleted. On
     resume the names are the run's; links and checkpoints of other runs are refused before anything is changed.
-
-    Attributes:
-        replaced: new path of the earlier run, None without one.
     """
 
     def __init__(self, path: Path, *, resume: bool | Literal["auto"], overwrite: bool) -> None:
@@ -89,7 +86,7 @@ class RunFolder:
             UserError: the folder cannot be written, is in use, holds a run and neither option allows that, holds no run
                 to resume, or has files with the names of the run's.
         """
-        self.path, self.replaced = path, None
+        self.path, self.replaced = path, None  # new path of the earlier run, None without one
         try:
             _check(path, resume=resume, overwrite=overwrite)  # before the lock, which is a file in a folder
             self._lock = RunLock(path)

@@ -39,12 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class MetricLogger(Closing):
-    """Writes the metrics of each step to all logs. A context manager that closes them.
-
-    Attributes:
-        console: for lines and tables.
-        view: panel or lines on the console; what only the view gets is not recorded.
-    """
+    """Writes the metrics of each step to all logs. A context manager that closes them."""
 
     def __init__(
         self,
@@ -67,7 +62,7 @@ class MetricLogger(Closing):
         checkpoint of a resumed run: later rows of metrics.jsonl are removed; None starts a new file. `verbosity` is the
         option console; `limits` is the budget, for the time left, `look` the figures on the console.
         """
-        self.console = console or make_console()
+        self.console = console or make_console()  # for lines and tables
         self._verbosity, self._is_closing = verbosity, False
         log_dir.mkdir(parents=True, exist_ok=True)
         self._folder = log_dir
@@ -84,7 +79,7 @@ class MetricLogger(Closing):
         self._last_checkpoint: Path | None = None
         self._leader_hashes: list[str] = []
         self._num_trainings = 0  # of the final stage, logged
-        self.view = make_view(
+        self.view = make_view(  # what only the view gets is not recorded
             self.console,
             limits=limits,
             print_every=1 if verbosity == "verbose" else print_every,

@@ -9,13 +9,14 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from gflownet.cli.arguments import program
 from gflownet.cli.console import duration, make_console, print_line
 from gflownet.cli.interrupts import STOP_MESSAGE, StopRequest, discard_output_without_reader, stop_signals
-from gflownet.config import ReportConfig, TensorBoardConfig, WandbConfig, to_mapping
+from gflownet.config import ReportConfig, TensorBoardConfig, to_mapping
 from gflownet.errors import UserError
 from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.files import locked_folder, write_whole
@@ -31,34 +32,18 @@ _log = logging.getLogger(__name__)
 _MAX_SHARE = 0.05
 
 
-class RunConfig(Protocol):
-    """Options of every run, of a search or a training."""
-
-    log_dir: str
-    resume: Literal[False, True, "auto"]
-    overwrite_existing_exp: bool
-    print_every: int
-    console: Literal["quiet", "normal", "verbose"]
-    wandb: WandbConfig
-
-
+@dataclass(eq=False)
 class Run:
-    """One session of a run, which its stages share.
+    """One session of a run, which its stages share."""
 
-    Attributes:
-        folder: locked run folder, with the checkpoints.
-        stop: the signal that ends the run.
-        logger: metric logs and console, after `open_logs`.
-        store: evaluations of a search.
-    """
-
-    logger: MetricLogger
-    store: EvaluationStore
-    _status: StatusLog
-    _page: _Page
-
-    def __init__(self, config: RunConfig, folder: RunFolder, stop: StopRequest, stack: ExitStack) -> None:
-        self._config, self.folder, self.stop, self._stack = config, folder, stop, stack
+    _config: Any
+    folder: RunFolder  # locked, with the checkpoints
+    stop: StopRequest  # the signal that ends the run
+    _stack: ExitStack
+    logger: MetricLogger = field(init=False)  # metric logs and console, after `open_logs`
+    store: EvaluationStore = field(init=False)  # evaluations of a search
+    _status: StatusLog = field(init=False)
+    _page: _Page = field(init=False)
 
     @property
     def is_stopped(self) -> bool:
@@ -78,7 +63,7 @@ class Run:
         look: Look = SEARCH_LOOK,
     ) -> None:
         """Open metrics.jsonl, the logs of other programs and the view; see MetricLogger for the arguments."""
-        config: Any = self._config
+        config = self._config
         self.logger = self.open(
             MetricLogger(
                 self.folder.path,
@@ -181,7 +166,7 @@ class Run:
 
 
 @contextmanager
-def open_run(config: RunConfig, *, default_folder: str = "", stop_message: str = STOP_MESSAGE) -> Iterator[Run]:
+def open_run(config: Any, *, default_folder: str = "", stop_message: str = STOP_MESSAGE) -> Iterator[Run]:
     """Open the folder of a run, and turn the first signal into a request to stop.
 
     A new run in place of one in `default_folder` has the next free one, which `config.log_dir` is then.

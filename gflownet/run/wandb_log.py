@@ -187,12 +187,16 @@ class WandbLog(RunLog):
         try:
             import wandb  # takes half a second; not needed with wandb.mode=disabled
 
+            run_id = folder / WANDB_NAME / WANDB_ID_NAME  # the same when the run is resumed; in a sweep, its agent's
+            if not run_id.exists():
+                run_id.parent.mkdir(exist_ok=True)
+                write_whole(run_id, os.environ.get(RUN_ID_VARIABLE) or uuid.uuid4().hex[:8])
             run = wandb.init(
                 project=options.project,
                 name=options.name or f"{folder.name}-seed{config.get('seed', 0)}",
                 group=options.group,
                 tags=list(options.tags),
-                id=_run_id(folder),
+                id=run_id.read_text(encoding="utf-8"),
                 resume="allow",
                 dir=folder,
                 config=masked_options(config),
@@ -226,15 +230,6 @@ def has_wandb_key() -> bool:
         return netrc.netrc(path).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
         return False
-
-
-def _run_id(folder: Path) -> str:
-    """Return the id of the wandb run of a run folder, the same when the run is resumed; in a sweep, its agent's."""
-    path = folder / WANDB_NAME / WANDB_ID_NAME
-    if not path.exists():
-        path.parent.mkdir(exist_ok=True)
-        write_whole(path, os.environ.get(RUN_ID_VARIABLE) or uuid.uuid4().hex[:8])
-    return path.read_text(encoding="utf-8")
 
 
 def _media_of(leaders: Sequence[Leader]) -> dict[str, Any]:
