@@ -76,7 +76,7 @@ def command_line() -> CommandLine:
 
 def compare(options: argparse.Namespace) -> int:
     """Run or read all runs, write and print the result, and return the exit status; or compare given runs."""
-    from gflownet.report.__main__ import check_own, is_comparison
+    from gflownet.report.__main__ import COMPARISON_MARK, check_own
     from gflownet.report.compared import COMPARISON_NAME
     from gflownet.run.extensions import check_resources
 
@@ -88,7 +88,7 @@ def compare(options: argparse.Namespace) -> int:
     page = plan.folder / COMPARISON_NAME
     check_own(page, option="--out")
     if options.json is not None:
-        check_own(options.json, option="--json", is_own=is_comparison)
+        check_own(options.json, option="--json", mark=COMPARISON_MARK)
     plan.check()
     for job in plan.jobs()[: len(plan.methods)]:
         check_resources(job.config())

@@ -19,7 +19,6 @@ from gflownet.records.trust import HELP, limited, trusting
 
 if TYPE_CHECKING:
     from gflownet.cli.sample_records import LogProbs, SampleRecord
-    from gflownet.run.sampling import RestoredPolicy
 
 _COLUMNS = ("hash", "score", "predicted", "log R(x)", "log p(x)", "log P_F", "log P_B")
 _KEYS = ("score", "predicted", "log_reward", "log_prob", "log_forward", "log_backward")
@@ -90,11 +89,15 @@ def sample(options: argparse.Namespace) -> None:
     hashes, num_scored, num_sampled = set[str](), 0, 0
     with _writer(options) as write, trusting(options.trust), limited(options.run):
         # Imported here: --help and errors of the command line do not wait for torch.
-        from gflownet.cli.sample_records import known_scores, sample_records
+        from gflownet.cli.sample_records import EstimatedProbability, ExactProbability, known_scores, sample_records
         from gflownet.run.sampling import restore
 
         restored = restore(options.run, greediness=options.greediness, variant=options.variant, device=options.device)
-        log_probs_of = _log_probs_of(restored, options)
+        log_probs_of: LogProbs | None = None
+        if options.exact:
+            log_probs_of = ExactProbability(restored, max_states=options.max_states).log_probs
+        elif num := options.trajectories:
+            log_probs_of = EstimatedProbability(restored, num_trajectories=num, seed=options.seed).log_probs
         batches = restored.batches(
             options.num,
             seed=options.seed,
@@ -116,16 +119,6 @@ def sample(options: argparse.Namespace) -> None:
         where = f", written to {options.output}" if options.output else ""
         counts = f"{counted(num_sampled, 'graph')}, {len(hashes)} distinct, {num_scored} evaluated by the run"
         print(printable(f"{counts}{where}"))
-
-
-def _log_probs_of(restored: RestoredPolicy, options: argparse.Namespace) -> LogProbs | None:
-    from gflownet.cli.sample_records import EstimatedProbability, ExactProbability
-
-    if options.exact:
-        return ExactProbability(restored, max_states=options.max_states).log_probs
-    if not options.trajectories:
-        return None
-    return EstimatedProbability(restored, num_trajectories=options.trajectories, seed=options.seed).log_probs
 
 
 @contextmanager

@@ -162,7 +162,11 @@ def _location(text: str) -> str:
 
     if (folder / STORE_NAME).exists():
         return str(folder / STORE_NAME)
-    url = _store_url_of_run(folder)
+    path = folder / CONFIG_NAME
+    try:
+        url = read_yaml(path)["evaluation"]["store_url"] if path.is_file() else ""
+    except (UserError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: expected the config of a run with evaluation.store_url ({error})") from None
     if url:
         check_config(folder, {"evaluation": {"store_url": url}})
         return _interpolated(url)
@@ -177,15 +181,6 @@ def _interpolated(text: str) -> str:
         return str(OmegaConf.create({"location": text}).location)
     except OmegaConfBaseException as error:
         raise UserError(f"{text}: cannot be resolved ({str(error).splitlines()[0]})") from None
-
-
-def _store_url_of_run(folder: Path) -> str:
-    """Return evaluation.store_url of the config of a run folder as it is written; empty without one."""
-    path = folder / CONFIG_NAME
-    try:
-        return read_yaml(path)["evaluation"]["store_url"] if path.is_file() else ""
-    except (UserError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: expected the config of a run with evaluation.store_url ({error})") from None
 
 
 def _matching(overview: StoreOverview, text: str) -> list[Row]:

@@ -55,7 +55,12 @@ def read_methods(names: str, described: Sequence[str] = ()) -> list[Method]:
     Raises:
         UserError: an unknown method, an invalid text, a repeated label, or no method.
     """
-    methods = [_named(name.strip()) for name in names.split(",") if name.strip()]
+    methods, homes = list[Method](), {AUTO: "", GFLOWNET: "", **SEARCH_METHODS.homes}
+    for name in filter(None, map(str.strip, names.split(","))):
+        if ":" in name:
+            raise UserError(f'--methods: expected names, got {name!r}; try --method "mine: {_METHOD_KEY}={name}"')
+        check_name("--methods", name, homes)
+        methods.append(Method(name, (f"{_METHOD_KEY}={name}",)))
     methods += [read_method(text) for text in described]
     if not methods:
         raise UserError("--methods: expected at least one method, got none")
@@ -92,14 +97,6 @@ def check_overrides(overrides: Sequence[str]) -> None:
             raise UserError(f"{key}: expected no such option in a comparison, which has {RESERVED[key]}")
         if not (key and equals):
             raise UserError(f"{override}: expected KEY=VALUE, for example search.num_initial=20")
-
-
-def _named(name: str) -> Method:
-    homes = {AUTO: "", GFLOWNET: "", **SEARCH_METHODS.homes}
-    if ":" in name:
-        raise UserError(f'--methods: expected names, got {name!r}; try --method "mine: {_METHOD_KEY}={name}"')
-    check_name("--methods", name, homes)
-    return Method(name, (f"{_METHOD_KEY}={name}",))
 
 
 # No output for readers, and no work after the search except what the user chooses.
@@ -151,8 +148,10 @@ class Job:
         if not folder.is_dir():
             raise UserError(f"--out: expected a folder, got the file {folder}; choose another --out")
         output = self.folder / OUTPUT_NAME
-        if output.exists() and not (self.folder / CONFIG_NAME).exists() and not _is_output(output):
-            raise UserError(f"--out: expected no file {output} before the run; choose another --out")
+        if output.exists() and not (self.folder / CONFIG_NAME).exists():
+            start = output.read_bytes()[: len(OUTPUT_HEADER)] if output.is_file() else b"no file"
+            if start not in (b"", OUTPUT_HEADER.encode()):
+                raise UserError(f"--out: expected no file {output} before the run; choose another --out")
 
     def _check_options(self, started: Mapping[str, Any]) -> None:
         """Raise UserError for the first option that differs from those of the run in the folder."""
@@ -164,16 +163,6 @@ class Job:
                     f"{key}: expected {stored.get(key)!r}, as the run in {self.folder} was started, got {value!r}; "
                     "choose another --out"
                 )
-
-
-def _is_output(path: Path) -> bool:
-    """Return whether a file is the printed output of a run, or empty."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(len(OUTPUT_HEADER))
-    except OSError:
-        return False
-    return start in (b"", OUTPUT_HEADER.encode())
 
 
 @dataclass(frozen=True)

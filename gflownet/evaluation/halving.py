@@ -14,7 +14,7 @@ import threading
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -65,10 +65,6 @@ class SuccessiveHalving:
         for record in records:
             self._finish(record)
 
-    def next_rung(self, fidelity: int) -> int | None:
-        """Return the first rung above a fidelity, None for the full training."""
-        return next((rung for rung in self.rungs if rung > fidelity), None)
-
     def judged(self, record: EvaluationRecord) -> EvaluationRecord:
         """Return a new row of a rung with its estimated final score and whether the candidate is stopped.
 
@@ -99,12 +95,10 @@ class SuccessiveHalving:
         return values if math.isnan(correlation) else values | {"extrapolation_rank_correlation": correlation}
 
     def __str__(self) -> str:
-        stopped = counted(self.num_stopped, "candidate")
-        text = f"successive halving: {stopped} stopped early, {len(self._finished)} trained to the end"
-        correlation = self.metrics().get("extrapolation_rank_correlation")
-        if correlation is None:
-            return text
-        return f"{text}; rank correlation of their extrapolated and final scores {correlation:.2f}"
+        counts = f"{counted(self.num_stopped, 'candidate')} stopped early, {len(self._finished)} trained to the end"
+        correlation = rank_correlation(self._finished)
+        words = f"; rank correlation of their extrapolated and final scores {correlation:.2f}"
+        return f"successive halving: {counts}{'' if math.isnan(correlation) else words}"
 
     def _finish(self, record: EvaluationRecord) -> None:
         """Add the row of a full training; rows of others are ignored."""
@@ -221,7 +215,8 @@ class HalvingEvaluator(AsynchronousEvaluator):
                 del self._trainings[identity]
         for training in promoted:
             part, outcome = training.part, training.part.outcome
-            rung = self.halving.next_rung(part.request.fidelity or 0)
+            # None: the full training
+            rung = next((each for each in self.halving.rungs if each > (part.request.fidelity or 0)), None)
             request = self._part(training.ticket.request, rung)
             if outcome is not None:  # evaluated here, and counted again with the next part
                 self._dispatcher.uncount(EvaluationStatus.OK)
@@ -257,6 +252,7 @@ def build_halving(task: GFNTask, config: TaskConfig) -> SuccessiveHalving | None
 _EXPONENTS = (0.25, 0.5, 1.0, 2.0)
 
 
+@dataclass(eq=False)
 class CurveExtrapolation:
     """Extrapolation from one fidelity to the full one.
 
@@ -265,10 +261,10 @@ class CurveExtrapolation:
     None is above the best score seen. Compared with other methods in dev/experiments.md.
     """
 
-    def __init__(self, fidelity: int, max_fidelity: int) -> None:
-        self.fidelity, self.max_fidelity = fidelity, max_fidelity
-        self._scores: list[float] = []  # at `fidelity`, of finished trainings
-        self._final_scores: list[float] = []
+    fidelity: int
+    max_fidelity: int
+    _scores: list[float] = field(default_factory=list)  # at `fidelity`, of finished trainings
+    _final_scores: list[float] = field(default_factory=list)
 
     def add(self, score: float, final_score: float) -> None:
         """Add a finished training: its scores at `fidelity` and at the end."""

@@ -154,7 +154,14 @@ class StatusLog:
         before = read_status(folder) if resumed else None
         if resumed and before is None and self.path.exists():
             _log.warning("%s: expected the status of the run, got a damaged file; its times are lost", self.path)
-        self._session = _new_session()
+        self._session = Session(
+            command=list(sys.argv),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            host=platform.node(),
+            pid=os.getpid(),
+            process_created=psutil.Process().create_time(),
+            versions=recorded_versions(),
+        )
         self._sessions = (*(() if before is None else before.sessions), self._session)
         self._began = time.monotonic() - start_seconds
         self.state, self.message = RunState.RUNNING, ""
@@ -225,19 +232,6 @@ def recorded_versions() -> dict[str, str]:
 
     versions = {"gflownet": gflownet.__version__, "python": platform.python_version()}
     for name in RECORDED_VERSIONS:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
-
-
-def _new_session() -> Session:
-    return Session(
-        command=list(sys.argv),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-        host=platform.node(),
-        pid=os.getpid(),
-        process_created=psutil.Process().create_time(),
-        versions=recorded_versions(),
-    )

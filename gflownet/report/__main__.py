@@ -16,15 +16,15 @@ from gflownet.cli.arguments import CommandLine, print_plain_messages, program, r
 from gflownet.config import CONFIG_NAME
 from gflownet.errors import UserError, printable
 from gflownet.files import locked_folder, save_whole, write_whole
-from gflownet.records.marker import MARKER_NAME, PAGE_NAME, not_a_search, read_marker
+from gflownet.records.marker import COMPARISON_FORMAT, MARKER_NAME, PAGE_NAME, not_a_search, read_marker
 from gflownet.records.trust import trusting
 
 if TYPE_CHECKING:
     from gflownet.report.compared import Comparison
 
 _HEAD_BYTES = 4_096
-# In the first bytes of every page, see templates/base.html.j2.
-_GENERATOR = b'<meta name="generator" content="gflownet">'
+# In the first bytes of every page, see templates/base.html.j2, and of the JSON of a comparison.
+_PAGE_MARK, COMPARISON_MARK = b'<meta name="generator" content="gflownet">', COMPARISON_FORMAT.encode()
 
 
 def write_reports(
@@ -45,7 +45,7 @@ def write_reports(
     """
     folders = run_folders(paths)
     if json_path is not None:
-        check_own(json_path, option="--json", is_own=is_comparison)
+        check_own(json_path, option="--json", mark=COMPARISON_MARK)
     is_page = is_each or (len(folders) == 1 and show is None)
     if is_page:
         for folder in folders:
@@ -82,25 +82,15 @@ def _write_page(folder: Path, output: Path | None) -> Path:
     return folder / PAGE_NAME
 
 
-def is_own_page(path: Path) -> bool:
-    """Return whether a file is a page that gflownet has written."""
-    with path.open("rb") as file:
-        return _GENERATOR in file.read(_HEAD_BYTES)
-
-
-def check_own(path: Path, *, option: str = "--output", is_own: Callable[[Path], bool] = is_own_page) -> None:
-    """Raise UserError if a file, folder or link at a path is not one that gflownet has written."""
-    if path.is_symlink() or (path.exists() and not (path.is_file() and is_own(path))):
-        kind = "a page of gflownet" if is_own is is_own_page else "an earlier comparison"
+def check_own(path: Path, *, option: str = "--output", mark: bytes = _PAGE_MARK) -> None:
+    """Raise UserError if a file, folder or link at a path is not one with the mark of what gflownet writes."""
+    head = b""
+    if path.is_file() and not path.is_symlink():
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    if (path.exists() or path.is_symlink()) and mark not in head:
+        kind = "a page of gflownet" if mark is _PAGE_MARK else "an earlier comparison"
         raise UserError(f"{path}: expected no file or {kind}, got another one; choose {option} FILE")
-
-
-def is_comparison(path: Path) -> bool:
-    """Return whether a file is the JSON of a comparison."""
-    from gflownet.report.compared.page import COMPARISON_FORMAT
-
-    with path.open("rb") as file:
-        return COMPARISON_FORMAT.encode() in file.read(_HEAD_BYTES)
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:

@@ -20,7 +20,7 @@ from gflownet.data.rollouts import worker_samples
 from gflownet.data.sampler import Exploration
 from gflownet.data.source import SourceOptions, TrajectorySource
 from gflownet.errors import UserError
-from gflownet.evaluation.budget import Budget
+from gflownet.evaluation.budget import Budget, Reserve
 from gflownet.evaluation.config import BudgetConfig, TemperatureConfig
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Executor
@@ -369,8 +369,9 @@ class Components:
         Without `num_evaluated`, the evaluations so far, it is not part of the search, which alone has a budget.
         """
         config, budget = self.config, self.config.budget
+        reserve = Reserve(self.plan.num_final if budget.evaluations else 0, self.plan.final_seconds)
         if num_evaluated is None:
-            budget = BudgetConfig(parameters=budget.parameters, flops=budget.flops)
+            budget, reserve = BudgetConfig(parameters=budget.parameters, flops=budget.flops), None
         return Dispatcher(
             self.task,
             store,
@@ -379,7 +380,7 @@ class Components:
             seed=config.seed,
             run=self.run_id,
             budget=budget,
-            reserve=None if num_evaluated is None else self.plan.reserve(budget.evaluations),
+            reserve=reserve,
             num_evaluated=num_evaluated or 0,
             seconds=self.progress.seconds,
             stopped=stopped,

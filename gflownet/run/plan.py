@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from gflownet.cli.console import duration
 from gflownet.config import Config
 from gflownet.errors import counted
-from gflownet.evaluation.budget import Reserve
 from gflownet.evaluation.executors.choice import places
 from gflownet.evaluation.task import GFNTask
 from gflownet.search.method import SearchMethod
@@ -58,10 +57,6 @@ class Plan:
     def num_after(self) -> int:
         """Return the trainings after the search."""
         return self.num_final + self.num_compared
-
-    def reserve(self, num_evaluations: int) -> Reserve:
-        """Return what a budget with this number of evaluations (0: no limit) leaves to the final stage."""
-        return Reserve(self.num_final if num_evaluations else 0, self.final_seconds)
 
     def seconds_after(self, used: float) -> float:
         """Return the seconds for final trainings, summed over places: at least their share of the budget."""

@@ -231,7 +231,7 @@ def row_of(record: EvaluationRecord, *, context: str) -> dict[str, Any]:
         "metrics": json.dumps({name: _finite(value) for name, value in record.metrics.items()}),
         "curve": json.dumps([_finite(value) for value in record.curve]),
     }
-    return with_checksum(row)
+    return row | {"owner": None, "lease_until": None, "started": 0, "checksum": checksum_of(row)}
 
 
 def record_of(row: Mapping[Any, Any]) -> EvaluationRecord:
@@ -270,11 +270,6 @@ def is_intact(row: Mapping[Any, Any]) -> bool:
     except (ValueError, TypeError):
         return False
     return row["checksum"] == checksum_of(row)
-
-
-def with_checksum(row: dict[str, Any]) -> dict[str, Any]:
-    """Add the columns of a row that is not RUNNING."""
-    return row | {"owner": None, "lease_until": None, "started": 0, "checksum": checksum_of(row)}
 
 
 def checksum_of(row: Mapping[Any, Any]) -> str:

@@ -129,18 +129,13 @@ def failed_percentage(run: RunData) -> float:
     return 100 * num_failed / len(run.searched) if run.searched else math.nan
 
 
-def seconds_of(run: RunData) -> float:
-    """Return the seconds of all phases of the run."""
-    return math.nan if run.status is None else sum(run.status.seconds.values())
-
-
 FIGURES = (
     FigureKind("best_score", "best score in the search", "", best_score, upper=MAX_SCORE),
     FigureKind("final_score", "mean score of rank 0, new seeds", "", final_score, upper=MAX_SCORE),
     FigureKind("test_score", "test score of rank 0", "", test_score, upper=MAX_SCORE),
     FigureKind("evaluations", "evaluations", "", lambda run: float(len(run.searched))),
     FigureKind("failed", "failed evaluations", "%", failed_percentage, upper=100.0),
-    FigureKind("seconds", "time", "s", seconds_of),
+    FigureKind("seconds", "time", "s", lambda run: sum(run.status.seconds.values()) if run.status else math.nan),
 )
 
 

@@ -22,7 +22,7 @@ from gflownet.errors import printable
 from gflownet.files import json_text
 from gflownet.pictures.chart import Chart, Table, duration_text, number_text
 from gflownet.pictures.line_charts import Line, line_chart
-from gflownet.records.marker import PAGE_NAME
+from gflownet.records.marker import COMPARISON_FORMAT, PAGE_NAME
 from gflownet.report.compared.figures import (
     CURVES,
     FIGURES,
@@ -54,7 +54,6 @@ from gflownet.report.page.overview import minute_text
 from gflownet.report.page.page import render
 from gflownet.report.page.run_data import RunData, read_run
 
-COMPARISON_FORMAT = "gflownet comparison 1"
 # Figures with paired differences; the first one that two groups have is in the verdict.
 _COMPARED = ("test_score", "final_score", "best_score")
 
