@@ -150,27 +150,21 @@ def load_config(source: str | None = None, overrides: Sequence[str] = ()) -> Con
     Raises:
         UserError: unknown config, key or wrong type, in one line with the full key.
     """
-    config = copy.deepcopy(_defaults())
-    if source is not None:
-        path = find_config(source)
-        _merge(config, read_yaml(path), where=f"{path}: ")
-    for override in overrides:
-        _merge(config, _parse_override(override))
-    return cast(Config, config)
+    path = None if source is None else find_config(source)
+    trees = [] if path is None else [(f"{path}: ", read_yaml(path))]
+    return cast(Config, merged(Config, OPTIONS, trees=trees, overrides=overrides))
 
 
 @cache
-def _defaults() -> Any:
+def _defaults(schema: type) -> Any:
     """Return the config without a file or overrides; building it takes four times as long as copying it."""
-    return _omegaconf().structured(Config)
+    return _omegaconf().structured(schema)
 
 
 def with_options(config: Config, schemas: Mapping[str, type | None]) -> Config:
     """Return the config with groups of free options typed, checked and completed by dataclasses.
 
-    Args:
-        config: the root config.
-        schemas: group (task_options, env.options, ...) -> dataclass of its options, None for no options.
+    Groups are task_options, env.options, ...; None for no options.
 
     Raises:
         UserError: an unknown key, a value of the wrong type or outside its bounds.
@@ -199,16 +193,12 @@ def merged(
 ) -> Any:
     """Return a config dataclass as an OmegaConf container, with values of trees and overrides; later ones win.
 
-    Args:
-        schema: the dataclass.
-        options: its options by key.
-        trees: starts of error messages, and nested options.
-        overrides: KEY=VALUE.
+    Each of `trees` has the start of its error messages.
 
     Raises:
         UserError: an unknown key or a wrong type.
     """
-    config = _omegaconf().structured(schema)
+    config = copy.deepcopy(_defaults(schema))
     for where, tree in trees:
         _merge(config, tree, where=where, options=options)
     for override in overrides:
@@ -251,7 +241,7 @@ def resolved(config: Config, option: Option) -> Any:
         for part in option.key.split("."):
             text = text[part]
         # A wrong type is reported with the resolved value, which may be a secret of ${oc.env:...}.
-        reason = "" if isinstance(error, _errors().InterpolationValidationError) else f" ({_first_line(error)})"
+        reason = "" if isinstance(error, _errors().InterpolationValidationError) else f" ({str(error).splitlines()[0]})"
         raise UserError(f"{option.key}: expected {option.expected}, got {_shown(text)}{reason}") from None
 
 
@@ -304,9 +294,7 @@ def default_folder(config: Any, source: str | None, overrides: Sequence[str], ro
 
 def config_of(tree: Mapping[str, Any], *, where: str = "") -> Config:
     """Return the config of nested options, defaults for the others. Raises UserError for unknown ones."""
-    config = _omegaconf().structured(Config)
-    _merge(config, tree, where=where)
-    return cast(Config, config)
+    return cast(Config, merged(Config, OPTIONS, trees=[(where, tree)], overrides=()))
 
 
 def stored_config(folder: Path, overrides: Sequence[str] = ()) -> Config | None:
@@ -379,7 +367,7 @@ def _parse_override(override: str, options: Mapping[str, Option] = OPTIONS) -> d
         value = tree["value"]
     except (_yaml().YAMLError, _errors().OmegaConfBaseException, ValueError, RecursionError) as error:
         if not (is_plain and isinstance(error, _yaml().YAMLError)):
-            raise UserError(f"{key}: expected a YAML value, got {override!r}: {_one_line(error)}") from None
+            raise UserError(f"{key}: expected a YAML value, got {override!r}: {' '.join(str(error).split())}") from None
         value = text
     is_word = is_plain and value is not None and str(value).lower() != text.lower()
     return _nested(key, text if is_word and not (key in options and options[key].is_number) else value)
@@ -442,14 +430,6 @@ def _shown(value: Any) -> str:
     except ValueError:  # Python limits the digits of an integer
         text = "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 # Imported on first use: --help needs neither. A lazy module in the place of omegaconf would be imported twice, with two

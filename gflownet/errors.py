@@ -40,7 +40,8 @@ def printable(text: str) -> str:
     """Escape all control characters except line feeds."""
     if text.isprintable():
         return text
-    return "".join(c if c == "\n" or unicodedata.category(c) not in _HIDDEN else _escaped(c) for c in text)
+    shown = (c == "\n" or unicodedata.category(c) not in _HIDDEN for c in text)
+    return "".join(c if ok else c.encode("unicode_escape").decode() for c, ok in zip(text, shown, strict=True))
 
 
 def counted(number: int, noun: str) -> str:
@@ -69,7 +70,3 @@ def account_lines(account: Sequence[str]) -> Iterator[str]:
 def error_line(error: Exception) -> str:
     """Return the line that a command prints for a user error."""
     return f"error: {printable(' '.join(str(error).split()))}"
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()

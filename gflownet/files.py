@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import gzip
 import hashlib
@@ -14,6 +15,7 @@ import re
 import secrets
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
@@ -52,31 +54,19 @@ def write_whole(path: Path, content: bytes | str) -> None:
     Raises:
         UserError: the file cannot be written, for example on a full disk; the old file is unchanged.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary_of(path).unlink(missing_ok=True)
-    except OSError as error:
-        raise cannot_write(path, error) from error
     _replace(path, content, temporary=temporary_of(path))
 
 
 def save_whole(path: Path, content: bytes | str) -> None:
     """Replace a file in a folder of the user like `write_whole`; the temporary name is new, so other files stay."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(path, error) from error
     _replace(path, content, temporary=path.with_name(f".{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"))
 
 
 def cached(name: str, key: str, *, compute: Callable[[], bytes], parse: Callable[[bytes], T]) -> T:
     """Return a result from the cache folder of the user, or compute and keep it; of several processes the first wins.
 
-    Args:
-        name: folder and suffix of the file: data.npz.
-        key: everything that the result depends on.
-        compute: returns the content of the file.
-        parse: returns the result in it; an exception: the file is damaged, and is replaced.
+    `name` is folder and suffix of the file, data.npz; `key` has everything that the result depends on. `compute`
+    returns the content of the file, `parse` the result in it; an exception: the file is damaged, and is replaced.
     """
     folder, dot, suffix = name.partition(".")
     path = cache_folder() / folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}{dot}{suffix}"
@@ -137,9 +127,7 @@ def _finite(value: Any) -> Any:
 def locked_folder(folder: Path, *, refusal: str = "") -> Iterator[None]:
     """Let one process at a time run the block; without effect where folders have no locks, as on some networks.
 
-    Args:
-        folder: to lock.
-        refusal: error where another process has the lock; empty: wait for it.
+    `refusal` is the error where another process has the lock; empty: wait for it.
 
     Raises:
         UserError: another process has the lock.
@@ -165,6 +153,8 @@ def locked_folder(folder: Path, *, refusal: str = "") -> Iterator[None]:
 def _replace(path: Path, content: bytes | str, *, temporary: Path) -> None:
     data = content.encode() if isinstance(content, str) else content
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)
         with temporary.open("xb") as file:
             file.write(data)
             file.flush()
@@ -177,12 +167,21 @@ def _replace(path: Path, content: bytes | str, *, temporary: Path) -> None:
         raise cannot_write(path, error) from error
 
 
+def append_whole(file: FileIO, line: bytes) -> None:
+    """Append a line to an unbuffered file, or nothing. Raises OSError, for example on a full disk."""
+    size = file.seek(0, os.SEEK_END)
+    try:
+        if file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        file.truncate(size)
+        raise
+
+
 def read_text(path: str | Path, *, key: str) -> str:
     """Return the text of a UTF-8 file; a name that ends in .gz is gzipped.
 
-    Args:
-        path: of the file.
-        key: option that names the file, for errors.
+    `key` is the option that names the file, for errors.
 
     Raises:
         UserError: a missing or unreadable file, a damaged gzip file, or bytes that are not UTF-8.

@@ -12,8 +12,8 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from gflownet.errors import NEAR, UserError, likeness
@@ -184,7 +184,7 @@ def find_options(schema: type, prefix: str = "") -> Iterator[Option]:
         yield Option(
             key=f"{prefix}{item.name}",
             type_hint=hint,
-            default=_default(item),
+            default=item.default if item.default_factory is MISSING else item.default_factory(),
             help=item.metadata.get("help", ""),
             bounds=item.metadata.get("bounds"),
             may_be_empty=item.metadata.get("may_be_empty", False),
@@ -199,12 +199,6 @@ def groups_of(keys: Iterable[str]) -> set[str]:
     """Return every proper prefix of dotted keys: a.b.c gives a and a.b."""
     parts = [key.split(".") for key in keys]
     return {".".join(part[:end]) for part in parts for end in range(1, len(part))}
-
-
-def _default(item: Field[Any]) -> Any:
-    if item.default_factory is not MISSING:
-        return item.default_factory()
-    return item.default
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
@@ -246,11 +240,11 @@ def _literal(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested options with their full keys, a.b for {"a": {"b": value}}."""
+def leaves(tree: Mapping[str, Any], prefix: str = "", *, whole: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested options with their full keys, a.b for {"a": {"b": value}}; `whole` are values, too."""
     for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{name}.")
+        if isinstance(value, Mapping) and f"{prefix}{name}" not in whole:
+            yield from leaves(value, f"{prefix}{name}.", whole=whole)
         else:
             yield f"{prefix}{name}", value
 

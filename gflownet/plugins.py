@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
 from functools import cache
@@ -78,12 +78,10 @@ def _config_folders(path: tuple[str, ...]) -> tuple[Path, ...]:
     modules = sorted({value.partition(":")[0].partition(".")[0] for _, _, value, _ in _rows(path)})
     folders = []
     for module in modules:
-        try:
+        with suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(module)  # of a top-level module: imports nothing
-        except (ImportError, ValueError):
-            continue
-        places = [] if spec is None else spec.submodule_search_locations or []
-        folders += [Path(place) / _CONFIG_FOLDER for place in places if (Path(place) / _CONFIG_FOLDER).is_dir()]
+            places = [] if spec is None else spec.submodule_search_locations or []
+            folders += [Path(place) / _CONFIG_FOLDER for place in places if (Path(place) / _CONFIG_FOLDER).is_dir()]
     return tuple(folders)
 
 
@@ -239,8 +237,10 @@ def load_class(key: str, name: str, homes: Mapping[str, str], *, contract: type[
     module = _imported(key, module_name, class_name)
     loaded = getattr(module, class_name, None)
     if not (isinstance(loaded, type) and issubclass(loaded, contract)):
-        fitting = [f"{module_name}:{n}" for n, member in vars(module).items() if _is_concrete(member, contract)]
-        cause = "" if hasattr(module, class_name) else f", which {_file_name(module)} does not define"
+        types = {n: each for n, each in vars(module).items() if isinstance(each, type) and issubclass(each, contract)}
+        fitting = [f"{module_name}:{n}" for n, each in types.items() if not inspect.isabstract(each)]
+        file = Path(getattr(module, "__file__", None) or module.__name__).name
+        cause = "" if hasattr(module, class_name) else f", which {file} does not define"
         expected = " or ".join(each.__name__ for each in (contract if isinstance(contract, tuple) else (contract,)))
         raise UserError(f"{key}: expected a subclass of {expected}, got {name!r}{cause}{did_you_mean(name, fitting)}")
     if inspect.isabstract(loaded):
@@ -253,12 +253,7 @@ def load_class(key: str, name: str, homes: Mapping[str, str], *, contract: type[
 
 
 def load_function(key: str, name: str, *, names: Iterable[str] = ()) -> Callable[..., Any]:
-    """Return the function named `module:function`.
-
-    Args:
-        key: of the option.
-        name: module:function.
-        names: short names that the option also allows, for the error.
+    """Return the function named `module:function`; `names` are short names that the option also allows, for the error.
 
     Raises:
         UserError: a name of another form, a module that cannot be imported, or a function that is missing.
@@ -291,14 +286,6 @@ def _imported(key: str, module_name: str, member: str) -> Any:
         raise UserError(f"{key}: importing {module_name!r} failed: {error}") from error
     except Exception as error:  # raised by the user's own module
         raise UserError(f"{key}: importing {module_name!r} failed: {type(error).__name__}: {error}") from error
-
-
-def _is_concrete(member: object, contract: type | tuple[type, ...]) -> bool:
-    return isinstance(member, type) and issubclass(member, contract) and not inspect.isabstract(member)
-
-
-def _file_name(module: Any) -> str:
-    return Path(getattr(module, "__file__", None) or module.__name__).name
 
 
 def _file_hint(module_name: str, member: str) -> str:

@@ -22,7 +22,7 @@ from gflownet.envs.operation_graph import OperationGraphContext, OperationGraphE
 from gflownet.operations.tensor_shape import Shape
 from gflownet.workers.process import keep_freed_memory
 from scripts.bench import Row, at_most, figure, finish, median_ratio, parse_arguments
-from scripts.sampling_sides import Ours, Turn, take_turns
+from scripts.sampling_sides import Ours, take_turns
 
 NUM_HIDDEN, MAX_EDGES = 10, 20
 GOAL = 1.5
@@ -77,16 +77,13 @@ def sampling_rows(batches: Sequence[int] = BATCHES, *, num_rounds: int) -> list[
     rows = []
     for batch in batches:
         for unit, one in {"states": "state", "trajectories": "trajectory"}.items():
-            seconds = {name: _seconds(turns[batch, name], unit) for name in (OPERATIONS, COMPUTATIONS)}
+            names = OPERATIONS, COMPUTATIONS
+            seconds = {name: [1 / turn.rate(unit) for turn in turns[batch, name]] for name in names}
             label = f"sampling, batch {batch}"
             rows += [figure(f"{label}, {name}", 1e6 * median(each), f"us per {one}") for name, each in seconds.items()]
             ratio = median_ratio(seconds[OPERATIONS], seconds[COMPUTATIONS])
             rows.append(at_most(f"{label}, {OPERATIONS} over {COMPUTATIONS}, per {one}", ratio, "x", GOAL))
     return rows
-
-
-def _seconds(turns: list[Turn], unit: str) -> list[float]:
-    return [1 / turn.rate(unit) for turn in turns]
 
 
 def main() -> int:

@@ -37,12 +37,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
+import torch
 from scipy.stats import t as student
 
 from gflownet.config import load_config
 from gflownet.evaluation.evaluator import utilities_of
-from gflownet.evaluation.final import NoStore
 from gflownet.evaluation.job import TEST_METRIC, Request
+from gflownet.evaluation.store.claims import NoStore
 from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.store.fingerprint import context_of
@@ -262,12 +263,6 @@ def _job(path: Path, problem: str, side: str, seed: int, num_trainings: int, is_
         print(f"{problem}, {side}, seed {seed}: {mean(result.fresh):.4f}, {result.cpu_seconds:.0f} CPU s", flush=True)
 
 
-def _start() -> None:
-    import torch
-
-    torch.set_num_threads(1)
-
-
 def main() -> int:
     """Run the comparison and return the exit status."""
     arguments = parse_arguments(
@@ -295,7 +290,7 @@ def main() -> int:
         nums = {key: trainings_of(*key[:2], num_trainings, is_front=is_front) for key in keys}
         jobs = {key: out / "_".join(map(str, (*key, num, *["front"] * is_front))) for key, num in nums.items()}
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(arguments.jobs or 2, context, _start) as pool:
+        with ProcessPoolExecutor(arguments.jobs or 2, context, torch.set_num_threads, (1,)) as pool:
             futures = [pool.submit(_job, path, *key, nums[key], is_front) for key, path in jobs.items()]
             for future in futures:
                 future.result()

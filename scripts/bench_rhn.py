@@ -79,7 +79,8 @@ def speed_rows(name: str, rounds: int) -> list[Row]:
     case, network = CASES[name], CASES[name].network()
     rows = []
     for passes, run, goals, cost in (("forward", _forward, FORWARD, 1), ("forward+backward", _both, BOTH, 3)):
-        sides: dict[str, Callable[[], float]] = {"matmul": _matmul}
+        matrix = torch.ones(MATRIX, MATRIX)
+        sides: dict[str, Callable[[], float]] = {"matmul": lambda matrix=matrix: cpu_seconds(lambda: matrix @ matrix)}
         for side in ("wavefront", *goals[name]):
             run(network, replace(case, tokens=4), STACKS[side])
             sides[side] = partial(run, network, case, STACKS[side])
@@ -124,11 +125,6 @@ def _both(network: RHN, case: Case, stack: Stack) -> float:
     x = case.embedded()
     network.zero_grad()
     return cpu_seconds(lambda: stack(network.layers, x, None)[0].square().sum().backward())
-
-
-def _matmul() -> float:
-    matrix = torch.ones(MATRIX, MATRIX)
-    return cpu_seconds(lambda: matrix @ matrix)
 
 
 def _ratio(name: str, theirs: Sequence[float], ours: Sequence[float], factor: float | None) -> Row:

@@ -31,7 +31,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gflownet.cli.console import make_console
 from gflownet.cli.interrupts import stop_signals
 from gflownet.comparison.plan import Job, Plan, read_methods
-from gflownet.config import load_config
 from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.files import parse_json
 from gflownet.report.compared.figures import estimate_of, paired_difference
@@ -126,7 +125,7 @@ class Searches:
 def read_searches(plan: Plan) -> Searches:
     """Return the curves of the runs of a plan, from their stores."""
     jobs = plan.jobs()
-    trainer = GFNTrainer(load_config(jobs[0].config, jobs[0].options()))
+    trainer = GFNTrainer(jobs[0].config())
     tests = sorted(trainer.task.all_test_scores(), reverse=True)
     curves = {method.label: [_curve(job, trainer) for job in jobs if job.method == method] for method in plan.methods}
     optimum = max(trainer.task.all_scores(), default=None)

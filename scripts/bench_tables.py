@@ -58,8 +58,10 @@ def _bundled(name: str, texts: Mapping[int, Sequence[str]]) -> Callable[[np.rand
         loaded = getattr(datasets, f"load_{name}")()
         columns: dict[str, Sequence[object]] = {}
         for place, (column, values) in enumerate(zip(loaded.feature_names, loaded.data.T, strict=True)):
-            names = texts.get(place)
-            each = [f"{value:.5g}" for value in values] if names is None else list(_quantiles(values, names))
+            each = [f"{value:.5g}" for value in values]
+            if (names := texts.get(place)) is not None:
+                edges = np.quantile(values, np.linspace(0, 1, len(names) + 1)[1:-1])
+                each = [names[int(place)] for place in np.searchsorted(edges, values).tolist()]
             columns[column] = _with_gaps(each, rng, _GAPS)
         columns["recorded"] = [_day(day) for day in rng.integers(0, 2000, len(loaded.target))]  # says nothing
         is_number = name == "diabetes"
@@ -67,11 +69,6 @@ def _bundled(name: str, texts: Mapping[int, Sequence[str]]) -> Callable[[np.rand
         return columns
 
     return cells
-
-
-def _quantiles(values: np.ndarray, names: Sequence[str]) -> Iterator[str]:
-    edges = np.quantile(values, np.linspace(0, 1, len(names) + 1)[1:-1])
-    return (names[int(place)] for place in np.searchsorted(edges, values).tolist())
 
 
 def _with_gaps(cells: Sequence[object], rng: np.random.Generator, share: float | np.ndarray) -> list[object]:

@@ -22,7 +22,7 @@ import gzip
 import io
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from statistics import fmean
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gflownet.certificate.exact import enumerate_states
+from gflownet.cli.arguments import positive_integer
 from gflownet.config import Config, load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher
@@ -138,7 +139,8 @@ def space_of(components: GFNTrainer, *, max_states: int) -> list[Candidate]:
 def evaluated(dispatcher: Dispatcher, candidates: Sequence[Candidate], repeat: int) -> list[EvaluationRecord]:
     """Return the row of each candidate, in order; known ones come from the store."""
     fidelity, records, start = dispatcher.task.max_fidelity or None, [], time.monotonic()
-    for chunk in _chunks(candidates):
+    for first in range(0, len(candidates), _CHUNK):
+        chunk = candidates[first : first + _CHUNK]
         requests = [Request(candidate, repeat=repeat, fidelity=fidelity, tests=True) for candidate in chunk]
         tickets = dispatcher.complete(requests, step=0)
         dispatcher.flush()
@@ -194,29 +196,14 @@ def _mean(values: Sequence[float | None]) -> str:
     return str(round(fmean(numbers), _DECIMALS)) if len(numbers) == len(values) else ""
 
 
-def _chunks(candidates: Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
-    for first in range(0, len(candidates), _CHUNK):
-        yield candidates[first : first + _CHUNK]
-
-
-def _positive(text: str) -> int:
-    """Return a positive integer. Raises argparse.ArgumentTypeError for other texts."""
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path, metavar="TABLE", help="path of the new table")
     parser.add_argument("--config", metavar="NAME", help="name or path of the config; default: the defaults")
     parser.add_argument("--task", default="", metavar="NAME", help="task of the evaluations; default: the config's")
-    parser.add_argument(
-        "--repeats", type=_positive, default=1, metavar="N", help="evaluations per candidate; default: 1"
-    )
-    parser.add_argument(
-        "--max-states", type=_positive, default=200_000, metavar="N", help="maximum number of states; default: 200000"
-    )
+    add, number = parser.add_argument, positive_integer
+    add("--repeats", type=number, default=1, metavar="N", help="evaluations per candidate; default: 1")
+    add("--max-states", type=number, default=200_000, metavar="N", help="maximum number of states; default: 200000")
     parser.add_argument("--quick", action="store_true", help=f"record the first {NUM_QUICK} candidates only")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="options of the config")
     return parser

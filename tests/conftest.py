@@ -25,8 +25,9 @@ from tests.postgres_server import missing_server, new_database, running_server
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="gflownet-tests-")
 set_hypothesis_home_dir(os.environ["XDG_CACHE_HOME"])
-# A test that sends SIGTERM to this process never ends it, also on a busy machine.
-interrupts.END_S = 600.0
+# A test that sends SIGTERM to this process ends neither it nor, with a slow step, the fork server, whose next
+# user would get an EOFError, also on a busy machine.
+interrupts.ABANDON_S, interrupts.END_S = 600.0, 1_200.0
 # Background processes of a shell ignore SIGINT, and so do their children; some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -86,7 +86,7 @@ def test_invalid_counts_are_refused(option, value, capsys):
     with pytest.raises(SystemExit) as error:
         main(["table.csv", f"{option}={value}"])
     assert error.value.code == 2
-    assert f"argument {option}: expected a positive integer, got '{value}'" in capsys.readouterr().err
+    assert f"argument {option}: expected a number >= 1, got '{value}'" in capsys.readouterr().err
 
 
 def record(

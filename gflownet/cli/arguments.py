@@ -10,8 +10,9 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from signal import SIGINT, SIGPIPE
 from typing import Any, NoReturn
 
@@ -61,7 +62,7 @@ class CommandLine(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         """Take the arguments of ArgumentParser; --version is added where --help is."""
         options.setdefault("allow_abbrev", False)
-        options.setdefault("formatter_class", _HelpFormatter)
+        options.setdefault("formatter_class", partial(argparse.HelpFormatter, max_help_position=30, width=help_width()))
         super().__init__(**options)
         if self.add_help:
             self.add_argument(
@@ -75,7 +76,8 @@ class CommandLine(argparse.ArgumentParser):
         """Raise UserError with the name of the option first."""
         if message.startswith(_UNKNOWN):
             word = message.removeprefix(_UNKNOWN).split()[0].partition("=")[0]
-            message = _unknown(word, sorted(self.option_names()))
+            hint = f"unknown option{did_you_mean(word, sorted(self.option_names()))}"
+            message = f"{word}: {hint if word.startswith('-') else 'unexpected argument'}"
         elif message.startswith(_REQUIRED):
             message = f"expected {message.removeprefix(_REQUIRED)}, got nothing"
         message = _MISTYPED.sub(lambda match: f"expected {_KINDS[match[1]]}, got ", message)
@@ -111,13 +113,6 @@ class CommandLine(argparse.ArgumentParser):
         choices = [str(choice) for choice in action.choices]
         message = f"expected one of {', '.join(choices)}, got {value!r}{did_you_mean(str(value), choices)}"
         raise argparse.ArgumentError(action, message)
-
-
-class _HelpFormatter(argparse.HelpFormatter):
-    """Help as wide as the terminal, at most MAX_WIDTH columns."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=help_width())
 
 
 def help_width() -> int:
@@ -193,12 +188,6 @@ def _failed(error: UserError) -> int:
     for line in (*account_lines(error.account), error_line(error)):
         print(line, file=sys.stderr)
     return error.status
-
-
-def _unknown(word: str, names: Iterable[str]) -> str:
-    if not word.startswith("-"):
-        return f"{word}: unexpected argument"
-    return f"{word}: unknown option{did_you_mean(word, names)}"
 
 
 def _message_line(message: Warning | str) -> str:

@@ -9,14 +9,7 @@ from pathlib import Path
 from signal import SIGINT
 from typing import TYPE_CHECKING
 
-from gflownet.cli.arguments import (
-    EXIT_SIGNAL,
-    CommandLine,
-    positive_integer,
-    print_plain_messages,
-    program,
-    run_command,
-)
+from gflownet.cli.arguments import EXIT_SIGNAL, CommandLine, positive_integer, program, run_command
 from gflownet.cli.interrupts import stop_signals
 from gflownet.errors import UserError, printable
 from gflownet.files import locked_folder
@@ -83,8 +76,7 @@ def command_line() -> CommandLine:
 
 def compare(options: argparse.Namespace) -> int:
     """Run or read all runs, write and print the result, and return the exit status; or compare given runs."""
-    from gflownet.config import load_config
-    from gflownet.report.__main__ import check_own, is_comparison
+    from gflownet.report.__main__ import COMPARISON_MARK, check_own
     from gflownet.report.compared import COMPARISON_NAME
     from gflownet.run.extensions import check_resources
 
@@ -96,10 +88,10 @@ def compare(options: argparse.Namespace) -> int:
     page = plan.folder / COMPARISON_NAME
     check_own(page, option="--out")
     if options.json is not None:
-        check_own(options.json, option="--json", is_own=is_comparison)
+        check_own(options.json, option="--json", mark=COMPARISON_MARK)
     plan.check()
     for job in plan.jobs()[: len(plan.methods)]:
-        check_resources(load_config(job.config, job.options()))
+        check_resources(job.config())
     plan.folder.mkdir(parents=True, exist_ok=True)
     with locked_folder(
         plan.folder, refusal=f"--out: expected a folder without an active comparison, got {plan.folder}"
@@ -151,8 +143,3 @@ def plan_of(options: argparse.Namespace) -> Plan:
 def _is_path(word: str) -> bool:
     """Return whether a word is a run folder, a folder with runs, or a pattern, not an option."""
     return "=" not in word and (Path(word).exists() or "*" in word)
-
-
-if __name__ == "__main__":
-    print_plain_messages()
-    sys.exit(main())

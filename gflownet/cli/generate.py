@@ -12,7 +12,7 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import IO, TYPE_CHECKING, Any
 
-from gflownet.cli.arguments import EXIT_SIGNAL, CommandLine, print_plain_messages, program, run_command
+from gflownet.cli.arguments import EXIT_SIGNAL, CommandLine, program, run_command
 from gflownet.cli.interrupts import StopRequest, stop_signals
 from gflownet.errors import UserError, error_line
 from gflownet.files import parse_json
@@ -62,7 +62,8 @@ def command_line() -> CommandLine:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder with model.json and model.safetensors")
     group = parser.add_argument_group("sampling")
     for name, (kind, default, text) in OPTIONS.items():
-        group.add_argument(_flag(name), type=kind, default=default, metavar="X", help=f"{text} (default: {default})")
+        flag, text = f"--{name.replace('_', '-')}", f"{text} (default: {default})"
+        group.add_argument(flag, type=kind, default=default, metavar="X", help=text)
     group.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end an answer before this text; may be repeated"
     )
@@ -86,10 +87,6 @@ def command_line() -> CommandLine:
 
 def _sampling_options(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in (*OPTIONS, "stop", "logprobs")}
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -184,8 +181,10 @@ def answer_file(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    prompts = read_prompts(options.prompts, _sampling_options(options))
-    params = {prompt.line: _params(prompt.options, f"{options.prompts}: line {prompt.line}: ") for prompt in prompts}
+    prompts = [
+        (prompt, _params(prompt.options, f"{options.prompts}: line {prompt.line}: "))
+        for prompt in read_prompts(options.prompts, _sampling_options(options))
+    ]
     with new_file(options.out) as answers:
         try:
             engine, codec = _engine(options.folder, options.max_slots)
@@ -195,8 +194,7 @@ def answer_file(options: argparse.Namespace) -> int:
         progress = Progress(console=Console(stderr=True))
         with progress, stop_signals(SIGINT, SIGTERM, message="\nstopped\n") as stop:
             task = progress.add_task("prompts", total=len(prompts))
-            requests = [(prompt, params[prompt.line]) for prompt in prompts]
-            for record in _answers(engine, codec, requests, options.max_slots, stop):
+            for record in _answers(engine, codec, prompts, options.max_slots, stop):
                 answers.write(json.dumps(record, ensure_ascii=False) + "\n")
                 answers.flush()
                 progress.advance(task)
@@ -234,7 +232,8 @@ def _answers(
 
 def _record(codec: TextCodec, prompt: Prompt, sampled: Sequence[Sampled], end: FinishEvent) -> dict[str, Any]:
     text = codec.decode(token for token, *_ in sampled)
-    record = {**prompt.record(), "text": text, "finish_reason": end.finish_reason, "num_tokens": end.num_tokens}
+    record: dict[str, Any] = {"line": prompt.line, "prompt": prompt.text, "options": dict(prompt.options)}
+    record |= {"text": text, "finish_reason": end.finish_reason, "num_tokens": end.num_tokens}
     if end.error:
         record["error"] = end.error
     if prompt.options["logprobs"] is not None:
@@ -243,11 +242,6 @@ def _record(codec: TextCodec, prompt: Prompt, sampled: Sequence[Sampled], end: F
             for token, log_probability, likeliest in sampled
         ]
     return record
-
-
-if __name__ == "__main__":
-    print_plain_messages()
-    sys.exit(main())
 
 
 JSONL_SUFFIX = ".jsonl"
@@ -261,10 +255,6 @@ class Prompt:
     text: str
     options: Mapping[str, Any]  # sampling options by name
 
-    def record(self) -> dict[str, Any]:
-        """Return the first fields of the line of its record."""
-        return {"line": self.line, "prompt": self.text, "options": dict(self.options)}
-
 
 def read_prompts(path: Path, defaults: Mapping[str, Any]) -> list[Prompt]:
     """Return the prompts of a file, without empty lines.
@@ -272,10 +262,6 @@ def read_prompts(path: Path, defaults: Mapping[str, Any]) -> list[Prompt]:
     A *.jsonl file has an object on each line, with `prompt` and options for this prompt; any other file has the prompts
     themselves. Without a `seed` option a line gets the default seed plus its line number, so that equal prompts have
     different answers.
-
-    Args:
-        path: of the file.
-        defaults: all options by name, with `seed`.
 
     Raises:
         UserError: no such file, not UTF-8, or an invalid line.

@@ -164,10 +164,8 @@ def stop_signals(
     A second SIGHUP is ignored: a closed terminal sends one, and its shell another. SIGHUP is left alone if it is
     ignored already, as after nohup.
 
-    Args:
-        kinds: signals; default: SIGINT, SIGTERM and SIGHUP.
-        message: written to stderr on the first signal.
-        ends_process: after a SIGTERM or SIGHUP, the process ends after END_S at the latest.
+    By default of SIGINT, SIGTERM and SIGHUP. `message` is written to stderr on the first signal. `ends_process`: after
+    a SIGTERM or SIGHUP, the process ends after END_S at the latest.
     """
     request, kinds = StopRequest(), kinds or (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     usual = {kind: signal.getsignal(kind) for kind in kinds}

@@ -127,8 +127,7 @@ def _is_key(key: str) -> bool:
 def help_text(schemas: Mapping[str, type | None] | None = None) -> str:
     """Return the usage and all options with type, default and help, as wide as the terminal, at most 100 columns.
 
-    Args:
-        schemas: further groups of options, those of the chosen classes: group -> dataclass.
+    `schemas` are further groups of options with their dataclasses, those of the chosen classes.
     """
     added = [
         option for group, schema in (schemas or {}).items() if schema for option in find_options(schema, f"{group}.")

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gflownet.cli.arguments import CommandLine, positive_integer, print_plain_messages, program, run_command
+from gflownet.cli.arguments import CommandLine, positive_integer, program, run_command
 from gflownet.errors import UserError, counted, printable
 from gflownet.evaluation.executors.machine import check_device
 from gflownet.files import cannot_write
@@ -18,8 +18,7 @@ from gflownet.records.marker import check_checkpoint
 from gflownet.records.trust import HELP, limited, trusting
 
 if TYPE_CHECKING:
-    from gflownet.cli.sample_records import SampleRecord, TerminatingProbability
-    from gflownet.run.sampling import RestoredPolicy
+    from gflownet.cli.sample_records import LogProbs, SampleRecord
 
 _COLUMNS = ("hash", "score", "predicted", "log R(x)", "log p(x)", "log P_F", "log P_B")
 _KEYS = ("score", "predicted", "log_reward", "log_prob", "log_forward", "log_backward")
@@ -65,7 +64,7 @@ def command_line() -> CommandLine:
     add = group.add_argument
     add(
         "--trajectories",
-        type=_not_negative,
+        type=lambda text: 0 if text == "0" else positive_integer(text),
         default=10,
         metavar="M",
         help="estimate it from M backward trajectories of each graph; 0: leave it out (default: 10)",
@@ -90,11 +89,15 @@ def sample(options: argparse.Namespace) -> None:
     hashes, num_scored, num_sampled = set[str](), 0, 0
     with _writer(options) as write, trusting(options.trust), limited(options.run):
         # Imported here: --help and errors of the command line do not wait for torch.
-        from gflownet.cli.sample_records import KnownScores, sample_records
+        from gflownet.cli.sample_records import EstimatedProbability, ExactProbability, known_scores, sample_records
         from gflownet.run.sampling import restore
 
         restored = restore(options.run, greediness=options.greediness, variant=options.variant, device=options.device)
-        probability = _probability(restored, options)
+        log_probs_of: LogProbs | None = None
+        if options.exact:
+            log_probs_of = ExactProbability(restored, max_states=options.max_states).log_probs
+        elif num := options.trajectories:
+            log_probs_of = EstimatedProbability(restored, num_trajectories=num, seed=options.seed).log_probs
         batches = restored.batches(
             options.num,
             seed=options.seed,
@@ -104,9 +107,9 @@ def sample(options: argparse.Namespace) -> None:
             preferences=options.preferences,
             focus=options.focus,
         )
-        with KnownScores(restored, options.run) as scores:
+        with known_scores(restored, options.run) as store:
             for batch in batches:
-                for record in sample_records(restored, batch, scores=scores, probability=probability):
+                for record in sample_records(restored, batch, store=store, log_probs_of=log_probs_of):
                     write(record)
                     hashes.add(record.hash)
                     num_scored += record.evaluation is not None
@@ -114,28 +117,15 @@ def sample(options: argparse.Namespace) -> None:
                 sys.stdout.flush()
     if not options.json:
         where = f", written to {options.output}" if options.output else ""
-        print(
-            printable(
-                f"{counted(num_sampled, 'graph')}, {len(hashes)} distinct, {num_scored} evaluated by the run{where}"
-            )
-        )
-
-
-def _probability(restored: RestoredPolicy, options: argparse.Namespace) -> TerminatingProbability | None:
-    from gflownet.cli.sample_records import EstimatedProbability, ExactProbability
-
-    if options.exact:
-        return ExactProbability(restored, max_states=options.max_states)
-    if not options.trajectories:
-        return None
-    return EstimatedProbability(restored, num_trajectories=options.trajectories, seed=options.seed)
+        counts = f"{counted(num_sampled, 'graph')}, {len(hashes)} distinct, {num_scored} evaluated by the run"
+        print(printable(f"{counts}{where}"))
 
 
 @contextmanager
 def _writer(options: argparse.Namespace) -> Iterator[Callable[[SampleRecord], None]]:
     """Yield a function that writes a record: to a new file, as JSON to stdout, or as a row of a table."""
     if options.output is None:
-        yield _print_json if options.json else _table_rows()
+        yield (lambda record: print(_line(record))) if options.json else _table_rows()
         return
     try:
         file = options.output.open("x", encoding="utf-8")
@@ -165,27 +155,18 @@ def _line(record: SampleRecord) -> str:
     return json.dumps(record.to_dict(), allow_nan=False)
 
 
-def _print_json(record: SampleRecord) -> None:
-    print(_line(record))
-
-
 def _table_rows() -> Callable[[SampleRecord], None]:
-    """Return a function that prints the header once, then a row for each record."""
-    is_first = True
+    """Return a function that prints a row for each record, the first one below the header."""
+    header = [f"{_COLUMNS[0]:<{_HASH_LENGTH}} {' '.join(f'{name:>{_WIDTH}}' for name in _COLUMNS[1:])}"]
 
     def write(record: SampleRecord) -> None:
-        nonlocal is_first
-        if is_first:
-            print(f"{_COLUMNS[0]:<{_HASH_LENGTH}}", *(f"{name:>{_WIDTH}}" for name in _COLUMNS[1:]))
-            is_first = False
-        fields = record.to_dict()
-        print(f"{record.hash[:_HASH_LENGTH]:<{_HASH_LENGTH}}", *(_cell(fields[key]) for key in _KEYS))
+        if header:
+            print(header.pop())
+        values = map(record.to_dict().get, _KEYS)
+        cells = (f"{'-' if value is None else format(value, '.4f'):>{_WIDTH}}" for value in values)
+        print(f"{record.hash[:_HASH_LENGTH]:<{_HASH_LENGTH}}", *cells)
 
     return write
-
-
-def _cell(value: Any) -> str:
-    return f"{'-' if value is None else format(value, '.4f'):>{_WIDTH}}"
 
 
 def _numbers(text: str) -> list[float]:
@@ -193,12 +174,3 @@ def _numbers(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {text!r}") from None
-
-
-def _not_negative(text: str) -> int:
-    return 0 if text == "0" else positive_integer(text)
-
-
-if __name__ == "__main__":
-    print_plain_messages()
-    sys.exit(main())

@@ -6,8 +6,8 @@ Letters: B sampled trajectories, U distinct pairs of terminal state and conditio
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from gflownet.certificate.exact import enumerate_states, forward_scores, policy_
 from gflownet.data.sampler import conditions_of
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
+from gflownet.evaluation.store.claims import NoStore, Store
 from gflownet.evaluation.store.database import STORE_NAME
 from gflownet.evaluation.store.evaluations import EvaluationStore, Identity
 from gflownet.evaluation.store.fingerprint import context_of
@@ -87,15 +88,10 @@ class SampleRecord:
         return {**fields, "graph": self.graph}
 
 
-class TerminatingProbability(ABC):
-    """log p(x) of the terminal states of trajectories."""
-
-    @abstractmethod
-    def log_probs(self, batch: TrajectoryBatch) -> list[LogProb]:
-        """Return log p(x | conditioning) of B terminal states."""
+LogProbs = Callable[[TrajectoryBatch], list[LogProb]]  # log p(x | conditioning) of B terminal states
 
 
-class ExactProbability(TerminatingProbability):
+class ExactProbability:
     """Exact log p(x): the probabilities of all actions of all states, pushed forward."""
 
     def __init__(self, restored: RestoredPolicy, *, max_states: int) -> None:
@@ -126,7 +122,7 @@ class ExactProbability(TerminatingProbability):
         return self._log_probs[key]
 
 
-class EstimatedProbability(TerminatingProbability):
+class EstimatedProbability:
     """Estimate of log p(x) from M trajectories sampled backward from x (`metrics.estimates.terminating_log_prob`)."""
 
     def __init__(self, restored: RestoredPolicy, *, num_trajectories: int, seed: int) -> None:
@@ -148,35 +144,20 @@ class EstimatedProbability(TerminatingProbability):
         return [LogProb(log_probs[i], "estimate", num, sizes[i]) for i in (position[key] for key in keys)]
 
 
-class KnownScores:
-    """The evaluations in the store of a run. A context manager."""
-
-    def __init__(self, restored: RestoredPolicy, folder: Path) -> None:
-        """Open the store, if there is one."""
-        self._task = restored.trainer.task
-        url = restored.trainer.config.evaluation.store_url
-        location = url or folder / STORE_NAME
-        self._store = None
-        if url or (folder / STORE_NAME).exists():
-            self._store = EvaluationStore(location, context=context_of(self._task))
-
-    def evaluations(self, graphs: Sequence[Any]) -> list[Evaluation | None]:
-        """Return the evaluation of each graph, None for a graph that the run has not evaluated."""
-        if self._store is None:
-            return [None] * len(graphs)
-        records = self._store.find_many([Identity.of(graph) for graph in graphs])
-        return [None if row is None else evaluation_of(row, task=self._task, cached=True) for row in records]
-
-    def __enter__(self) -> KnownScores:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._store is not None:
-            self._store.close()
+@contextmanager
+def known_scores(restored: RestoredPolicy, folder: Path) -> Iterator[Store]:
+    """Open the store of a run; without one yield a store without rows."""
+    trainer = restored.trainer
+    url = trainer.config.evaluation.store_url
+    if not url and not (folder / STORE_NAME).exists():
+        yield NoStore()
+        return
+    with EvaluationStore(url or folder / STORE_NAME, context=context_of(trainer.task)) as store:
+        yield store
 
 
 def sample_records(
-    restored: RestoredPolicy, batch: TrajectoryBatch, *, scores: KnownScores, probability: TerminatingProbability | None
+    restored: RestoredPolicy, batch: TrajectoryBatch, *, store: Store, log_probs_of: LogProbs | None
 ) -> Iterator[SampleRecord]:
     """Yield the records of a batch of trajectories."""
     graphs, task, scale = restored.graphs(batch), restored.trainer.task, restored.trainer.sampler.scale
@@ -187,13 +168,14 @@ def sample_records(
     log_backward = torch.zeros(len(batch), dtype=torch.float64)
     log_backward.index_add_(0, batch.trajectory, owned.log_backward.double())
     log_forward = (ratio + log_backward).tolist()
-    log_probs = [None] * len(batch) if probability is None else probability.log_probs(batch)
+    log_probs = [None] * len(batch) if log_probs_of is None else log_probs_of(batch)
     conditioning, predictions, log_rewards = conditions_of(batch), None, list[float | None]([None] * len(batch))
     if restored.predict is not None and scale is not None and len(batch):
         predictions = restored.predict(batch.terminal)
         log_rewards = scale.log_reward(predictions, conditioning).tolist()
         conditioning = replace(conditioning, beta=scale.levels(conditioning)[1])
-    for i, (graph, evaluation) in enumerate(zip(graphs, scores.evaluations(graphs), strict=True)):
+    for i, (graph, row) in enumerate(zip(graphs, store.find_many([*map(Identity.of, graphs)]), strict=True)):
+        evaluation = None if row is None else evaluation_of(row, task=task, cached=True)
         if evaluation is not None and predictions is None:
             measured = torch.tensor([evaluation.utilities or evaluation.score], dtype=torch.float32)
             log_rewards[i] = float(task.log_reward(measured, conditioning[i : i + 1]))

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gflownet.cli.arguments import CommandLine, positive_integer, print_plain_messages, program, run_command
+from gflownet.cli.arguments import CommandLine, positive_integer, program, run_command
 from gflownet.errors import UserError, counted, printable
 from gflownet.files import parse_json, read_yaml
 from gflownet.records.trust import CONFIG_NAME, HELP, check_config, trusting
@@ -32,8 +32,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def store() -> None:
         options = parse(sys.argv[1:] if argv is None else argv)
-        with trusting(options.trust), _open(options.location) as overview, overview.damage_in_one_line():
-            options.command(overview, options)
+        with trusting(options.trust):
+            location = _location(options.location)
+            # Imported here: --help and errors of the command line do not wait for SQLAlchemy.
+            from gflownet.evaluation.store.overview import StoreOverview
+
+            with StoreOverview(location) as overview, overview.damage_in_one_line():
+                options.command(overview, options)
 
     return run_command(store)
 
@@ -124,7 +129,11 @@ def requeue_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
     status = EvaluationStatus(options.status) if options.status else None
     ids = None
     if options.ids:
-        rows = [row for text in options.ids for row in _unambiguous(overview, text)]
+        rows = []
+        for text in options.ids:  # a row id, or one hash with its seeds, fidelities and contexts
+            rows += (of_text := _matching(overview, text))
+            if (num_hashes := len({row["hash"] for row in of_text})) > 1:
+                raise UserError(f"{text}: expected the start of one hash, got that of {num_hashes}")
         rows = [row for row in rows if status is None or row["status"] == status]
         successful = [row["id"] for row in rows if row["status"] == EvaluationStatus.OK]
         if successful and not options.force:
@@ -137,14 +146,6 @@ def requeue_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
         status = EvaluationStatus.RUNNING
     num_rows = overview.requeue(status, ids=ids, is_forced=options.force)
     print(f"{counted(num_rows, 'row')} requeued")
-
-
-def _open(text: str) -> StoreOverview:
-    location = _location(text)
-    # Imported here: --help and errors of the command line do not wait for SQLAlchemy.
-    from gflownet.evaluation.store.overview import StoreOverview
-
-    return StoreOverview(location)
 
 
 def _location(text: str) -> str:
@@ -161,7 +162,11 @@ def _location(text: str) -> str:
 
     if (folder / STORE_NAME).exists():
         return str(folder / STORE_NAME)
-    url = _store_url_of_run(folder)
+    path = folder / CONFIG_NAME
+    try:
+        url = read_yaml(path)["evaluation"]["store_url"] if path.is_file() else ""
+    except (UserError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: expected the config of a run with evaluation.store_url ({error})") from None
     if url:
         check_config(folder, {"evaluation": {"store_url": url}})
         return _interpolated(url)
@@ -178,30 +183,10 @@ def _interpolated(text: str) -> str:
         raise UserError(f"{text}: cannot be resolved ({str(error).splitlines()[0]})") from None
 
 
-def _store_url_of_run(folder: Path) -> str:
-    """Return evaluation.store_url of the config of a run folder as it is written; empty without one."""
-    path = folder / CONFIG_NAME
-    if not path.is_file():
-        return ""
-    try:
-        return read_yaml(path)["evaluation"]["store_url"]
-    except (UserError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: expected the config of a run with evaluation.store_url ({error})") from None
-
-
 def _matching(overview: StoreOverview, text: str) -> list[Row]:
     rows = overview.matching(text)
     if not rows:
         raise UserError(f"{text}: expected a row id or the start of a hash in {overview.location}, found no such row")
-    return rows
-
-
-def _unambiguous(overview: StoreOverview, text: str) -> list[Row]:
-    """Return the rows of one hash: its seeds, fidelities and contexts."""
-    rows = _matching(overview, text)
-    num_hashes = len({row["hash"] for row in rows})
-    if num_hashes > 1:
-        raise UserError(f"{text}: expected the start of one hash, got that of {num_hashes}")
     return rows
 
 
@@ -301,8 +286,3 @@ _COLUMNS: dict[str, Callable[[Row], Any]] = {
     "run": lambda row: row["run"][:_DIGEST_LENGTH],
     "architecture": lambda row: _words(row),
 }
-
-
-if __name__ == "__main__":
-    print_plain_messages()
-    sys.exit(main())

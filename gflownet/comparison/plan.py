@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gflownet.cli.interrupts import StopRequest
-from gflownet.config import CONFIG_NAME, load_config, to_mapping
+from gflownet.config import CONFIG_NAME, Config, load_config, to_mapping
 from gflownet.errors import UserError
 from gflownet.options import leaves
 from gflownet.plugins import check_name
@@ -52,14 +52,15 @@ class Method:
 def read_methods(names: str, described: Sequence[str] = ()) -> list[Method]:
     """Return the methods of the command line.
 
-    Args:
-        names: search methods, separated by commas.
-        described: texts "LABEL: KEY=VALUE KEY=VALUE ..." (`read_method`).
-
     Raises:
         UserError: an unknown method, an invalid text, a repeated label, or no method.
     """
-    methods = [_named(name.strip()) for name in names.split(",") if name.strip()]
+    methods, homes = list[Method](), {AUTO: "", GFLOWNET: "", **SEARCH_METHODS.homes}
+    for name in filter(None, map(str.strip, names.split(","))):
+        if ":" in name:
+            raise UserError(f'--methods: expected names, got {name!r}; try --method "mine: {_METHOD_KEY}={name}"')
+        check_name("--methods", name, homes)
+        methods.append(Method(name, (f"{_METHOD_KEY}={name}",)))
     methods += [read_method(text) for text in described]
     if not methods:
         raise UserError("--methods: expected at least one method, got none")
@@ -77,12 +78,13 @@ def read_method(text: str) -> Method:
         UserError: no label, an option without a value, or one that the comparison sets.
     """
     label, colon, words = text.partition(":")
+    expected = f"--method: expected LABEL: KEY=VALUE KEY=VALUE, got {text!r}"
     if not colon or not _LABEL.fullmatch(label.strip()):
-        raise UserError(f"--method: expected LABEL: KEY=VALUE KEY=VALUE, got {text!r}")
+        raise UserError(expected)
     try:
         overrides = tuple(shlex.split(words))
     except ValueError as error:
-        raise UserError(f"--method: expected LABEL: KEY=VALUE KEY=VALUE, got {text!r} ({error})") from None
+        raise UserError(f"{expected} ({error})") from None
     check_overrides(overrides)
     return Method(label.strip(), overrides)
 
@@ -95,14 +97,6 @@ def check_overrides(overrides: Sequence[str]) -> None:
             raise UserError(f"{key}: expected no such option in a comparison, which has {RESERVED[key]}")
         if not (key and equals):
             raise UserError(f"{override}: expected KEY=VALUE, for example search.num_initial=20")
-
-
-def _named(name: str) -> Method:
-    homes = {AUTO: "", GFLOWNET: "", **SEARCH_METHODS.homes}
-    if ":" in name:
-        raise UserError(f'--methods: expected names, got {name!r}; try --method "mine: {_METHOD_KEY}={name}"')
-    check_name("--methods", name, homes)
-    return Method(name, (f"{_METHOD_KEY}={name}",))
 
 
 # No output for readers, and no work after the search except what the user chooses.
@@ -123,11 +117,9 @@ _PLACES = ("log_dir", "resume")
 class Job:
     """One method with one seed."""
 
-    config: str | None
+    plan: Plan
     method: Method
     seed: int
-    num_evaluations: int
-    overrides: tuple[str, ...]  # of all methods
     folder: Path
 
     @property
@@ -135,11 +127,11 @@ class Job:
         """Return the name for messages."""
         return f"{self.method.label}, seed {self.seed}"
 
-    def options(self) -> list[str]:
-        """Return all options of the run; later ones win."""
+    def config(self) -> Config:
+        """Return the config of the run; later options win. Raises UserError like `load_config`."""
         fixed = (f"log_dir={json.dumps(str(self.folder))}", "resume=auto", f"seed={self.seed}")
-        budget = f"budget.evaluations={self.num_evaluations}"
-        return [*_QUIET, *self.overrides, *self.method.overrides, *fixed, budget]
+        budget = f"budget.evaluations={self.plan.num_evaluations}"
+        return load_config(self.plan.config, [*_QUIET, *self.plan.overrides, *self.method.overrides, *fixed, budget])
 
     def is_finished(self) -> bool:
         """Return whether the folder has the finished run. Raises UserError for a run with other options."""
@@ -150,22 +142,20 @@ class Job:
         status = read_status(self.folder)
         return status is not None and status.state is RunState.COMPLETED
 
-    def check(self) -> None:
-        """Raise UserError for options that do not depend on the chosen classes."""
-        validate(load_config(self.config, self.options()))
-
     def check_folder(self) -> None:
         """Raise UserError for a path that cannot be a folder, and for a folder with an output that is not of a run."""
         folder = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
         if not folder.is_dir():
             raise UserError(f"--out: expected a folder, got the file {folder}; choose another --out")
         output = self.folder / OUTPUT_NAME
-        if output.exists() and not (self.folder / CONFIG_NAME).exists() and not _is_output(output):
-            raise UserError(f"--out: expected no file {output} before the run; choose another --out")
+        if output.exists() and not (self.folder / CONFIG_NAME).exists():
+            start = output.read_bytes()[: len(OUTPUT_HEADER)] if output.is_file() else b"no file"
+            if start not in (b"", OUTPUT_HEADER.encode()):
+                raise UserError(f"--out: expected no file {output} before the run; choose another --out")
 
     def _check_options(self, started: Mapping[str, Any]) -> None:
         """Raise UserError for the first option that differs from those of the run in the folder."""
-        options = dict(leaves(to_mapping(load_config(self.config, self.options()))))
+        options = dict(leaves(to_mapping(self.config())))
         stored = dict(leaves(started))
         for key, value in options.items():  # the run has the options of its classes, too
             if key not in _PLACES and value != stored.get(key):
@@ -173,16 +163,6 @@ class Job:
                     f"{key}: expected {stored.get(key)!r}, as the run in {self.folder} was started, got {value!r}; "
                     "choose another --out"
                 )
-
-
-def _is_output(path: Path) -> bool:
-    """Return whether a file is the printed output of a run, or empty."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(len(OUTPUT_HEADER))
-    except OSError:
-        return False
-    return start in (b"", OUTPUT_HEADER.encode())
 
 
 @dataclass(frozen=True)
@@ -199,14 +179,7 @@ class Plan:
     def jobs(self) -> list[Job]:
         """Return the runs, the methods in turn for each seed, in folders LABEL/seed_K."""
         return [
-            Job(
-                config=self.config,
-                method=method,
-                seed=seed,
-                num_evaluations=self.num_evaluations,
-                overrides=self.overrides,
-                folder=self.folder / method.label / f"seed_{seed}",
-            )
+            Job(self, method, seed, self.folder / method.label / f"seed_{seed}")
             for seed in self.seeds
             for method in self.methods
         ]
@@ -215,7 +188,7 @@ class Plan:
         """Raise UserError for wrong options, and for a folder of a run with files of others."""
         for job in self.jobs():
             if job.seed == self.seeds[0]:
-                job.check()
+                validate(job.config())
             job.check_folder()
 
     def run(self, *, console: Console, stop: StopRequest) -> bool:
@@ -254,7 +227,7 @@ def _run(job: Job) -> bool:
         if not file.tell():
             file.write(f"{OUTPUT_HEADER}{job.name}\n")
         try:
-            return build_trainer(load_config(job.config, job.options())).run() is None
+            return build_trainer(job.config()).run() is None
         except ValueError as error:
             raise UserError(f"{job.name}: {error}") from None
 

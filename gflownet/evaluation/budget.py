@@ -27,22 +27,14 @@ class Reserve:
 
 
 class Budget:
-    """Limits of a search, and the part that is used.
-
-    Attributes:
-        num_evaluated: new evaluations of the run; refused candidates are not counted.
-    """
+    """Limits of a search, and the part that is used; refused candidates are not counted."""
 
     def __init__(
         self, limits: BudgetConfig, *, num_evaluated: int = 0, seconds: float = 0.0, reserve: Reserve | None = None
     ) -> None:
         """Start with the part used so far.
 
-        Args:
-            limits: of the run.
-            num_evaluated: evaluations so far.
-            seconds: of training so far.
-            reserve: part of the limits for the final stage; None: all is for the search.
+        Without `reserve` all is for the search.
         """
         self.limits, self.num_evaluated = limits, num_evaluated
         self._reserve = reserve or Reserve()
@@ -99,7 +91,10 @@ class Budget:
         All are REFUSED: another budget may accept them.
         """
         start = time.perf_counter()
-        reason = _refused_by(task, graph) or self._excess(task, graph)
+        try:
+            reason = task.refusal(graph) or self._excess(task, graph)
+        except Exception as error:  # raised by the user's task
+            reason = f"{type(task).__name__}.refusal: {describe(error)}"
         if reason is None:
             return None
         return Outcome(EvaluationStatus.REFUSED, time.perf_counter() - start, error=reason)
@@ -125,11 +120,3 @@ class Budget:
     def _size_limits(self) -> tuple[tuple[str, int], tuple[str, int]]:
         limits = self.limits
         return ("budget.parameters", limits.parameters), ("budget.flops", limits.flops)
-
-
-def _refused_by(task: GFNTask, graph: Any) -> str | None:
-    """Return the task's reason to refuse a candidate, None if it accepts it."""
-    try:
-        return task.refusal(graph)
-    except Exception as error:  # raised by the user's task
-        return f"{type(task).__name__}.refusal: {describe(error)}"

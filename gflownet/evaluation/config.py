@@ -345,12 +345,8 @@ def _check_ray(ray: RayConfig) -> None:
     for name, key in _RAY_OPTIONS.items():
         if name in resources:
             raise ValueError(f"evaluation.ray.resources.{name}: set {key} instead")
-    amounts = {
-        "num_cpus": ray.num_cpus,
-        "num_gpus": ray.num_gpus,
-        **{f"resources.{k}": v for k, v in resources.items()},
-    }
-    for name, amount in amounts.items():
+    amounts = {"num_cpus": ray.num_cpus, "num_gpus": ray.num_gpus}
+    for name, amount in (amounts | {f"resources.{name}": amount for name, amount in resources.items()}).items():
         if 0 < amount < _SMALLEST_AMOUNT:
             raise ValueError(f"evaluation.ray.{name}: expected at least {_SMALLEST_AMOUNT}, got {amount}")
     if ray.num_gpus > 1 and ray.num_gpus != int(ray.num_gpus):
@@ -362,11 +358,7 @@ def _is_amount(value: object) -> bool:
 
 
 def check_store_url(text: str) -> None:
-    """Raise UserError for a password in evaluation.store_url; it may come from the environment.
-
-    Args:
-        text: the unresolved option; the error does not show it.
-    """
+    """Raise UserError for a password in evaluation.store_url; it may come from the environment."""
     unresolved = _INTERPOLATION.sub("\0", text)
     passwords = [group for match in _PASSWORD.finditer(unresolved) for group in match.groups() if group]
     if any(password.strip("\0") for password in passwords):
@@ -429,30 +421,14 @@ _DISTRIBUTIONS: dict[str, tuple[str, int, Callable[[Sequence[float]], bool]]] = 
 # Options of `evaluation` that do not change scores.
 NEUTRAL_OPTIONS = frozenset(
     {
-        *(
-            "executor",
-            "capacity",
-            "device",
-            "slots_per_device",
-            "deadline",
-            "memory_limit",
-            "max_attempts",
-            "lease",
-            "ray",
-        ),
-        *("halving", "store_url", "store_patience", "target_flops", "target_latency"),
+        *("executor", "capacity", "device", "slots_per_device", "deadline", "memory_limit", "max_attempts", "lease"),
+        *("ray", "halving", "store_url", "store_patience", "target_flops", "target_latency"),
     }
 )
 
 
 def scoring_context(config: TaskConfig, *, source: str, data: str) -> str:
-    """Return everything except the graph that a score depends on, as JSON; a store separates rows by context.
-
-    Args:
-        config: options of the run.
-        source: digest of the code of the task.
-        data: digest of the data of the task.
-    """
+    """Return everything except the graph that a score depends on, as JSON; a store separates rows by context."""
     evaluation = {f.name: getattr(config.evaluation, f.name) for f in fields(EvaluationConfig)}
     evaluation["objectives"] = list(config.evaluation.objectives)
     # The limits are applied to measured values, of which a row has these.

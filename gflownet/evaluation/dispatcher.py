@@ -67,16 +67,9 @@ class Dispatcher(AsynchronousEvaluator):
     ) -> None:
         """Keep the components; nothing is started.
 
-        Args:
-            task: scores the candidates.
-            store: of all results.
-            executor: runs the jobs; closed by its owner.
-            config: deadline, attempts, floor score.
-            seed: of the run, from which candidates get theirs.
-            run: id of the run, the same after a resume, recorded in its rows.
-            budget, reserve: limits of the run, and the part for the final stage.
-            num_evaluated, seconds: evaluations and seconds of the run so far.
-            stopped: returns whether the run should stop.
+        The executor is closed by its owner. Candidates get their seeds from that of the run, whose id is the same after
+        a resume. `budget` are limits, of which `reserve` is for the final stage; `num_evaluated` and `seconds` are
+        those so far.
 
         Raises:
             UserError: the budget limits the size of candidates, and the task has no `cost`.
@@ -135,7 +128,10 @@ class Dispatcher(AsynchronousEvaluator):
             try:
                 done = self.executor.wait(list(self._running), timeout=timeout) if self._running else []
             except EvaluationInterruptedError:
-                self._record_interrupted()
+                for handle, tickets in self._running.items():
+                    for ticket, outcome in zip(tickets, handle.outcomes or (), strict=False):
+                        if not outcome.is_transient:
+                            self._record(ticket, outcome)
                 self._stop(self._due_reason() or "interrupt")
             except BaseException:  # an interrupt during an inline evaluation
                 self.flush()
@@ -224,12 +220,6 @@ class Dispatcher(AsynchronousEvaluator):
             return STOP_REQUEST
         is_spent = self._waiting and len(self._waiting) == len(self._tickets)
         return self.budget.spent_evaluations() if is_spent else self.budget.spent_seconds()
-
-    def _record_interrupted(self) -> None:
-        for handle, tickets in self._running.items():
-            for ticket, outcome in zip(tickets, handle.outcomes or (), strict=False):
-                if not outcome.is_transient:
-                    self._record(ticket, outcome)
 
     def _stop(self, reason: str) -> NoReturn:
         self._end = reason

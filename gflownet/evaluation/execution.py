@@ -243,11 +243,14 @@ def _in_plain_numbers(score: Score) -> Score:
     """
     if not isinstance(score.metrics, Mapping):
         raise _InvalidScoreError(f"metrics: expected a mapping, got {type(score.metrics).__name__}")
+    for name in score.metrics:
+        if not isinstance(name, str):
+            raise _InvalidScoreError(f"metrics: expected names, got {shown(name)}")
     size = score.num_parameters
     return Score(
         _number("score", score.value),
         None if size is None else _size(size),
-        {_metric_name(name): _number(f"metric {name!r}", value) for name, value in score.metrics.items()},
+        {name: _number(f"metric {name!r}", value) for name, value in score.metrics.items()},
     )
 
 
@@ -270,9 +273,3 @@ def _size(value: Any) -> int:
     if not (0 <= size <= MAX_NUM_PARAMETERS and size == value):
         raise _InvalidScoreError(f"num_parameters: expected an integer in [0, 2**63), got {shown(value)}")
     return size
-
-
-def _metric_name(name: Any) -> str:
-    if not isinstance(name, str):
-        raise _InvalidScoreError(f"metrics: expected names, got {shown(name)}")
-    return name

@@ -18,7 +18,7 @@ from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.execution import describe
 from gflownet.evaluation.job import TEST_METRIC, EvaluationStatus, Request, Ticket
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, Race, rank_correlation
-from gflownet.evaluation.store.evaluations import Claim, EvaluationRecord, Identity
+from gflownet.evaluation.store.evaluations import EvaluationRecord
 from gflownet.evaluation.task import GFNTask, Reference
 from gflownet.graphs.canonical import Candidate
 from gflownet.training.random_states import candidate_seed
@@ -109,32 +109,6 @@ def ranked(architectures: Iterable[TopArchitecture]) -> tuple[TopArchitecture, .
     return tuple(sorted(architectures, key=key))
 
 
-class NoStore:
-    """A store without rows, for evaluations that are repeated on purpose."""
-
-    def find_many(self, identities: Sequence[Identity]) -> list[EvaluationRecord | None]:
-        """Return None for each."""
-        return [None] * len(identities)
-
-    def add(self, records: Iterable[EvaluationRecord]) -> None:
-        """Keep nothing."""
-
-    def claim(self, candidates: Iterable[tuple[Candidate, Identity]], **_: Any) -> list[Claim]:
-        """Grant every claim."""
-        return [Claim(identity, 0) for _, identity in candidates]
-
-    def start(self, identities: Iterable[Identity], *, owner: str) -> None:
-        """Keep nothing."""
-
-    def renew(self, *, owner: str, lease: float) -> int:
-        """Return 0: no claim ends."""
-        return 0
-
-    def release(self, *, owner: str) -> int:
-        """Return 0: no claim is kept."""
-        return 0
-
-
 def with_test_scores(
     records: Sequence[EvaluationRecord],
     *,
@@ -143,12 +117,6 @@ def with_test_scores(
     step: int,
 ) -> tuple[TopArchitecture, ...]:
     """Return the architectures of rows with their test scores on the seed of the search, trained again with it.
-
-    Args:
-        records: rows of the search, best first.
-        dispatcher: with `NoStore`.
-        from_dict: builds a terminal object from node-link data.
-        step: of the search.
 
     Raises:
         EvaluationStoppedError: a stop request.
@@ -273,13 +241,10 @@ class FinalTrainings:
         random_finalists: Callable[[Sequence[EvaluationRecord]], Sequence[Finalists]] = lambda records: (),
         num_planned: int = 0,
     ) -> FinalStage:
-        """Race the finalists of the search and those of random architectures; measure the references.
+        """Race the finalists of the search, in one race or one per range of sizes, and those of random architectures.
 
-        Args:
-            finalists: of the search, one race or one per range of sizes.
-            random_candidates: evaluated as in the search, with another seed.
-            random_finalists: returns those of the random architectures, given their successful rows; empty: no race.
-            num_planned: trainings of the random architectures, for the progress; 0: one of each.
+        `random_candidates` are evaluated as in the search, with another seed; `random_finalists` returns the races of
+        the successful ones. `num_planned` are the trainings of random architectures; 0: one of each.
         """
         num_compared, num_own = num_planned or len(random_candidates), sum(each.num_trainings for each in finalists)
         self._num_planned = num_own + num_compared
@@ -298,6 +263,8 @@ class FinalTrainings:
         is_complete, weights = not self.is_stopped, self.dispatcher.weights
         parts = (search_heats, random_heats)
         top, random_top = ([each for heat in part for each in heat.architectures(weights)] for part in parts)
+        complete = [each for each in top if each.scores and not each.errors] if self.has_other_length else []
+        correlation = rank_correlation([(each.record.score, each.mean) for each in complete])
         return FinalStage(
             ranked(top),
             num_seeds=self.config.num_seeds,
@@ -305,7 +272,7 @@ class FinalTrainings:
             random_top=ranked(random_top) if is_complete else (),
             num_random=len(rows),
             num_random_trainings=len(rows) + sum(len(scores) for each in random_heats for scores in each.race.scores),
-            correlation=_correlation(top) if self.has_other_length else None,
+            correlation=None if math.isnan(correlation) else correlation,
             references=self._references(),
             notes=tuple(self._notes),
             is_stopped=self.is_stopped,
@@ -336,28 +303,21 @@ class FinalTrainings:
 
     def _chosen(self, heat: _Heat) -> list[tuple[int, Request]]:
         """Return the next trainings of a race within its plan; those of earlier processes are read from the store."""
+        records, offset, length = heat.finalists.records, heat.finalists.offset, self.fidelity
+        graphs = [self.from_dict(json.loads(record.graph)) for record in records]
         wanted = [
-            (finalist, self._request(heat.finalists.records[finalist], heat.finalists.offset, seed))
+            (finalist, Request(graphs[finalist], repeat=offset + seed, fidelity=length, tests=True))
             for finalist, seed in next(heat.rounds, ())
         ]
         known = self.dispatcher.store.find_many([request.identity for _, request in wanted])
-        num_new, chosen = min(heat.num_left, self._num_affordable(heat)), []
+        seconds = math.fsum(each.seconds for each in records) / len(records)  # of the length of the search
+        seconds *= (length or 1) / (self._task.max_fidelity or 1)
+        num_new, chosen = min(heat.num_left, heat.seconds_left / max(seconds, 1e-9)), []
         for each, row in zip(wanted, known, strict=True):
-            if row is not None or num_new > 0:
+            if row is not None or num_new >= 1:
                 chosen.append(each)
                 num_new -= row is None
         return chosen
-
-    def _num_affordable(self, heat: _Heat) -> float:
-        records, length = heat.finalists.records, (self.fidelity or 1) / (self._task.max_fidelity or 1)
-        seconds = length * math.fsum(record.seconds for record in records) / len(records)
-        return math.inf if heat.seconds_left == math.inf else math.floor(heat.seconds_left / max(seconds, 1e-9))
-
-    def _request(self, record: EvaluationRecord, offset: int, seed: int) -> Request:
-        """Return the request of a new seed, from 1 on."""
-        return Request(
-            self.from_dict(json.loads(record.graph)), repeat=offset + seed, fidelity=self.fidelity, tests=True
-        )
 
     def _complete(self, requests: Sequence[Request]) -> list[Ticket]:
         """Return the tickets of requests, some without a row after a stop request, and report the progress."""
@@ -394,10 +354,3 @@ class FinalTrainings:
             return ()
         self.report_progress("final stage, references", 1, 1, self._rows)
         return references
-
-
-def _correlation(architectures: Sequence[TopArchitecture]) -> float | None:
-    """Return the rank correlation of the finalists' scores in the search and on new seeds, None if undefined."""
-    complete = [each for each in architectures if each.scores and not each.errors]
-    value = rank_correlation([(each.record.score, each.mean) for each in complete])
-    return None if math.isnan(value) else value

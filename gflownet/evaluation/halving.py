@@ -14,7 +14,7 @@ import threading
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -40,15 +40,15 @@ class SuccessiveHalving:
     ) -> None:
         """Keep the sizes.
 
-        Args:
-            min_fidelity: epochs or steps of the first rung.
-            max_fidelity: epochs or steps of a full training.
-            reduction: one in this many candidates is promoted; the factor between two rungs.
-            num_unjudged: first candidates at each rung that are promoted regardless; None: `reduction`.
+        One in `reduction` candidates is promoted, which is also the factor between two rungs; the first `num_unjudged`
+        at each rung regardless, by default `reduction`.
         """
         self.max_fidelity, self.reduction = max_fidelity, reduction
         self.num_unjudged = reduction if num_unjudged is None else num_unjudged
-        self.rungs: tuple[int, ...] = tuple(_rungs(min_fidelity, max_fidelity, reduction))
+        rungs = [min_fidelity]
+        while rungs[-1] * reduction < max_fidelity:
+            rungs.append(rungs[-1] * reduction)
+        self.rungs = tuple(rungs)
         self.num_stopped = 0
         self.num_promoted: Counter[str] = Counter()  # rows, by run
         self._scores: dict[int, list[float]] = {rung: [] for rung in self.rungs}  # ascending
@@ -64,10 +64,6 @@ class SuccessiveHalving:
                 self._count(record)
         for record in records:
             self._finish(record)
-
-    def next_rung(self, fidelity: int) -> int | None:
-        """Return the first rung above a fidelity, None for the full training."""
-        return next((rung for rung in self.rungs if rung > fidelity), None)
 
     def judged(self, record: EvaluationRecord) -> EvaluationRecord:
         """Return a new row of a rung with its estimated final score and whether the candidate is stopped.
@@ -99,12 +95,10 @@ class SuccessiveHalving:
         return values if math.isnan(correlation) else values | {"extrapolation_rank_correlation": correlation}
 
     def __str__(self) -> str:
-        stopped = counted(self.num_stopped, "candidate")
-        text = f"successive halving: {stopped} stopped early, {len(self._finished)} trained to the end"
-        correlation = self.metrics().get("extrapolation_rank_correlation")
-        if correlation is None:
-            return text
-        return f"{text}; rank correlation of their extrapolated and final scores {correlation:.2f}"
+        counts = f"{counted(self.num_stopped, 'candidate')} stopped early, {len(self._finished)} trained to the end"
+        correlation = rank_correlation(self._finished)
+        words = f"; rank correlation of their extrapolated and final scores {correlation:.2f}"
+        return f"successive halving: {counts}{'' if math.isnan(correlation) else words}"
 
     def _finish(self, record: EvaluationRecord) -> None:
         """Add the row of a full training; rows of others are ignored."""
@@ -221,7 +215,8 @@ class HalvingEvaluator(AsynchronousEvaluator):
                 del self._trainings[identity]
         for training in promoted:
             part, outcome = training.part, training.part.outcome
-            rung = self.halving.next_rung(part.request.fidelity or 0)
+            # None: the full training
+            rung = next((each for each in self.halving.rungs if each > (part.request.fidelity or 0)), None)
             request = self._part(training.ticket.request, rung)
             if outcome is not None:  # evaluated here, and counted again with the next part
                 self._dispatcher.uncount(EvaluationStatus.OK)
@@ -253,17 +248,11 @@ def build_halving(task: GFNTask, config: TaskConfig) -> SuccessiveHalving | None
     return SuccessiveHalving(options.min_fidelity, max_fidelity=task.max_fidelity, reduction=options.reduction)
 
 
-def _rungs(min_fidelity: int, max_fidelity: int, reduction: int) -> Iterable[int]:
-    fidelity = min_fidelity
-    while fidelity < max_fidelity:
-        yield fidelity
-        fidelity *= reduction
-
-
 # Exponents p of the power laws a - b x^-p that are fitted to a curve.
 _EXPONENTS = (0.25, 0.5, 1.0, 2.0)
 
 
+@dataclass(eq=False)
 class CurveExtrapolation:
     """Extrapolation from one fidelity to the full one.
 
@@ -272,10 +261,10 @@ class CurveExtrapolation:
     None is above the best score seen. Compared with other methods in dev/experiments.md.
     """
 
-    def __init__(self, fidelity: int, max_fidelity: int) -> None:
-        self.fidelity, self.max_fidelity = fidelity, max_fidelity
-        self._scores: list[float] = []  # at `fidelity`, of finished trainings
-        self._final_scores: list[float] = []
+    fidelity: int
+    max_fidelity: int
+    _scores: list[float] = field(default_factory=list)  # at `fidelity`, of finished trainings
+    _final_scores: list[float] = field(default_factory=list)
 
     def add(self, score: float, final_score: float) -> None:
         """Add a finished training: its scores at `fidelity` and at the end."""
@@ -285,10 +274,8 @@ class CurveExtrapolation:
     def __call__(self, score: float, curve: Sequence[float], *, best: float) -> float:
         """Return the estimated final score of a training.
 
-        Args:
-            score: at `fidelity`.
-            curve: scores at evenly spaced places up to `fidelity`.
-            best: largest score of all trainings at `fidelity`.
+        `score` is that at `fidelity`, the `curve` evenly spaced up to it, `best` the largest score of all trainings
+        there.
         """
         own = power_law(curve or [score], self.fidelity, self.max_fidelity) - (curve[-1] if curve else score) + score
         best = max([best, *self._final_scores])

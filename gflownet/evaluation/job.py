@@ -45,14 +45,6 @@ class Job:
         """Whether it is a part or the continuation of a training, by `GFNTask.train_many`."""
         return self.fidelity is not None or any(training is not None for training in self.trainings)
 
-    def parts(self) -> list[Job]:
-        """Return one job per candidate."""
-        trainings = self.trainings or (None,) * len(self.candidates)
-        return [
-            replace(self, candidates=(candidate,), seeds=(seed,), trainings=(training,))
-            for candidate, seed, training in zip(self.candidates, self.seeds, trainings, strict=True)
-        ]
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -184,13 +176,7 @@ class JobQueue:
     """Queued evaluations in order. Tasks that train candidates together get one job per place."""
 
     def __init__(self, task: GFNTask, *, seed: int, deadline: float | None) -> None:
-        """Start empty.
-
-        Args:
-            task: of the candidates.
-            seed: of the run.
-            deadline: longest seconds per candidate; None: none.
-        """
+        """Start empty."""
         self._seed, self.deadlines = seed, Deadlines(deadline)
         self._trains_together = type(task).evaluate_many is not GFNTask.evaluate_many
         self._trains_seeds = task.trains_seeds_together
@@ -260,11 +246,7 @@ class JobQueue:
         return len(tickets) if self._trains_together or self._trains_seeds else 1
 
     def pop_job(self, num_places: int) -> tuple[Job, list[Ticket]]:
-        """Remove the next group, and return its job with the tickets.
-
-        Args:
-            num_places: capacity of the executor.
-        """
+        """Remove the next group, and return its job with the tickets."""
         tickets = self._pop_group(num_places)
         requests = [ticket.request for ticket in tickets]
         first = requests[0]

@@ -186,7 +186,12 @@ class GFNTask(Configurable, ABC):
         One after the other by default; overridden by tasks that train many candidates together.
         """
         for graph, seed in zip(graphs, seeds, strict=True):
-            yield self._score_or_exception(graph, seed)
+            with seeded(seed):
+                try:
+                    result: Score | Exception = self.evaluate(graph, seed=seed)
+                except Exception as error:
+                    result = error
+            yield result
 
     def train_many(
         self,
@@ -400,13 +405,6 @@ class GFNTask(Configurable, ABC):
         if self._reward_conditional is None:
             raise ValueError(f"task: expected {type(self).__name__}.__init__ to call super().__init__(config)")
         return self._reward_conditional
-
-    def _score_or_exception(self, graph: Any, seed: int) -> Score | Exception:
-        with seeded(seed):
-            try:
-                return self.evaluate(graph, seed=seed)
-            except Exception as error:
-                return error
 
 
 def soft_size_objective(quality: float, num_parameters: int, *, target_parameters: int, size_weight: float) -> float:

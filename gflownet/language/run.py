@@ -125,7 +125,7 @@ def train_on_text(config: LanguageConfig, *, default_folder: str = "") -> int | 
     with open_run(config, default_folder=default_folder, stop_message=STOP_MESSAGE) as run:
         if run.folder.resumed:
             options = to_mapping(cast(Any, config))
-            run.folder.refuse_changes(run.folder.started_options, options, may_change=MAY_CHANGE)
+            run.folder.refuse_changes(options, MAY_CHANGE)
         training = TrainingStage(config, run.folder, setup)
         training.restore() if is_continued else training.write_first_files()
         run.open_logs(

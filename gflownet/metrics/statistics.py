@@ -72,11 +72,8 @@ def bootstrap(statistic: Callable[..., np.ndarray], samples: Sequence[np.ndarray
 
     The bias-corrected and accelerated bootstrap (Efron 1987), or percentiles of the finite resampled statistics if
     that is undefined.
-
-    Args:
-        statistic: maps arrays to their statistic along the keyword `axis`.
-        samples: one array [N] for each argument of the statistic; they are resampled together.
-        seed: of the resampling.
+    The `statistic` maps arrays along the keyword `axis`; `samples`, an array [N] for each argument, are resampled
+    together.
     """
     value = float(statistic(*samples, axis=-1))
     if len(samples[0]) < 2:
@@ -199,13 +196,7 @@ def find_modes(
     A mode is a distinct object with a score of at least `threshold` and, if a distance is given, at least
     `min_distance` from every better mode (as Bengio et al. 2021 count modes of molecules, by similarity).
 
-    Args:
-        objects: in any order.
-        scores: their scores.
-        threshold: minimum score of a mode.
-        key: equal for equal objects.
-        distance: between two objects.
-        min_distance: between two modes.
+    `threshold` is the minimum score of a mode, `min_distance` between two modes; equal objects have equal keys.
     """
     modes: list[int] = []
     for index in _best_distinct([key(each) for each in objects], scores):

@@ -126,7 +126,6 @@ class Estimate:
     value: float
     low: float
     high: float
-    note: str = ""  # behind the name
     cells: Sequence[str] = ()  # of the table, behind name, value and interval
     is_marked: bool = False  # drawn as a filled diamond
     href: str = ""
@@ -143,13 +142,7 @@ def interval_chart(
 ) -> Chart | None:
     """Return estimates with intervals, one in each row; None without one.
 
-    Args:
-        key: unique in the page.
-        title: of the chart.
-        estimates: from top to bottom.
-        x_label: of the axis.
-        header: of the table: name, value, interval, and that of further cells.
-        legend: meaning of a filled and of an open mark.
+    `header` is that of the table; `legend` the meaning of a filled and of an open mark.
     """
     ends = [end for each in estimates for end in (each.low, each.high, each.value)]
     x = scale_of(ends, is_log=False)
@@ -175,7 +168,7 @@ def interval_chart(
 
 def _draw_interval(frame: Frame, each: Estimate, top: float) -> None:
     y, x = top + 25, frame.at_x(each.value)
-    text = f"{shortened(each.name, _MAX_INTERVAL_NAME - len(each.note))}  {each.note}".rstrip()
+    text = shortened(each.name, _MAX_INTERVAL_NAME)
     end = min(WIDTH - RIGHT, _LEFT + 6 + len(text) * _CHARACTER)
     frame.add("path", class_="halo", d=f"M{_LEFT + 1:g} {top + 10:g}H{end:g}")
     frame.add("text", text, class_="name", x=_LEFT + 3, y=top + 13, href=each.href)

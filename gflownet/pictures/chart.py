@@ -36,20 +36,22 @@ class Scale:
     @property
     def ticks(self) -> list[float]:
         """Round values between the ends: at least one."""
-        if self.is_log:
-            return _log_ticks(self.low, self.high)
-        step = _step((self.high - self.low) / NUM_TICKS)
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        return [place * step for place in range(first, last + 1)] or [self.low]
+        low, high = self.low, self.high
+        if not self.is_log:
+            step = _step((high - low) / NUM_TICKS)
+            first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+            return [place * step for place in range(first, last + 1)] or [low]
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        digits = (1, 2, 5) if math.log10(high / low) < 2 else (1,)
+        ticks = [digit * 10.0**power for power in powers for digit in digits if low <= digit * 10.0**power <= high]
+        return ticks[:: math.ceil(len(ticks) / (NUM_TICKS + 1)) or 1] or [math.sqrt(low * high)]
 
 
 def scale_of(values: Iterable[float], *, is_log: bool | None = None, start: float | None = None) -> Scale | None:
     """Return the axis of the finite values, None without one.
 
-    Args:
-        values: that are shown.
-        is_log: logarithmic; None: if the values are positive and differ by more than `LOG_RATIO`.
-        start: the lower end, where known.
+    None for `is_log`: if the values are positive and differ by more than `LOG_RATIO`. `start` is the lower end, where
+    known.
     """
     array = np.asarray(list(values), dtype=float)
     finite = array[np.isfinite(array)]
@@ -105,14 +107,6 @@ def _step(rough: float) -> float:
     """Return the round step of at least `rough`: 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= rough * (1 - 1e-9))
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    digits = (1, 2, 5) if math.log10(high / low) < 2 else (1,)
-    ticks = [digit * 10.0**power for power in powers for digit in digits if low <= digit * 10.0**power <= high]
-    every = math.ceil(len(ticks) / (NUM_TICKS + 1)) or 1
-    return ticks[::every] or [math.sqrt(low * high)]
 
 
 # Pixels of the view box. Narrow, so that text stays readable on a phone.
@@ -192,8 +186,9 @@ class Frame:
 
     def add(self, tag: str, text: str = "", *, tooltip: str = "", href: str = "", **attributes: Any) -> None:
         """Add a mark; underscores of attribute names become hyphens, a trailing one is dropped."""
-        named = {name.rstrip("_").replace("_", "-"): _text(value) for name, value in attributes.items()}
-        self.marks.append(Mark(tag, named, text, tooltip, href))
+        texts = (f"{value:g}" if isinstance(value, float) else str(value) for value in attributes.values())
+        names = (name.rstrip("_").replace("_", "-") for name in attributes)
+        self.marks.append(Mark(tag, dict(zip(names, texts, strict=True)), text, tooltip, href))
 
     def draw_axes(self, *, y_ticks: bool = True) -> None:
         """Add grid lines, ticks and labels."""
@@ -218,7 +213,3 @@ class Frame:
 def colour_class(index: int) -> str:
     """Return the CSS classes of the colour and dashes of a series."""
     return f"s{index % NUM_COLOURS} d{index // NUM_COLOURS % 3}"
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

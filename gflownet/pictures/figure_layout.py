@@ -320,11 +320,7 @@ def _item_svg(each: _Placed) -> list[str]:
 def figure_svg(figure: Figure, *, title: str, caption: str = "", legend: Mapping[str, Colours] | None = None) -> str:
     """Return a figure as an SVG document.
 
-    Args:
-        figure: to draw.
-        title: of the document.
-        caption: below the figure.
-        legend: names of colours, below the caption.
+    Caption and legend are below it.
     """
     layout = FigureLayout(figure)
     inner_width = max(layout.width, MIN_LEGEND_WIDTH if caption or legend else 0.0)

@@ -42,15 +42,7 @@ def line_chart(
 ) -> Chart | None:
     """Return a chart of curves, None without a finite value.
 
-    Args:
-        key: unique in the page.
-        title: of the chart.
-        lines: drawn in this order; the legend names all but faint ones.
-        x_label: of the horizontal axis, with unit.
-        y_label: of the vertical axis, with unit.
-        note: below the chart.
-        is_log: vertical axis; None: by the values.
-        start: lower end of the vertical axis.
+    The legend names all lines but faint ones. `is_log` and `start` are of the vertical axis; None: by the values.
     """
     everything, lines = lines, [_thinned(line) for line in lines if np.isfinite(np.asarray(line.y, float)).any()]
     ends = [value for line in lines for values in (line.y, line.low, line.high) for value in values or ()]
@@ -182,17 +174,8 @@ def scatter_chart(
 ) -> Chart | None:
     """Return a scatter chart, None without a finite point.
 
-    Args:
-        key: unique in the page.
-        title: of the chart.
-        points: (x, y).
-        highlights: drawn on top.
-        x_label: of the horizontal axis.
-        y_label: of the vertical axis.
-        names: of points, highlights, their means on new seeds and compared points in the legend.
-        compared: points of a second front, joined by a line in their order.
-        is_joined: join the highlights by a line, in their order.
-        note: below the chart.
+    `highlights` are drawn on top, joined in their order where `is_joined`; `compared` are the points of a second front.
+    The legend has `names` of points, highlights, their means on new seeds and compared points.
     """
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     front = [(each.x, each.y) for each in highlights]

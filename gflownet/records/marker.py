@@ -21,6 +21,7 @@ from gflownet.records.trust import CONFIG_NAME, MARKER_NAME, mark_of, may_mark
 MARKER_FORMAT = 1
 LOCK_NAME = ".lock"  # locked by the process of the run
 PAGE_NAME = "report.html"
+COMPARISON_FORMAT = "gflownet comparison 1"  # first field of the JSON of compared runs
 _LOCK_WAIT_S, _NUM_LOOKS = 0.5, 10  # other commands hold the lock for a moment
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 

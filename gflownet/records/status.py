@@ -74,11 +74,6 @@ class Session:
     seconds: dict[str, float] = field(default_factory=dict)  # of each phase, the running one up to the last write
 
     @property
-    def is_here(self) -> bool:
-        """Return whether its process started on this host."""
-        return self.host == platform.node()
-
-    @property
     def is_alive(self) -> bool:
         """Return whether its process runs on this host."""
         try:
@@ -129,7 +124,7 @@ def _is_alive(folder: Path, session: Session) -> bool:
 
     The process of another host, or of an earlier container, runs if status.json is recent or the run folder is locked.
     """
-    if session.is_here:
+    if session.host == platform.node():
         return session.is_alive
     try:
         age = time.time() - (folder / STATUS_NAME).stat().st_mtime
@@ -152,19 +147,21 @@ class StatusLog:
     ) -> None:
         """Write the state RUNNING.
 
-        Args:
-            folder: run folder.
-            resumed: keep the sessions of earlier processes.
-            write: writes a file.
-            plan: of the run.
-            start_seconds: of the session so far: imports, data, policy.
+        `start_seconds` are those of the session so far: imports, data, policy.
         """
         self._plan = dict(plan or {})
         self.path, self._write = folder / STATUS_NAME, write
         before = read_status(folder) if resumed else None
         if resumed and before is None and self.path.exists():
             _log.warning("%s: expected the status of the run, got a damaged file; its times are lost", self.path)
-        self._session = _new_session()
+        self._session = Session(
+            command=list(sys.argv),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            host=platform.node(),
+            pid=os.getpid(),
+            process_created=psutil.Process().create_time(),
+            versions=recorded_versions(),
+        )
         self._sessions = (*(() if before is None else before.sessions), self._session)
         self._began = time.monotonic() - start_seconds
         self.state, self.message = RunState.RUNNING, ""
@@ -235,19 +232,6 @@ def recorded_versions() -> dict[str, str]:
 
     versions = {"gflownet": gflownet.__version__, "python": platform.python_version()}
     for name in RECORDED_VERSIONS:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
-
-
-def _new_session() -> Session:
-    return Session(
-        command=list(sys.argv),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-        host=platform.node(),
-        pid=os.getpid(),
-        process_created=psutil.Process().create_time(),
-        versions=recorded_versions(),
-    )

@@ -54,7 +54,8 @@ def trusting(is_trusted: bool) -> Iterator[None]:
 
 def mark_of(content: Mapping[str, Any]) -> str:
     """Return the mark of the content of run.json; empty if the key cannot be read or created."""
-    key = _key(_key_path())
+    home = os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
+    key = _key(Path(home) / "gflownet" / KEY_NAME)
     text = json.dumps([content.get(name) for name in _MARKED], sort_keys=True)
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest() if key else ""
 
@@ -172,11 +173,6 @@ def _has_config(path: Path, config: Mapping[str, Any]) -> bool:
     with suppress(TypeError):
         return not tree or json.dumps(tree, sort_keys=True) == json.dumps(config, sort_keys=True)
     return False
-
-
-def _key_path() -> Path:
-    home = os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
-    return Path(home) / "gflownet" / KEY_NAME
 
 
 @cache

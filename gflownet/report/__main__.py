@@ -16,15 +16,15 @@ from gflownet.cli.arguments import CommandLine, print_plain_messages, program, r
 from gflownet.config import CONFIG_NAME
 from gflownet.errors import UserError, printable
 from gflownet.files import locked_folder, save_whole, write_whole
-from gflownet.records.marker import MARKER_NAME, PAGE_NAME, not_a_search, read_marker
+from gflownet.records.marker import COMPARISON_FORMAT, MARKER_NAME, PAGE_NAME, not_a_search, read_marker
 from gflownet.records.trust import trusting
 
 if TYPE_CHECKING:
     from gflownet.report.compared import Comparison
 
 _HEAD_BYTES = 4_096
-# In the first bytes of every page, see templates/base.html.j2.
-_GENERATOR = b'<meta name="generator" content="gflownet">'
+# In the first bytes of every page, see templates/base.html.j2, and of the JSON of a comparison.
+_PAGE_MARK, COMPARISON_MARK = b'<meta name="generator" content="gflownet">', COMPARISON_FORMAT.encode()
 
 
 def write_reports(
@@ -37,19 +37,15 @@ def write_reports(
 ) -> Iterator[Path]:
     """Write the page of one run, of each run, or the comparison of several; yield each path written.
 
-    Args:
-        paths: run folders, folders with runs, or patterns.
-        output: page; None: the default name.
-        json_path: figures of the comparison.
-        is_each: write the page of each run.
-        show: gets the comparison, which is then written of one run too.
+    `paths` are run folders, folders with runs, or patterns; without `output` a page has its default name. `json_path`
+    gets the figures of the comparison; `show` gets the comparison, which is then written of one run too.
 
     Raises:
         UserError: no run at a path, or a file that is not of gflownet or cannot be written.
     """
     folders = run_folders(paths)
     if json_path is not None:
-        check_own(json_path, option="--json", is_own=is_comparison)
+        check_own(json_path, option="--json", mark=COMPARISON_MARK)
     is_page = is_each or (len(folders) == 1 and show is None)
     if is_page:
         for folder in folders:
@@ -86,25 +82,15 @@ def _write_page(folder: Path, output: Path | None) -> Path:
     return folder / PAGE_NAME
 
 
-def is_own_page(path: Path) -> bool:
-    """Return whether a file is a page that gflownet has written."""
-    with path.open("rb") as file:
-        return _GENERATOR in file.read(_HEAD_BYTES)
-
-
-def check_own(path: Path, *, option: str = "--output", is_own: Callable[[Path], bool] = is_own_page) -> None:
-    """Raise UserError if a file, folder or link at a path is not one that gflownet has written."""
-    if path.is_symlink() or (path.exists() and not (path.is_file() and is_own(path))):
-        kind = "a page of gflownet" if is_own is is_own_page else "an earlier comparison"
+def check_own(path: Path, *, option: str = "--output", mark: bytes = _PAGE_MARK) -> None:
+    """Raise UserError if a file, folder or link at a path is not one with the mark of what gflownet writes."""
+    head = b""
+    if path.is_file() and not path.is_symlink():
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    if (path.exists() or path.is_symlink()) and mark not in head:
+        kind = "a page of gflownet" if mark is _PAGE_MARK else "an earlier comparison"
         raise UserError(f"{path}: expected no file or {kind}, got another one; choose {option} FILE")
-
-
-def is_comparison(path: Path) -> bool:
-    """Return whether a file is the JSON of a comparison."""
-    from gflownet.report.compared.page import COMPARISON_FORMAT
-
-    with path.open("rb") as file:
-        return COMPARISON_FORMAT.encode() in file.read(_HEAD_BYTES)
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
@@ -119,7 +105,10 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
     """
     folders: dict[Path, Path] = {}
     for path in [path for path in paths if not path.is_file()] or paths:
-        runs = [run for match in _matches(path) for run in _runs_below(match)]
+        matches = [path]
+        if not path.exists() and glob.has_magic(str(path)):
+            matches = [Path(match) for match in sorted(glob.glob(str(path)), key=_natural)]
+        runs = [run for match in matches for run in _runs_below(match)]
         if not runs:
             raise UserError(not_a_search(path) if is_run(path) else _without_run(path))
         for run in runs:
@@ -130,12 +119,6 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
 def is_run(folder: Path) -> bool:
     """Return whether a folder holds a run, of this version or an earlier one."""
     return (folder / MARKER_NAME).is_file() or (folder / CONFIG_NAME).is_file()
-
-
-def _matches(path: Path) -> list[Path]:
-    if path.exists() or not glob.has_magic(str(path)):
-        return [path]
-    return [Path(match) for match in sorted(glob.glob(str(path)), key=_natural)]
 
 
 def _runs_below(folder: Path) -> Iterator[Path]:

@@ -35,16 +35,7 @@ def write_top_architectures(
     write: Callable[[Path, bytes | str], None] = write_whole,
     sizes: Sizes | None = None,
 ) -> list[dict[str, Any]]:
-    """Write the best architectures with scores, drawings and trained weights, and return the entries of the file.
-
-    Args:
-        folder: run folder.
-        top: architectures, best first.
-        task: has the translation settings.
-        from_dict: builds a terminal object from node-link data.
-        write: writes a file.
-        sizes: the ranges of sizes in which they were chosen.
-    """
+    """Write the best architectures with scores, drawings and trained weights, and return the entries of the file."""
     entries = entries_of(
         folder, top, final_intervals(top, sizes), prefix="rank", task=task, from_dict=from_dict, write=write
     )
@@ -205,11 +196,7 @@ def current_leaders(
 ) -> list[Leader]:
     """Return the rows of evaluations, best first.
 
-    Args:
-        records: evaluations of the search, best first.
-        task: draws a candidate as a network.
-        from_dict: builds a candidate from node-link data.
-        origins: of proposals, by canonical hash.
+    `origins` are those of proposals, by canonical hash.
     """
     leaders = []
     candidates = [from_dict(parse_json(record.graph)) for record in records]

@@ -61,14 +61,7 @@ def write_pareto_front(
     task: GFNTask,
     write: Callable[[Path, bytes | str], None] = write_whole,
 ) -> ParetoFront:
-    """Write the front as data for gflownet.load, and return it.
-
-    Args:
-        folder: run folder.
-        records: all successful evaluations, at least one.
-        task: has the objectives.
-        write: writes a file.
-    """
+    """Write the front as data for gflownet.load, and return it."""
     objectives = task.chosen_objectives
     utilities = np.array([utilities_of(record, task=task) for record in records])
     is_on_front = non_dominated(utilities)
@@ -117,19 +110,9 @@ def report_run(
 ) -> list[UserError]:
     """Write and print the best architectures (and the Pareto front); return the errors of unwritten files.
 
-    Args:
-        folder: run folder.
-        top: best architectures, best first.
-        task: of the run.
-        terminal_type: class of the terminal objects.
-        score_means: mean score of each training step.
-        errors: number of failed evaluations by kind.
-        console: prints the report.
-        final: the final stage, which measured `top`; None without one.
-        evaluated: with several objectives, all successful evaluations.
-        num_successful: number of successful evaluations, those above a limit included.
-        spent: all evaluations of the run; empty: not shown.
-        write: writes a file, or raises UserError.
+    `top` are best first, and `final` is the stage that has measured them. `errors` has the number of failed evaluations
+    by kind; `evaluated` are, with several objectives, all successful evaluations; `num_successful` includes those above
+    a limit; `spent` are all evaluations of the run. `write` raises UserError for a file that it cannot write.
     """
     write_errors, report_line = list[UserError](), partial(print_line, console)
 
@@ -149,8 +132,10 @@ def report_run(
     scored = [*entries, *(each for each in references if each.get("measure") != HYPERVOLUME)]
     if leaders := [leader_of(entry, folder / TOP_NAME) for entry in scored]:
         print_leaders(leaders, console)
+    elif task.limits and num_successful:
+        report_line(f"no architecture is within evaluation.constraints, {num_successful} could be evaluated")
     else:
-        report_line(_no_leaders(task, num_successful))
+        report_line("no architecture could be evaluated")
     notes = [] if final is None else [*_captions(final, unit=task.fidelity_unit, name=task.score_name), *final.notes]
     for line in [*notes, *_next_lines(folder, top, task, terminal_type)]:
         report_line(line)
@@ -160,12 +145,6 @@ def report_run(
         if line:
             report_line(line)
     return write_errors
-
-
-def _no_leaders(task: GFNTask, num_successful: int) -> str:
-    if task.limits and num_successful:
-        return f"no architecture is within evaluation.constraints, {num_successful} could be evaluated"
-    return "no architecture could be evaluated"
 
 
 def _next_lines(folder: Path, top: Sequence[TopArchitecture], task: GFNTask, terminal_type: Any) -> Iterator[str]:
@@ -288,13 +267,7 @@ def _count(number: int | None) -> str:
 
 
 def print_front(objectives: Sequence[str], values: Sequence[Sequence[float]], *, console: Console) -> None:
-    """Print the table of a Pareto front, at most `_MAX_FRONT_ROWS` evenly spaced rows.
-
-    Args:
-        objectives: column names.
-        values: of each architecture, in order of rank.
-        console: prints it.
-    """
+    """Print the table of a Pareto front, at most `_MAX_FRONT_ROWS` evenly spaced rows."""
     num_rows = min(len(values), _MAX_FRONT_ROWS)
     ranks = [round(i * (len(values) - 1) / max(num_rows - 1, 1)) for i in range(num_rows)]
     title = "Pareto front" if num_rows == len(values) else f"Pareto front, {num_rows} of {len(values)}"
@@ -302,9 +275,6 @@ def print_front(objectives: Sequence[str], values: Sequence[Sequence[float]], *,
     for header in ("rank", *map(printable, objectives)):
         table.add_column(Text(header), justify="right", no_wrap=True)
     for rank in ranks:
-        table.add_row(str(rank), *(_format(value) for value in values[rank]))
+        cells = (f"{v:,.0f}" if v.is_integer() and abs(v) < 1e15 else f"{v:.4g}" for v in values[rank])
+        table.add_row(str(rank), *cells)
     console.print(table)
-
-
-def _format(value: float) -> str:
-    return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"

@@ -4,7 +4,6 @@ from .checkpoint import DamagedCheckpointError as DamagedCheckpointError
 from .checkpoint import RunLock as RunLock
 from .folder import RunFolder as RunFolder
 from .folder import last_checkpoint as last_checkpoint
-from .folder import policy_weights as policy_weights
 from .logging import MetricLogger as MetricLogger
 from .logging import MetricsFile as MetricsFile
 from .logging import WandbLog as WandbLog

@@ -216,15 +216,22 @@ class Search:
             UserError: an invalid score, a graph of another space, or one that has a result already.
         """
         graph = self.env.terminal_type.from_dict(graph) if isinstance(graph, Mapping) else graph
-        key = self._key_of(graph)
+        if not isinstance(graph, self.env.terminal_type):
+            expected = self.env.terminal_type.__name__
+            raise UserError(f"tell: expected a {expected} or its to_dict, got {type(graph).__name__}")
+        key = graph.canonical_key()
         if key in self._results:
-            raise UserError(f"tell: expected a graph without a result, got one with {_shown(self._results[key][1])}")
+            known = self._results[key][1]
+            result = f"the score {known.score:g}" if known.status is EvaluationStatus.OK else "an error"
+            raise UserError(f"tell: expected a graph without a result, got one with {result}")
         if (score is None) == (error is None):
             raise UserError(f"tell: expected a score or error=..., got {'none' if score is None else 'both'}")
         outcome = self._outcome(score, error, Score(0.0, num_parameters, dict(metrics or {})), seconds)
         waiting = [each for each in self._entries if each.key == key and each.evaluation is None]
-        evaluation = self._evaluation(graph, outcome, is_new=bool(waiting))
-        for entry in waiting or self._prior(graph, key):
+        ticket = Ticket(Request(graph), step=self._loop.round + 1)
+        record = record_of(ticket, outcome, run="", floor_score=self.config.evaluation.floor_score)
+        evaluation = evaluation_of(record, task=self.task, cached=not waiting)
+        for entry in waiting or self._prior(graph):
             entry.evaluation = evaluation
             evaluation = replace(evaluation, cached=True)  # for the same graph asked for twice
         self._results[key] = graph, evaluation
@@ -324,7 +331,7 @@ class Search:
         self._entries.append(entry)
         return entry
 
-    def _prior(self, graph: Any, key: str) -> list[_Entry]:
+    def _prior(self, graph: Any) -> list[_Entry]:
         """Return the entry of a graph that was not asked for. Raises UserError for one of another space."""
         try:
             states = self.env.states_of([graph])
@@ -332,12 +339,6 @@ class Search:
             reason = str(error).removeprefix("graph 0: ")
             raise UserError(f"tell: expected a graph of this search space: {reason}") from None
         return [self._append(states)]
-
-    def _key_of(self, graph: Any) -> str:
-        if not isinstance(graph, self.env.terminal_type):
-            expected = self.env.terminal_type.__name__
-            raise UserError(f"tell: expected a {expected} or its to_dict, got {type(graph).__name__}")
-        return graph.canonical_key()
 
     def _outcome(
         self, score: SupportsFloat | Mapping[str, float] | None, error: str | None, extras: Score, seconds: float
@@ -357,11 +358,6 @@ class Search:
         if outcome.status is not EvaluationStatus.OK:
             raise UserError(f"tell: {outcome.error}")
         return outcome
-
-    def _evaluation(self, graph: Any, outcome: Outcome, *, is_new: bool) -> Evaluation:
-        ticket = Ticket(Request(graph), step=self._loop.round + 1)
-        record = record_of(ticket, outcome, run="", floor_score=self.config.evaluation.floor_score)
-        return evaluation_of(record, task=self.task, cached=not is_new)
 
 
 def _size(size: Any) -> Any:

@@ -8,7 +8,7 @@ import logging
 import pickle
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Self
@@ -91,15 +91,15 @@ def load(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: expected tensors and plain containers, got {_refused_type(error)}") from None
 
 
+@dataclass(frozen=True)
 class CheckpointFolder:
     """The last checkpoints of a run, one file each; older ones are deleted after a new one is written.
 
     The header of a file names its run. Files of other runs are neither read nor deleted.
     """
 
-    def __init__(self, folder: Path, *, run: str) -> None:
-        self.folder = folder
-        self.run = run
+    folder: Path
+    run: str = field(kw_only=True)
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
         """Save the state after `step` and return its path.
@@ -118,8 +118,7 @@ class CheckpointFolder:
     def latest(self, *, sets_aside: bool = False) -> Checkpoint | None:
         """Return the newest checkpoint that can be read, with a warning for each newer one; None without any.
 
-        Args:
-            sets_aside: rename the newer ones; only the process that holds the lock of the run may do so.
+        `sets_aside` renames the newer ones; only the process that holds the lock of the run may do so.
 
         Raises:
             UserError: all are of another format, or hold more than tensors and plain containers; nothing is renamed.
@@ -162,9 +161,9 @@ class CheckpointFolder:
         """Return the checkpoints of this run, newest first."""
         return [path for path in self.files() if self._run_of(path) == self.run]
 
-    def damaged(self) -> list[Path]:
-        """Return the files without a valid header, whose run is unknown."""
-        return [path for path in self.files() if self._run_of(path) is None]
+    def foreign(self) -> list[Path]:
+        """Return the files of other runs; that of a file without a valid header is unknown."""
+        return [path for path in self.files() if self._run_of(path) not in (self.run, None)]
 
     def files(self) -> list[Path]:
         """Return all files with the name of a checkpoint, newest first."""
@@ -221,9 +220,7 @@ def _read_payload(payload: bytes) -> dict[str, Any]:
 
 
 def _step_of(path: Path) -> int:
-    match = _FILE_NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[1])
+    return int(path.stem.removeprefix("step_"))
 
 
 def _refused_type(error: Exception) -> str:

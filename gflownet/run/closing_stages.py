@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -97,18 +97,13 @@ def preferences_words(parts: Components, scale: RewardScale) -> str:
     return f"samples with a preference of {_PREFERRED} for one objective, predicted utilities: {'; '.join(words)}"
 
 
+@dataclass
 class CertificateStage(Stage):
-    """Compare the sampled distribution with the reward.
+    """Compare the sampled distribution with the reward."""
 
-    Attributes:
-        result: None before, and without a certificate: off, after a signal, or without a policy.
-    """
-
-    result: RunCertificate | None = None
-
-    def __init__(self, parts: Components, evaluator: Dispatcher) -> None:
-        """Take the evaluator of the search."""
-        self._parts, self._evaluator = parts, evaluator
+    parts: Components
+    evaluator: Dispatcher  # of the search
+    result: RunCertificate | None = None  # before, and without a certificate: off, after a signal, or without a policy
 
     def run(self, run: Run) -> None:
         """Write and log the certificate."""
@@ -116,7 +111,7 @@ class CertificateStage(Stage):
             self.result = self._certify(run)
 
     def _certify(self, run: Run) -> RunCertificate | None:
-        parts, config = self._parts, self._parts.config
+        parts, config = self.parts, self.parts.config
         if not config.certify or run.is_stopped:
             return None
         trains_policy, scale = parts.search.method.trains_policy, parts.sampler.scale
@@ -134,8 +129,8 @@ class CertificateStage(Stage):
             extra_states = parts.search.history.states[: config.certify_samples]
         folder = run.folder.path
         extra_store = EvaluationStore(folder / CERTIFICATE_STORE_NAME, context=parts.scoring_context)
-        store = CertificateStore(self._evaluator.store, extra_store)
-        evaluator = parts.build_evaluator(store, self._evaluator.executor, stopped=lambda: run.is_stopped)
+        store = CertificateStore(self.evaluator.store, extra_store)
+        evaluator = parts.build_evaluator(store, self.evaluator.executor, stopped=lambda: run.is_stopped)
         with extra_store, closing(evaluator):
             subject = Subject(
                 context=parts.context,
@@ -172,60 +167,52 @@ class CertificateStage(Stage):
         return certificate
 
 
+@dataclass
 class ReportStage(Stage):
     """Write and print the best architectures, the certificate and the reason for the end."""
 
-    def __init__(
-        self,
-        parts: Components,
-        evaluator: Dispatcher,
-        quarantine: Quarantine,
-        *,
-        final: FinalTrainingsStage,
-        certificate: CertificateStage,
-    ) -> None:
-        """Take the evaluator and the stages whose results are reported."""
-        self._parts, self._evaluator, self._quarantine = parts, evaluator, quarantine
-        self._final, self._certificate = final, certificate
+    parts: Components
+    evaluator: Dispatcher
+    quarantine: Quarantine
+    final: FinalTrainingsStage
+    certificate: CertificateStage
 
     def run(self, run: Run) -> None:
         """Write and print the report. Raises UserError for the first file that could not be written."""
-        certificate = self._certificate.result
+        certificate = self.certificate.result
         with run.phase(Phase.REPORT):
             write_errors = self.write(run)
-        if self._quarantine.num:
-            run.logger.print(self._quarantine.line())
+        if self.quarantine.num:
+            run.logger.print(self.quarantine.line())
         if certificate is not None:
             from gflownet.certificate.words import print_certificate
 
             print_certificate(certificate, path=run.folder.path / CERTIFICATE_NAME, console=run.logger.console)
-        run.logger.print(closing_line(self._parts))
-        if not self._parts.search.method.trains_policy:
+        run.logger.print(closing_line(self.parts))
+        if not self.parts.search.method.trains_policy:
             self._report_sampler(run)
         if write_errors:
             raise write_errors[0]
 
     def _report_sampler(self, run: Run) -> None:
         """Write and print what the sampler has learned."""
-        parts, scale = self._parts, self._parts.sampler.scale
+        parts, scale = self.parts, self.parts.sampler.scale
         if scale is None:
             run.logger.print("sampler: none was trained")
         elif not run.is_stopped:
-            words = sampler_words(parts, scale, self._random_scores(run))
+            rows = (row for row in run.store if row.run == parts.run_id and row.seed == RANDOM_REPEAT)
+            random_scores = [row.score for row in rows if row.status is EvaluationStatus.OK]
+            words = sampler_words(parts, scale, random_scores)
             run.folder.write(run.folder.path / SAMPLER_NAME, json.dumps({"words": words}))
             for line in filter(None, (words, preferences_words(parts, scale))):
                 run.logger.print(line)
 
-    def _random_scores(self, run: Run) -> list[float]:
-        rows = (row for row in run.store if row.run == self._parts.run_id and row.seed == RANDOM_REPEAT)
-        return [row.score for row in rows if row.status is EvaluationStatus.OK]
-
     def write(self, run: Run) -> list[UserError]:
         """Write and print the best architectures; return the errors of files that could not be written."""
-        parts, store, final = self._parts, run.store, self._final.result
+        parts, store, final = self.parts, run.store, self.final.result
         task, limits = parts.task, parts.task.limits
         if final is None:
-            top = best_tested(parts, best_within(store, NUM_REPORTED, limits), self._evaluator.executor, run)
+            top = best_tested(parts, best_within(store, NUM_REPORTED, limits), self.evaluator.executor, run)
         else:
             top = final.top
         write_errors = report_run(
@@ -252,11 +239,11 @@ class ReportStage(Stage):
         if not run.logger.has_media:
             return
         finalists = [each.record for each in top]
-        hashes, best = {each.hash for each in finalists}, best_within(run.store, NUM_LOGGED, self._parts.task.limits)
+        hashes, best = {each.hash for each in finalists}, best_within(run.store, NUM_LOGGED, self.parts.task.limits)
         records = [*finalists, *(record for record in best if record.hash not in hashes)]
 
         def rows() -> list[Leader]:
-            leaders = leaders_of(self._parts, records)
+            leaders = leaders_of(self.parts, records)
             final = [
                 replace(each, search_score=row.search_score, origin=row.origin, seconds=row.seconds)
                 for each, row in zip(final_leaders(run.folder.path), leaders, strict=False)

@@ -20,7 +20,7 @@ from gflownet.data.rollouts import worker_samples
 from gflownet.data.sampler import Exploration
 from gflownet.data.source import SourceOptions, TrajectorySource
 from gflownet.errors import UserError
-from gflownet.evaluation.budget import Budget
+from gflownet.evaluation.budget import Budget, Reserve
 from gflownet.evaluation.config import BudgetConfig, TemperatureConfig
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Executor
@@ -39,7 +39,7 @@ from gflownet.objectives.config import OptimizerConfig, num_taught
 from gflownet.objectives.max_likelihood import MaxLikelihood
 from gflownet.plugins import is_module_class
 from gflownet.run.extensions import automatic_method, load_extensions, validate
-from gflownet.run.folder import policy_weights
+from gflownet.run.folder import last_checkpoint
 from gflownet.run.plan import Plan, plan_of
 from gflownet.run.progress import Progress
 from gflownet.search.config import AUTO, GFLOWNET
@@ -185,7 +185,7 @@ class Components:
         """Load the policy of the finished run in a folder; `option` is named in errors."""
         policy = self.build_policy()
         try:
-            policy.load_state_dict(policy_weights(Path(folder), option=option))
+            policy.load_state_dict(last_checkpoint(Path(folder), option=option).state["policy"])
         except RuntimeError as error:
             raise UserError(
                 f"{option}: expected a run with this env and model, got {folder}, whose policy has other weights"
@@ -366,15 +366,12 @@ class Components:
     ) -> Dispatcher:
         """Build the evaluator of sampled graphs.
 
-        Args:
-            store: of the results.
-            executor: runs the evaluations.
-            stopped: returns whether the run should stop.
-            num_evaluated: evaluations of the search so far; None: not part of the search, which alone has a budget.
+        Without `num_evaluated`, the evaluations so far, it is not part of the search, which alone has a budget.
         """
         config, budget = self.config, self.config.budget
+        reserve = Reserve(self.plan.num_final if budget.evaluations else 0, self.plan.final_seconds)
         if num_evaluated is None:
-            budget = BudgetConfig(parameters=budget.parameters, flops=budget.flops)
+            budget, reserve = BudgetConfig(parameters=budget.parameters, flops=budget.flops), None
         return Dispatcher(
             self.task,
             store,
@@ -383,7 +380,7 @@ class Components:
             seed=config.seed,
             run=self.run_id,
             budget=budget,
-            reserve=None if num_evaluated is None else self.plan.reserve(budget.evaluations),
+            reserve=reserve,
             num_evaluated=num_evaluated or 0,
             seconds=self.progress.seconds,
             stopped=stopped,

@@ -72,7 +72,14 @@ def validate(config: Config) -> None:
     check_store_url(to_mapping(config)["evaluation"]["store_url"])
     check_conditionals(config.cond, num_objectives=len(config.evaluation.objectives))
     check_algo(config.algo)
-    _check_backward_policy(config)
+    replay = config.replay
+    remembers = (replay.use and (not replay.resample or replay.num_batches > 0)) or config.algo.teacher.share > 0
+    if config.algo.backward_policy == "pessimistic" and not remembers:
+        raise UserError(
+            "replay.resample: expected false, and replay.use=true, with algo.backward_policy=pessimistic, which is "
+            "otherwise the same as tlm, got "
+            f"replay.resample={str(replay.resample).lower()} and replay.use={str(replay.use).lower()}"
+        )
     check_folder_options(config.log_dir, resume=config.resume, overwrite=config.overwrite_existing_exp)
     if not _DEVICE.fullmatch(config.device):
         raise UserError(f"device: expected cpu, cuda or cuda:N, got {config.device!r}")
@@ -93,17 +100,6 @@ def _warn_of_hidden_class(point: ExtensionPoint, name: str) -> None:
             name,
             offer.home,
             offer.package,
-        )
-
-
-def _check_backward_policy(config: Config) -> None:
-    replay = config.replay
-    remembers = (replay.use and (not replay.resample or replay.num_batches > 0)) or config.algo.teacher.share > 0
-    if config.algo.backward_policy == "pessimistic" and not remembers:
-        raise UserError(
-            "replay.resample: expected false, and replay.use=true, with algo.backward_policy=pessimistic, which is "
-            "otherwise the same as tlm, got "
-            f"replay.resample={str(replay.resample).lower()} and replay.use={str(replay.use).lower()}"
         )
 
 
@@ -227,7 +223,7 @@ def load_extensions(config: Config) -> tuple[Config, Extensions]:
     config = with_options(config, schemas)
     for loaded in classes.values():
         try:
-            getattr(loaded, "check_config", _unchecked)(config)
+            getattr(loaded, "check_config", lambda config: None)(config)
         except ValueError as error:
             raise UserError(str(error)) from error
     extensions = Extensions(
@@ -236,10 +232,6 @@ def load_extensions(config: Config) -> tuple[Config, Extensions]:
         surrogate=classes.get(SURROGATES.key),
     )
     return config, extensions
-
-
-def _unchecked(config: Config) -> None:
-    """Check nothing: classes that restrict no other options."""
 
 
 def option_schemas(config: Config) -> dict[str, type | None]:

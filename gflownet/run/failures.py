@@ -10,7 +10,6 @@ import json
 import os
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
@@ -19,7 +18,7 @@ from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.store.rows import EvaluationStatus, failure_kind, first_line
-from gflownet.files import cannot_write
+from gflownet.files import append_whole, cannot_write
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.config import OptimizerConfig
 from gflownet.run.folder import QUARANTINE_NAME, SKIPPED_NAME, RunFolder
@@ -69,17 +68,10 @@ QUARANTINED = frozenset({EvaluationStatus.CRASHED, EvaluationStatus.TIMEOUT, Eva
 
 
 class Quarantine:
-    """The list of a run; the file is created with its first candidate.
-
-    Attributes:
-        path: of the file.
-        num: candidates added by this process.
-    """
+    """The list of a run; the file is created with its first candidate. `num` is the number added by this process."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self.path = folder.path / QUARANTINE_NAME
-        self.num = 0
-        self._folder = folder
+        self.path, self.num, self._folder = folder.path / QUARANTINE_NAME, 0, folder
 
     def add(self, record: EvaluationRecord) -> None:
         """Append a candidate if its status is one of QUARANTINED.
@@ -90,7 +82,14 @@ class Quarantine:
         if record.status not in QUARANTINED:
             return
         self._folder.check()
-        _append(self.path, json.dumps(_entry(record)).encode() + b"\n")
+        names = ("hash", "status", "attempts", "error", "seconds", "step", "run", "fidelity")
+        entry = {name: getattr(record, name) for name in names} | {"graph": json.loads(record.graph)}
+        try:
+            with self.path.open("ab", buffering=0) as file:
+                append_whole(file, json.dumps(entry).encode() + b"\n")
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
         self.num += 1
 
     def line(self) -> str:
@@ -145,23 +144,3 @@ class SkippedSteps:
             content = io.BytesIO()
             torch.save(asdict(batch), content)
             folder.write(path, content.getvalue())
-
-
-def _entry(record: EvaluationRecord) -> dict[str, object]:
-    names = ("hash", "status", "attempts", "error", "seconds", "step", "run", "fidelity")
-    return {name: getattr(record, name) for name in names} | {"graph": json.loads(record.graph)}
-
-
-def _append(path: Path, line: bytes) -> None:
-    try:
-        with path.open("ab", buffering=0) as file:
-            size = file.seek(0, os.SEEK_END)
-            try:
-                if file.write(line) != len(line):
-                    raise OSError("only a part was written")
-                os.fsync(file.fileno())
-            except OSError:
-                file.truncate(size)
-                raise
-    except OSError as error:
-        raise cannot_write(path, error) from error

@@ -28,9 +28,10 @@ from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import exceeded
 from gflownet.evaluation.execution import describe
-from gflownet.evaluation.final import FinalStage, NoStore, TopArchitecture
+from gflownet.evaluation.final import FinalStage, TopArchitecture
 from gflownet.evaluation.job import Request
 from gflownet.evaluation.racing import RANDOM_REPEAT
+from gflownet.evaluation.store.claims import NoStore
 from gflownet.evaluation.store.rows import EvaluationRecord, Identity
 from gflownet.evaluation.task import GFNTask
 from gflownet.files import sealed

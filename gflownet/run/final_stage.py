@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -19,16 +19,9 @@ from gflownet.evaluation.budget import Budget
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import best_within, exceeded, utilities_of
 from gflownet.evaluation.executors.base import Executor
-from gflownet.evaluation.final import (
-    Finalists,
-    FinalStage,
-    FinalTrainings,
-    NoStore,
-    Sizes,
-    TopArchitecture,
-    with_test_scores,
-)
+from gflownet.evaluation.final import Finalists, FinalStage, FinalTrainings, Sizes, TopArchitecture, with_test_scores
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, num_finalists, shrunk, spread_of
+from gflownet.evaluation.store.claims import NoStore
 from gflownet.evaluation.store.evaluations import EvaluationRecord
 from gflownet.graphs.canonical import Candidate
 from gflownet.metrics.statistics import hypervolume, non_dominated
@@ -47,23 +40,18 @@ _NOISE_SHARE = 0.5
 _MAX_DRAWS = 4
 
 
+@dataclass
 class FinalTrainingsStage(Stage):
-    """New trainings of the best architectures.
+    """New trainings of the best architectures."""
 
-    Attributes:
-        result: None before, and without trainings: off, after a signal, or without any successful evaluation.
-    """
-
-    result: FinalStage | None = None
-
-    def __init__(self, parts: Components, evaluator: Dispatcher) -> None:
-        """Take the evaluator of the search."""
-        self._parts, self._evaluator = parts, evaluator
+    parts: Components
+    evaluator: Dispatcher  # of the search
+    result: FinalStage | None = None  # before, and without trainings: off, after a signal, or without any success
 
     def run(self, run: Run) -> None:
         """Train until the end or a signal; a resumed run continues with the next training."""
         with run.phase(Phase.FINAL):
-            self.result = final_stage(self._parts, self._evaluator, run)
+            self.result = final_stage(self.parts, self.evaluator, run)
 
 
 def final_stage(parts: Components, evaluator: Dispatcher, run: Run) -> FinalStage | None:
@@ -281,12 +269,9 @@ def best_tested(
         num = counted(len(records), "more evaluation")
         run.logger.print(f"test scores: {num} with the seed of the search, because the run has no final stage")
     stopped = (lambda: False) if was_stopped else (lambda: run.is_stopped)
-    dispatcher, from_dict = (
-        parts.build_evaluator(NoStore(), executor, stopped=stopped),
-        parts.env.terminal_type.from_dict,
-    )
+    from_dict = parts.env.terminal_type.from_dict
     try:
-        with closing(dispatcher):  # ends the thread of its claims
+        with closing(parts.build_evaluator(NoStore(), executor, stopped=stopped)) as dispatcher:  # ends its thread
             return with_test_scores(records, dispatcher=dispatcher, from_dict=from_dict, step=parts.step)
     except EvaluationStoppedError:
         return untested

@@ -77,9 +77,6 @@ class RunFolder:
 
     A new run refuses a folder with a file of a name that it may write. An earlier run is renamed, never deleted. On
     resume the names are the run's; links and checkpoints of other runs are refused before anything is changed.
-
-    Attributes:
-        replaced: new path of the earlier run, None without one.
     """
 
     def __init__(self, path: Path, *, resume: bool | Literal["auto"], overwrite: bool) -> None:
@@ -89,7 +86,7 @@ class RunFolder:
             UserError: the folder cannot be written, is in use, holds a run and neither option allows that, holds no run
                 to resume, or has files with the names of the run's.
         """
-        self.path, self.replaced = path, None
+        self.path, self.replaced = path, None  # new path of the earlier run, None without one
         try:
             _check(path, resume=resume, overwrite=overwrite)  # before the lock, which is a file in a folder
             self._lock = RunLock(path)
@@ -152,13 +149,13 @@ class RunFolder:
     def check_unchanged(self, config: Config) -> None:
         """Raise UserError for the first changed option that a resumed search may not change."""
         started = config_of(self._marker.config, where=f"{self.path / MARKER_NAME}: ")
-        self.refuse_changes(to_mapping(started), to_mapping(config), may_change=_MAY_CHANGE)
+        self.refuse_changes(to_mapping(config), _MAY_CHANGE, started=to_mapping(started))
 
     def refuse_changes(
-        self, started: Mapping[str, Any], options: Mapping[str, Any], *, may_change: Collection[str]
+        self, options: Mapping[str, Any], may_change: Collection[str], *, started: Mapping[str, Any] | None = None
     ) -> None:
         """Raise UserError for the first option, nested ones included, that differs from that of the start."""
-        before = dict(leaves(started))
+        before = dict(leaves(self._marker.config if started is None else started))
         for key, value in leaves(options):
             if not {key, key.partition(".")[0]} & set(may_change) and before.get(key) != value:
                 raise UserError(
@@ -173,11 +170,6 @@ class RunFolder:
             write_marker(self.path, marker)
             self._marker, self._is_marked = marker, True
         write_whole(self.path / CONFIG_NAME, to_yaml(config))
-
-    @property
-    def started_options(self) -> Mapping[str, Any]:
-        """Return the options of the run when it was started or resumed last, nested."""
-        return self._marker.config
 
     def lost_rows(self, from_dict: Callable[[dict[str, Any]], Candidate]) -> list[EvaluationRecord]:
         """Return the rows of a missing store that files of the resumed run have, with a warning; none if it is there.
@@ -261,11 +253,6 @@ def last_checkpoint(path: Path, *, option: str) -> Checkpoint:
     return checkpoint
 
 
-def policy_weights(path: Path, *, option: str) -> Mapping[str, Any]:
-    """Return the policy's weights of the last checkpoint of the run in `path`. Raises UserError where there is none."""
-    return last_checkpoint(path, option=option).state["policy"]
-
-
 def _check(path: Path, *, resume: bool | Literal["auto"], overwrite: bool) -> RunMarker | None:
     """Return the marker of the run in a folder, None without a run; raise UserError for an unusable folder."""
     marker, lock = check_marker(path, resume=resume, overwrite=overwrite), path / LOCK_NAME
@@ -278,10 +265,8 @@ def _check(path: Path, *, resume: bool | Literal["auto"], overwrite: bool) -> Ru
     for file in (file for name in _NAMES for file in (path / name, temporary_of(path / name))):
         if file.is_symlink() or (marker is None and file.exists()):
             raise _foreign_file(file)
-    if marker is not None:  # the run of a damaged checkpoint is unknown
-        checkpoints = CheckpointFolder(path / CHECKPOINTS_NAME, run=marker.run)
-        for file in set(checkpoints.files()).difference(checkpoints.own(), checkpoints.damaged()):
-            raise _foreign_file(file)
+    for file in [] if marker is None else CheckpointFolder(path / CHECKPOINTS_NAME, run=marker.run).foreign():
+        raise _foreign_file(file)
     return marker
 
 

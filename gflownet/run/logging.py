@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +14,7 @@ import yaml
 from rich.console import Console
 
 from gflownet.cli.console import make_console, print_line
-from gflownet.files import CHECKSUM, Closing, cannot_write, parse_row, sealed, write_whole
+from gflownet.files import CHECKSUM, Closing, append_whole, cannot_write, parse_row, sealed, write_whole
 from gflownet.pictures.figure import shortened
 from gflownet.report.architectures import Leader
 from gflownet.run.run_log import COUNTS, RunLog, RunResults, StepSamples, TensorBoardLog, first_line, read_results
@@ -41,12 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class MetricLogger(Closing):
-    """Writes the metrics of each step to all logs. A context manager that closes them.
-
-    Attributes:
-        console: for lines and tables.
-        view: panel or lines on the console; what only the view gets is not recorded.
-    """
+    """Writes the metrics of each step to all logs. A context manager that closes them."""
 
     def __init__(
         self,
@@ -69,7 +62,7 @@ class MetricLogger(Closing):
         checkpoint of a resumed run: later rows of metrics.jsonl are removed; None starts a new file. `verbosity` is the
         option console; `limits` is the budget, for the time left, `look` the figures on the console.
         """
-        self.console = console or make_console()
+        self.console = console or make_console()  # for lines and tables
         self._verbosity, self._is_closing = verbosity, False
         log_dir.mkdir(parents=True, exist_ok=True)
         self._folder = log_dir
@@ -86,7 +79,7 @@ class MetricLogger(Closing):
         self._last_checkpoint: Path | None = None
         self._leader_hashes: list[str] = []
         self._num_trainings = 0  # of the final stage, logged
-        self.view = make_view(
+        self.view = make_view(  # what only the view gets is not recorded
             self.console,
             limits=limits,
             print_every=1 if verbosity == "verbose" else print_every,
@@ -134,9 +127,7 @@ class MetricLogger(Closing):
     def write_leaders(self, hashes: Sequence[str], rows_of: Callable[[], Sequence[Leader]]) -> None:
         """Write the best architectures so far to the logs that show them, if they have changed.
 
-        Args:
-            hashes: of the architectures, best first.
-            rows_of: returns their rows.
+        `hashes` are those of the architectures, best first; `rows_of` returns their rows.
         """
         if self._logs and hashes and list(hashes) != self._leader_hashes:
             self._leader_hashes = list(hashes)
@@ -200,7 +191,11 @@ class MetricLogger(Closing):
         if not self._logs:
             return
         self._write_samples()
-        results = self._results()
+        results: RunResults | None = None
+        try:
+            results = read_results(self._folder, checkpoint=self._last_checkpoint)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.print(f"logs: no results in wandb and TensorBoard: {first_line(error)}")
         for log in self._logs:
             log.close(results)
             if log.closing_line:
@@ -211,14 +206,6 @@ class MetricLogger(Closing):
             for log in self._logs:
                 log.write_samples(self._step, self._samples)
         self._samples, self._num_sampled_steps = StepSamples(), 0
-
-    def _results(self) -> RunResults | None:
-        """Return the results; None, after a line, if a file of the run folder cannot be read."""
-        try:
-            return read_results(self._folder, checkpoint=self._last_checkpoint)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            self.print(f"logs: no results in wandb and TensorBoard: {first_line(error)}")
-            return None
 
 
 class MetricsFile:
@@ -232,7 +219,10 @@ class MetricsFile:
         """
         self.path = path
         self._run = run
-        lines, steps = ([], []) if resume_step is None else _read_rows(path, run=run)
+        lines = path.read_bytes().splitlines(keepends=True) if resume_step is not None and path.exists() else []
+        lines = [line for line in lines if line.endswith(b"\n")]  # a killed process may leave a part of the last one
+        rows = [parse_row(line) for line in lines]
+        steps = [None if row is None or row.get("run", "") != run else int(row["step"]) for row in rows]
         self.last_step_before = max((step for step in steps if step is not None), default=0)
         write_whole(path, b"" if resume_step is None else _rows_until(path, resume_step, lines=lines, steps=steps))
         self._file = path.open("ab", buffering=0)
@@ -243,16 +233,13 @@ class MetricsFile:
         Raises:
             UserError: the row cannot be written, for example on a full disk; the file is unchanged.
         """
-        row = {"step": step, **{key: _number(value) for key, value in values.items()}}
+        numbers = {key: value if isinstance(value, int) else float(value) for key, value in values.items()}
+        row = {"step": step, **{key: value if math.isfinite(value) else None for key, value in numbers.items()}}
         if self._run:
             row["run"] = self._run
-        line = json.dumps(sealed(row), allow_nan=False).encode() + b"\n"
-        size = self._file.seek(0, os.SEEK_END)
         try:
-            if self._file.write(line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            append_whole(self._file, json.dumps(sealed(row), allow_nan=False).encode() + b"\n")
         except OSError as error:
-            self._file.truncate(size)
             raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
@@ -260,18 +247,8 @@ class MetricsFile:
         self._file.close()
 
 
-def _read_rows(path: Path, *, run: str) -> tuple[list[bytes], list[int | None]]:
-    """Return the complete lines of a file, and the step of each, None for a damaged one."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    whole = [line for line in lines if line.endswith(b"\n")]
-    return whole, [_step_of(line, run=run) for line in whole]
-
-
 def _rows_until(path: Path, step: int, *, lines: Sequence[bytes], steps: Sequence[int | None]) -> bytes:
-    """Return the rows of the run up to `step`, and log a warning if rows are missing or damaged.
-
-    A killed process may leave half a line at the end, and rows after `step`.
-    """
+    """Return the rows up to `step`, with a warning if some are missing, damaged or of another run (None)."""
     rows = [line for line, row_step in zip(lines, steps, strict=True) if row_step is not None and row_step <= step]
     if len(rows) != step or None in steps:
         damaged = next((f", line {number} is damaged" for number, row in enumerate(steps, 1) if row is None), "")
@@ -279,15 +256,3 @@ def _rows_until(path: Path, step: int, *, lines: Sequence[bytes], steps: Sequenc
             "%s: expected one row for each of %d steps, got %d%s; continuing without", path, step, len(rows), damaged
         )
     return b"".join(rows)
-
-
-def _step_of(line: bytes, *, run: str) -> int | None:
-    """Return the step of a row; None if the line is damaged or belongs to another run."""
-    row = parse_row(line)
-    return None if row is None or row.get("run", "") != run else row["step"]
-
-
-def _number(value: float) -> float | int | None:
-    if isinstance(value, int):
-        return value
-    return float(value) if math.isfinite(value) else None

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from gflownet.cli.console import duration
 from gflownet.config import Config
 from gflownet.errors import counted
-from gflownet.evaluation.budget import Reserve
-from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.executors.choice import places
 from gflownet.evaluation.task import GFNTask
 from gflownet.search.method import SearchMethod
@@ -60,10 +58,6 @@ class Plan:
         """Return the trainings after the search."""
         return self.num_final + self.num_compared
 
-    def reserve(self, num_evaluations: int) -> Reserve:
-        """Return what a budget with this number of evaluations (0: no limit) leaves to the final stage."""
-        return Reserve(self.num_final if num_evaluations else 0, self.final_seconds)
-
     def seconds_after(self, used: float) -> float:
         """Return the seconds for final trainings, summed over places: at least their share of the budget."""
         return self.num_places * max(self.seconds - used, self.final_seconds) if self.seconds else math.inf
@@ -91,12 +85,7 @@ class Plan:
         return ", ".join(parts)
 
     def time_line(self, mean_seconds: float, *, num_evaluated: int) -> str:
-        """Return the estimated time of the remaining trainings.
-
-        Args:
-            mean_seconds: of one evaluation.
-            num_evaluated: evaluations so far.
-        """
+        """Return the estimated time of the remaining trainings."""
         num = max(self.num_search + self.num_verified - num_evaluated, 0) + self.num_after + self.num_tested
         each = mean_seconds / self.num_places
         at_most = "at most " if self.seconds else ""
@@ -123,14 +112,7 @@ def divided(num: int, share: float, *, most: int) -> tuple[int, int]:
 
 
 def plan_of(config: Config, task: GFNTask, method: type[SearchMethod], *, reason: str = "") -> Plan:
-    """Return the plan of a run.
-
-    Args:
-        config: with the search method resolved.
-        task: of the run.
-        method: class of the search method.
-        reason: of search.method=auto.
-    """
+    """Return the plan of a run."""
     final, num = config.final, config.budget.evaluations
     num_ranges = len({*final.caps} or SHARES) if capped_objective(task) else 1
     most = num_ranges * final.top * final.num_seeds if task.is_noisy else 0
@@ -139,7 +121,7 @@ def plan_of(config: Config, task: GFNTask, method: type[SearchMethod], *, reason
     else:
         num_search = config.num_training_steps * config.algo.num_from_policy
         num_final = min(max(round(num_search * final.share / (1 - final.share)), 1), most) if final.share else 0
-    num_random = _num_random(final, num_search + num_final) if num_final else 0
+    num_random = min(num_search + num_final, _MAX_RANDOM) if final.num_random is None else final.num_random
     num_places, steps, num_verified = places(task, config.evaluation), config.num_training_steps, 0
     if method.trains_policy:
         steps = min(steps, math.ceil(num_search / config.algo.num_from_policy))
@@ -155,7 +137,7 @@ def plan_of(config: Config, task: GFNTask, method: type[SearchMethod], *, reason
         reason,
         num_search - num_verified,
         num_final,
-        *divided(num_random, final.share, most=most),
+        *divided(num_random if num_final else 0, final.share, most=most),
         num_tested=min(NUM_REPORTED, num_search) if task.has_test and not (num_final or task.is_cheap) else 0,
         num_verified=num_verified,
         num_steps=steps,
@@ -166,10 +148,6 @@ def plan_of(config: Config, task: GFNTask, method: type[SearchMethod], *, reason
         directions=task.directions(),
         warning=_warning(config, method, num_search, steps) if task.is_noisy else "",
     )
-
-
-def _num_random(final: FinalConfig, num_trainings: int) -> int:
-    return min(num_trainings, _MAX_RANDOM) if final.num_random is None else final.num_random
 
 
 def _warning(config: Config, method: type[SearchMethod], num: int, num_steps: int) -> str:

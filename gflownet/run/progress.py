@@ -43,7 +43,12 @@ class Progress:
         evaluations, every = step.evaluations, [*step.evaluations, *step.other_evaluations]
         scores = [evaluation.score for evaluation in evaluations]
         num = len(evaluations)
-        self._count_failures(every)
+        self.new_failures = []
+        for evaluation in every:
+            if evaluation.status is not EvaluationStatus.OK and not evaluation.cached:
+                kind = failure_kind(evaluation.status, evaluation.error)
+                self.new_failures += [] if kind in self.errors else [failure_line(evaluation)]
+                self.errors[kind] += 1
         self.best_score = max(self.best_score, *(evaluation.score for evaluation in every))
         self.score_means.append(mean(scores))
         self.samples = StepSamples.of(scores, step.log_rewards)
@@ -56,16 +61,6 @@ class Progress:
             "failed_share": sum(e.status is not EvaluationStatus.OK for e in evaluations) / num,
             **self._trade_offs(every),
         }
-
-    def _count_failures(self, evaluations: Sequence[Evaluation]) -> None:
-        self.new_failures = []
-        for evaluation in evaluations:
-            if evaluation.status is EvaluationStatus.OK or evaluation.cached:
-                continue
-            kind = failure_kind(evaluation.status, evaluation.error)
-            if kind not in self.errors:
-                self.new_failures.append(failure_line(evaluation))
-            self.errors[kind] += 1
 
     def _trade_offs(self, evaluations: Sequence[Evaluation]) -> dict[str, float]:
         """Update the front, and return its metrics; nothing for one objective."""

@@ -9,13 +9,14 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from gflownet.cli.arguments import program
 from gflownet.cli.console import duration, make_console, print_line
 from gflownet.cli.interrupts import STOP_MESSAGE, StopRequest, discard_output_without_reader, stop_signals
-from gflownet.config import ReportConfig, TensorBoardConfig, WandbConfig, to_mapping
+from gflownet.config import ReportConfig, TensorBoardConfig, to_mapping
 from gflownet.errors import UserError
 from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.files import locked_folder, write_whole
@@ -31,34 +32,18 @@ _log = logging.getLogger(__name__)
 _MAX_SHARE = 0.05
 
 
-class RunConfig(Protocol):
-    """Options of every run, of a search or a training."""
-
-    log_dir: str
-    resume: Literal[False, True, "auto"]
-    overwrite_existing_exp: bool
-    print_every: int
-    console: Literal["quiet", "normal", "verbose"]
-    wandb: WandbConfig
-
-
+@dataclass(eq=False)
 class Run:
-    """One session of a run, which its stages share.
+    """One session of a run, which its stages share."""
 
-    Attributes:
-        folder: locked run folder, with the checkpoints.
-        stop: the signal that ends the run.
-        logger: metric logs and console, after `open_logs`.
-        store: evaluations of a search.
-    """
-
-    logger: MetricLogger
-    store: EvaluationStore
-    _status: StatusLog
-    _page: _Page
-
-    def __init__(self, config: RunConfig, folder: RunFolder, stop: StopRequest, stack: ExitStack) -> None:
-        self._config, self.folder, self.stop, self._stack = config, folder, stop, stack
+    _config: Any
+    folder: RunFolder  # locked, with the checkpoints
+    stop: StopRequest  # the signal that ends the run
+    _stack: ExitStack
+    logger: MetricLogger = field(init=False)  # metric logs and console, after `open_logs`
+    store: EvaluationStore = field(init=False)  # evaluations of a search
+    _status: StatusLog = field(init=False)
+    _page: _Page = field(init=False)
 
     @property
     def is_stopped(self) -> bool:
@@ -78,7 +63,7 @@ class Run:
         look: Look = SEARCH_LOOK,
     ) -> None:
         """Open metrics.jsonl, the logs of other programs and the view; see MetricLogger for the arguments."""
-        config: Any = self._config
+        config = self._config
         self.logger = self.open(
             MetricLogger(
                 self.folder.path,
@@ -133,58 +118,43 @@ class Run:
         start_seconds: float = 0.0,
         closing_lines: Callable[[RunState], Iterable[str]] | None = None,
     ) -> Iterator[None]:
-        """Keep status.json and report.html during the block, at its end and after an error.
+        """Keep status.json and report.html (None: no page) during the block, at its end and after an error.
 
-        Args:
-            report: options of the page; None: no page.
-            plan: of the run, for status.json.
-            start_seconds: of the session so far.
-            closing_lines: returns the last lines for the final state; default: times, and the command that resumes.
+        `start_seconds` are those of the session so far. `closing_lines` returns the last lines for the final state; by
+        default times, and the command that resumes.
         """
         folder = self.folder
         self._status = StatusLog(
             folder.path, resumed=folder.resumed, write=folder.write, plan=plan, start_seconds=start_seconds
         )
         self._page = _Page(folder, None if report is None else report.every)
-        closing_lines = closing_lines or self._closing_lines
         self.stop.mark = lambda number: self._status.mark_interrupted(signal.Signals(number).name)
         if self.stop.signal is not None:  # since the start of the run
             self.stop.mark(self.stop.signal)
+        state, message, writes_page = RunState.COMPLETED, "", True
         try:
             yield
+            if self.stop.signal is not None:
+                state, message = RunState.INTERRUPTED, signal.Signals(self.stop.signal).name
         except KeyboardInterrupt:  # a second Ctrl-C
-            self._end(RunState.INTERRUPTED, signal.SIGINT.name, closing_lines, writes_page=False)
+            state, message, writes_page = RunState.INTERRUPTED, signal.SIGINT.name, False
             raise
         except BaseException as error:
             if _is_closed_output(error):  # as in `gflownet train ... | head`
-                self._end(RunState.INTERRUPTED, signal.SIGPIPE.name, closing_lines)
-                raise
-            line = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            self._end(RunState.FAILED, line, closing_lines)
+                state, message = RunState.INTERRUPTED, signal.SIGPIPE.name
+            else:
+                name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+                state, message = RunState.FAILED, f"{name}{error}"
             raise
-        if self.stop.signal is None:
-            self._end(RunState.COMPLETED, "", closing_lines)
-        else:
-            self._end(RunState.INTERRUPTED, signal.Signals(self.stop.signal).name, closing_lines)
-
-    def _end(
-        self,
-        state: RunState,
-        message: str,
-        closing_lines: Callable[[RunState], Iterable[str]],
-        *,
-        writes_page: bool = True,
-    ) -> None:
-        """Write the final state and the final page; their errors never end the run. Nothing for a lost folder."""
-        if self.folder.is_lost:
-            return
-        with self._status.phase(Phase.REPORT):
-            self._status.end(state, " ".join(message.split()))
-            is_written = writes_page and self._page.write()
-        for line in closing_lines(state):
-            self.logger.print(line)
-        if is_written:
-            self.logger.print(f"report: {self._page.path}")
+        finally:  # errors of status and page never end the run; a lost folder gets none
+            if not folder.is_lost:
+                with self._status.phase(Phase.REPORT):
+                    self._status.end(state, " ".join(message.split()))
+                    is_written = writes_page and self._page.write()
+                for line in (closing_lines or self._closing_lines)(state):
+                    self.logger.print(line)
+                if is_written:
+                    self.logger.print(f"report: {self._page.path}")
 
     def _closing_lines(self, state: RunState) -> Iterator[str]:
         """Yield the seconds of the session, whole and by phase, and the command that resumes."""
@@ -196,7 +166,7 @@ class Run:
 
 
 @contextmanager
-def open_run(config: RunConfig, *, default_folder: str = "", stop_message: str = STOP_MESSAGE) -> Iterator[Run]:
+def open_run(config: Any, *, default_folder: str = "", stop_message: str = STOP_MESSAGE) -> Iterator[Run]:
     """Open the folder of a run, and turn the first signal into a request to stop.
 
     A new run in place of one in `default_folder` has the next free one, which `config.log_dir` is then.

@@ -124,10 +124,8 @@ class RestoredPolicy:
                 break
             batch = TrajectoryBatch.cat([batch, self._sampled(_BATCH_SIZE, generator, **conditions)])
         if len(best) < num:
-            words = (
-                f"{counted(len(best), 'new architecture')} of {num:,} found; varied (--varied) gives known ones, too"
-            )
-            print(words, file=sys.stderr)
+            words = f"{counted(len(best), 'new architecture')} of {num:,} found"
+            print(f"{words}; varied (--varied) gives known ones, too", file=sys.stderr)
         return batch.rows(best)
 
     def _sampled(
@@ -160,9 +158,14 @@ def restore(
     """Return the policy in the last checkpoint of a run; the last one stays in memory. Arguments as in `sample`."""
     folder, arguments = Path(run_folder), (str(Path(run_folder).resolve()), greediness, variant, device)
     if _last.get(arguments, ((), None))[0] != _version(folder):
-        restored = _restore(folder, greediness=greediness, variant=variant, device=device)
+        trainer = _restored(folder, device=device)
+        policy: PolicyFunction = trainer.learner.sampling
+        if trainer.auxiliary.action_values is not None:
+            policy = trainer.auxiliary.action_values.greedier(policy, variant=variant, p=greediness)
+        elif greediness:
+            raise UserError(f"greediness: expected 0 of a run without algo.qgfn.use=true, got {greediness}")
         _last.clear()
-        _last[arguments] = _version(folder), restored
+        _last[arguments] = _version(folder), RestoredPolicy(trainer, policy)
     return _last[arguments][1]
 
 
@@ -177,16 +180,6 @@ def _version(folder: Path) -> list[tuple[str, int]]:
     """Return the marker and the checkpoints of a run with the times of their last changes."""
     files = [folder / MARKER_NAME, *CheckpointFolder(folder / CHECKPOINTS_NAME, run="").files()]
     return [(file.name, file.stat().st_mtime_ns) for file in files if file.exists()]
-
-
-def _restore(folder: Path, *, greediness: float, variant: str | None, device: str) -> RestoredPolicy:
-    trainer = _restored(folder, device=device)
-    policy: PolicyFunction = trainer.learner.sampling
-    if trainer.auxiliary.action_values is not None:
-        policy = trainer.auxiliary.action_values.greedier(policy, variant=variant, p=greediness)
-    elif greediness:
-        raise UserError(f"greediness: expected 0 of a run without algo.qgfn.use=true, got {greediness}")
-    return RestoredPolicy(trainer, policy)
 
 
 def _restored(folder: Path, *, device: str) -> GFNTrainer:

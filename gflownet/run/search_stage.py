@@ -139,34 +139,22 @@ class SearchStage(StepStage):
             metrics |= parts.halving.metrics()
         if progress.best_score > self._best_score:
             self._best_score = progress.best_score
-            self._name_best(run)
+            for graph in (json.loads(each.graph) for each in best_within(run.store, 1, parts.task.limits)):
+                logger.name_best(lambda graph=graph: parts.task.words(parts.env.terminal_type.from_dict(graph)))
         logger.write(self.step, metrics, progress.samples)
         if len(progress.errors) == 1 and progress.errors.total() == progress.num_distinct >= self._num_first:
             refuse_failures(run.store, run=parts.run_id, is_early=True)
         if not self._has_time_line and evaluator.mean_seconds:
             self._has_time_line = True
             logger.print(parts.plan.time_line(evaluator.mean_seconds, num_evaluated=progress.num_distinct))
-        if self.step % self.checkpoint_every == 0:
-            self._write_leaders(run)
+        if self.step % self.checkpoint_every == 0 and logger.has_media:
+            records = best_within(run.store, NUM_REPORTED, parts.task.limits)
+            logger.write_leaders([record.hash for record in records], lambda: leaders_of(parts, records))
 
     def finish(self, run: Run, *, is_abandoned: bool) -> None:
         """Note the used time, and cancel rollouts that workers have prepared ahead."""
         self._parts.progress.seconds = self._evaluator.budget.seconds
         self._evaluator.cancel()
-
-    def _name_best(self, run: Run) -> None:
-        """Show the best architecture so far in the words of the task."""
-        task, from_dict = self._parts.task, self._parts.env.terminal_type.from_dict
-        for record in best_within(run.store, 1, task.limits):
-            graph = json.loads(record.graph)
-            run.logger.name_best(lambda graph=graph: task.words(from_dict(graph)))
-
-    def _write_leaders(self, run: Run) -> None:
-        """Log the best architectures so far."""
-        if not run.logger.has_media:
-            return
-        records = best_within(run.store, NUM_REPORTED, self._parts.task.limits)
-        run.logger.write_leaders([record.hash for record in records], lambda: leaders_of(self._parts, records))
 
 
 def leaders_of(parts: Components, records: Sequence[EvaluationRecord]) -> list[Leader]:

@@ -19,15 +19,10 @@ class Stage(ABC):
 
 
 class StepStage(Stage):
-    """A stage of steps with metrics, which a resumed run continues exactly after the last checkpoint.
+    """A stage of steps with metrics, which a resumed run continues exactly after the last checkpoint."""
 
-    Attributes:
-        checkpoint_every: steps between two checkpoints.
-        is_sound: whether the state of the last step is worth a checkpoint.
-    """
-
-    checkpoint_every: int
-    is_sound: bool = True
+    checkpoint_every: int  # steps between two checkpoints
+    is_sound: bool = True  # whether the state of the last step is worth a checkpoint
 
     @property
     @abstractmethod

@@ -156,14 +156,11 @@ class GFNTrainer(Components):
             return store
         store.requeue(run=self.run_id)
         if self.step and store.num_evaluations(run=self.run_id) and not store.count(run=self.run_id):
-            self._forget_scores()
+            # All scores are of an earlier version of the task.
+            self.replay.load_state_dict({"keys": [], "states": None, "scores": None, "sequences": None})
+            self.learner.memory.load_state_dict({"batches": []})
+            self.progress.best_score, self.progress.front, self.progress.hypervolume = -math.inf, [], 0.0
         return store
-
-    def _forget_scores(self) -> None:
-        """Empty replay and memory, and reset the best score: all scores are of an earlier version of the task."""
-        self.replay.load_state_dict({"keys": [], "states": None, "scores": None, "sequences": None})
-        self.learner.memory.load_state_dict({"batches": []})
-        self.progress.best_score, self.progress.front, self.progress.hypervolume = -math.inf, [], 0.0
 
     def _open_logger(self, run: Run) -> None:
         """Open the logs of the run, with limits, plan and phases of the search for the view."""

@@ -162,9 +162,8 @@ class View(ABC):
             after = duration(seconds / limits.num_evaluations * limits.num_after)
             self._rows.update(self._phases[Phase.FINAL], times=f"about {after}")
 
-    @abstractmethod
-    def show(self, values: Mapping[str, float]) -> None:
-        """Show some values of the running step."""
+    def show(self, values: Mapping[str, float]) -> None:  # noqa: B027
+        """Show some values of the running step, where the view is redrawn in place."""
 
     @abstractmethod
     def show_text(self, heading: str, text: str) -> None:
@@ -213,8 +212,7 @@ class View(ABC):
     def _show_stage(self, name: str, done: int, total: int) -> None:
         """Show the progress of a stage."""
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """End the view."""
 
     def _is_always_shown(self) -> bool:
@@ -244,16 +242,9 @@ class PlainLines(View):
         best = f"best: {self.best_words}" if self.best_words else ""
         self._print_line(place, self._left, best)
 
-    def show(self, values: Mapping[str, float]) -> None:
-        """Do nothing."""
-
     def show_text(self, heading: str, text: str) -> None:
-        """Print the text, indented."""
         for line in (f"{heading}:", *(f"    {line}" for line in text.split("\n"))):
             print_line(self._console, line)
-
-    def close(self) -> None:
-        """Do nothing."""
 
     def _print_line(self, place: str, *ends: str) -> None:
         shown = [figure for figure in self._shown() if figure.short is not None]
@@ -288,18 +279,15 @@ class LivePanel(View):
         self._redraw(is_last=self._is_always_shown())
 
     def show(self, values: Mapping[str, float]) -> None:
-        """Redraw the panel with some values of the running step, as often as `write`."""
         self._values = {**self._values, **values}
         self._redraw()
 
     def show_text(self, heading: str, text: str) -> None:
-        """Show the beginning of the text in the panel."""
         lines = [f"  {printable(line)}" for line in text.split("\n")[:_TEXT_LINES]]
         self._text = Text("\n".join([f"{heading}:", *lines]), no_wrap=True, overflow="ellipsis")
         self._redraw(is_last=True)
 
     def enter(self, phase: Phase) -> None:
-        """Show the row and the figures of the phase."""
         super().enter(phase)
         self._redraw(is_last=True)
 

@@ -42,7 +42,9 @@ _SHIFT_NAME = "shift"
 
 
 class WandbLog(RunLog):
-    """A run on Weights & Biases. A failure is reported in one line and never ends the run."""
+    """A run on Weights & Biases."""
+
+    _name = "wandb"
 
     def __init__(
         self,
@@ -55,15 +57,9 @@ class WandbLog(RunLog):
     ) -> None:
         """Start the wandb run, or continue it if the folder has one.
 
-        Args:
-            log_dir: run folder; all files are in its subfolder `wandb`.
-            options: of wandb.
-            config: nested options of the run, unresolved.
-            print_line: prints a failure.
-            logged_step: last step that an earlier session logged; steps up to this one are skipped.
+        `config` is nested and unresolved. Steps up to `logged_step`, which an earlier session logged, are skipped.
         """
-        self._print = print_line
-        self._run: Any = None
+        super().__init__(print_line)
         self._options, self._folder = options, log_dir
         self._logged_step = self._last_step = 0
         self._num_checkpoints = 0
@@ -81,22 +77,19 @@ class WandbLog(RunLog):
         self._shift = int(shift.read_text()) if shift.exists() else 0
         self._logged_step = logged_step if is_continued else 0
         self._last_step, self._search_step = self._logged_step + self._shift, self._logged_step
-        self._run = self._start(log_dir, mode=mode, config=config)
-        if self._run is None and mode == "online":
+        self._open = self._start(log_dir, mode=mode, config=config)
+        if self._open is None and mode == "online":
             mode = "offline"
-            self._run = self._start(log_dir, mode=mode, config=config)
+            self._open = self._start(log_dir, mode=mode, config=config)
         self._is_offline = mode == "offline"
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Log the metrics of one step."""
         if step > self._logged_step:
             self._log(step, lambda: axes_of(step, values) | grouped(values))
             if "num_trainings" not in values:  # not of the final stage
                 self._search_step = step
 
     def write_samples(self, step: int, samples: StepSamples) -> None:
-        """Log histograms of samples."""
-
         def histograms() -> dict[str, Any]:
             import wandb
 
@@ -117,16 +110,15 @@ class WandbLog(RunLog):
             self._add_artifact("checkpoint", "model", [path], root=path.parent, aliases=[f"step-{step}"])
 
     def summarise(self, values: Mapping[str, Any]) -> None:
-        """Write values into the run's summary."""
         with self._reporting("the run has no summary", is_end=False):
-            if self._run is not None:
-                self._run.summary.update(dict(values))
+            if self._open is not None:
+                self._open.summary.update(dict(values))
 
     def close(self, results: RunResults | None = None) -> None:
         """Log the results, and end the run on wandb, waiting at most FINISH_TIMEOUT for the upload."""
         if results is not None:
             self._log_results(results)
-        run, self._run = self._run, None
+        run, self._open = self._open, None
         if run is None:
             return
         with self._reporting("the run was not finished, metrics.jsonl is complete"):
@@ -153,38 +145,28 @@ class WandbLog(RunLog):
 
     def _log(self, step: int, values: Callable[[], Mapping[str, Any]]) -> None:
         """Log values at a step, or at the last one of an earlier session if that is later."""
-        if self._run is None:
+        if self._open is None:
             return
         step = self._last_step = max(step + self._shift, self._last_step)
         with self._reporting(f"logging stopped at step {step}, metrics.jsonl continues"), self._staging():
-            self._run.log(dict(values()), step=step)
+            self._open.log(dict(values()), step=step)
 
     def _add_artifact(
         self, name: str, kind: str, paths: Sequence[Path], *, root: Path, aliases: Sequence[str] = ()
     ) -> None:
         """Log files as an artifact, with their paths relative to `root`."""
-        if self._run is None or not self._options.artifacts:
+        if self._open is None or not self._options.artifacts:
             return
         with self._reporting(f"no artifact {name}", is_end=False), self._staging():
             import wandb
 
-            artifact = wandb.Artifact(f"{name}-{self._run.id}", type=kind, metadata={"step": self._search_step})
-            copies = Path(self._run.dir).parent / "artifacts" / f"{name}_{self._search_step}"
+            artifact = wandb.Artifact(f"{name}-{self._open.id}", type=kind, metadata={"step": self._search_step})
+            copies = Path(self._open.dir).parent / "artifacts" / f"{name}_{self._search_step}"
             for path in paths:
                 relative = path.relative_to(root)
                 copy = _linked(path, copies / relative)
                 artifact.add_file(str(copy), name=relative.as_posix(), policy="immutable", skip_cache=True)
-            self._run.log_artifact(artifact, aliases=["latest", *aliases])
-
-    @contextmanager
-    def _reporting(self, failure: str, *, is_end: bool = True) -> Iterator[None]:
-        """Print an error of the block in one line; `is_end`: it ends the log."""
-        try:
-            yield
-        except Exception as error:
-            self._print(f"wandb: {failure}: {first_line(error)}")
-            if is_end:
-                self._run = None
+            self._open.log_artifact(artifact, aliases=["latest", *aliases])
 
     @contextmanager
     def _staging(self) -> Iterator[None]:
@@ -192,7 +174,7 @@ class WandbLog(RunLog):
         if _DATA_VARIABLE in os.environ:
             yield
             return
-        os.environ[_DATA_VARIABLE] = str(Path(self._run.dir).parent / "data")
+        os.environ[_DATA_VARIABLE] = str(Path(self._open.dir).parent / "data")
         try:
             yield
         finally:
@@ -205,12 +187,16 @@ class WandbLog(RunLog):
         try:
             import wandb  # takes half a second; not needed with wandb.mode=disabled
 
+            run_id = folder / WANDB_NAME / WANDB_ID_NAME  # the same when the run is resumed; in a sweep, its agent's
+            if not run_id.exists():
+                run_id.parent.mkdir(exist_ok=True)
+                write_whole(run_id, os.environ.get(RUN_ID_VARIABLE) or uuid.uuid4().hex[:8])
             run = wandb.init(
                 project=options.project,
                 name=options.name or f"{folder.name}-seed{config.get('seed', 0)}",
                 group=options.group,
                 tags=list(options.tags),
-                id=_run_id(folder),
+                id=run_id.read_text(encoding="utf-8"),
                 resume="allow",
                 dir=folder,
                 config=masked_options(config),
@@ -244,15 +230,6 @@ def has_wandb_key() -> bool:
         return netrc.netrc(path).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
         return False
-
-
-def _run_id(folder: Path) -> str:
-    """Return the id of the wandb run of a run folder, the same when the run is resumed; in a sweep, its agent's."""
-    path = folder / WANDB_NAME / WANDB_ID_NAME
-    if not path.exists():
-        path.parent.mkdir(exist_ok=True)
-        write_whole(path, os.environ.get(RUN_ID_VARIABLE) or uuid.uuid4().hex[:8])
-    return path.read_text(encoding="utf-8")
 
 
 def _media_of(leaders: Sequence[Leader]) -> dict[str, Any]:

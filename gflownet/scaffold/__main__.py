@@ -60,19 +60,26 @@ def write_package(kind: str, name: str, *, parent: Path) -> list[Path]:
     folder = parent / name
     if folder.exists() or folder.is_symlink():
         raise UserError(f"{kind}: expected the name of a new folder, got {str(folder)!r}, which exists")
-    _check_is_new(kind, name)
+    point = KINDS[kind].point
+    if name in point or name in config_names():
+        raise UserError(f"{kind}: expected a new name, got {name!r}, which gflownet or an installed package has")
+    if name in point.installed or importlib.util.find_spec(name) is not None:
+        raise UserError(f"{kind}: expected a new name, got {name!r}, which is an installed module")
     camel = "".join(part.capitalize() for part in name.split("_"))
     values = {
         "name": name,
         "dashed": name.replace("_", "-"),
         "camel": camel,
         "class_name": camel.removesuffix(KINDS[kind].suffix) + KINDS[kind].suffix,
-        "group": KINDS[kind].point.group,
+        "group": point.group,
         "kind": kind,
     }
     texts = {f"{name}/__init__.py": f'"""{camel}: a {kind} for gflownet."""\n'}
+    places = {"config.yaml": f"{name}/configs/{name}.yaml", "test.py": f"tests/test_{name}.py"}
     for template in sorted((_TEMPLATES / kind).iterdir()):
-        texts[_place(template.name, name, kind)] = Template(template.read_text(encoding="utf-8")).substitute(values)
+        file = template.name.removesuffix(".txt")
+        place = places.get(file, f"{name}/{file}" if file.endswith(".py") else file)
+        texts[place] = Template(template.read_text(encoding="utf-8")).substitute(values)
     try:
         folder.mkdir(parents=True)
         for place, text in texts.items():
@@ -82,23 +89,6 @@ def write_package(kind: str, name: str, *, parent: Path) -> list[Path]:
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from error
     return [folder / place for place in sorted(texts)]
-
-
-def _place(template: str, name: str, kind: str) -> str:
-    file = template.removesuffix(".txt")
-    places = {"config.yaml": f"{name}/configs/{name}.yaml", "test.py": f"tests/test_{name}.py"}
-    if file in places:
-        return places[file]
-    return f"{name}/{file}" if file.endswith(".py") else file
-
-
-def _check_is_new(kind: str, name: str) -> None:
-    """Raise UserError for a name that gflownet, an entry point or an installed module has."""
-    point = KINDS[kind].point
-    if name in point or name in config_names():
-        raise UserError(f"{kind}: expected a new name, got {name!r}, which gflownet or an installed package has")
-    if name in point.installed or importlib.util.find_spec(name) is not None:
-        raise UserError(f"{kind}: expected a new name, got {name!r}, which is an installed module")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -84,13 +84,12 @@ class PeerProcess:
         except BrokenPipeError:
             pass  # the process has ended; readline returns nothing
         line = self._process.stdout.readline()
-        reply: dict[str, Any] = json.loads(line) if line else {"error": self._exit_message()}
+        if not line:
+            status = self._process.wait()
+            self._stderr.seek(0)
+            lines = self._stderr.read().strip().splitlines() or ["no output"]
+            raise PeerError(f"{self._name}: ended with status {status}: {lines[-1].strip()}")
+        reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
             raise PeerError(f"{self._name}: {reply['error']}")
         return reply
-
-    def _exit_message(self) -> str:
-        status = self._process.wait()
-        self._stderr.seek(0)
-        lines = self._stderr.read().strip().splitlines() or ["no output"]
-        return f"ended with status {status}: {lines[-1].strip()}"

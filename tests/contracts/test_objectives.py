@@ -12,7 +12,7 @@ from gflownet.errors import UserError
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.policy.wrappers import PolicyOnDevice
 from gflownet.run import trainer as trainer_module
-from gflownet.run.folder import policy_weights
+from gflownet.run.folder import last_checkpoint
 from gflownet.run.trainer import GFNTrainer
 from gflownet.testing import ObjectiveContract
 from gflownet.testing.objectives import gradient_of, trajectories
@@ -106,7 +106,7 @@ def test_relative_balance_loads_prior_from_run_folder(tmp_path):
     options = [*command, "algo.method=relative_tb", f"log_dir={tmp_path / 'tilted'}"]
     trainer = GFNTrainer(load_config(None, [*options, f"algo.relative.prior={tmp_path / 'prior'}"]))
     prior: Any = trainer.objective.prior  # type: ignore[attr-defined]
-    stored = policy_weights(tmp_path / "prior", option="prior")
+    stored = last_checkpoint(tmp_path / "prior", option="prior").state["policy"]
     assert all(torch.equal(value, stored[name]) for name, value in prior.state_dict().items())
     fresh = trainer.policy.state_dict()
     assert not all(torch.equal(value, fresh[name]) for name, value in prior.state_dict().items())

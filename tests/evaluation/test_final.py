@@ -19,13 +19,13 @@ from gflownet.evaluation.final import (
     Finalists,
     FinalStage,
     FinalTrainings,
-    NoStore,
     TopArchitecture,
     check_final,
     ranked,
     with_test_scores,
 )
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief
+from gflownet.evaluation.store.claims import NoStore
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
 from gflownet.evaluation.task import CandidateTraining, Reference, Score
 from gflownet.files import write_whole

@@ -88,11 +88,7 @@ DEVICES = Devices()
 
 @cache
 def _cuda_memories(visible: str | None) -> tuple[int, ...]:
-    """Return the memory of each GPU in bytes.
-
-    Args:
-        visible: CUDA_VISIBLE_DEVICES, which the process reads.
-    """
+    """Return the memory of each GPU in bytes."""
     try:
         process = subprocess.run(
             [sys.executable, "-c", _SURVEY], capture_output=True, text=True, timeout=_SURVEY_LIMIT_S, check=True
@@ -105,10 +101,7 @@ def _cuda_memories(visible: str | None) -> tuple[int, ...]:
 def slots_of(config: EvaluationConfig, devices: Devices, *, task: object = None) -> tuple[Slot, ...]:
     """Return the slots of a pool: those of GPUs by turns, then those of the cores.
 
-    Args:
-        config: device, slots_per_device and capacity.
-        devices: of this machine.
-        task: with device=auto, a task that overrides `to_device` has the GPUs, if there are any; others the cores.
+    With device=auto, a task that overrides `to_device` has the GPUs, if there are any; others the cores.
 
     Raises:
         UserError: a device is not there.
@@ -118,8 +111,8 @@ def slots_of(config: EvaluationConfig, devices: Devices, *, task: object = None)
     if names == ("auto",) and trains_anywhere and devices.memories():
         names = ("cuda",)
     gpus = [each for name in names if name not in ("auto", "cpu") for each in _numbered(name, devices, config.device)]
-    num = config.slots_per_device
-    of_each = {name: num or _num_slots(size, num_devices=len(gpus)) for name, size in gpus}
+    num, most = config.slots_per_device, num_cores() // max(1, len(gpus))
+    of_each = {name: num or max(1, min(size // (_CONTEXT_BYTES + _CANDIDATE_BYTES), most)) for name, size in gpus}
     turns = range(max(of_each.values(), default=0))
     places = [(name, size) for turn in turns for name, size in gpus if turn < of_each[name]][: config.capacity or None]
     counts = Counter(name for name, _ in places)
@@ -139,7 +132,3 @@ def _numbered(name: str, devices: Devices, option: str) -> list[tuple[str, int]]
     if index and int(index) >= len(memories):
         raise UserError(f"evaluation.device={option}: expected cuda:0 to cuda:{len(memories) - 1}, got {name}")
     return [(f"{kind}:{each}", memories[each]) for each in ([int(index)] if index else range(len(memories)))]
-
-
-def _num_slots(size: int, *, num_devices: int) -> int:
-    return max(1, min(size // (_CONTEXT_BYTES + _CANDIDATE_BYTES), num_cores() // num_devices))

@@ -167,13 +167,7 @@ class Owner:
     """Gives the jobs of the main process to workers, one per slot, and replaces those that end."""
 
     def __init__(self, task: GFNTask, settings: PoolSettings, main: Connection) -> None:
-        """Start no worker: each starts with a job.
-
-        Args:
-            task: of the candidates.
-            settings: places and limits.
-            main: connection of orders and replies.
-        """
+        """Start no worker: each starts with a job."""
         self._task, self._settings, self._main = task, settings, main
         self._jobs: deque[Order] = deque()
         self._workers: list[_Worker] = []

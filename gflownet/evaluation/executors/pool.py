@@ -171,11 +171,7 @@ class PoolExecutor(Executor):
     ) -> None:
         """Pickle the task.
 
-        Args:
-            task: scores the candidates.
-            config: devices, number of processes and their memory.
-            devices: of this machine.
-            slots: of the workers; empty: those of the config.
+        `devices` are those of this machine; without `slots` the workers have those of the config.
 
         Raises:
             UserError: the task cannot be sent to another process, or a device of the config is not there.

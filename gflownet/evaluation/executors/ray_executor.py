@@ -57,11 +57,7 @@ class JobResources:
         return {key: amounts.pop(name, 0) for key, name in named.items()} | {"resources": amounts}
 
     def num_places(self, node: Mapping[str, float]) -> int:
-        """Return the number of jobs that fit on a machine at the same time.
-
-        Args:
-            node: its resources.
-        """
+        """Return the number of jobs that fit on a machine at the same time."""
         return min(_num_times(amount, node.get(name, 0), name=name) for name, amount in self.amounts.items())
 
     def description(self, node: Mapping[str, float] | None = None) -> str:
@@ -79,10 +75,6 @@ class RayExecutor(Executor):
     def __init__(self, task: GFNTask, config: EvaluationConfig) -> None:
         """Pickle the task, and connect.
 
-        Args:
-            task: scores the candidates.
-            config: address of the cluster, memory limit.
-
         Raises:
             UserError: the task cannot be sent to another process, or Ray is not installed or does not answer.
         """
@@ -95,11 +87,8 @@ class RayExecutor(Executor):
             )
         self._resources = JobResources.of(config)
         self._address = checked_address(config.ray.address)
-        self._constants = {
-            "memory_limit": config.memory_limit,
-            "paths": _module_folders(),
-            "num_gpus": config.ray.num_gpus,
-        }
+        own = [os.path.abspath(path) for path in sys.path if not path.startswith((sys.prefix, sys.base_prefix))]
+        self._constants = {"memory_limit": config.memory_limit, "paths": own, "num_gpus": config.ray.num_gpus}
         self._task_id = hashlib.sha256(self._task.content).hexdigest()
         self._cluster: RayCluster | None = None
         self._reference: Any = None  # of the task, in Ray's store
@@ -229,11 +218,6 @@ def _line(error: Exception, number: int) -> str:
     return capped(lines[number], 500)
 
 
-def _module_folders() -> list[str]:
-    """Return the folders of sys.path that belong to the user, not to the Python installation."""
-    return [os.path.abspath(path) for path in sys.path if not path.startswith((sys.prefix, sys.base_prefix))]
-
-
 def import_ray() -> Any:
     """Return the module ray.
 
@@ -255,9 +239,6 @@ class RayCluster:
     def __init__(self, address: str) -> None:
         """Connect. A connection that this process already has is used, and left open by `close`.
 
-        Args:
-            address: HOST:PORT or auto.
-
         Raises:
             UserError: Ray is not installed, or the cluster does not answer or refuses this user.
         """
@@ -266,8 +247,17 @@ class RayCluster:
         if not self._is_ours:
             return
         errors: list[Exception] = []
+
+        def connect() -> None:
+            try:
+                self._ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            except Exception as error:
+                errors.append(error)
+                with suppress(Exception):
+                    self._ray.shutdown()
+
         # In the main thread ray.init() would turn a stop signal into an exit.
-        thread = threading.Thread(target=self._connect, args=(address, errors), name="ray", daemon=True)
+        thread = threading.Thread(target=connect, name="ray", daemon=True)
         with _kept_signal_handlers():
             thread.start()
             thread.join(_START_TIMEOUT_S)
@@ -289,14 +279,6 @@ class RayCluster:
         if self._is_ours:
             self._is_ours = False
             self._ray.shutdown()
-
-    def _connect(self, address: str, errors: list[Exception]) -> None:
-        try:
-            self._ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except Exception as error:
-            errors.append(error)
-            with suppress(Exception):
-                self._ray.shutdown()
 
 
 def checked_address(address: str) -> str:

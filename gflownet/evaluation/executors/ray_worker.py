@@ -55,14 +55,10 @@ def evaluate_job(
 
     The pool isolates candidates from Ray's process, which takes seconds to start, and keeps deadline and memory limit.
 
-    Args:
-        task: reference to the `PickledTask`, in a list so that Ray does not fetch it for every job.
-        task_id: changes with the task.
-        job: pickled.
-        deadline: seconds from the start of the job.
-        memory_limit: gigabytes, None: an equal share of this machine's.
-        paths: folders of the main process's modules.
-        num_gpus: of a candidate, which trains on the first one.
+    `task` is the reference to the `PickledTask`, in a list so that Ray does not fetch it for every job; `task_id`
+    changes with it. The deadline is in seconds from the start of the job, the memory limit in gigabytes; None: an equal
+    share of this machine's. `paths` are folders of the main process's modules. A candidate trains on the first of its
+    GPUs.
     """
     try:
         pool = _pool_of(task[0], task_id, memory_limit=memory_limit, paths=paths, num_gpus=num_gpus)

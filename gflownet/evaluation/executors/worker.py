@@ -74,11 +74,7 @@ class PoolSettings:
 def work(task: GFNTask, settings: PoolSettings, slot: Slot, connection: Connection, output: int) -> NoReturn:
     """Evaluate the jobs in a connection until it closes, then exit. Called in a new process.
 
-    Args:
-        task: of the candidates, in the state in which the owner has loaded it.
-        settings, slot: limits and place.
-        connection: of jobs and messages.
-        output: descriptor for stdout and stderr.
+    The task is in the state in which the owner has loaded it; `output` is the descriptor for stdout and stderr.
     """
     status = 1
     try:
@@ -197,8 +193,7 @@ def adopt_orphans() -> None:
 def end_descendants(*, spared: Collection[int] = ()) -> None:
     """Kill all descendants of this process, which adopts orphans, and wait for their end.
 
-    Args:
-        spared: children that go on, with their descendants.
+    Children in `spared` go on, with their descendants.
     """
     end = time.monotonic() + _END_TIMEOUT_S
     with suppress(ChildProcessError):  # there is no child

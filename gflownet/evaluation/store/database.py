@@ -74,11 +74,8 @@ class Database:
     ) -> T:
         """Return the result of a function within one transaction, which a kill of the process does not undo.
 
-        Args:
-            change: reads and writes by the connection.
-            verb: of the error message.
-            is_result: wait for the disk, so that a power failure does not undo it either.
-            is_patient: wait for a server that went away.
+        `verb` is that of the error message. `is_result`: wait for the disk, so that a power failure does not undo it
+        either; `is_patient`: wait for a server that went away.
 
         Raises:
             UserError: the database cannot be written, for example on a full disk; it is unchanged.

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import sqlalchemy as sql
 from sqlalchemy.exc import SQLAlchemyError
@@ -118,7 +118,10 @@ class StoreOverview(Closing):
             for row in rows:
                 if row["status"] != EvaluationStatus.RUNNING and is_intact(row):
                     yield {c.name: row[c.name] for c in COLUMNS} | {"context": row["context_text"]}
-            last = _next_id(rows, last)
+            ids = [last, *(row["id"] for row in rows)]
+            if any(second <= first for first, second in pairwise(ids)):
+                raise ValueError(f"rows after {last}: expected increasing ids, got {ids[1]} to {ids[-1]}")
+            last = ids[-1]
 
     def count(self) -> int:
         """Return the number of all rows: results, claims and damaged ones."""
@@ -136,10 +139,7 @@ class StoreOverview(Closing):
     def requeue(self, status: EvaluationStatus | None, *, ids: Collection[int] | None, is_forced: bool) -> int:
         """Turn rows into claims without an owner, which the next run evaluates again, and return their number.
 
-        Args:
-            status: of the rows; None: all.
-            ids: of the rows; None: all.
-            is_forced: also claims with a live lease.
+        Without `status` and `ids` all; `is_forced`: also claims with a live lease.
         """
         columns = EVALUATIONS.c
         update = sql.update(EVALUATIONS).where(columns.context != DAMAGED).values(REQUEUED)
@@ -157,16 +157,13 @@ class StoreOverview(Closing):
         try:
             yield
         except (TypeError, ValueError, SQLAlchemyError) as error:
-            damage = None if isinstance(error, UserError) else self._damage()
+            damage, path = None, self._database.path
+            if path is not None and not isinstance(error, UserError):
+                damaged = (f"row {row['id']}" for row in self._select(_ROWS) if not is_intact(row))
+                damage = damage_of(path) or next(damaged, None)
             if damage is None:
                 raise
             raise UserError(f"{self.location}: expected an intact database, got a damaged one ({damage})") from None
-
-    def _damage(self) -> str | None:
-        if self._database.path is None:
-            return None
-        damaged = (f"row {row['id']}" for row in self._select(_ROWS) if not is_intact(row))
-        return damage_of(self._database.path) or next(damaged, None)
 
     def close(self) -> None:
         """Close every connection; the overview must not be used afterwards."""
@@ -211,14 +208,6 @@ def _has_schema(path: Path) -> bool:
         return False
 
 
-def _next_id(rows: Sequence[Row], last: int) -> int:
-    """Return the largest id of rows that follow one. Raises ValueError where a damaged file has another order."""
-    ids = [last, *(row["id"] for row in rows)]
-    if any(second <= first for first, second in pairwise(ids)):
-        raise ValueError(f"rows after {last}: expected increasing ids, got {ids[1]} to {ids[-1]}")
-    return ids[-1]
-
-
 SUFFIXES = (".jsonl", ".csv")
 
 
@@ -230,7 +219,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> int:
     """
     if path.suffix not in SUFFIXES:
         raise UserError(f"{path}: expected a file name that ends in {' or '.join(SUFFIXES)}")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary, num_rows = path.with_name(f".{path.name}.{os.getpid()}.tmp"), 0
     try:
         path.open("xb").close()  # reserves the name
     except FileExistsError:
@@ -239,7 +228,12 @@ def write_rows(path: Path, rows: Iterable[Row]) -> int:
         raise cannot_write(path, error) from error
     try:
         with temporary.open("x", encoding="utf-8", newline="") as file:
-            num_rows = (_write_csv if path.suffix == ".csv" else _write_lines)(file, rows)
+            table = csv.DictWriter(file, [c.name for c in COLUMNS], lineterminator="\n")
+            if path.suffix == ".csv":
+                table.writeheader()
+            for row in rows:
+                num_rows += 1
+                table.writerow(row) if path.suffix == ".csv" else file.write(json.dumps(dict(row)) + "\n")
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -249,21 +243,4 @@ def write_rows(path: Path, rows: Iterable[Row]) -> int:
         if isinstance(error, OSError):
             raise cannot_write(path, error) from error
         raise
-    return num_rows
-
-
-def _write_lines(file: IO[str], rows: Iterable[Row]) -> int:
-    num_rows = 0
-    for row in rows:
-        file.write(json.dumps(dict(row)) + "\n")
-        num_rows += 1
-    return num_rows
-
-
-def _write_csv(file: IO[str], rows: Iterable[Row]) -> int:
-    writer, num_rows = csv.DictWriter(file, [c.name for c in COLUMNS], lineterminator="\n"), 0
-    writer.writeheader()
-    for row in rows:
-        writer.writerow(row)
-        num_rows += 1
     return num_rows

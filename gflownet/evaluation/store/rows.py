@@ -218,6 +218,8 @@ def row_of(record: EvaluationRecord, *, context: str) -> dict[str, Any]:
         raise ValueError(f"store: expected a finite score, got {record.score} for graph {record.hash}")
     if record.status is EvaluationStatus.RUNNING:
         raise ValueError(f"store: expected a result, got status {record.status.value} for graph {record.hash}")
+    # PostgreSQL refuses NUL and lone surrogates.
+    error = None if record.error is None else record.error.replace("\0", "\\x00").encode(errors="replace").decode()
     row = {name: getattr(record, name) for name in record.__dataclass_fields__}
     row |= {
         "context": context,
@@ -225,11 +227,11 @@ def row_of(record: EvaluationRecord, *, context: str) -> dict[str, Any]:
         "score": float(record.score),
         "seconds": float(record.seconds),
         "status": record.status.value,
-        "error": None if record.error is None else _storable(record.error),
+        "error": error,
         "metrics": json.dumps({name: _finite(value) for name, value in record.metrics.items()}),
         "curve": json.dumps([_finite(value) for value in record.curve]),
     }
-    return with_checksum(row)
+    return row | {"owner": None, "lease_until": None, "started": 0, "checksum": checksum_of(row)}
 
 
 def record_of(row: Mapping[Any, Any]) -> EvaluationRecord:
@@ -270,11 +272,6 @@ def is_intact(row: Mapping[Any, Any]) -> bool:
     return row["checksum"] == checksum_of(row)
 
 
-def with_checksum(row: dict[str, Any]) -> dict[str, Any]:
-    """Add the columns of a row that is not RUNNING."""
-    return row | {"owner": None, "lease_until": None, "started": 0, "checksum": checksum_of(row)}
-
-
 def checksum_of(row: Mapping[Any, Any]) -> str:
     """Return a digest of the columns of a result."""
     values = {name: row[name] for name in _RESULT}
@@ -288,11 +285,6 @@ def _finite(value: float) -> float | None:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
-
-
-def _storable(text: str) -> str:
-    """Replace the characters that PostgreSQL refuses: NUL and lone surrogates."""
-    return text.replace("\0", "\\x00").encode(errors="replace").decode()
 
 
 # The batch is one bound value, so that the statement is the same for every size. Writers of PostgreSQL lock rows, in

@@ -64,13 +64,7 @@ class PairedDifference:
         return f"{self.mean:+.4f}" + ("" if math.isnan(self.low) else f" [{self.low:+.4f}, {self.high:+.4f}]")
 
     def verdict(self, first: str, second: str, where: str) -> str:
-        """Return the difference in words.
-
-        Args:
-            first: name of a side.
-            second: name of the other side.
-            where: the figure, for example "after 100 evaluations".
-        """
+        """Return the difference in words."""
         if math.isnan(self.low):
             return f"{first} against {second} {where}: {self.figures}, one seed has no interval"
         if not self.has_verdict:
@@ -135,18 +129,13 @@ def failed_percentage(run: RunData) -> float:
     return 100 * num_failed / len(run.searched) if run.searched else math.nan
 
 
-def seconds_of(run: RunData) -> float:
-    """Return the seconds of all phases of the run."""
-    return math.nan if run.status is None else sum(run.status.seconds.values())
-
-
 FIGURES = (
     FigureKind("best_score", "best score in the search", "", best_score, upper=MAX_SCORE),
     FigureKind("final_score", "mean score of rank 0, new seeds", "", final_score, upper=MAX_SCORE),
     FigureKind("test_score", "test score of rank 0", "", test_score, upper=MAX_SCORE),
     FigureKind("evaluations", "evaluations", "", lambda run: float(len(run.searched))),
     FigureKind("failed", "failed evaluations", "%", failed_percentage, upper=100.0),
-    FigureKind("seconds", "time", "s", seconds_of),
+    FigureKind("seconds", "time", "s", lambda run: sum(run.status.seconds.values()) if run.status else math.nan),
 )
 
 
@@ -210,7 +199,11 @@ def group_curve(group: Group, kind: CurveKind) -> GroupCurve | None:
     if end < start:
         return None
     places = np.linspace(start, end, NUM_PLACES if end > start else 1)
-    values = np.stack([_at(places, x, y, is_step=not kind.is_smoothed) for x, y in curves])  # [S, X]
+    rows = [
+        np.interp(places, x, y) if kind.is_smoothed else y[np.searchsorted(x, places, side="right") - 1]
+        for x, y in curves
+    ]
+    values = np.stack(rows)  # [S, X]
     low, high = bounded_intervals(values, upper=MAX_SCORE)
     return GroupCurve(places.tolist(), values.mean(axis=0).tolist(), low.tolist(), high.tolist())
 
@@ -225,9 +218,3 @@ def _run_curve(run: RunData, kind: CurveKind) -> tuple[np.ndarray, np.ndarray] |
     y = np.array(moving_mean(scores.tolist(), WINDOW)) if kind.is_smoothed else np.fmax.accumulate(scores)
     is_known = np.isfinite(y)
     return x[is_known], y[is_known]
-
-
-def _at(places: np.ndarray, x: np.ndarray, y: np.ndarray, *, is_step: bool) -> np.ndarray:
-    if not is_step:
-        return np.interp(places, x, y)
-    return y[np.searchsorted(x, places, side="right") - 1]

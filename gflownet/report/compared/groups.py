@@ -67,10 +67,11 @@ def groups_of(runs: Sequence[RunData]) -> list[Group]:
     for number, run in enumerate(runs):
         place = number if unknown_options(run) else None
         members.setdefault(json.dumps([place, options_of(run)], sort_keys=True), []).append(run)
-    ordered = [sorted(group, key=_seed_of) for group in members.values()]
-    differing = _differing([options_of(group[0]) for group in ordered])
-    keys = _distinguishing([options_of(group[0]) for group in ordered], differing)
-    names = [_name(group[0], keys) for group in ordered]
+    ordered = [sorted(group, key=lambda run: (run.number(SEED) or 0.0, run.folder.name)) for group in members.values()]
+    options = [options_of(group[0]) for group in ordered]
+    keys = _distinguishing(options, _differing(options))
+    named = [[f"{key}={_short(each[key])}" for key in keys if key in each] for each in options]
+    names = [", ".join(each) or str(group[0].option("task")) for each, group in zip(named, ordered, strict=True)]
     return [Group(name, tuple(group)) for name, group in zip(_unique(names), ordered, strict=True)]
 
 
@@ -179,12 +180,6 @@ def _distinguishing(columns: Sequence[Mapping[str, str]], differing: Sequence[st
     return sorted(keys, key=differing.index)
 
 
-def _name(run: RunData, keys: Sequence[str]) -> str:
-    options = options_of(run)
-    named = [f"{key}={_short(options[key])}" for key in keys if key in options]
-    return ", ".join(named) or str(run.option("task"))
-
-
 def _short(text: str) -> str:
     return text if len(text) <= _MAX_VALUE else f"…{text[-_MAX_VALUE:]}"
 
@@ -194,7 +189,3 @@ def _unique(names: Sequence[str]) -> list[str]:
         f"{name} ({names[:index].count(name) + 1})" if names.count(name) > 1 else name
         for index, name in enumerate(names)
     ]
-
-
-def _seed_of(run: RunData) -> tuple[float, str]:
-    return run.number(SEED) or 0.0, run.folder.name

@@ -22,7 +22,7 @@ from gflownet.errors import printable
 from gflownet.files import json_text
 from gflownet.pictures.chart import Chart, Table, duration_text, number_text
 from gflownet.pictures.line_charts import Line, line_chart
-from gflownet.records.marker import PAGE_NAME
+from gflownet.records.marker import COMPARISON_FORMAT, PAGE_NAME
 from gflownet.report.compared.figures import (
     CURVES,
     FIGURES,
@@ -54,7 +54,6 @@ from gflownet.report.page.overview import minute_text
 from gflownet.report.page.page import render
 from gflownet.report.page.run_data import RunData, read_run
 
-COMPARISON_FORMAT = "gflownet comparison 1"
 # Figures with paired differences; the first one that two groups have is in the verdict.
 _COMPARED = ("test_score", "final_score", "best_score")
 
@@ -174,10 +173,7 @@ class ProblemSection:
 def comparison_page(comparison: Comparison, *, folder: Path, written: datetime | None = None) -> str:
     """Return the page: one HTML document without links to other files but the pages of the runs.
 
-    Args:
-        comparison: of the runs.
-        folder: of the page, for relative links.
-        written: time of writing; None: now.
+    Links are relative to its `folder`.
     """
     written = datetime.now(UTC) if written is None else written
     return render(
@@ -268,8 +264,12 @@ def charts_of(comparison: Comparison, number: int, problem: Problem) -> list[Cha
 def top_architectures(comparison: Comparison) -> list[Ranked]:
     """Return the best architecture of each run; of more than MAX_CARDS runs, of the best run of each group."""
     runs = comparison.runs
+
+    def score_of(run: RunData) -> float:
+        return next(filter(math.isfinite, (final_score(run), best_score(run))), -math.inf)
+
     if len(runs) > MAX_CARDS:
-        runs = [(group, max(group.runs, key=_score_of)) for group in comparison.groups][:MAX_CARDS]
+        runs = [(group, max(group.runs, key=score_of)) for group in comparison.groups][:MAX_CARDS]
     cards = []
     for number, (group, run) in enumerate(runs):
         section = best_section(run)
@@ -281,11 +281,6 @@ def top_architectures(comparison: Comparison) -> list[Ranked]:
             )
             cards.append(replace(best, key=f"best-{number}", title=title, load_note=load_note))
     return cards
-
-
-def _score_of(run: RunData) -> float:
-    scores = [score for score in (final_score(run), best_score(run)) if math.isfinite(score)]
-    return scores[0] if scores else -math.inf
 
 
 def run_rows(comparison: Comparison, *, folder: Path) -> list[RunRow]:

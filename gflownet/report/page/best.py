@@ -133,17 +133,11 @@ def _differing_first(graphs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     ]
 
 
-def _choices(graph: Mapping[str, Any], drawing: Drawing, words: object) -> str:
-    """Return choices that are neither drawn nor named by the task as YAML, empty for other objects."""
-    values = values_of(graph)
-    return as_yaml(values) if values and drawing.svg is None and not words else ""
-
-
 def _ranked(
     entry: Mapping[str, Any], rank: int, graph: Mapping[str, Any], *, run: RunData, start: str, load: tuple[str, str]
 ) -> Ranked:
     """Return the card of an entry of top_architectures.json, or of an evaluation in the same form."""
-    network, words = mapping_of(entry.get("network")), entry.get("words")
+    network, words, values = mapping_of(entry.get("network")), entry.get("words"), values_of(graph)
     drawing = drawing_of(graph, num_parameters=entry.get("num_parameters"))
     return Ranked(
         key=f"rank-{rank}",
@@ -153,7 +147,7 @@ def _ranked(
         network=drawing_of(network) if network else None,
         load=load[0],
         load_note=load[1],
-        choices=_choices(graph, drawing, words),
+        choices=as_yaml(values) if values and drawing.svg is None and not words else "",
     )
 
 

@@ -185,8 +185,8 @@ def _distances(run: RunData) -> Chart | None:
     if len(records) < 2 * window:
         return None
     ends = list(range(window, len(records) + 1, window))
-    groups = [_spread(range(end - window, end)) for end in ends]
-    recent = [mean_distance([_shape_and_features(run, i) for i in group]) for group in groups]
+    spread = np.linspace(0, window - 1, min(window, MAX_COMPARED)).round().astype(int).tolist()
+    recent = [mean_distance([_shape_and_features(run, end - window + i) for i in spread]) for end in ends]
     scores = np.asarray([record.score for record in records])
     tops = [np.argsort(-scores[:end], kind="stable")[:NUM_TOP].tolist() for end in ends]
     best = [mean_distance([_shape_and_features(run, i) for i in top]) for top in tops]
@@ -206,9 +206,3 @@ def _distances(run: RunData) -> Chart | None:
 def _shape_and_features(run: RunData, position: int) -> set[object]:
     each = run.described[position]
     return {*each.features, ("nodes", each.num_nodes), ("edges", each.num_edges)}
-
-
-def _spread(group: Sequence[int]) -> list[int]:
-    if len(group) <= MAX_COMPARED:
-        return list(group)
-    return [group[round(i)] for i in np.linspace(0, len(group) - 1, MAX_COMPARED).tolist()]

@@ -87,8 +87,9 @@ def seconds_used(run: RunData, *, written: datetime) -> float | None:
     if run.status.state not in (RunState.RUNNING, RunState.KILLED) or not run.status.sessions:
         return total
     session = run.status.sessions[-1]
-    end = written if run.is_running else _last_sign(run)
-    since = (end - _time(session.started)).total_seconds() if end else 0.0
+    signs = [_time(record.created) for record in run.evaluations if record.created]
+    end = written if run.is_running else max(signs, default=_time(session.started))
+    since = (end - _time(session.started)).total_seconds()
     return total + max(0.0, since - sum(session.seconds.values()))
 
 
@@ -210,12 +211,6 @@ def _facts(run: RunData, progress: Progress, *, written: datetime) -> Iterator[t
 def minute_text(time: datetime) -> str:
     """Return a time in UTC to the minute."""
     return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _last_sign(run: RunData) -> datetime | None:
-    """Return the time of the last evaluation."""
-    times = [record.created for record in run.evaluations if record.created]
-    return _time(max(times)) if times else None
 
 
 def _time(text: str) -> datetime:

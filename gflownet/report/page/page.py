@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 
 from gflownet.config import CONFIG_NAME, OPTIONS
 from gflownet.errors import counted
+from gflownet.options import leaves
 from gflownet.pictures.chart import Table, number_text
 from gflownet.records.status import RunState
 from gflownet.report.page.best import BestSection, best_section
@@ -84,7 +85,7 @@ def configuration_section(run: RunData) -> ConfigurationSection:
 
 def changed_options(config: Mapping[str, Any]) -> Iterator[list[str]]:
     """Yield key, value and default of the options that differ from their defaults."""
-    for key, value in _leaves(config, ""):
+    for key, value in leaves(config, whole=OPTIONS):
         option = OPTIONS.get(key)
         default = None if option is None else option.default
         if option is None or (value != default and text_of(value) != text_of(default)):
@@ -120,15 +121,6 @@ def started_as(command: Sequence[str]) -> str:
     return masked_command([*start, *command[1:]])
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and key not in OPTIONS:
-            yield from _leaves(value, f"{key}.")
-        else:
-            yield key, value
-
-
 def _facts(run: RunData) -> Iterator[tuple[str, str]]:
     yield "run", run.run_id or "unknown"
     yield "seed", str(run.option("seed"))
@@ -155,17 +147,18 @@ class Section:
 def page_of(run: RunData, *, written: datetime | None = None) -> str:
     """Return the page of a run: one HTML document without links to other files.
 
-    Args:
-        run: data of the run.
-        written: time of writing; None: now. The page of the same run at the same time is the same text.
+    The page of the same run, `written` at the same time, is the same text.
     """
     written = datetime.now(UTC) if written is None else written
     sections = sections_of(run)
+    overview = _section("overview", "", "", lambda: overview_of(run, written=written))
+    facts = [("overview", f"could not be written: {overview.error}")]
+    contents = {section.key: section.content for section in sections if not section.error}
     return render(
         "report.html.j2",
         run=run,
-        overview=_overview(run, written=written),
-        statements=_statements(run, sections),
+        overview=overview.content or Overview("Search", "unknown", "State unknown", Progress(0, 0, "step"), facts),
+        statements=_section("summary", "", "", lambda: [*statements_of(run, contents)]).content or (),
         sections=sections,
         written=minute_text(written),
     )
@@ -192,45 +185,17 @@ def sections_of(run: RunData) -> Sequence[Section]:
         ("failures", "Failed evaluations", "Failures", failure_section),
         ("configuration", "Configuration and commands", "Configuration", configuration_section),
     )
-    sections = [_section(run, *row) for row in builders]
+    sections = [_section(key, title, short, partial(build, run)) for key, title, short, build in builders]
     return [section for section in sections if section.content or section.error]
 
 
-def _overview(run: RunData, *, written: datetime) -> Overview:
-    """Return the overview; one with an error has the error as facts."""
+def _section(key: str, title: str, short: str, build: Callable[[], Any]) -> Section:
     try:
-        return overview_of(run, written=written)
-    except Exception as error:  # as for a section
-        words = _logged("overview", error)
-        return Overview(
-            title="Search",
-            state="unknown",
-            state_words="State unknown",
-            progress=Progress(0, 0, "step"),
-            facts=[("overview", f"could not be written: {words}")],
-        )
-
-
-def _statements(run: RunData, sections: Sequence[Section]) -> Sequence[Statement]:
-    """Return the statements of the first screen, none if they cannot be formed."""
-    try:
-        return list(statements_of(run, {section.key: section.content for section in sections if not section.error}))
-    except Exception as error:  # as for a section
-        _logged("summary", error)
-        return ()
-
-
-def _section(run: RunData, key: str, title: str, short: str, build: Callable[[RunData], Any]) -> Section:
-    try:
-        return Section(key, title, short, build(run))
+        return Section(key, title, short, build())
     except Exception as error:  # data of another version or a damaged file: the other sections are written
-        return Section(key, title, short, None, error=_logged(key, error))
-
-
-def _logged(key: str, error: Exception) -> str:
-    words = f"{type(error).__name__}: {error}"
-    _log.warning("section %s of the report: %s", key, words)
-    return words
+        words = f"{type(error).__name__}: {error}"
+        _log.warning("section %s of the report: %s", key, words)
+        return Section(key, title, short, None, error=words)
 
 
 @cache
@@ -259,20 +224,13 @@ class Statement:
 
 
 def statements_of(run: RunData, contents: Mapping[str, Any]) -> Iterator[Statement]:
-    """Yield what was searched, found and compared, the state of the sampler, and the next step.
-
-    Args:
-        run: data of the run.
-        contents: of the sections without an error, by key.
-    """
+    """Yield what was searched, found and compared, the state of the sampler, and the next step."""
     best, references, front = (contents.get(key) for key in ("best", "references", "front"))
     yield Statement("Searched", [searched_words(run)])
     sentences = [] if front is None or not front.ranked else [_front_words(front)]
     sentences += [] if best is None else _found(run, best)
     yield Statement("Found", sentences or ["Nothing yet: no evaluation has succeeded."], "front" if front else "best")
-    compared = [front.random] if front is not None and front.random else []
-    compared += [] if references is None else [*map(sentence, references.sentences), _trainings(run)]
-    yield Statement("Compared", compared or [_without_comparison(run)], "references" if references else "")
+    yield Statement("Compared", [*_compared(run, front, references)], "references" if references else "")
     yield Statement("Sampler", [_sampler_words(run, contents.get("certificate"))], "certificate")
     yield _next(run, best, references)
     if (effects := contents.get("effects")) is not None and effects.sentence:
@@ -304,17 +262,22 @@ def _found(run: RunData, best: BestSection) -> list[str]:
     ]
 
 
-def _trainings(run: RunData) -> str:
-    """Return the trainings of the run and of random architectures."""
-    num = {kind: spent.num for kind, spent in spent_on(run.evaluations).items()}
-    own, random = num.get("search", 0) + num.get("final stage", 0), num.get("random reference", 0)
-    return f"Trainings: {own:,} of the search and its final stage, {random:,} of random architectures."
-
-
-def _without_comparison(run: RunData) -> str:
-    if run.status is not None and run.status.state is not RunState.COMPLETED:
-        return "Nothing yet: random architectures and standard methods are trained after the search."
-    return "Nothing: this run trained neither random architectures nor a standard method (final.num_random)."
+def _compared(run: RunData, front: FrontSection | None, references: ReferenceSection | None) -> Iterator[str]:
+    """Yield the comparison with random architectures and standard methods, or why there is none."""
+    if front is not None and front.random:
+        yield front.random
+    if references is not None:
+        yield from map(sentence, references.sentences)
+        num = {kind: spent.num for kind, spent in spent_on(run.evaluations).items()}
+        own, random = num.get("search", 0) + num.get("final stage", 0), num.get("random reference", 0)
+        yield f"Trainings: {own:,} of the search and its final stage, {random:,} of random architectures."
+    elif front is None or not front.random:
+        is_open = run.status is not None and run.status.state is not RunState.COMPLETED
+        yield (
+            "Nothing yet: random architectures and standard methods are trained after the search."
+            if is_open
+            else "Nothing: this run trained neither random architectures nor a standard method (final.num_random)."
+        )
 
 
 def _sampler_words(run: RunData, certificate: CertificateSection | None) -> str:

@@ -179,10 +179,18 @@ def read_run(folder: Path) -> RunData:
         UserError: no run in the folder.
     """
     problems = list[str]()
-    marker = _marker(folder, problems)
+    marker: RunMarker | None = None
+    try:
+        marker = read_marker(folder)
+    except UserError as error:
+        problems.append(f"{error}; {CONFIG_NAME} is used")
     if marker is None and not (folder / CONFIG_NAME).is_file():
         raise UserError(f"{folder}: expected the log_dir of a run, got a folder without one")
-    tree = _options(folder / CONFIG_NAME, problems) if marker is None else marker.config
+    tree: Mapping[str, Any] = {}
+    try:
+        tree = read_yaml(folder / CONFIG_NAME) if marker is None else marker.config
+    except UserError:
+        problems.append(f"{CONFIG_NAME} is damaged: the options are unknown, defaults are shown.")
     run_id = "" if marker is None else marker.run
     is_after_end = (status := read_status(folder)) is not None and status.state is RunState.COMPLETED
     if status is None and (folder / STATUS_NAME).exists():
@@ -220,22 +228,6 @@ def read_run(folder: Path) -> RunData:
         account=path.read_text(errors="replace").splitlines() if (path := folder / "data.txt").is_file() else (),
         problems=[masked(problem) for problem in problems],
     )
-
-
-def _marker(folder: Path, problems: list[str]) -> RunMarker | None:
-    try:
-        return read_marker(folder)
-    except UserError as error:
-        problems.append(f"{error}; {CONFIG_NAME} is used")
-        return None
-
-
-def _options(path: Path, problems: list[str]) -> dict[str, Any]:
-    try:
-        return read_yaml(path)
-    except UserError:
-        problems.append(f"{path.name} is damaged: the options are unknown, defaults are shown.")
-        return {}
 
 
 def _unknown_limits(tree: Mapping[str, Any]) -> list[str]:

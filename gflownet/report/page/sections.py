@@ -228,14 +228,11 @@ def _chart(
 def _card(entry: Mapping[str, Any], rank: int, names: Sequence[str], mean: Interval | None) -> Ranked:
     facts = [(name, number_text(_metric(entry, name))) for name in names]
     if mean is not None:
-        facts.insert(2, (f"{names[0]}, new seeds", score_words(mean.value, _ends(mean))))
+        ends = [mean.low, mean.high] if math.isfinite(mean.low + mean.high) else None
+        facts.insert(2, (f"{names[0]}, new seeds", score_words(mean.value, ends)))
     choices = text if isinstance(text := entry.get("choices"), str) else ""
     drawing = drawing_of(mapping_of(entry.get("graph")), num_parameters=entry.get("num_parameters"))
     return Ranked(f"front-{rank}", f"Front {rank}", facts, drawing, choices=choices)
-
-
-def _ends(mean: Interval) -> list[float] | None:
-    return [mean.low, mean.high] if math.isfinite(mean.low + mean.high) else None
 
 
 def _metric(entry: Mapping[str, Any], name: str) -> float:
@@ -277,21 +274,18 @@ def failure_section(run: RunData) -> FailureSection | None:
     for record in failed:
         groups.setdefault(failure_kind(record.status, record.error), []).append(record)
     ordered = sorted(groups.values(), key=lambda group: -len(group))
-    kinds = [_kind(group, len(failed)) for group in ordered[:MAX_KINDS]]
+    kinds = [
+        FailureKind(
+            status=group[0].status.words,
+            error=first_line(text) or "no message",
+            num=len(group),
+            share=f"{len(group) / len(failed):.0%} of the failures",
+            example=text if len(text) <= MAX_EXAMPLE else f"…{text[-MAX_EXAMPLE:]}",
+            where=f"step {group[0].step:,}, architecture {group[0].hash[:16]}",
+        )
+        for group, text in ((group, masked(group[0].error or "")) for group in ordered[:MAX_KINDS])
+    ]
     return FailureSection(len(failed), len(run.evaluations), kinds, len(ordered) - len(kinds))
-
-
-def _kind(group: Sequence[EvaluationRecord], num_failed: int) -> FailureKind:
-    first = group[0]
-    text = masked(first.error or "")
-    return FailureKind(
-        status=first.status.words,
-        error=first_line(text) or "no message",
-        num=len(group),
-        share=f"{len(group) / num_failed:.0%} of the failures",
-        example=text if len(text) <= MAX_EXAMPLE else f"…{text[-MAX_EXAMPLE:]}",
-        where=f"step {first.step:,}, architecture {first.hash[:16]}",
-    )
 
 
 @dataclass(frozen=True)
@@ -304,33 +298,16 @@ class TimeSection:
 
 def time_section(run: RunData) -> TimeSection | None:
     """Return where the time went, None if nothing is known."""
-    charts = [chart for chart in (_phases(run), _evaluations(run)) if chart is not None]
-    facts = _facts(run)
-    return TimeSection(charts, facts) if charts or facts else None
-
-
-def _phases(run: RunData) -> Chart | None:
-    seconds = {} if run.status is None else run.status.seconds
-    total = sum(seconds.values())
-    bars = [Bar(name, value, _share_text(value, total)) for name, value in seconds.items() if value > 0]
-    return bar_chart("phases", "Phases of the run", bars, x_label="seconds", header=("phase", "time"))
-
-
-def _evaluations(run: RunData) -> Chart | None:
-    """Return the seconds of evaluations: of the search, the final stage and the random reference."""
-    kinds = spent_on(run.evaluations)
-    total = sum(spent.seconds for spent in kinds.values())
-    bars = [
-        Bar(name, spent.seconds, f"{_share_text(spent.seconds, total)}, {counted(spent.num, 'evaluation')}")
-        for name, spent in kinds.items()
-        if spent.seconds > 0
+    phases = {} if run.status is None else {name: (seconds, "") for name, seconds in run.status.seconds.items()}
+    kinds = {
+        name: (spent.seconds, f", {counted(spent.num, 'evaluation')}")
+        for name, spent in spent_on(run.evaluations).items()
+    }
+    built = [
+        _times("phases", "Phases of the run", "phase", phases),
+        _times("evaluation-time", "Evaluations, in all evaluator processes", "evaluations", kinds),
     ]
-    title = "Evaluations, in all evaluator processes"
-    return bar_chart("evaluation-time", title, bars, x_label="seconds", header=("evaluations", "time"))
-
-
-def _facts(run: RunData) -> list[tuple[str, str]]:
-    facts = []
+    charts, facts = [chart for chart in built if chart is not None], list[tuple[str, str]]()
     if run.searched:
         seconds = sorted(record.seconds for record in run.searched)
         facts += [
@@ -339,11 +316,18 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
         ]
     if run.status is not None and len(run.status.sessions) > 1:
         facts.append(("sessions, resumed ones included", str(len(run.status.sessions))))
-    return facts
+    return TimeSection(charts, facts) if charts or facts else None
 
 
-def _share_text(value: float, total: float) -> str:
-    return f"{duration_text(value)}, {value / total:.0%}" if total else duration_text(value)
+def _times(key: str, title: str, name: str, times: Mapping[str, tuple[float, str]]) -> Chart | None:
+    """Return bars of seconds with their shares, and further words."""
+    total = sum(seconds for seconds, _ in times.values())
+    bars = [
+        Bar(each, seconds, f"{duration_text(seconds)}, {seconds / total:.0%}{words}")
+        for each, (seconds, words) in times.items()
+        if seconds > 0
+    ]
+    return bar_chart(key, title, bars, x_label="seconds", header=(name, "time"))
 
 
 @dataclass(frozen=True)
