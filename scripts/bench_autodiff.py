@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from gflownet.autodiff import factories as build
-from gflownet.autodiff.compilation import clear_cache, compile_gradient, compile_hessian, compile_hvp
+from gflownet.autodiff.compilation import clear_cache, compile, compile_gradient, compile_hessian
+from gflownet.autodiff.derivatives import hvp
 from gflownet.autodiff.nodes import LeafNode, Node
 from scripts.bench import Row, at_least, at_most, figure, finish, interleaved, median_ratio, parse_arguments
 
@@ -166,7 +167,7 @@ def products(problem: Problem) -> list[Call]:
     """Return our Hessian-vector product, torch.func's forward over reverse, and autograd applied twice."""
     loss, leaves = problem.graph()
     direction = build.Input(leaves[problem.position].shape, name="vector", dtype=torch.float64)
-    program = compile_hvp(loss, leaves[problem.position], direction, leaves=[*leaves, direction])
+    program = compile(hvp(loss, leaves[problem.position], direction), leaves=[*leaves, direction])
     tensors = problem.tensors()
     before, x, after = tensors[: problem.position], tensors[problem.position], tensors[problem.position + 1 :]
     vector, differentiable = torch.ones_like(x), x.clone().requires_grad_()

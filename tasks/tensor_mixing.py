@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gflownet.autodiff.compilation import compile_value_and_gradient
+from gflownet.autodiff.compilation import compile
+from gflownet.autodiff.derivatives import gradient
 from gflownet.autodiff.evaluation import evaluate, topological_order
 from gflownet.autodiff.factories import Mean, PickNegLogSoftmax
 from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, TransformNode
@@ -104,13 +105,13 @@ class TensorMixingTask(GFNTask):
         labels = LeafNode(targets.shape, kind=LeafKind.CONSTANT, value=targets)
         loss = Mean(PickNegLogSoftmax(classifier.logits, labels))
         leaves = classifier.parameters
-        program = compile_value_and_gradient(loss, leaves, leaves=[classifier.images, *leaves])
+        program = compile([loss, *gradient(loss, leaves)], leaves=[classifier.images, *leaves])
         optimiser = torch.optim.Adam(list(values), lr=options.learning_rate)
         last = torch.zeros(())
         for _ in range(options.num_steps):
             last, *gradients = program(images, *values)
-            for value, gradient in zip(values, gradients, strict=True):
-                value.grad = gradient
+            for value, by_value in zip(values, gradients, strict=True):
+                value.grad = by_value
             optimiser.step()
         return float(last)
 

@@ -25,7 +25,7 @@ SMALL = (
 )
 WAYS = {
     "sequences": ("replay.resample=false", "local_search.num=4", "algo.method=subtb"),
-    "resampled": ("replay.resample=true", "local_search.num=4", "local_search.start=replay"),
+    "resampled": ("replay.resample=true", "local_search.num=4"),
 }
 
 

@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from gflownet.config import load_config
-from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store.evaluations import EvaluationStatus
 from gflownet.mdp.trajectory import Origin
-from gflownet.run.extensions import validate
 from gflownet.run.logging import TIME_KEYS
 from gflownet.run.trainer import GFNTrainer
 from tests.data.rollouts import local_rollouts
@@ -42,7 +40,6 @@ EVERYTHING = (
     "replay.capacity=10",
     "local_search.num=2",
     "local_search.num_iterations=1",
-    "local_search.accept=metropolis",
 )
 
 
@@ -134,8 +131,3 @@ def test_max_likelihood_learns_offline_graphs(tmp_path):
     drawn = [trainer.source.sample_on_policy(step, policy=trainer.learner.trained) for step in range(10)]
     graphs = [trainer.env.terminal(batch.terminal, i).canonical_key() for batch in drawn for i in range(4)]
     assert sum(key in keys for key in graphs) > 10
-
-
-def test_local_search_from_replay_without_replay_raises():
-    with pytest.raises(UserError, match=r"^local_search.start: expected fresh with replay.use=false, got replay"):
-        validate(load_config(None, ["local_search.num=1", "local_search.start=replay", "replay.use=false"]))

@@ -1,9 +1,6 @@
 from .compilation import compile as compile
 from .compilation import compile_gradient as compile_gradient
 from .compilation import compile_hessian as compile_hessian
-from .compilation import compile_hvp as compile_hvp
-from .compilation import compile_jacobian as compile_jacobian
-from .compilation import compile_value_and_gradient as compile_value_and_gradient
 from .custom_node import CustomNode as CustomNode
 from .derivatives import gradient as gradient
 from .derivatives import hessian as hessian

@@ -1,4 +1,4 @@
-"""Programs for values, gradients, Jacobians, Hessians and Hessian-vector products of nodes.
+"""Programs for values, gradients and Hessians of nodes; other derivatives are values of nodes.
 
 Code is cached by structure: a graph with other leaves but the same operations gets its program without derivation.
 """
@@ -18,7 +18,6 @@ from torch._C import DispatchKey, DispatchKeySet, _are_functorch_transforms_acti
 from torch.autograd import forward_ad
 
 from gflownet.autodiff import cross_country, derivatives
-from gflownet.autodiff.derivatives import Mode, check_mode
 from gflownet.autodiff.evaluation import topological_order
 from gflownet.autodiff.lowering import lowered
 from gflownet.autodiff.node_builder import terms_of
@@ -209,39 +208,12 @@ def compile_gradient(loss: Node, wrt: Nodes, *, leaves: Sequence[LeafNode] | Non
     Raises:
         ValueError: the loss is not a scalar; or as in `compile`, as are the `leaves`.
     """
-    _check_scalar("compile_gradient", loss)
+    derivatives.check_scalar("compile_gradient", loss)
 
     def derive(terms: Terms, requested: list[Term]) -> list[Term]:
         return derivatives.gradients(terms, requested[0], requested[1:])
 
     return _program("gradient", [loss], _listed(wrt), derive, leaves, as_tuple=not isinstance(wrt, Node))
-
-
-def compile_value_and_gradient(loss: Node, wrt: Sequence[Node], *, leaves: Sequence[LeafNode] | None = None) -> Program:
-    """Return the program that computes a scalar and its gradient by several nodes; as `compile_gradient`."""
-    _check_scalar("compile_value_and_gradient", loss)
-
-    def derive(terms: Terms, requested: list[Term]) -> list[Term]:
-        return [requested[0], *derivatives.gradients(terms, requested[0], requested[1:])]
-
-    return _program("value and gradient", [loss], _listed(wrt), derive, leaves, as_tuple=True)
-
-
-def compile_jacobian(
-    output: Node, wrt: Node, mode: Mode = "reverse", *, leaves: Sequence[LeafNode] | None = None
-) -> Program:
-    """Return the program that computes a Jacobian: `[wrt..., output...]`, in forward mode `[output..., wrt...]`.
-
-    Raises:
-        ValueError: unknown mode; or as in `compile`, as are the `leaves`.
-    """
-    check_mode("compile_jacobian", mode)
-    jacobian = derivatives.reverse_jacobian if mode == "reverse" else derivatives.forward_jacobian
-
-    def derive(terms: Terms, requested: list[Term]) -> list[Term]:
-        return [jacobian(terms, *requested)]
-
-    return _program(f"{mode} jacobian", [output], [wrt], derive, leaves, as_tuple=False)
 
 
 def compile_hessian(
@@ -258,32 +230,6 @@ def compile_hessian(
     return _program("hessian", [output], [first, second or first], derive, leaves, as_tuple=False)
 
 
-def compile_hvp(loss: Node, wrt: Nodes, vector: Nodes, *, leaves: Sequence[LeafNode] | None = None) -> Program:
-    """Return the program that computes the product of a scalar's Hessian and a vector, without the Hessian.
-
-    With several nodes, each with a vector of its shape (usually a leaf), it is a tuple of products with the joint
-    Hessian.
-
-    Raises:
-        ValueError: the loss is not a scalar, shape or dtype of a vector differs, or a node occurs twice; or as in
-            `compile`, as are the `leaves`.
-    """
-    _check_scalar("compile_hvp", loss)
-    nodes, vectors = _listed(wrt), _listed(vector)
-    if len({*nodes}) < len(nodes):
-        raise ValueError(f"compile_hvp: wrt: expected every node once, got {[node.label for node in nodes]}")
-    if [(v.shape, v.dtype) for v in vectors] != [(n.shape, n.dtype) for n in nodes]:
-        message = f"expected one of shape and dtype of each node, {[list(node.shape) for node in nodes]}"
-        raise ValueError(f"compile_hvp: vector: {message}, got {[list(v.shape) for v in vectors]}")
-
-    def derive(terms: Terms, requested: list[Term]) -> list[Term]:
-        output, sources, directions = requested[0], requested[1 : len(nodes) + 1], requested[len(nodes) + 1 :]
-        gradients = derivatives.gradients(terms, output, sources)
-        return derivatives.tangents(terms, gradients, dict(zip(sources, directions, strict=True)))
-
-    return _program("hvp", [loss], nodes, derive, leaves, as_tuple=not isinstance(wrt, Node), vectors=vectors)
-
-
 def clear_cache() -> None:
     """Drop all cached code."""
     _cache.clear()
@@ -291,11 +237,6 @@ def clear_cache() -> None:
 
 def _listed(nodes: Nodes) -> list[Node]:
     return [nodes] if isinstance(nodes, Node) else list(nodes)
-
-
-def _check_scalar(name: str, loss: Node) -> None:
-    if loss.rank:
-        raise ValueError(f"{name}: {loss.label}: expected a scalar (shape []), got shape {list(loss.shape)}")
 
 
 def _program(
@@ -306,10 +247,9 @@ def _program(
     leaves: Sequence[LeafNode] | None,
     *,
     as_tuple: bool,
-    vectors: Sequence[Node] = (),
 ) -> Program:
-    """Return the program of derived outputs; `derive` gets the terms of outputs, `wrt` and vectors."""
-    requested = [*outputs, *wrt, *vectors]
+    """Return the program of derived outputs; `derive` gets the terms of outputs and `wrt`."""
+    requested = [*outputs, *wrt]
     order = topological_order(requested)
     places = {node: place for place, node in enumerate(order)}
     rows = tuple([_structure(node, places) for node in order])

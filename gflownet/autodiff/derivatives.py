@@ -154,6 +154,12 @@ def jvp(output: Node, tangents: Mapping[Node, Node]) -> Node:
     return _pushed_forward([output], tangents)[0]
 
 
+def check_scalar(owner: str, output: Node) -> None:
+    """Raise ValueError for a node that is not a scalar."""
+    if output.rank:
+        raise ValueError(f"{output.label}: {owner}: expected a scalar (shape []), got shape {list(output.shape)}")
+
+
 @overload
 def gradient(output: Node, wrt: Node) -> Node: ...
 @overload
@@ -164,16 +170,9 @@ def gradient(output: Node, wrt: Node | Sequence[Node]) -> Node | list[Node]:
     Raises:
         ValueError: the output is not a scalar.
     """
-    if output.rank:
-        raise ValueError(f"{output.label}: gradient: expected a scalar (shape []), got shape {list(output.shape)}")
+    check_scalar("gradient", output)
     by_node = gradients(Nodes(), output, [wrt] if isinstance(wrt, Node) else wrt)
     return by_node[0] if isinstance(wrt, Node) else by_node
-
-
-def check_mode(owner: str, mode: str) -> None:
-    """Raise ValueError for an unknown mode."""
-    if mode not in ("reverse", "forward"):
-        raise ValueError(f"{owner}: mode: expected 'reverse' or 'forward', got {mode!r}")
 
 
 def jacobian(output: Node, wrt: Node, mode: Mode = "reverse") -> Node:
@@ -182,7 +181,8 @@ def jacobian(output: Node, wrt: Node, mode: Mode = "reverse") -> Node:
     Raises:
         ValueError: unknown mode.
     """
-    check_mode("jacobian", mode)
+    if mode not in ("reverse", "forward"):
+        raise ValueError(f"jacobian: mode: expected 'reverse' or 'forward', got {mode!r}")
     derive = reverse_jacobian if mode == "reverse" else forward_jacobian
     return derive(Nodes(), output, wrt)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 
@@ -21,11 +22,11 @@ class Value:
     number: int
     shape: Shape
     dtype: torch.dtype
-    template: str  # Python expression of the operands {0}, {1}, ...; empty for an argument
-    operands: tuple[Value, ...]
-    in_place: tuple[tuple[int, str], ...]  # operand to overwrite and the statement that does it
-    is_view: bool  # of the first operand's memory
-    is_expanded: bool  # several entries share memory
+    template: str = ""  # Python expression of the operands {0}, {1}, ...; empty for an argument
+    operands: tuple[Value, ...] = ()
+    in_place: tuple[tuple[int, str], ...] = ()  # operand to overwrite and the statement that does it
+    is_view: bool = False  # of the first operand's memory
+    is_expanded: bool = False  # several entries share memory
 
     @property
     def size(self) -> int:
@@ -45,28 +46,20 @@ class Instructions:
     """Collects instructions; a repeated instruction returns the existing value."""
 
     def __init__(self, arguments: Iterable[tuple[Shape, torch.dtype]]) -> None:
-        self._known: dict[tuple[object, ...], Value] = {}
-        self._values: list[Value] = []
+        self._values: dict[tuple[object, ...], Value] = {}  # by instruction
         self.functions: dict[TensorFunction, int] = {}  # number N is named callN in the code
-        self.arguments = [self._append(shape, dtype, "", (), (), False, False) for shape, dtype in arguments]
+        self.arguments = [
+            self._value(("", number), shape=shape, dtype=dtype) for number, (shape, dtype) in enumerate(arguments)
+        ]
 
-    def _append(
-        self,
-        shape: Shape,
-        dtype: torch.dtype,
-        template: str,
-        operands: tuple[Value, ...],
-        in_place: tuple[tuple[int, str], ...],
-        is_view: bool,
-        is_expanded: bool,
-    ) -> Value:
-        value = Value(len(self._values), shape, dtype, template, operands, in_place, is_view, is_expanded)
-        self._values.append(value)
-        return value
+    def _value(self, instruction: tuple[object, ...], **fields: Any) -> Value:
+        if instruction not in self._values:
+            self._values[instruction] = Value(len(self._values), **fields)
+        return self._values[instruction]
 
     def has(self, template: str, *operands: Value) -> bool:
         """Return whether the instruction exists."""
-        return (template, *operands) in self._known
+        return (template, *operands) in self._values
 
     def emit(
         self,
@@ -85,7 +78,14 @@ class Instructions:
             dtype: see `shape`.
             in_place: positions of operands that may be overwritten, and the statements that do so.
         """
-        return self._emit(template, operands, tuple(shape), dtype, in_place, False, False)
+        return self._value(
+            (template, *operands),
+            shape=tuple(shape),
+            dtype=dtype or operands[0].dtype,
+            template=template,
+            operands=operands,
+            in_place=in_place,
+        )
 
     def call(self, function: TensorFunction, operands: Sequence[Value]) -> Value:
         """Return the result of a function of whole tensors."""
@@ -103,32 +103,22 @@ class Instructions:
         is_expanded: bool = False,
     ) -> Value:
         """Return a view of a value; `is_expanded`: whether entries share memory."""
-        return self._emit(template, (operand,), tuple(shape), dtype, (), True, is_expanded or operand.is_expanded)
-
-    def _emit(
-        self,
-        template: str,
-        operands: tuple[Value, ...],
-        shape: Shape,
-        dtype: torch.dtype | None,
-        in_place: tuple[tuple[int, str], ...],
-        is_view: bool,
-        is_expanded: bool,
-    ) -> Value:
-        key = (template, *operands)
-        value = self._known.get(key)
-        if value is None:
-            dtype = dtype or operands[0].dtype
-            value = self._append(shape, dtype, template, operands, in_place, is_view, is_expanded)
-            self._known[key] = value
-        return value
+        return self._value(
+            (template, operand),
+            shape=tuple(shape),
+            dtype=dtype or operand.dtype,
+            template=template,
+            operands=(operand,),
+            is_view=True,
+            is_expanded=is_expanded or operand.is_expanded,
+        )
 
     def body(self, outputs: Sequence[Value], *, reuses_memory: bool) -> tuple[list[str], int]:
         """Return the lines of the function body, and the number of calls that compute something.
 
         `reuses_memory`: whether to overwrite dead operands, which torch.autograd does not support.
         """
-        return _Writer(self._values, outputs, reuses_memory).written()
+        return _Writer([*self._values.values()], outputs, reuses_memory).written()
 
 
 class _Writer:

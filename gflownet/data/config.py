@@ -23,9 +23,10 @@ class ReplayConfig:
     num_updates: int = option(
         0, "extra optimiser steps per training step, each on replay.num_from_replay replayed states", NOT_NEGATIVE
     )
-    num_batches: int = option(0, "earlier batches of sampled trajectories added to every update", NOT_NEGATIVE)
-    batch_growth: Literal["linear", "constant"] = option(
-        "linear", "replay.num_batches grows linearly from 0 at the first training step, or is constant"
+    num_batches: int = option(
+        0,
+        "earlier batches of sampled trajectories added to every update; their number grows from 0 over the run",
+        NOT_NEGATIVE,
     )
     priority: Literal["mixed", "rank", "uniform"] = option(
         "mixed",
@@ -41,16 +42,10 @@ class ReplayConfig:
 class LocalSearchConfig:
     """Local search: undo some steps of a terminal state through P_B, and rebuild with the policy."""
 
-    num: int = option(0, "terminal states per training step to search around; 0: off", NOT_NEGATIVE)
-    start: Literal["fresh", "replay"] = option(
-        "fresh", "start of a search: the step's first samples, or replayed states"
-    )
+    num: int = option(0, "terminal states, the step's first samples, to search around; 0: off", NOT_NEGATIVE)
     num_iterations: int = option(4, "consecutive changes of each state", AT_LEAST_ONE)
     share_back: float = option(
         0.5, "largest share of the construction steps that one change undoes", Interval(0, 1, low_open=True)
-    )
-    accept: Literal["better", "metropolis"] = option(
-        "better", "accept a changed state if its reward is higher, or with the Metropolis-Hastings probability"
     )
 
 
@@ -72,13 +67,10 @@ class WorkersConfig:
 
 
 def check_data(replay: ReplayConfig, local_search: LocalSearchConfig, *, num_from_policy: int) -> None:
-    """Raise UserError for sizes and sources of replay and local search that contradict each other."""
+    """Raise UserError for sizes of replay and local search that contradict each other."""
     if replay.warmup > replay.capacity:
         raise UserError(f"replay.warmup: expected at most replay.capacity={replay.capacity}, got {replay.warmup}")
-    if local_search.num and local_search.start == "replay" and not replay.use:
-        raise UserError("local_search.start: expected fresh with replay.use=false, got replay")
-    if local_search.start == "fresh" and local_search.num > num_from_policy:
+    if local_search.num > num_from_policy:
         raise UserError(
-            f"local_search.num: expected at most algo.num_from_policy={num_from_policy} with local_search.start=fresh, "
-            f"got {local_search.num}"
+            f"local_search.num: expected at most algo.num_from_policy={num_from_policy}, got {local_search.num}"
         )

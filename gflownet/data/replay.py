@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,15 +145,13 @@ class SeenStates:
 class ReplayBuffer:
     """Distinct terminal states with their scores; a full buffer drops the oldest or the worst.
 
-    It stores scores, not rewards, which depend on the conditioning of the replayed trajectory. Thread-safe: one thread
-    serves workers while another saves a checkpoint.
+    It stores scores, not rewards, which depend on the conditioning of the replayed trajectory.
     """
 
     def __init__(self, config: ReplayConfig) -> None:
         self.config = config
         self._keys: list[str] = []  # canonical keys, oldest first
         self._seen: SeenStates | None = None
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Return the number of states."""
@@ -162,43 +159,38 @@ class ReplayBuffer:
 
     def add(self, states: SeenStates, *, keys: Sequence[str]) -> int:
         """Add the states whose canonical key is new, and return the size of the buffer."""
-        with self._lock:
-            stored = set(self._keys)
-            new = [i for i, key in enumerate(keys) if key not in stored and key not in keys[:i]]
-            if new:
-                self._add(states[torch.tensor(new)], [keys[i] for i in new])
+        stored = set(self._keys)
+        new = [i for i, key in enumerate(keys) if key not in stored and key not in keys[:i]]
+        if not new:
             return len(self)
-
-    def _add(self, states: SeenStates, keys: Sequence[str]) -> None:
-        together = states if self._seen is None else SeenStates.cat([self._seen, states])
+        added = states[torch.tensor(new)]
+        together = added if self._seen is None else SeenStates.cat([self._seen, added])
         index = torch.arange(len(together))[-self.config.capacity :]
         if self.config.evict == "worst":  # the oldest of equal states
             index = together.quality.argsort(stable=True)[-self.config.capacity :].sort().values
-        all_keys = [*self._keys, *keys]
+        all_keys = [*self._keys, *(keys[i] for i in new)]
         self._keys, self._seen = [all_keys[i] for i in index.tolist()], together[index]
+        return len(self)
 
     def sample(self, num: int, *, seed: int) -> SeenStates | None:
         """Return `num` states drawn by priority; None until the buffer holds `warmup` states.
 
         Counts differ from their expectation by less than 1 (systematic sampling).
         """
-        generator = torch.Generator().manual_seed(seed)
-        with self._lock:
-            if self._seen is None or len(self) < self.config.warmup:
-                return None
-            weights = PRIORITIES[self.config.priority](self._seen.quality, self.config)
-            return self._seen[draw(weights, num, generator)]
+        if self._seen is None or len(self) < self.config.warmup:
+            return None
+        weights = PRIORITIES[self.config.priority](self._seen.quality)
+        return self._seen[draw(weights, num, torch.Generator().manual_seed(seed))]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the contents as tensors and strings, safe to load with `weights_only=True`."""
-        with self._lock:
-            contents = self._seen
-            if contents is None:
-                return {"keys": [], "states": None, "scores": None, "sequences": None}
-            states = contents.terminal.state_dict()
-            actions = contents.sequences
-            sequences = None if actions is None else [actions.num_actions, *actions.actions.parts]
-            return {"keys": list(self._keys), "states": states, "scores": contents.scores, "sequences": sequences}
+        contents = self._seen
+        if contents is None:
+            return {"keys": [], "states": None, "scores": None, "sequences": None}
+        actions = contents.sequences
+        sequences = None if actions is None else [actions.num_actions, *actions.actions.parts]
+        states = contents.terminal.state_dict()
+        return {"keys": list(self._keys), "states": states, "scores": contents.scores, "sequences": sequences}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`."""
@@ -229,7 +221,7 @@ def draw(weights: Tensor, num: int, generator: torch.Generator) -> Tensor:
     return order[index.clamp(max=len(order) - 1)]  # a rounded sum may exceed the last bound
 
 
-def _mixed(quality: Tensor, config: ReplayConfig) -> Tensor:
+def _mixed(quality: Tensor) -> Tensor:
     """Return weights with half of the draws for the best tenth and the other half for all states.
 
     Prioritized replay training, Shen et al. 2023, section 4, where the remainder goes to the other nine tenths.
@@ -238,7 +230,7 @@ def _mixed(quality: Tensor, config: ReplayConfig) -> Tensor:
     return (best / best.sum() + 1 / len(quality)) / 2
 
 
-def _rank(quality: Tensor, config: ReplayConfig) -> Tensor:
+def _rank(quality: Tensor) -> Tensor:
     """Return weights 1 / (k size + rank), rank 0 the best (Tripp et al. 2020, eq. 4).
 
     Ranks, unlike rewards, are the same at every temperature; equal states share their best rank.
@@ -247,12 +239,8 @@ def _rank(quality: Tensor, config: ReplayConfig) -> Tensor:
     return 1 / (RANK_OFFSET * len(quality) + rank)
 
 
-Priority = Callable[[Tensor, ReplayConfig], Tensor]  # qualities [B] -> weights [B]
-PRIORITIES: dict[str, Priority] = {
-    "uniform": lambda quality, config: torch.ones_like(quality),
-    "mixed": _mixed,
-    "rank": _rank,
-}
+# Qualities [B] -> weights [B].
+PRIORITIES: dict[str, Callable[[Tensor], Tensor]] = {"uniform": torch.ones_like, "mixed": _mixed, "rank": _rank}
 
 
 _SCORES = ("score", "validation_score")  # names of the score in an entry; the second is used by a run's report

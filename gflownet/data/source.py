@@ -26,18 +26,7 @@ from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.workers.process import stream_seed
 
 # Independent random streams of a step.
-(
-    _FRESH,
-    _REPLAYED,
-    _REPLAY_CHOICE,
-    _VALIDATION,
-    GLOBAL_STREAM,
-    _SEARCH,
-    _SEARCH_CHOICE,
-    _OFFLINE,
-    _TAUGHT,
-    _FINISHED,
-) = range(10)
+_FRESH, _REPLAYED, _REPLAY_CHOICE, _VALIDATION, GLOBAL_STREAM, _SEARCH, _FINISHED, _OFFLINE, _TAUGHT = range(9)
 
 
 @dataclass(frozen=True)
@@ -62,7 +51,6 @@ class SourceOptions:
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     local_search: LocalSearchConfig = field(default_factory=LocalSearchConfig)
     offline: OfflineConfig = field(default_factory=OfflineConfig)
-    scales_rewards: bool = True  # target p(x) ~ R(x); False: R(x) / |Aut(x)|
     scores_states: bool = False  # score intermediate states on which Stop is legal
 
 
@@ -115,7 +103,7 @@ class TrajectorySource:
         offline: SeenStates | None = None,
     ) -> None:
         self.context, self.options, self.task, self.seed, self.offline = context, options, task, seed, offline
-        self._search = LocalSearch(context, options.local_search, options.exploration, options.scales_rewards)
+        self._search = LocalSearch(context, options.local_search, options.exploration)
 
     def rollout(
         self,
@@ -143,16 +131,18 @@ class TrajectorySource:
 
         def rewarded(batch: TrajectoryBatch, scores: Tensor) -> TrajectoryBatch:
             if self.options.replay.use:
-                size = self._remember(batch, scores, scorer.keys[-len(batch) :], replay)
-                metrics["replay_size"] = float(size)
+                sequences = None if self.options.replay.resample else action_sequences(self.context.env, batch)
+                seen = SeenStates(batch.terminal, scores, sequences)
+                metrics["replay_size"] = float(replay.add(seen, keys=scorer.keys[-len(batch) :]))
             return self._rewarded(batch, scores)
 
         fresh = rewarded(fresh, scorer.add(keys, evaluations))
         batches, num_fresh = [fresh], len(fresh)
-        start = self._search_start(step, fresh, replay)
-        if start is not None:
+        if num := self.options.local_search.num:
             refined = self._search.refine(
-                *start,
+                fresh.terminal[:num],
+                fresh.log_reward[:num],
+                conditions_of(fresh)[:num],
                 policy=policy,
                 score=lambda batch: rewarded(batch, scorer.scores(batch.terminal)),
                 generator=self._generator(step, _SEARCH),
@@ -203,28 +193,6 @@ class TrajectorySource:
             random_action_prob=exploration.random_action_prob,
             temperature=exploration.temperature,
         )
-
-    def _remember(self, batch: TrajectoryBatch, scores: Tensor, keys: Sequence[str], replay: ReplayBuffer) -> int:
-        """Store terminal states under their keys, with their actions if those are replayed; return the buffer size."""
-        sequences = None if self.options.replay.resample else action_sequences(self.context.env, batch)
-        return replay.add(SeenStates(batch.terminal, scores, sequences), keys=keys)
-
-    def _search_start(
-        self, step: int, fresh: TrajectoryBatch, replay: ReplayBuffer
-    ) -> tuple[GraphStates, Tensor, Conditioning] | None:
-        """Return terminal states, log-rewards and conditioning at the start of local search; None without search."""
-        options = self.options.local_search
-        if not options.num:
-            return None
-        if options.start == "fresh":
-            first = slice(options.num)
-            return fresh.terminal[first], fresh.log_reward[first], conditions_of(fresh)[first]
-        states = replay.sample(options.num, seed=stream_seed(self.seed, step, _SEARCH_CHOICE))
-        if states is None:
-            return None
-        generator = self._generator(step, _SEARCH_CHOICE)
-        conditioning = self._conditioning_into(states, generator)
-        return states.terminal, self._log_reward(states.scores, conditioning), conditioning
 
     def replayed(self, step: int, replay: ReplayBuffer, policy: PolicyFunction, *turn: int) -> list[TrajectoryBatch]:
         """Return trajectories into replayed terminal states: the original or resampled ones."""

@@ -8,7 +8,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -194,10 +194,7 @@ class LearnerOptions:
     num_steps: int  # training steps of the run, over which schedules run
     num_updates: int = 1  # optimiser steps per training step
     merge_isomorphic: bool = False
-    num_remembered: int = 0  # earlier batches added to an update
-    remembered_growth: Literal["linear", "constant"] = (
-        "linear"  # linear: from none at the first step to all at the last
-    )
+    num_remembered: int = 0  # earlier batches added to an update of the last step; none of the first, then ever more
     memory_capacity: int = 1_000  # batches
     sampling_tau: float = 0.0  # decay of the moving average that samples; 0: the trained policy samples
     seed: int = 0  # of the draws from memory
@@ -319,8 +316,7 @@ class Learner:
     def _with_remembered(self, batch: FormedBatch, update: int) -> TrajectoryBatch:
         """Return the batch with remembered batches; isomorphic states are merged if the options say so."""
         options, step = self.options, self.num_steps_done
-        share = min(step / options.num_steps, 1.0) if options.remembered_growth == "linear" else 1.0
-        num = math.ceil(options.num_remembered * share)
+        num = math.ceil(options.num_remembered * min(step / options.num_steps, 1.0))
         batches = [batch]
         if num:
             generator = torch.Generator().manual_seed(stream_seed(options.seed, step, update))

@@ -200,7 +200,6 @@ class Components:
             num_updates=algo.num_updates,
             merge_isomorphic=algo.merge_isomorphic,
             num_remembered=replay.num_batches if replay.use else 0,
-            remembered_growth=replay.batch_growth,
             sampling_tau=algo.sampling_tau,
             seed=stream_seed(config.seed, MEMORY_STREAM),
         )
@@ -250,7 +249,6 @@ class Components:
             replay=config.replay,
             local_search=config.local_search,
             offline=config.offline,
-            scales_rewards=algo.symmetry != "none",
             scores_states=self.objective.needs_state_rewards,
         )
         offline = load_offline(config.offline, self.context, self.task)

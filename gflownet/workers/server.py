@@ -42,11 +42,10 @@ class Served:
     Args:
         target: the object.
         mergers: by method, for methods whose calls can be merged.
-        is_slow: run each call in its own thread, so that no other call waits; the object must be thread-safe.
     """
 
-    def __init__(self, target: Any, mergers: Mapping[str, Merger] | None = None, *, is_slow: bool = False) -> None:
-        self.target, self.mergers, self.is_slow = target, dict(mergers or {}), is_slow
+    def __init__(self, target: Any, mergers: Mapping[str, Merger] | None = None) -> None:
+        self.target, self.mergers = target, dict(mergers or {})
         self.methods = _methods(target)
         if unknown := self.mergers.keys() - self.methods:
             raise ValueError(f"mergers: expected methods of {type(target).__name__}, got {sorted(unknown)}")
@@ -120,10 +119,7 @@ class ProxyServer(Closing):
                 key = channel if self._merger(call) is None else (call.name, call.method)
                 groups.setdefault(key, []).append(request)
         for group in groups.values():
-            if self._served[group[0].call.name].is_slow:
-                threading.Thread(target=self._run_group, args=(group,), daemon=True).start()
-            else:
-                self._run_group(group)
+            self._run_group(group)
 
     def _receive(self, channel: Channel) -> _Request | None:
         """Return the call of a worker; None if the worker is gone or its call is unreadable (replied as a failure)."""

@@ -13,16 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gflownet.autodiff import derivatives
 from gflownet.autodiff import factories as build
-from gflownet.autodiff.compilation import (
-    Program,
-    clear_cache,
-    compile,
-    compile_gradient,
-    compile_hessian,
-    compile_hvp,
-    compile_jacobian,
-    compile_value_and_gradient,
-)
+from gflownet.autodiff.compilation import Program, clear_cache, compile, compile_gradient, compile_hessian
 from gflownet.autodiff.evaluation import evaluate, topological_order
 from gflownet.autodiff.functions import PRIMITIVES, Function
 from gflownet.autodiff.graph import Graph
@@ -84,8 +75,8 @@ def test_values_and_jacobians_of_random_graphs(first_seed: int) -> None:
         output, (by, _), leaves = random_case(seed)
         check(compile(output, leaves=list(leaves)), output, leaves)
         for mode in ("reverse", "forward"):
-            program = compile_jacobian(output, by, mode, leaves=list(leaves))
-            check(program, derivatives.jacobian(output, by, mode), leaves)
+            jacobian = derivatives.jacobian(output, by, mode)
+            check(compile(jacobian, leaves=list(leaves)), jacobian, leaves)
 
 
 @pytest.mark.parametrize("first_seed", range(0, 50, 50))
@@ -134,21 +125,22 @@ def test_hessian_through_bottlenecks(formula: Callable[[Node, Node], Node], by: 
     check(compile_hessian(output, wrt, leaves=list(leaves)), derivatives.hessian(output, wrt), leaves)
 
 
-def test_compile_hvp_equals_joint_hessian_product() -> None:
+def test_compiled_products_with_the_joint_hessian() -> None:
     leaves = {leaf(3, name="x"): normal(3), leaf(3, 3, name="w"): normal(3, 3, seed=1)}
     directions = {leaf(3): normal(3, seed=2), leaf(3, 3): normal(3, 3, seed=3)}
     output = _residual(*leaves)
-    program = compile_hvp(output, list(leaves), list(directions), leaves=[*leaves, *directions])
-    expected = evaluate(derivatives.hvp(output, list(leaves), list(directions)), {**leaves, **directions})
+    products = derivatives.hvp(output, list(leaves), list(directions))
+    program = compile(products, leaves=[*leaves, *directions])
+    expected = evaluate(products, {**leaves, **directions})
     for result, value in zip(program({**leaves, **directions}), expected, strict=True):
         torch.testing.assert_close(result, value, rtol=1e-12, atol=1e-12)
 
 
-def test_compile_value_and_gradient() -> None:
+def test_compile_value_and_gradients_together() -> None:
     x, w = leaf(3), leaf(3, 3)
     values = {x: normal(3), w: normal(3, 3, seed=1)}
     output = _deep(x, w)
-    value, by_w, by_x = compile_value_and_gradient(output, [w, x])(values)
+    value, by_w, by_x = compile([output, *derivatives.gradient(output, [w, x])])(values)
     torch.testing.assert_close(value, evaluate([output], values)[0])
     for result, by in ((by_w, w), (by_x, x)):
         torch.testing.assert_close(result, evaluate([derivatives.gradient(output, by)], values)[0])
@@ -216,14 +208,8 @@ def test_index_names_do_not_matter() -> None:
 
 def test_compile_errors() -> None:
     x = leaf(3, name="x")
-    with pytest.raises(ValueError, match=r"compile_gradient: NonlinearNode: expected a scalar .* got shape \[3\]"):
+    with pytest.raises(ValueError, match=r"NonlinearNode: compile_gradient: expected a scalar .* got shape \[3\]"):
         compile_gradient(build.Tanh(x), x)
-    with pytest.raises(ValueError, match=r"compile_hvp: vector: .* got \[\[2\]\]"):
-        compile_hvp(build.Sum(x), x, leaf(2))
-    with pytest.raises(ValueError, match="compile_hvp: wrt: expected every node once, got"):
-        compile_hvp(build.Sum(x), [x, x], [leaf(3), leaf(3)])
-    with pytest.raises(ValueError, match="mode: expected 'reverse' or 'forward', got 'sideways'"):
-        compile_jacobian(build.Tanh(x), x, "sideways")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="leaves: expected LeafNode 'x' among them"):
         compile(build.Tanh(x), leaves=[])
 

@@ -238,14 +238,6 @@ def test_source_local_search_proposals_are_scored_and_stored(tmp_path):
         assert num_scored == built.store.count() == len(known)
 
 
-def test_source_local_search_from_replay(tmp_path):
-    search = LocalSearchConfig(num=9, num_iterations=1, start="replay", share_back=0.01)
-    with parts(tmp_path, options={"local_search": search}) as built:
-        sizes = [len(rollout.trajectories) for rollout in islice(built.here(), 4)]
-        assert sizes[0] == 6, "the buffer is not warm"
-        assert sizes[-1] == 6 + 9 + 3
-
-
 def test_source_intermediate_state_rewards(tmp_path):
     with parts(tmp_path, options={"scores_states": True}) as built:
         env = built.source.context.env

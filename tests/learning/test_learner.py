@@ -107,12 +107,6 @@ def test_learner_remembered_batches_grow_linearly():
     assert ends[0] != ends[1]
 
 
-def test_learner_remembered_batches_constant_growth():
-    learner = make_learner(num_steps=3, num_remembered=2, remembered_growth="constant")
-    train(learner, 3)
-    assert [len(batch) for batch in batches_of(learner)] == [8, 24, 24]
-
-
 def test_learner_remembers_fresh_trajectories_only():
     learner = make_learner(num_steps=1, num_remembered=1)
     rollout = next(rollouts_of(learner))

@@ -31,7 +31,6 @@ def server(model, transport) -> Iterator[ProxyServer]:
         "plain": Served(model),
         "function": Served(sorted),
         "numbers": Served([3, 1, 2]),
-        "slow": Served(model, is_slow=True),
     }
     with ProxyServer(served, transport=transport) as made:
         yield made

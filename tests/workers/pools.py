@@ -17,7 +17,7 @@ SOON_S = 60.0  # timeout of a failing test
 @contextmanager
 def workers(transport: Any, produce: Any, desk: Desk | None = None, **options: Any) -> Iterator[Any]:
     stuck = threading.Event()
-    served = {"double": Served(double), "desk": Served(desk or Desk()), "stuck": Served(stuck, is_slow=True)}
+    served = {"double": Served(double), "desk": Served(desk or Desk()), "stuck": Served(stuck)}
     options = {"num_workers": 1, "deadline_s": SOON_S, **options}
     with ProxyServer(served, transport=transport) as server, WorkerPool(produce, server, **options) as pool:
         yield pool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -58,17 +58,6 @@ def test_server_merged_failure_raises_in_one_caller(server, model, pool, value, 
     assert good.tolist() == [2.0]
     with pytest.raises(RuntimeError, match=message):
         raise bad.error()
-
-
-def test_server_slow_object_does_not_block(server, model, pool):
-    slow, quick = copy.copy(server.endpoint).proxy("slow"), server.endpoint.proxy("numbers")
-    model.gate.clear()
-    first: Future = pool.submit(slow, torch.ones(2))
-    assert model.entered.wait(SOON_S)
-    assert quick.index(1) == 1
-    assert not first.done()
-    model.gate.set()
-    assert first.result(SOON_S).tolist() == [2.0, 2.0]
 
 
 def test_server_close_raises_in_caller(server, endpoint):
