@@ -6,6 +6,7 @@ are imported on first use.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gflownet.errors import UserError
-from gflownet.operations.modules import function_operation, module_operation
+from gflownet.operations.modules import WITHDRAWN, function_operation, module_operation, successor
 from gflownet.operations.operation import Operation, complete_settings, is_port, setting_errors
 from gflownet.operations.tensor_shape import Shape, ShapeError
 from gflownet.operations.values import shown, thawed
@@ -141,6 +142,8 @@ def operation(name: str) -> type[Operation]:
     if name in OPERATIONS:
         return OPERATIONS.load(name)
     home = OPERATIONS.home(name)
+    if home in WITHDRAWN:
+        raise UserError(f"operation: {name} was withdrawn; write {json.dumps(successor(name))}")
     with suppress(UserError):  # the error of a class names the contract
         if isroutine(function := load_function("operation", home)):
             return function_operation(home, function)

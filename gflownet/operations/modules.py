@@ -665,7 +665,7 @@ def _moved(name: str, key: str, values: Sequence[int], layout: str | None) -> di
 
 # Operations of earlier versions, each as a function of its settings: the class or function that stored graphs mean.
 WITHDRAWN: Mapping[str, Callable[..., Mapping[str, Any]]] = {
-    "opaque": lambda module=None, arguments=MappingProxyType({}): {"name": module, **arguments},
+    "opaque": lambda module, arguments=MappingProxyType({}): {"name": module, **arguments},
     "transposed_conv1d": partial(_transposed, 1),
     "transposed_conv2d": partial(_transposed, 2),
     "group_norm": _group_norm,
@@ -676,3 +676,15 @@ WITHDRAWN: Mapping[str, Callable[..., Mapping[str, Any]]] = {
     "reshape": lambda sizes, layout=None: _moved("torch:reshape", "shape", [-1, *sizes], layout),
     "permute": lambda order, layout=None: _moved("torch:permute", "dims", [0, *(1 + axis for axis in order)], layout),
 }
+# Values of their settings without a default.
+_EXAMPLES: Mapping[str, Any] = {"module": "torch.nn:Mish", "features": 16, "sizes": [4, 4], "order": [1, 0]}
+
+
+def successor(name: str, settings: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, Any]:
+    """Return the operation that covers a withdrawn one, with examples for what is required and not given."""
+    parameters = inspect.signature(WITHDRAWN[name]).parameters
+    examples = {key: value for key, value in _EXAMPLES.items() if key in parameters}
+    try:
+        return WITHDRAWN[name](**{**examples, **settings})
+    except TypeError:  # settings that it never had
+        return WITHDRAWN[name](**examples)

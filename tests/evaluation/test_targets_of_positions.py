@@ -140,6 +140,18 @@ def test_classes_by_name_and_positions_without_one(tmp_path):
     assert score.value > constant.validation[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "choices", "size"),
+    [("embedding", "vocabulary_size: [5, 4]", r"\[5, 4\]"), ("torch.nn:Embedding", "num_embeddings: 4", "4")],
+)
+def test_embedding_without_all_tokens_raises_at_start(tmp_path, name, choices, size):
+    tokens = np.random.default_rng(0).integers(0, 5, (NUM, 7))
+    operations = f"env.operation_graph.choices={{'{name}': {{{choices}}}}}"
+    message = f"choices.{name}.[a-z_]+: expected more than 4, the largest token of the data, got {size}"
+    with pytest.raises(UserError, match=message):
+        make_task(tmp_path, "task_options.layout=tokens", operations, x=tokens, y=tokens % 2)
+
+
 def test_ignored_class_and_classes_that_occur(tmp_path):
     """Masks of bytes, 0 and 200, with 255 for pixels without a class."""
     bright = images(1, 6, 8)

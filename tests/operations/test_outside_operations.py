@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import pickle
 import re
 import sys
@@ -15,8 +16,9 @@ import torch
 import torch.nn.functional as F
 
 from gflownet.graphs import ComputationGraph, to_dot, to_svg
-from gflownet.graphs.operation import operation, read_operation
+from gflownet.graphs.operation import operation, operation_errors, read_operation
 from gflownet.graphs.operation_costs import graph_cost
+from gflownet.operations.modules import WITHDRAWN
 from gflownet.operations.operation import Operation
 from gflownet.plugins import load_class
 from gflownet.translation import to_pytorch_model, to_source
@@ -369,6 +371,14 @@ def test_withdrawn_operation_of_stored_graphs(stored: dict, shape: Any, layout: 
     torch.testing.assert_close(to_pytorch_model(graph)(x), expected(x))
     unknown = chain({**stored, "unknown": 1}, shape=shape, layout=layout)
     assert [each.code for each in unknown.validate()] == ["unknown_operation"]
+
+
+@pytest.mark.parametrize("name", WITHDRAWN)
+def test_error_of_withdrawn_operation_has_one_that_can_be_pasted(name: str) -> None:
+    (problem,) = chain({"name": name, "unknown": 1}, shape=(4, 5), layout="signal").validate()
+    start, _, written = problem.message.partition("; write ")
+    assert start == f"node 1: operation: {name} was withdrawn"
+    assert [*operation_errors(json.loads(written))] == []
 
 
 def test_withdrawn_transposed_convolution_multiplies_positions_by_stride() -> None:

@@ -56,6 +56,7 @@ NUM_TIMED_CALLS = 100
 # Examples of the largest class per example of the smallest from which classes are called unbalanced.
 _UNBALANCED = 4
 _NUM_WARM_UP = 5
+_VOCABULARIES = {"embedding": "vocabulary_size", "torch.nn:Embedding": "num_embeddings"}
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,8 @@ class TensorTask(GFNTask):
         if not self._evaluation.batch_size:
             self._evaluation = replace(self._evaluation, batch_size=automatic_batch_size(len(self.train)))
         self.input_shape = input_shape(self.splits_in_use)
+        if self.input_shape.layout is Layout.TOKENS:
+            self._check_embeddings()
         is_vector = self.input_shape.layout is Layout.VECTOR
         self.input_sizes = (self.input_shape.num_elements if is_vector else self.input_shape,)
         self.output_shape = output_shape(self.splits_in_use)
@@ -284,6 +287,17 @@ class TensorTask(GFNTask):
             raise UserError(f"evaluation.memory_format: expected contiguous for {self.input_shape}, got channels_last")
         self._evaluation = replace(self._evaluation, memory_format=chosen)
         self.config.evaluation.memory_format = chosen
+
+    def _check_embeddings(self) -> None:
+        """Raise UserError for an embedding of the search space that lacks tokens of the examples."""
+        largest = max(int(inputs.max()) for part in self.splits_in_use for inputs, _ in part.in_order())
+        choices = self.config.env.operation_graph.choices
+        for name, key in _VOCABULARIES.items():
+            values = choices.get(name, {}).get(key, ())
+            listed = values if isinstance(values, Sequence) else [values]
+            if any(isinstance(each, int) and each <= largest for each in listed):
+                place = f"env.operation_graph.choices.{name}.{key}"
+                raise UserError(f"{place}: expected more than {largest}, the largest token of the data, got {values}")
 
     def _build_training(self) -> None:
         """Build loss, metric and trainer."""
