@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from gflownet.errors import UserError
 from gflownet.evaluation.candidates.references import (
@@ -24,7 +25,7 @@ from gflownet.options import NOT_NEGATIVE, option
 from gflownet.translation.array_inputs import ArrayInputs
 
 _LENET_SIZE = (28, 28)
-_SPLITS = ("train", "validation", "test")
+_TABLE = re.compile(r"\.(?:csv|tsv|txt|parquet)(?:\.gz)?$")
 _CHANNELS = (1, 3, 4)  # grey, RGB and RGBA
 
 
@@ -34,8 +35,8 @@ class ImagesConfig:
 
     data: str = option(
         "digits",
-        "digits (1,797 of 8 x 8), mnist5k (5,000 of 28 x 28, extra [data]), a path (npz, IDX file, folder of IDX or "
-        "class folders) or module:callable",
+        "digits (1,797 of 8 x 8), mnist5k (5,000 of 28 x 28, extra [data]), a path (npz, IDX file, folder of IDX, of "
+        "class folders or of images and masks) or module:callable",
     )
     data_test: str = option("", "path of test images; empty: those of the data, or a fifth of them")
     kind: Literal["auto", "classes", "numbers"] = option(
@@ -69,6 +70,9 @@ class ImagesTask(TensorTask):
 
     def data(self) -> Splits:
         options = self.config.task_options
+        if options.layout in ("sequence", "tokens") and _TABLE.search(options.data):
+            expected = f"FILE.npz or module:callable with task_options.layout={options.layout}"
+            raise UserError(f"task_options.data: expected {expected}, got {options.data}")
         splits = splits_of(self.config)
         if options.layout in ("image", "signal", "volume"):
             changed = {"signal": as_signals, "volume": as_volumes}.get(options.layout)
@@ -107,13 +111,12 @@ def as_images(splits: Splits, *, source: str) -> Splits:
         UserError: vectors or tokens, or images with their channels on the last axis in a Dataset.
     """
     if isinstance(splits.train, Split) and splits.train.example.ndim == 2 and splits.layout is None:
-        splits = replace(splits, **{name: replace(part, inputs=part.inputs[:, None]) for name, part in _named(splits)})
+        splits = splits.changed(_with_channel)
     example = splits.train.example
     shape = list(example.shape)
-    is_last = splits.layout is None and len(shape) == 3 and shape[2] in _CHANNELS and shape[0] > max(_CHANNELS)
+    is_last = splits.layout is None and len(shape) == 3 and _ends_with_channels(example)
     if is_last and isinstance(splits.train, Split):
-        moved = {name: replace(part, inputs=part.inputs.movedim(-1, 1).contiguous()) for name, part in _named(splits)}
-        return replace(splits, **moved, account=(*splits.account, f"images {shape}: the last axis is that of channels"))
+        return _with_channels_first(splits, "images")
     if (len(shape) < 3 and splits.layout is None) or not example.is_floating_point():
         kind = "numbers" if example.is_floating_point() else "tokens"
         raise UserError(
@@ -135,22 +138,19 @@ def as_signals(splits: Splits) -> Splits:
     """Return splits of vectors [T] and of images [1, C, T] as signals [1, T] and [C, T]; others stay."""
     if not isinstance(splits.train, Split) or splits.train.example.ndim not in (1, 3):
         return replace(splits, layout="signal")
-    is_image = splits.train.example.ndim == 3
-    inputs = {name: part.inputs[:, 0] if is_image else part.inputs[:, None] for name, part in _named(splits)}
-    parts: Any = {name: replace(part, inputs=inputs[name]) for name, part in _named(splits)}
+    splits = splits.changed(_without_channel if splits.train.example.ndim == 3 else _with_channel, layout="signal")
     arrays = splits.arrays if splits.columns is None else ArrayInputs(splits.columns.target)
     about = set() if splits.columns is None else {*splits.columns.account()}
-    channels, size = inputs["train"].shape[1:]
+    channels, size = splits.train.example.shape
     words = f"signals of {channels} x {size} values" + "; for [N, T, C], x.transpose(0, 2, 1)" * (channels > size)
     account = (*(line for line in splits.account if line not in about), words)
-    return replace(splits, layout="signal", columns=None, arrays=arrays, account=account, **parts)
+    return replace(splits, columns=None, arrays=arrays, account=account)
 
 
 def as_sequences(splits: Splits, *, layout: str, source: str) -> Splits:
     """Return splits of sequences [T, D] or tokens [T]; images [1, T, D] of a file are sequences."""
     if isinstance(splits.train, Split) and splits.train.example.ndim == 3 and layout == "sequence":
-        parts: Any = {name: replace(part, inputs=part.inputs[:, 0]) for name, part in _named(splits)}
-        splits = replace(splits, **parts)
+        splits = splits.changed(_without_channel)
     example, is_tokens = splits.train.example, layout == "tokens"
     if example.ndim != 2 - is_tokens or example.is_floating_point() == is_tokens:
         expected = "whole numbers [N, T]" if is_tokens else "numbers [N, T, D]"
@@ -162,15 +162,30 @@ def as_sequences(splits: Splits, *, layout: str, source: str) -> Splits:
 
 
 def as_volumes(splits: Splits) -> Splits:
-    """Return splits of examples [D, H, W] in memory as volumes [1, D, H, W]; others stay."""
-    if isinstance(splits.train, Split) and splits.train.example.ndim == 3:
-        parts: Any = {name: replace(part, inputs=part.inputs[:, None]) for name, part in _named(splits)}
-        splits = replace(splits, **parts)
+    """Return splits of examples [D, H, W] in memory as volumes [1, D, H, W], and of [D, H, W, C] as [C, D, H, W]."""
+    example = splits.train.example
+    if isinstance(splits.train, Split) and example.ndim == 3:
+        splits = splits.changed(_with_channel)
+    elif isinstance(splits.train, Split) and example.ndim == 4 and _ends_with_channels(example):
+        splits = _with_channels_first(splits, "volumes")
     return replace(splits, layout="volume")
 
 
-def _named(splits: Splits) -> list[tuple[str, Any]]:
-    return list(zip(_SPLITS, splits, strict=True))
+def _ends_with_channels(example: Tensor) -> bool:
+    return example.shape[-1] in _CHANNELS and example.shape[0] > max(_CHANNELS)
+
+
+def _with_channels_first(splits: Splits, noun: str) -> Splits:
+    account = (*splits.account, f"{noun} {list(splits.train.example.shape)}: the last axis is that of channels")
+    return splits.changed(lambda part: replace(part, inputs=part.inputs.movedim(-1, 1).contiguous()), account=account)
+
+
+def _with_channel(part: Split) -> Split:
+    return replace(part, inputs=part.inputs[:, None])
+
+
+def _without_channel(part: Split) -> Split:
+    return replace(part, inputs=part.inputs[:, 0])
 
 
 def lenet5(channels: int, num_classes: int) -> nn.Module:

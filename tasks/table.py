@@ -78,7 +78,6 @@ class TableTask(SupervisedTask):
 
 def flat(splits: Splits, *, source: str) -> Splits:
     """Return splits with one vector [F] per example. Raises UserError for a Dataset."""
-    parts = [Split(part.inputs.flatten(1).float(), part.targets) for part in splits if isinstance(part, Split)]
-    if len(parts) < len(list(splits)):
+    if not all(isinstance(part, Split) for part in splits):
         raise UserError(f"task_options.data: expected a table, got a Dataset from {source}")
-    return replace(splits, layout=None, **dict(zip(("train", "validation", "test"), parts, strict=True)))
+    return splits.changed(lambda part: replace(part, inputs=part.inputs.flatten(1).float()), layout=None)

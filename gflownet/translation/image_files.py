@@ -1,4 +1,4 @@
-"""Image files: those of a folder by split and class, and one as an array, by pillow (extra [images])."""
+"""Image files: those of a folder by split and class or mask, and one as an array, by pillow (extra [images])."""
 
 from __future__ import annotations
 
@@ -26,11 +26,18 @@ SPLITS = {
 _SPLIT_FOLDER = re.compile(rf"(?:.*[_ -])?({'|'.join(SPLITS)})(?:[_ -]?(?:set|data|images))?")
 _OTHER = "without the ending of an image"
 _HIDDEN = {"__MACOSX", "__pycache__", "@eaDir", "$RECYCLE.BIN"}  # folders of other programs; those with a dot are, too
+# Folders of images and of masks, in lower case, and what their files may have at the end of their names.
+_IMAGES = {"images", "image", "imgs", "img", "jpegimages", "inputs"}
+_MASKS = {"masks", "mask", "labels", "annotations", "segmentationclass", "gt", "targets"}
+_ENDS = re.compile(r"[_-](?:image|img|masks?|labels?|seg|segmentation|gt)$", re.IGNORECASE)
+COLOURS = 2**26  # of a code of a mask: the colour, red first, or above 2**24 a value of more than 8 bits
+_GREY_COLOUR = 0x010101
 KEEP_ALPHA = "keep"
 _ORIENTATION = 0x0112  # EXIF tag, 1 for an upright image
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _GREY = ("1", "L", "LA", "La")
 _DEEP = 65535.0  # largest value of 16 bits
+_PROPORTIONS = 0.02  # difference of those of an image and its mask that are resized
 
 
 def image_files(folder: Path) -> tuple[list[tuple[str, str, str]], dict[str, list[str]]]:
@@ -76,6 +83,81 @@ def image_files(folder: Path) -> tuple[list[tuple[str, str, str]], dict[str, lis
     used, depth = {parts[:depth] for parts in images for depth in (1, 2)}, 2 if level == 0 else 1
     left_out["without images"] += ["/".join(parts) for parts in folders if len(parts) == depth and parts not in used]
     return files, {reason: names for reason, names in left_out.items() if names}
+
+
+def with_masks(
+    files: list[tuple[str, str, str]], left_out: dict[str, list[str]]
+) -> tuple[list[tuple[str, str, str]], dict[str, str]]:
+    """Return the images that have a mask, and its name by theirs; without folders of both, all files and none."""
+    images, masks = ([each for each in files if each[1].lower() in names] for names in (_IMAGES, _MASKS))
+    if not (images and masks):
+        return files, {}
+    mask_of = dict[tuple[str, ...], str]()
+    twice = [name for _, label, name in masks if mask_of.setdefault(_pair_of(name, label), name) != name]
+    pairs = {name: mask_of.get(_pair_of(name, label), "") for _, label, name in images}
+    for reason, names in {
+        "in other folders": [name for _, label, name in files if label.lower() not in _IMAGES | _MASKS],
+        "with the name of another mask": twice,
+        "without a mask": [name for name, mask in pairs.items() if not mask],
+        "without an image": sorted({*mask_of.values()} - {*pairs.values()}),
+    }.items():
+        left_out |= {reason: names} if names else {}
+    return [each for each in images if pairs[each[2]]], pairs
+
+
+def _pair_of(name: str, label: str) -> tuple[str, ...]:
+    """Return the part of a name that an image and its mask share."""
+    *folders, last = (normalize("NFC", part) for part in Path(name).with_suffix("").parts)
+    return (*(each for place, each in enumerate(folders) if place > 1 or each != label), _ENDS.sub("", last))
+
+
+def read_mask(path: Path, *, image: Path, size: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return the codes [K] of the pixels of a mask, sorted, and for each pixel [H, W] the place of its code.
+
+    A code is COLOURS times the grey value or the place in the palette, -1 for a colour without one, plus the colour.
+
+    Args:
+        path: of the mask.
+        image: its image, upright as large as the mask, or with `size` of the same proportions.
+        size: height and width to which it is resized without new values; 0: as it is.
+
+    Raises:
+        Exception: of many types, for a damaged file; ValueError for another size, JPEG, or values that are not whole.
+    """
+    from PIL import Image
+
+    with Image.open(image) as picture, Image.open(path) as mask:
+        (width, height), turned = picture.size, picture.getexif().get(_ORIENTATION, 1) > 4
+        width, height = (height, width) if turned else (width, height)
+        (columns, rows), tolerance = mask.size, _PROPORTIONS * width * height if size else 0
+        if (not size and mask.size != (width, height)) or abs(width * rows - height * columns) > tolerance:
+            raise ValueError(f"expected a mask of {height} x {width} as its image, got {rows} x {columns}")
+        if mask.format in ("JPEG", "MPO"):
+            raise ValueError("expected a mask in a format without losses such as PNG, got JPEG")
+        mask = mask.convert("L") if mask.mode in _GREY else mask
+        mask = mask.resize((size, size), Image.Resampling.NEAREST) if size else mask
+        has_values = mask.mode in ("L", "P") or mask.mode[0] in "IF"
+        values = np.asarray(mask).astype(np.int64) if has_values else np.full(mask.size[::-1], -1)
+        if has_values and (values != np.asarray(mask)).any():
+            raise ValueError("expected whole numbers")
+        if mask.mode == "P" or not has_values:
+            colours = np.asarray(mask.convert("RGB")).astype(np.int64) @ [2**16, 2**8, 1]
+        else:
+            colours = np.where(values < 2**8, values * _GREY_COLOUR, 2**24 + values)
+    codes, places = np.unique(values * COLOURS + colours, return_inverse=True)
+    return codes, places.reshape(values.shape).astype(np.min_scalar_type(len(codes)))
+
+
+def names_of_codes(codes: np.ndarray) -> list[str]:
+    """Return a text for each code [K] of the masks of a folder: its grey value, its place in the palette or its colour.
+
+    Places of palettes that differ between masks, or in which a colour has several, count by their colours.
+    """
+    values, colours = np.divmod(codes, COLOURS)
+    has_places = values.min() >= 0 and len(np.unique(values)) == len(codes) == len(np.unique(colours))
+    if has_places or not (colours % _GREY_COLOUR).any():
+        return [str(each) for each in (values if has_places else colours // _GREY_COLOUR).tolist()]
+    return [f"#{colour:06x}" for colour in colours.tolist()]
 
 
 def _split_of(folder: str) -> str:

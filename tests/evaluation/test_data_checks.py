@@ -48,11 +48,7 @@ def two_labels() -> np.ndarray:
         (np.arange(NUM), "expected classes that repeat, got 60 in 60 examples", "kind=numbers"),
         (CLASSES**2 + (CLASSES == 2), "expected all classes from 0 to 5, got none with 2", "kind=classes"),
         (two_labels(), "expected one class per example, got 3 labels (multi-label)", "kind=numbers"),
-        (
-            np.random.default_rng(1).integers(0, 4, (NUM, 3, 4)),
-            "expected one class per example, got classes [3, 4], one per pixel or position",
-            "",
-        ),
+        (np.random.default_rng(1).integers(0, 4, (NUM, 3, 4)), "got classes [3, 4]; task", ""),
         (np.ones((NUM, 3, 2)), "expected targets [N] or [N, K], got [36, 3, 2]; targets.reshape(len(", ""),
     ],
 )

@@ -117,6 +117,16 @@ def test_numbers_of_signals_are_of_examples_by_default(tmp_path):
     assert task.output_sizes == (9,)
 
 
+def test_tags_of_one_class_and_tables_of_tokens_are_refused(tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 5, (NUM, 7))
+    with pytest.raises(UserError, match="expected different targets, got only 0"):
+        make_task(tmp_path, "task_options.layout=tokens", x=tokens, y=tokens * 0)
+    (tmp_path / "tags.csv").write_text("text,tags\n1 2,0 1\n")
+    message = r"expected FILE.npz or module:callable with task_options.layout=tokens, got .*tags.csv$"
+    with pytest.raises(UserError, match=message):
+        make_task(tmp_path, "task_options.layout=tokens", f"task_options.data={tmp_path / 'tags.csv'}", x=tokens)
+
+
 def test_classes_by_name_and_positions_without_one(tmp_path):
     names = np.array(["", "noun", "verb"])
     tokens = np.random.default_rng(0).integers(0, 5, (NUM, 7))
@@ -172,18 +182,68 @@ def test_ignored_class_and_classes_that_occur(tmp_path):
 @pytest.mark.parametrize(
     ("targets", "overrides", "message"),
     [
-        (np.full((NUM, 6, 8), -3), (), "expected classes from 0 as targets, or -100 for none, got -3"),
+        (np.full((NUM, 6, 8), -3), (), "-100 for none, got -3; task_options.ignored=-3 takes it for none"),
+        (np.where(images(6, 8) > 0.9, 255, FLAGS[..., :8]), (), "ignored=255 leaves out the positions of 255"),
+        ((images(3, 6, 8) > 0.5).astype(int), (), "got classes [3, 6, 8]; task_options.kind=numbers takes them"),
         (np.full((NUM, 6, 8), -100), (), "expected a target in every train example, got only -100 in example 0"),
         (np.zeros((NUM, 6, 8), dtype=int), (), "expected different targets, got only 0"),
         (np.zeros((NUM, 6, 8)) + 0.5, ("task_options.kind=classes",), "expected whole numbers as classes, got 0.5"),
-        (FLAGS[..., :8], ("task_options.per=example",), "expected one class per example, got"),
-        (FLAGS[..., :7], (), "got classes [6, 7], one per pixel or position; task_options.per=pos"),
+        (FLAGS[..., :8], ("task_options.per=example",), "got classes [6, 8]; task_options.per=position takes them"),
+        (FLAGS[..., :7], (), "or at each of 6 x 8 positions, got classes [6, 7]; task_options.per=pos"),
         (np.zeros((NUM, 2, 3, 6, 8)), (), "expected targets [N] or [N, K], got [36, 2, 3, 6, 8]"),
     ],
 )
 def test_targets_of_positions_that_do_not_fit_raise(tmp_path, targets, overrides, message):
     with pytest.raises(UserError, match=re.escape(message)):
         make_task(tmp_path, *overrides, x=images(1, 6, 8), y=targets)
+
+
+@pytest.mark.parametrize(
+    ("form", "account"),
+    [
+        (lambda classes: classes.astype(np.float32), "targets 0.0, 1.0, 2.0 are classes; "),
+        (lambda classes: 1.0 * classes[:, None], "targets 0.0, 1.0, 2.0 are classes; "),
+        (lambda classes: classes[..., None], "targets: one of 3 classes"),
+        (lambda classes: np.eye(3, dtype=np.uint8)[classes], "one-hot targets [6, 8, 3] are classes; "),
+        (lambda classes: np.moveaxis(np.eye(3)[classes], -1, 1), "one-hot targets [3, 6, 8] are classes; "),
+        (lambda classes: classes + 1, "targets 1, 2, 3 are classes; "),
+    ],
+)
+def test_forms_of_classes_of_pixels(tmp_path, form, account):
+    bright = images(1, 6, 8)
+    task = make_task(tmp_path, x=bright, y=form((bright[:, 0] * 3).astype(int)))
+    assert str(task.output_shape) == "image [3, 6, 8]"
+    assert any(line.startswith(account) for line in task.account)
+    for part in task.splits_in_use:
+        assert torch.equal(part.targets, (part.inputs[:, 0] * 3).long())
+
+
+def test_bits_of_grey_images_and_tokens_are_not_one_hot(tmp_path):
+    """Masks with one pixel per row, and tags with one 1 per sequence."""
+    places = np.random.default_rng(0).integers(0, 8, (NUM, 6))
+    task = make_task(tmp_path, x=images(6, 8), y=np.eye(8, dtype=int)[places])
+    assert str(task.output_shape) == "image [2, 6, 8]"
+    choices = "env.operation_graph.choices={embedding: {vocabulary_size: 8, features: 4}}"
+    options = ("task_options.layout=tokens", "env.operation_graph.operations=[embedding]", choices)
+    task = make_task(tmp_path, *options, x=places, y=np.eye(6, dtype=int)[places[:, 0] % 6])
+    assert str(task.output_shape) == "sequence [6, 2]"
+
+
+def test_numbers_with_their_channels_on_the_last_axis(tmp_path):
+    values = images(3, 6, 8)
+    task = make_task(tmp_path, x=values, y=np.moveaxis(values, 1, -1)[..., :2])
+    assert "targets [6, 8, 2]: the last axis is that of channels" in task.account
+    for part in task.splits_in_use:
+        assert np.corrcoef(part.targets[:, 1].flatten(), part.inputs[:, 1].flatten())[0, 1] > 0.999
+
+
+def test_examples_without_any_target_are_left_out(tmp_path):
+    values = images(1, 6, 8)
+    task = make_task(
+        tmp_path, x=values, y=np.where(np.arange(NUM)[:, None, None] % 20 == 3, IGNORED, above(values[:, 0]))
+    )
+    assert sum(map(len, task.splits_in_use)) == NUM - 3
+    assert "3 examples without a class at any position left out" in task.account
 
 
 def test_graph_of_another_output_is_refused(tmp_path):

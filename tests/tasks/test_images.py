@@ -213,7 +213,7 @@ def test_folders_of_splits(tmp_path, form):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ((), "expected images in a folder per class, or such folders in train, val and test, or IDX files such as"),
+        ((), "expected images in a folder per class, or folders images and masks, also in train, val and test, or IDX"),
         (("a.png", "b.png"), "got none for training"),
         (("test/cat/a.png", "val/cat/a.png"), "got none for training"),
         (("train/cat/a.png", "train/dog/a.png", "val/fox/a.png"), "the classes cat, dog, got some of fox"),
@@ -317,6 +317,14 @@ def test_volumes(tmp_path, shape, options):
         make_task(tmp_path / "a.npz", "evaluation.memory_format=channels_last", *options)
 
 
+def test_volumes_with_their_channels_on_the_last_axis(tmp_path):
+    values = np.random.default_rng(0).normal(size=(60, 5, 6, 7, 1)).astype("f4")
+    np.savez(tmp_path / "a.npz", x=values, y=np.arange(60) % 2)
+    task = make_task(tmp_path / "a.npz")
+    assert str(task.input_shape) == "volume [1, 5, 6, 7]"
+    assert "volumes [5, 6, 7, 1]: the last axis is that of channels" in task.account
+
+
 def test_targets_per_voxel(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "a.npz", x=rng.normal(size=(60, 4, 5, 6)), y=rng.integers(0, 3, (60, 4, 5, 6)))
@@ -395,7 +403,7 @@ def test_whole_numbers_of_signals_are_classes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("targets", "labels"), [(np.arange(60) % 3 + 1, (1, 2, 3)), (np.eye(3, dtype="f4")[np.arange(60) % 3], (0, 1, 2))]
+    ("targets", "labels"), [(np.arange(60) % 3 + 1, (1, 2, 3)), (np.eye(3, dtype="f4")[np.arange(60) % 3], ())]
 )
 def test_one_hot_floats_and_classes_counted_from_one(tmp_path, targets, labels):
     np.savez(tmp_path / "a.npz", X=np.random.default_rng(0).normal(size=(60, 3, 12)), y=targets)

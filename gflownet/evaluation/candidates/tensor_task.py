@@ -28,7 +28,6 @@ from gflownet.evaluation.candidates.trainer import (
 from gflownet.evaluation.config import EvaluationConfig, TaskConfig, TrainingConfig
 from gflownet.evaluation.data.checks import check_splits
 from gflownet.evaluation.data.examples import (
-    DatasetSplit,
     Examples,
     Split,
     Splits,
@@ -109,9 +108,7 @@ class TensorTask(GFNTask):
     def _use(self, data: Splits) -> None:
         """Check the examples, and build sizes, trainer and metrics for them."""
         check_splits(data, key="data")
-        parts = {name: part for name in _SPLITS if not isinstance(part := getattr(data, name), DatasetSplit)}
-        in_use = {name: Split(part.inputs, in_columns(part.targets)) for name, part in parts.items()}
-        self.splits_in_use = replace(data, **in_use)
+        self.splits_in_use = data.changed(lambda part: replace(part, targets=in_columns(part.targets)))
         self.train, self.validation, self.test_split = self.splits_in_use
         if not self._evaluation.batch_size:
             self._evaluation = replace(self._evaluation, batch_size=automatic_batch_size(len(self.train)))
@@ -143,9 +140,8 @@ class TensorTask(GFNTask):
     def to_device(self, device: torch.device) -> None:
         """Move the examples to a device, and train and measure there from now on."""
         super().to_device(device)
-        moved = {name: getattr(self.splits_in_use, name).to(device) for name in _SPLITS}
-        self.splits_in_use = replace(self.splits_in_use, **moved)
-        self.train, self.validation, self.test_split = self.splits_in_use
+        self.train, self.validation, self.test_split = moved = [part.to(device) for part in self.splits_in_use]
+        self.splits_in_use = replace(self.splits_in_use, train=moved[0], validation=moved[1], test=moved[2])
         self._build_training()
 
     def cost(self, graph: Any) -> Cost | None:
@@ -435,9 +431,6 @@ class TensorTask(GFNTask):
             raise ValueError(
                 f"expected a graph from {self.input_shape} to {self.num_outputs} outputs, got {inputs} to {num_outputs}"
             )
-
-
-_SPLITS = ("train", "validation", "test")
 
 
 def automatic_batch_size(num_examples: int) -> int:

@@ -69,8 +69,10 @@ def with_shaped_targets(splits: Splits, *, key: str, per: str = "auto") -> Split
     Raises:
         UserError: targets of another shape.
     """
-    inputs, targets = input_shape(splits), splits.train.targets
-    classes, sizes, positions = is_classification(targets), list(targets.shape[1:]), inputs.positions
+    inputs = input_shape(splits)
+    splits = _with_channels_first(splits) if inputs.layout in CHANNELS_FIRST else splits
+    targets, positions = splits.train.targets, inputs.positions
+    classes, sizes = is_classification(targets), list(targets.shape[1:])
     if not sizes or (not classes and len(sizes) == 1 and per != "position"):
         return splits
     axis = 1 if inputs.layout in CHANNELS_FIRST else -1  # of channels
@@ -84,10 +86,19 @@ def with_shaped_targets(splits: Splits, *, key: str, per: str = "auto") -> Split
         if any(isinstance(part, DatasetSplit) for part in splits):
             expected = "classes without an axis of channels" if classes else "numbers with an axis of channels"
             raise UserError(f"{key}: expected {expected} from a Dataset, got targets {sizes}")
-        moved = ((part, part.targets.squeeze(axis) if classes else part.targets.unsqueeze(axis)) for part in splits)
-        parts = [Split(part.inputs, each) for part, each in moved]
-        splits = replace(splits, **dict(zip(("train", "validation", "test"), parts, strict=True)))
+        move = torch.squeeze if classes else torch.unsqueeze
+        splits = splits.changed(lambda part: replace(part, targets=move(part.targets, axis)))
     return replace(splits, account=(*splits.account, _target_words(splits)))
+
+
+def _with_channels_first(splits: Splits) -> Splits:
+    """Return splits in memory whose targets [N, *positions, K] have their channels on axis 1."""
+    targets, positions = splits.train.targets, input_shape(splits).positions
+    if targets.shape[1:-1] != positions or targets.shape[2:] == positions or not isinstance(splits.train, Split):
+        return splits
+    line = f"targets {list(targets.shape[1:])}: the last axis is that of channels"
+    account = (*splits.account, line)
+    return splits.changed(lambda part: replace(part, targets=part.targets.movedim(-1, 1)), account=account)
 
 
 def _refuse_targets(splits: Splits, *, key: str, is_vector: bool) -> NoReturn:
@@ -100,8 +111,11 @@ def _refuse_targets(splits: Splits, *, key: str, is_vector: bool) -> NoReturn:
     elif len(shape) == 1 and int(targets.max()) <= 1:
         text = f"expected one class per example, got {shape[0]} labels (multi-label); {group}.kind=numbers"
     else:
-        other = "task=choices" if is_vector else f"{group}.per=position"
-        text = f"expected one class per example, got classes {shape}, one per pixel or position; {other}"
+        positions = input_shape(splits).positions
+        has_labels = is_vector and len(shape) == len(positions) + 1
+        other = f"{group}.kind=numbers" if has_labels else "task=choices" if is_vector else f"{group}.per=position"
+        words = f" or at each of {' x '.join(map(str, positions))} positions" if positions else ""
+        text = f"expected one class per example{words}, got classes {shape}; {other}"
     with accounted(splits.account):
         raise UserError(f"{key}: {text} takes them")
 
@@ -124,9 +138,9 @@ def _target_words(splits: Splits) -> str:
 def check_present(splits: Splits, *, key: str) -> None:
     """Raise UserError unless two or more targets occur, and all class numbers below the largest."""
     group, targets = key.rpartition(".")[0], torch.cat([part.targets for part in splits])
-    if targets.ndim > 1 and not (is_classification(targets) and splits.train.example.is_floating_point()):
+    if targets.ndim > 1 and not is_classification(targets):
         return
-    targets = labelled_classes(targets)
+    is_text, targets = targets.ndim > 1 and not splits.train.example.is_floating_point(), labelled_classes(targets)
     present = targets.unique().tolist()
     if len(present) < 2:
         source = splits.columns or splits.arrays
@@ -134,11 +148,14 @@ def check_present(splits: Splits, *, key: str) -> None:
         label = (*(target.labels if target is not None else ()), present[0])[0]
         setting = f"; {group}.target takes another column" if target is not None and target.name else ""
         raise UserError(f"{key}: expected different targets, got only {label}{setting}")
-    if not is_classification(targets):
+    if not is_classification(targets) or is_text:  # tokens of a vocabulary need not all occur
         return
     if missing := sorted(set(range(present[-1])) - set(present)):
         text = f"expected all classes from 0 to {present[-1]}, got none with {missing[0]}"
-        raise UserError(f"{key}: {text}; {group}.kind=classes takes those that occur, numbered from 0")
+        text += f"; {group}.kind=classes takes those that occur, numbered from 0"
+        is_void = len(missing) == present[-1] - present[-2] - 1 and len(present) > 2
+        text += f"; {group}.ignored={present[-1]} leaves out the positions of {present[-1]}" * is_void
+        raise UserError(f"{key}: {text}")
 
 
 def check_repeated(splits: Splits, *, key: str) -> None:
@@ -217,7 +234,8 @@ def _check_positions(parts: dict[str, Any], num_classes: int, *, key: str, kind:
             raise UserError(f"{key}: expected a target in every {name} example, got only {IGNORED} in example {place}")
         smallest, largest = map(int, labelled_classes(part.targets).aminmax())
         if smallest < 0:
-            raise UserError(f"{key}: expected {kind} from 0 as targets, or {IGNORED} for none, got {smallest}")
+            takes = f"; {key.rpartition('.')[0]}.ignored={smallest} takes it for none" if "." in key else ""
+            raise UserError(f"{key}: expected {kind} from 0 as targets, or {IGNORED} for none, got {smallest}{takes}")
         if largest >= num_classes:
             raise UserError(f"{key}: expected {kind} from 0 to {num_classes - 1} as targets, got {largest}")
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,19 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from gflownet.errors import UserError, accounted
+from gflownet.errors import UserError, accounted, counted
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.data.checks import check_dataset, check_numbering, check_present, check_repeated, check_splits
-from gflownet.evaluation.data.examples import DatasetSplit, Examples, Split, Splits, output_shape
+from gflownet.evaluation.data.examples import IGNORED, DatasetSplit, Examples, Split, Splits, output_shape
 from gflownet.evaluation.data.files import read_file
-from gflownet.evaluation.data.labelled_arrays import LabelledArrays, labelled
+from gflownet.evaluation.data.labelled_arrays import LabelledArrays, class_values, labelled
 from gflownet.evaluation.data.table_files import Reading
 from gflownet.evaluation.data.table_fitting import account_of, fitted, table_of_numbers
 from gflownet.files import cached
 from gflownet.plugins import load_function
 from gflownet.training.random_states import seeded
 from gflownet.translation.array_inputs import ArrayInputs
-from gflownet.translation.table_columns import Target, is_number
+from gflownet.translation.table_columns import Target
 
 # Shares of the examples; where a data set brings its own validation or test examples, theirs are trained on.
 TRAIN_SHARE = 0.6
@@ -100,6 +101,7 @@ def _splits(source: str, *, key: str, seed: int, test: str, reading: Reading) ->
 
 def _split_and_checked(data: LabelledArrays, source: str, *, key: str, seed: int, reading: Reading) -> Splits:
     """Return the splits of examples. Raises UserError for examples that do not fit."""
+    data = _with_targets(data)
     _check_targets(data, key=key)
     equal = _equal_rows(data) if reading.duplicates == "together" and data.groups is data.times is None else None
     if equal is not None and (num := len(equal) - len(np.unique(equal))):
@@ -115,6 +117,18 @@ def _split_and_checked(data: LabelledArrays, source: str, *, key: str, seed: int
     if reading.duplicates == "refuse" and source not in NAMES:
         check_repeated(splits, key=key)
     return splits
+
+
+def _with_targets(data: LabelledArrays) -> LabelledArrays:
+    """Return the examples without those that have a target at none of their positions, which the account counts."""
+    given = {name: getattr(data, name) for name in ("validation", "test")}
+    parts: Any = {name: part and _with_targets(part) for name, part in given.items()}
+    has_target = (data.targets != IGNORED).reshape(len(data.targets), -1).any(1)
+    if not data.has_classes or data.targets.ndim == 1 or has_target.all() or not has_target.any():
+        return replace(data, **parts)
+    line = f"{counted(int((~has_target).sum()), 'example')} without a class at any position left out"
+    arrays = {"inputs": data.inputs[has_target], "targets": data.targets[has_target]}
+    return replace(data, **parts, **arrays, account=(*data.account, line))
 
 
 def _equal_rows(data: LabelledArrays) -> np.ndarray:
@@ -148,7 +162,7 @@ def split(data: LabelledArrays, *, seed: int, equal: np.ndarray | None = None) -
     labels = data.targets if is_classes and data.targets.ndim == 1 else np.zeros(len(data.targets), dtype=int)
     parts = _parts(data, labels, seed=seed, equal=equal)
     inputs, columns, given = data.inputs, None, [None, data.validation, data.test]
-    target = Target(data.target, is_classes, _class_values(data.labels or ()))
+    target = Target(data.target, is_classes, class_values(data.labels or ()))
     if (table := data.table or table_of_numbers(inputs)) is not None:
         columns = fitted(table, parts[0], target)
         inputs = columns.features({column.name: cells for column, cells in table.items()})
@@ -162,7 +176,8 @@ def split(data: LabelledArrays, *, seed: int, equal: np.ndarray | None = None) -
     ]
     classes = int(data.targets.max()) + 1 if is_classes else None
     arrays = None if columns else data.arrays or ArrayInputs(target, data.scale)
-    about = (*data.account, *(data.test.account if data.test else ()), *(columns.account() if columns else ()))
+    lines = [part.account for part in (data.validation, data.test) if part]
+    about = (*data.account, *chain(*lines), *(columns.account() if columns else ()))
     return Splits(*three, layout=data.layout, num_outputs=classes, columns=columns, arrays=arrays, account=about)
 
 
@@ -204,12 +219,6 @@ def _grouped_parts(
     return np.sort(np.concatenate(fifths)), validation, test
 
 
-def _class_values(labels: Sequence[str]) -> tuple[Any, ...]:
-    """Return the texts of classes, as integers where all are."""
-    is_whole = all(is_number(label) and label.lstrip("-").isdecimal() for label in labels)
-    return tuple(int(label) for label in labels) if is_whole else tuple(labels)
-
-
 def stratified_parts(labels: np.ndarray, shares: tuple[float, float], *, seed: int) -> tuple[np.ndarray, ...]:
     """Return the indices of three parts, each with its share of every label; the third part is the remainder."""
     rng = np.random.default_rng(seed)
@@ -240,7 +249,11 @@ def standardised(splits: Splits, *, per_channel: bool = False) -> Splits:
     finite = deviation.where(deviation.isfinite(), 0)
     units = {"mean": mean.flatten().tolist(), "deviation": finite.flatten().tolist()}
     columns, arrays = (each and replace(each, **units) for each in (splits.columns, splits.arrays))
-    return _scaled(splits, "inputs", mean, deviation, columns=columns, arrays=arrays)
+
+    def scaled(part: Split) -> Split:
+        return replace(part, inputs=(part.inputs - mean) / deviation)
+
+    return splits.changed(scaled, columns=columns, arrays=arrays)
 
 
 def with_standard_targets(splits: Splits) -> Splits:
@@ -259,17 +272,11 @@ def with_standard_targets(splits: Splits) -> Splits:
     columns, arrays = (
         each and replace(each, target=replace(each.target, **units)) for each in (splits.columns, splits.arrays)
     )
-    return _scaled(splits, "targets", mean, deviation, columns=columns, arrays=arrays)
 
+    def scaled(part: Split) -> Split:
+        return replace(part, targets=(part.targets - mean) / deviation)
 
-def _scaled(splits: Splits, name: str, mean: Tensor, deviation: Tensor, **units: Any) -> Splits:
-    """Return splits with scaled inputs or targets, and the columns or arrays of these units."""
-    parts = {
-        split: replace(part, **{name: (getattr(part, name) - mean) / deviation})
-        for split in ("train", "validation", "test")
-        if isinstance(part := getattr(splits, split), Split)
-    }
-    return replace(splits, **parts, **units)
+    return splits.changed(scaled, columns=columns, arrays=arrays)
 
 
 def images_and_digits() -> tuple[np.ndarray, np.ndarray]:

@@ -6,8 +6,8 @@ N: examples, B: batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -162,6 +162,11 @@ class Splits:
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.train, self.validation, self.test))
+
+    def changed(self, change: Callable[[Split], Split], **fields: Any) -> Splits:
+        """Return splits with changed examples in memory, and other fields; Datasets stay."""
+        train, validation, test = (change(part) if isinstance(part, Split) else part for part in self)
+        return replace(self, train=train, validation=validation, test=test, **fields)
 
 
 def in_columns(targets: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ import numpy as np
 import psutil
 
 from gflownet.errors import UserError, accounted, counted
-from gflownet.evaluation.data.labelled_arrays import LabelledArrays, labelled
+from gflownet.evaluation.data.examples import IGNORED
+from gflownet.evaluation.data.labelled_arrays import LabelledArrays, class_values, labelled, plain_targets, positions_of
 from gflownet.evaluation.data.table_files import MAX_CLASSES, Reading, read_table
 from gflownet.files import read_bytes
 from gflownet.translation.array_inputs import ArrayInputs
-from gflownet.translation.image_files import SPLITS, image_files, read_picture
+from gflownet.translation.image_files import SPLITS, image_files, names_of_codes, read_mask, read_picture, with_masks
 from gflownet.translation.table_columns import Target
 
 _MAX_SHOWN = 5  # names per reason in the account
@@ -30,10 +31,16 @@ _IDX = {
 }
 # Names of inputs and targets in an npz file, alone or with the word of a split before or after: x_train, val_images.
 _NPZ_PAIRS = (("x", "y"), ("inputs", "targets"), ("images", "labels"), ("signals", "labels"), ("data", "labels"))
+_NPZ_PAIRS += (("images", "masks"), ("tokens", "tags"))
 # Files of the UCR archive of time series: a class and then the values of a signal per row, without a header.
 _UCR = re.compile(r"(.+_)(train|test)((?:\.tsv|\.txt)(?:\.gz)?)", re.IGNORECASE)
 
+_MAX_MASK_CLASSES = 256
+_VOID = "255"  # value of pixels without a class next to classes from 0 (Everingham et al. 2010)
+
 Pair = tuple[np.ndarray, np.ndarray]  # inputs, targets
+Named = tuple[str, str, str]  # split, class and name of an image
+Picture = tuple[str, Any, np.ndarray, str]  # split, class or mask, pixels [C, H, W] and name of an image
 
 
 def read_file(
@@ -80,18 +87,18 @@ def _labelled(
 
     Up to MAX_CLASSES different whole numbers are classes, also as floats, one-hot, or counted from 1.
     """
-    inputs, targets = pair
-    flat = targets[:, 0] if targets.ndim == 2 and targets.shape[1] == 1 else targets
-    if flat.ndim == 2 and kind == "auto" and bool(((flat == 0) | (flat == 1)).all() and (flat.sum(1) == 1).all()):
-        flat = flat.argmax(1).astype(float)
-    is_whole = flat.ndim == 1 and flat.dtype.kind == "f" and bool((flat == np.floor(flat)).all())
-    values = np.unique(flat) if flat.ndim == 1 and flat.dtype.kind in "iuf" and len(flat) else np.zeros(1)
-    is_counted = flat.dtype.kind in "iu" and values[0] == 1 and values[-1] == len(values)
+    inputs, targets, setting = pair[0], plain_targets(*pair, kind=kind), f"{key.rpartition('.')[0]}.kind=numbers"
+    if targets.size < pair[1].size:
+        account.append(f"one-hot targets {list(pair[1].shape[1:])} are classes; {setting} takes them as numbers")
+    has_classes = targets.ndim == 1 or (targets.ndim > 2 and targets.shape[1:] in positions_of(inputs))
+    is_whole = has_classes and targets.dtype.kind == "f" and bool((targets == np.floor(targets)).all())
+    values = np.unique(targets) if has_classes and targets.dtype.kind in "iuf" and targets.size else np.zeros(1)
+    is_counted = targets.dtype.kind in "iu" and values[0] == 1 and values[-1] == len(values)
     if train is None and kind == "auto" and (is_whole or is_counted) and len(values) <= MAX_CLASSES:
-        kind, targets, option = "classes", flat, f"{key.rpartition('.')[0]}.kind=numbers"
-        account.append(f"targets {_shown(map(str, values))} are classes; {option} takes them as numbers")
+        kind = "classes"
+        account.append(f"targets {_shown(map(str, values))} are classes; {setting} takes them as numbers")
     elif is_whole and train is not None and train.has_classes:
-        kind, targets = ("classes", flat) if train.labels else (kind, flat.astype(np.int64))
+        kind, targets = ("classes", targets) if train.labels else (kind, targets.astype(np.int64))
     arrays = replace(labelled(inputs, targets, kind=kind, train=train, **options), layout=layout)
     has_no_channel = arrays.inputs.ndim == (2 if layout else 3) and np.issubdtype(arrays.inputs.dtype, np.floating)
     return replace(arrays, inputs=arrays.inputs[:, None]) if has_no_channel else arrays
@@ -118,59 +125,147 @@ def _pairs(file: Path, account: list[str], *, key: str, reading: Reading) -> dic
 def _read_images(
     folder: Path, account: list[str], *, key: str, reading: Reading, train: LabelledArrays | None
 ) -> LabelledArrays:
-    """Return the images of class folders, and those of validation and test folders; with `train` all are test images.
+    """Return the images of class folders, or those with a mask, by split; with `train` all are test images.
 
     Raises:
         UserError: no images, images of different sizes without `size`, more than fit into memory, or other classes.
     """
-    where, group, sizes, changes = f"{key}: {folder}", key.rpartition(".")[0], dict[str, str](), Counter[str]()
-    if reading.kind == "numbers":
-        raise UserError(f"{where}: expected numbers as targets, got folders of images, whose names are classes")
+    where, has_classes = f"{key}: {folder}", reading.kind != "numbers"
     files, left_out = image_files(folder)
+    files, masks = with_masks(files, left_out)
+    if not (has_classes or masks):
+        raise UserError(f"{where}: expected numbers as targets, got folders of images, whose names are classes")
+    files = [("train", label, name) for _, label, name in files] if train else files
     channels = train.inputs.shape[1] if train is not None and train.arrays is not None else 0
-    read: list[tuple[str, str, np.ndarray]] = []
+    read = _read_all(folder, files, masks, left_out, account, key=key, reading=reading, channels=channels)
+    if not any(split == "train" for split, *_ in (read if masks else files)):
+        layout = "in a folder per class, or folders images and masks, also in train, val and test, or IDX files such as"
+        words = "and masks that can be read" if masks else f"{layout} {_IDX['train'][0]}"
+        raise UserError(f"{where}: expected images {words}, got none for training")
+    if len(sizes := {pixels.shape[1:]: name for *_, pixels, name in read[::-1]}) > 1:
+        got = _shown(f"{size[0]} x {size[1]} ({name})" for size, name in reversed(sizes.items()))
+        text = f"expected images of one size, got {got}; {key.rpartition('.')[0]}.size=32 resizes them"
+        raise UserError(f"{where}: {text}")
+    if masks:
+        targets, labels = _classes_of_masks(read, account, key=key, reading=reading, train=train)
+    else:
+        targets, labels = _classes_of_folders(files, read, where=where, train=train)
+    target = Target("", has_classes, class_values(labels) if masks else labels)
+    arrays = ArrayInputs(target, 255.0, size=reading.size, alpha=reading.alpha)
+    channels, parts = max(len(pixels) for *_, pixels, _ in read), dict[str, LabelledArrays]()
+    for part in {split for split, *_ in read}:
+        places = [place for place, (split, *_) in enumerate(read) if split == part]
+        pixels = [read[place][2] for place in places]
+        inputs = np.stack([each.repeat(channels // len(each), 0) for each in pixels])  # grey as RGB
+        of_part = np.stack([targets[place] for place in places])
+        parts[part] = LabelledArrays(inputs, of_part, labels=labels or None, scale=arrays.scale, arrays=arrays)
+    return replace(parts.pop("train"), **parts, account=tuple(account))
+
+
+def _read_all(
+    folder: Path,
+    files: Sequence[Named],
+    masks: Mapping[str, str],
+    left_out: dict[str, list[str]],
+    account: list[str],
+    *,
+    key: str,
+    reading: Reading,
+    channels: int,
+) -> list[Picture]:
+    """Return images with their class or mask; the account gets those that were changed and left out.
+
+    Raises:
+        UserError: more images than fit into memory, or an unknown colour.
+    """
+    group, changes, read = key.rpartition(".")[0], Counter[str](), list[Picture]()
+    options: Any = {"size": reading.size, "alpha": reading.alpha}
     for split, label, name in files:
         try:
-            pixels, made = read_picture(folder / name, size=reading.size, alpha=reading.alpha, channels=channels)
+            pixels, made = read_picture(folder / name, channels=channels, **options)
+            if masks and reading.kind == "numbers":
+                label = read_picture(folder / masks[name], **options)[0]
+            elif masks:
+                label = read_mask(folder / masks[name], image=folder / name, size=reading.size)
         except UserError as error:
             raise UserError(f"{group}.{error}") from None
         except Exception as error:  # pillow raises errors of many kinds
             text = " ".join(str(error).split()).partition(" '")[0]  # without the path
             left_out.setdefault("damaged", []).append(f"{name}: {type(error).__name__} {text}".strip())
             continue
-        if not read and (needed := _VALUE_BYTES * pixels.size * len(files)) > psutil.virtual_memory().available:
+        needed = _VALUE_BYTES * len(files) * (pixels.size + bool(masks) * pixels[0].size)
+        if not read and needed > psutil.virtual_memory().available:
             got = f"{len(files):,} of {pixels.shape[1]} x {pixels.shape[2]} ({needed / 1e9:.0f} GB)"
-            raise UserError(f"{where}: expected images that fit into memory, got {got}; {group}.size=64 resizes them")
-        sizes.setdefault(f"{pixels.shape[1]} x {pixels.shape[2]}", name)
+            text = f"expected images that fit into memory, got {got}; {group}.size=64 resizes them"
+            raise UserError(f"{key}: {folder}: {text}")
         changes.update(made)
-        read.append(("train" if train else split, label, pixels))
-    counts = [Counter(each[column] for each in read).items() for column in (0, 1)]  # by split, by class
+        read.append((split, label, pixels, name))
+    counts = [Counter(each[column] for each in read).items() for column in range(1 if masks else 2)]  # split, class
     words = "".join(f"; {number:,} {change}" for change, number in changes.items()) + "; left out: "
     words += ", ".join(f"{len(names):,} {reason} ({_shown(names)})" for reason, names in left_out.items()) or "none"
     about = "; ".join(_shown(f"{name}: {number:,}" for name, number in each) for each in counts if each) or "none"
-    account.append(f"{counted(len(read), 'image')} read ({about}){words}")
-    listed = {label for split, label, _ in files if train or split == "train"}
-    if not listed:
-        layout = "in a folder per class, or such folders in train, val and test, or IDX files such as"
-        raise UserError(f"{where}: expected images {layout} {_IDX['train'][0]}, got none for training")
+    account.append(f"{counted(len(read), 'image')}{' with a mask' * bool(masks)} read ({about}){words}")
+    return read
+
+
+def _classes_of_folders(
+    files: Sequence[Named], read: Sequence[Picture], *, where: str, train: LabelledArrays | None
+) -> tuple[Sequence[Any], tuple[str, ...]]:
+    """Return the class of each image, and those of the training images.
+
+    Raises:
+        UserError: a class without an image that can be read, or without training images.
+    """
+    listed = {label for split, label, _ in files if split == "train"}
     labels = sorted(listed, key=lambda label: (0, int(label), label) if label.isdecimal() else (1, 0, label))
     if train is not None:
         labels = train.labels or [str(number) for number in range(int(train.targets.max()) + 1)]
-    others = {label for _, label, _ in read} - {*labels}
-    if lost := others or listed - {label for split, label, _ in read if split == "train"}:
+    others = {label for _, label, *_ in read} - {*labels}
+    if lost := others or listed - {label for split, label, *_ in read if split == "train"}:
         got = f"{'some' if others else 'none that can be read'} of {_shown(sorted(lost))}"
         raise UserError(f"{where}: expected images of the classes {_shown(labels)}, got {got}")
-    if len(sizes) > 1:
-        got = _shown(f"{size} ({name})" for size, name in sizes.items())
-        raise UserError(f"{where}: expected images of one size, got {got}; {group}.size=32 resizes them")
-    arrays = ArrayInputs(Target("", True, tuple(labels)), 255.0, size=reading.size, alpha=reading.alpha)
-    channels, parts = max(len(pixels) for *_, pixels in read), dict[str, LabelledArrays]()
-    for split in {split for split, *_ in read}:
-        chosen = [(label, pixels) for part, label, pixels in read if part == split]
-        inputs = np.stack([pixels.repeat(channels // len(pixels), 0) for _, pixels in chosen])  # grey as RGB
-        targets = np.array([labels.index(label) for label, _ in chosen])
-        parts[split] = LabelledArrays(inputs, targets, labels=tuple(labels), scale=arrays.scale, arrays=arrays)
-    return replace(parts.pop("train"), **parts, account=tuple(account))
+    return [labels.index(label) for _, label, *_ in read], tuple(labels)
+
+
+def _classes_of_masks(
+    read: Sequence[Picture], account: list[str], *, key: str, reading: Reading, train: LabelledArrays | None
+) -> tuple[Sequence[Any], tuple[str, ...]]:
+    """Return the classes [H, W] of the pixels of each mask, and those of the training masks; of numbers, no classes.
+
+    255 next to classes that are counted from 0 is no class, unless the options take classes.
+
+    Raises:
+        UserError: more than _MAX_MASK_CLASSES classes, or one that the training masks do not have.
+    """
+    masks, group = [mask for _, mask, *_ in read], key.rpartition(".")[0]
+    if reading.kind == "numbers":
+        return masks, ()
+    codes = np.unique(np.concatenate([each for each, _ in masks]))
+    name_of = dict(zip(codes.tolist(), names_of_codes(codes), strict=True))
+    names = [[name_of[code] for code in each.tolist()] for each, _ in masks]
+    used = {name for part, (split, *_) in zip(names, read, strict=True) if split == "train" for name in part}
+    ignored = {str(reading.ignored)}
+    labels = sorted(used - ignored, key=lambda label: (len(label), label))
+    if train is not None and train.labels is not None:
+        labels = [*train.labels]
+    numbers = [label for label in labels if label != _VOID]
+    if reading.kind == "auto" and len(numbers) > 1 and numbers == [*map(str, range(len(numbers)))]:
+        labels, ignored = numbers, {*ignored, _VOID}
+    if len(labels) > _MAX_MASK_CLASSES:
+        got = f"{len(labels):,} such as {_shown(labels)}"
+        raise UserError(f"{key}: expected masks of at most {_MAX_MASK_CLASSES} classes, got {got}")
+    if others := {name for part in names for name in part} - {*labels} - ignored:
+        file = next(name for part, (*_, name) in zip(names, read, strict=True) if others & {*part})
+        got = f"{_shown(sorted(others))} in that of {file}"
+        raise UserError(f"{key}: expected the classes of the training masks ({_shown(labels)}), got {got}")
+    skipped = [name for name in dict.fromkeys(name_of.values()) if name in ignored]
+    words = f"; pixels of {', '.join(skipped)} have no class" if skipped else ""
+    if _VOID in skipped and str(reading.ignored) != _VOID:
+        words += f", {group}.kind=classes takes {_VOID} as one"
+    account.append(f"classes of the masks: {_shown(labels)}{words}")
+    places = {label: place for place, label in enumerate(labels)}
+    numbered = (np.array([places.get(name, IGNORED) for name in part]) for part in names)
+    return [each[pixels] for each, (_, pixels) in zip(numbered, masks, strict=True)], tuple(labels)
 
 
 def _shown(names: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -78,14 +79,11 @@ def labelled(
         raise UserError(
             f"{where}: expected numbers, and classes or numbers as targets, got {inputs.dtype} and {targets.dtype}"
         )
-    if targets.ndim == 2 and targets.shape[1] == 1:
-        targets = targets[:, 0]
+    targets = plain_targets(inputs, targets, kind=kind)
     if kind == "numbers":
         if targets.dtype.kind in "US":
             raise UserError(f"{where}: expected numbers as targets, got texts such as {targets.flat[0]}")
         targets = targets.astype(np.float64)
-    elif _is_one_hot(inputs, targets):
-        targets = targets.argmax(1)
     if kind == "classes" and targets.ndim == 1 and (train is None or train.labels is not None):
         targets = targets.astype(str)
     if targets.ndim > 1 and (targets.dtype.kind in "biuUS" or kind == "classes"):
@@ -100,6 +98,32 @@ def labelled(
     inputs = inputs / scale if scale is not None and inputs.dtype.kind != "f" else inputs
     check_finite(inputs, where=where)
     return LabelledArrays(inputs, targets, labels=labels, scale=scale)
+
+
+def plain_targets(inputs: np.ndarray, targets: np.ndarray, *, kind: str) -> np.ndarray:
+    """Return targets without an axis of one channel, and the classes of one-hot ones, of examples or of positions.
+
+    Numbers [N, 1, T] and [N, T, 1] keep their axis. Bits in the shape of tokens or of grey images are not one-hot.
+    """
+    is_shaped = targets.shape == inputs.shape and (targets.ndim == 3 or inputs.dtype.kind != "f")
+    has_bits = kind != "numbers" and not is_shaped and targets.dtype.kind in "biuf" and _are_bits(targets)
+    for axis, rest in ((1, targets.shape[2:]), (-1, targets.shape[1:-1])):
+        if targets.ndim < 2 or (rest and rest not in positions_of(inputs)):
+            continue
+        if targets.shape[axis] == 1 and (targets.ndim != 3 or targets.dtype.kind != "f"):
+            return targets.squeeze(axis)
+        if has_bits and targets.shape[axis] > 1 and bool((targets.sum(axis) == 1).all()):
+            return targets.argmax(axis)
+    return targets
+
+
+def positions_of(inputs: np.ndarray) -> set[tuple[int, ...]]:
+    """Return the shapes that targets of the positions of an input may have, by the axis of its channels."""
+    return {inputs.shape[1:], inputs.shape[2:], inputs.shape[1:-1]}
+
+
+def _are_bits(values: np.ndarray) -> bool:
+    return bool(((values == 0) | (values == 1)).all())
 
 
 def check_finite(values: np.ndarray, *, where: str) -> None:
@@ -129,6 +153,12 @@ def class_numbers(
             shown = ", ".join(labels[:10]) + (", ..." if len(labels) > 10 else "")
             raise UserError(f"{where}: row {row}: expected a class of the training examples ({shown}), got {name}")
     return np.array([places[name] for name in names], dtype=np.int64), labels
+
+
+def class_values(labels: Sequence[str]) -> tuple[Any, ...]:
+    """Return the texts of classes, as integers where all are."""
+    is_whole = all(is_number(label) and label.lstrip("-").isdecimal() for label in labels)
+    return tuple(int(label) for label in labels) if is_whole else tuple(labels)
 
 
 def _numbered(
@@ -165,13 +195,6 @@ def _numbered_positions(
         shown = ", ".join(map(str, names[:10]))
         raise UserError(f"{where}: expected a class of the training examples ({shown}), got {values[is_new][0]}")
     return np.where(has_target, places, IGNORED), tuple(map(str, names))
-
-
-def _is_one_hot(inputs: np.ndarray, targets: np.ndarray) -> bool:
-    """Return whether targets [N, C] are integers with a single 1 per row, and inputs are no tokens."""
-    if targets.ndim != 2 or targets.dtype.kind not in "biu" or (inputs.ndim == 2 and inputs.dtype.kind != "f"):
-        return False
-    return bool(((targets == 0) | (targets == 1)).all() and (targets.sum(1) == 1).all())
 
 
 def _scale(inputs: np.ndarray, targets: np.ndarray) -> float | None:
