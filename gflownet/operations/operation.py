@@ -152,12 +152,17 @@ class Operation:
 
         from gflownet.operations import layers
 
-        return eval(source, {**vars(layers), **cls.outside_classes(), "torch": torch, "nn": torch.nn})
+        return eval(source, {**vars(layers), **cls.outside_classes(settings), "torch": torch, "nn": torch.nn})
 
     @classmethod
-    def outside_classes(cls) -> dict[str, Any]:
-        """Return the classes of `outside`."""
-        return {name: load_function("operation", home) for name, home in cls.outside.items()}
+    def outside_homes(cls, settings: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return module:Class by the name in `constructor` and `call`, with these settings."""
+        return cls.outside
+
+    @classmethod
+    def outside_classes(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the classes that code names, by these names."""
+        return {name: load_function("operation", home) for name, home in cls.outside_homes(settings).items()}
 
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int | None:

@@ -42,7 +42,7 @@ class StandaloneOperation(nn.Module):
         names = {name: f"values[{name!r}]" for name in (*inputs, *self.state)}
         call = row.call(inputs, settings).format(module="module", **names)
         self._code = compile(call, f"<{row.__name__}>", "eval")
-        self._names = {**_NAMES, **row.outside_classes()}
+        self._names = {**_NAMES, **row.outside_classes(settings)}
 
     def forward(self, *values: Tensor) -> Tensor:
         """Return the output [B, *sizes], of an operation with state for zeros."""

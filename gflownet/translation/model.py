@@ -528,7 +528,7 @@ def _outside_functions(plan: ModelPlan) -> Iterator[tuple[str, Any]]:
         if step.neuron is not None and ":" in step.neuron.aggregation:
             yield outside_name(step.neuron.aggregation), aggregation(step.neuron.aggregation)
         if applied is not None and not step.bodies:
-            yield from applied.row.outside_classes().items()
+            yield from applied.row.outside_classes(applied.settings).items()
             if has_own_build(applied.row):
                 yield own_build_name(step), partial(_built, step.input_shapes, applied)
 
