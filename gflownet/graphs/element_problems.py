@@ -32,6 +32,7 @@ from gflownet.plugins import ExtensionPoint
 # Edge weights and biases become float32; a larger float would be infinity there.
 MAX_MAGNITUDE = (2 - 2**-23) * 2.0**127
 MAX_REPEAT = 1000
+MAX_SHOWN = 8  # ports in a message
 DATA_TYPES = ("float", "token")
 REPEAT = Parameter(
     f"an int in [1, {MAX_REPEAT:,}]",
@@ -255,9 +256,10 @@ def _port_problems(
     if not all(isinstance(port, str) for port in used):
         return  # reported as an invalid attribute of the edge
     fed = dict.fromkeys(used)
-    names = ", ".join((*ports, *optional)) or "none"
+    accepted = (*ports, *optional)
+    names = ", ".join([*accepted[:MAX_SHOWN], *(["..."] if len(accepted) > MAX_SHOWN else [])]) or "none"
     for port in fed:
-        if port not in (*ports, *optional):
+        if port not in accepted:
             yield _at_node(node, "unknown_port", f"expected edges into ports out of {names}, got {shown(port)}")
     for port in ports:
         if port not in fed:

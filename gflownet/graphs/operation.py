@@ -12,13 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from inspect import isroutine
 from types import MappingProxyType
 from typing import Any
 
 from gflownet.errors import UserError
 from gflownet.operations.modules import WITHDRAWN, function_operation, module_operation, successor
 from gflownet.operations.operation import Operation, complete_settings, is_port, setting_errors
+from gflownet.operations.signatures import named_function
 from gflownet.operations.tensor_shape import Shape, ShapeError
 from gflownet.operations.values import shown, thawed
 from gflownet.plugins import BuiltIn, ExtensionPoint, load_function
@@ -144,9 +144,11 @@ def operation(name: str) -> type[Operation]:
     home = OPERATIONS.home(name)
     if home in WITHDRAWN:
         raise UserError(f"operation: {name} was withdrawn; write {json.dumps(successor(name))}")
+    function = None
     with suppress(UserError):  # the error of a class names the contract
-        if isroutine(function := load_function("operation", home)):
-            return function_operation(home, function)
+        function = load_function("operation", home)
+    if (function := named_function(home, function)) is not None:
+        return function_operation(home, function)
     loaded = OPERATIONS.load(name, import_module("torch").nn.Module)
     if not issubclass(loaded, Operation):
         return module_operation(home, loaded)

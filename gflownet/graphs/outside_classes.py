@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from gflownet.graphs.elements import GraphElements, Node
 from gflownet.graphs.operation import OPERATIONS
+from gflownet.operations.values import texts_in
 from gflownet.plugins import is_module_class
 
 _BUILT_IN = frozenset(OPERATIONS.homes.values())
@@ -62,3 +63,4 @@ def _names(node: Node) -> Iterator[object]:
     operation = node.attributes.get("operation")
     if isinstance(operation, Mapping):
         yield operation.get("name")
+        yield from filter(is_module_class, texts_in(operation))  # classes and functions among the settings

@@ -19,7 +19,6 @@ from gflownet.operations.vocabulary import (
 
 ROTARY_BASE = 10_000.0  # Su et al. 2021
 HEADS = Setting(POSITIVE_INT, 1, choices=(1, 2, 4))
-NUM_DISTANCE_RANGES = 32  # Raffel et al. 2020
 DISTANCES = Parameter("linear, relative or null", lambda value: value in ("linear", "relative", None))
 _SEQUENCE = Shape.of((5, 8))
 _FLAGS = {
@@ -118,23 +117,6 @@ class SelfAttention(Operation):
         kept = (settings["kv_heads"] or settings["heads"], settings["window"], size)
         return {"keys": kept, "values": kept, "filled": (settings["window"],)}
 
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        features, heads = single_input(inputs).channels, settings["heads"]
-        size = cls._head_size(single_input(inputs), settings)
-        projected = (heads + 2 * (settings["kv_heads"] or heads)) * size
-        matrices = features * (projected + heads * size + settings["output_bias"]) + projected * settings["bias"]
-        of_distances = NUM_DISTANCE_RANGES * heads if settings["distances"] == "relative" else 0
-        return matrices + 2 * size * settings["norm"] + of_distances
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        (length,), features = single_input(inputs).positions, single_input(inputs).channels
-        heads, size = settings["heads"], cls._head_size(single_input(inputs), settings)
-        matrices = features * size * (2 * heads + 2 * (settings["kv_heads"] or heads))
-        num_keys = length + settings["window"] if settings["carry"] else length
-        return length * (matrices + 2 * num_keys * heads * size)
-
 
 class WindowAttention(Operation):
     """Attention in windows of an image, with learned offsets (Liu et al. 2021); `shift` moves the windows."""
@@ -169,17 +151,6 @@ class WindowAttention(Operation):
         words = f"{shape.channels}, {settings['heads']}, {settings['window']}, {settings['shift']}"
         return f"WindowAttention({words}, {shape.positions}, {settings['bias']})"
 
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        features = single_input(inputs).channels
-        table = (2 * settings["window"] - 1) ** 2 * settings["heads"]
-        return features * (4 * features + 3 * settings["bias"] + 1) + table
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        shape = single_input(inputs)
-        return shape.num_elements * (4 * shape.channels + 2 * settings["window"] ** 2)
-
 
 class CrossAttention(Operation):
     """Multi-head attention of the sequence at `query` to the ones at `key` and `value`, which have equal lengths."""
@@ -206,16 +177,3 @@ class CrossAttention(Operation):
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         sizes = [str(inputs[port].channels) for port in cls.ports]
         return f"CrossAttention({', '.join([*sizes, str(settings['heads']), *_words(settings)])})"
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        features = inputs["query"].channels
-        matrices = 2 * features + inputs["key"].channels + inputs["value"].channels
-        return features * (matrices + 3 * settings["bias"] + settings["output_bias"])
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        query, key, value = (inputs[port] for port in cls.ports)
-        (length,), (num_keys,) = query.positions, key.positions
-        of_query = length * (2 * query.channels + 2 * num_keys)
-        return query.channels * (of_query + num_keys * (key.channels + value.channels))

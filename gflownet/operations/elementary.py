@@ -60,10 +60,6 @@ class Dropout(_SameShape):
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         return f"{cls.layer}({settings['dropout']})"
 
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return 0
-
 
 class DropPath(Dropout):
     """Zero the value of an example with probability `dropout` in training, scale the others (Huang et al. 2016)."""
@@ -85,10 +81,6 @@ class LayerScale(_SameShape):
         axes_after = len(shape.sizes) - 1 - shape.channel_axis
         return f"LayerScale({shape.channels}, {axes_after}, {float(settings['initial'])})"
 
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return single_input(inputs).channels
-
 
 class SqueezeExcitation(Operation):
     """Scale each channel by a gate computed from the means of all channels (Hu, Shen and Sun 2018)."""
@@ -102,21 +94,6 @@ class SqueezeExcitation(Operation):
         return single_input(inputs, *CHANNELS_FIRST)
 
     @classmethod
-    def _sizes(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[int, int]:
-        channels = single_input(inputs).channels
-        return channels, max(1, channels // settings["ratio"])
-
-    @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        channels, hidden = cls._sizes(inputs, settings)
-        return f"SqueezeExcitation({channels}, {hidden})"
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        channels, hidden = cls._sizes(inputs, settings)
-        return 2 * channels * hidden + channels + hidden
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        channels, hidden = cls._sizes(inputs, settings)
-        return 2 * channels * hidden
+        channels = single_input(inputs).channels
+        return f"SqueezeExcitation({channels}, {max(1, channels // settings['ratio'])})"

@@ -70,10 +70,6 @@ class MatrixProduct(Operation):
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         return "{input} @ {other}.mT" if settings["transposed"] else "{input} @ {other}"
 
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return inputs["input"].num_elements * cls.infer_shape(inputs, settings).channels
-
 
 class TiedLinear(Operation):
     """x W^T + b, where W is the weight of the node at the port `weight`, an embedding or a linear layer."""
@@ -98,14 +94,6 @@ class TiedLinear(Operation):
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         return "{module}(F.linear({input}, {weight}))" if settings["bias"] else "F.linear({input}, {weight})"
 
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return inputs[WEIGHT_PORT].sizes[0] if settings["bias"] else 0
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return prod(single_input(inputs).positions) * prod(inputs[WEIGHT_PORT].sizes)
-
 
 class GatedLinear(Operation):
     """(x W + b) * gate(x V + c) (Dauphin et al. 2017; Shazeer 2020)."""
@@ -125,14 +113,6 @@ class GatedLinear(Operation):
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         bias = "" if settings["bias"] else ", bias=False"
         return f"GatedLinear({single_input(inputs).channels}, {settings['features']}, {settings['gate']!r}{bias})"
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return 2 * Linear.num_parameters(inputs, settings)
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return 2 * Linear.multiply_adds(inputs, settings)
 
 
 class Head(Operation):
@@ -197,8 +177,3 @@ class Experts(Operation):
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         sizes = [settings[key] for key in ("hidden_features", "experts", "active", "balance")]
         return f"Experts({', '.join(map(str, [single_input(inputs).channels, *sizes]))})"
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        features, hidden = single_input(inputs).channels, settings["hidden_features"]
-        return settings["experts"] * (features + 2 * features * hidden + hidden + features)

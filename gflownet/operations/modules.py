@@ -1,35 +1,49 @@
 """Any nn.Module or function of tensors as an operation, named module:Class or module:function.
 
-The settings of a module are the arguments of its constructor, its ports those of `forward`; a function's tensors are
-ports, its other arguments settings. Shape, parameters and multiply-adds are found on tensors without data.
+The settings of a module are the arguments of its constructor and the values of `forward`, its ports the tensors of
+`forward`; a function's tensors are ports, its other arguments settings. Shape, parameters and multiply-adds are found
+on tensors without data.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
-from functools import lru_cache, partial, reduce
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from importlib import import_module
 from itertools import count
-from operator import getitem
 from types import MappingProxyType
-from typing import Any, ClassVar, get_overloads
+from typing import Any, ClassVar
 
+from gflownet.errors import UserError
 from gflownet.operations.neuron_code import outside_name
-from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT, Operation, Setting, category_of, is_port
+from gflownet.operations.operation import INPUT_PORT, Operation, Setting, category_of
+from gflownet.operations.signatures import (
+    Form,
+    constructor_arguments,
+    enum_of,
+    form_of,
+    forms_of_function,
+    is_of_torch,
+    is_required,
+    names_in,
+    setting_of,
+    signature_of,
+    source_of,
+)
 from gflownet.operations.tensor_shape import CHANNELS_FIRST, FLOATS, Layout, Shape, ShapeError
-from gflownet.operations.values import hashable, is_finite, shown, thawed
+from gflownet.operations.values import hashable, thawed
 from gflownet.operations.vocabulary import Parameter
-from gflownet.plugins import is_module_class, load_function
+from gflownet.plugins import load_function
 
 _SMALL = 2**16  # numbers in a module of torch.nn and its inputs: with data it runs 10 times as fast as without
 _HAS_RUN = "_has_run_without_data"  # attribute of a module
 _MIN_BATCH = 13  # examples of a run without data; no other axis has this size, so that it shows where the batch is
 BATCH_FIRST = "batch_first"
-OUTPUT, LAYOUT = "output", "layout"  # settings besides the arguments of the constructor
+OUTPUT, LAYOUT = "output", "layout"  # settings besides the arguments
+_COMPLEX = {"real": ".real", "imag": ".imag", "abs": ".abs()", "angle": ".angle()"}  # parts of complex numbers
 _MAX_RUN = 10**7  # weights and input elements of a module that is run with data
 _mixing: dict[tuple[Any, ...], bool] = {}  # whether examples are mixed, by class, settings and numbers of axes
 
@@ -64,18 +78,29 @@ def _normalised(inputs: Mapping[str, Shape]) -> tuple[int, ...]:
     return shape.sizes if shape.layout in CHANNELS_FIRST else shape.sizes[-1:]
 
 
+_CHANNELS = (
+    "in_channels",
+    "num_features",
+    "num_channels",
+    "input_channels",
+    "in_chans",
+    "in_chs",
+    "in_planes",
+    "inplanes",
+)
+_FEATURES = ("in_features", "input_size", "input_dim", "in_dim", "d_in", "embed_dim", "d_model")
 # Arguments of constructors that are filled from the shapes of the inputs unless they are given.
 FILLED: Mapping[str, Callable[[Mapping[str, Shape]], Any]] = MappingProxyType(
     {
-        **dict.fromkeys(("in_channels", "num_features", "num_channels", "input_channels", "in_chans"), _channels),
-        **dict.fromkeys(("in_features", "input_size", "input_dim", "in_dim", "embed_dim", "d_model"), _features()),
+        **dict.fromkeys(_CHANNELS, _channels),
+        **dict.fromkeys(_FEATURES, _features()),
         **{"in1_features": _features("input1"), "in2_features": _features("input2")},
         **{"kdim": _features("key"), "vdim": _features("value"), "normalized_shape": _normalised},
         BATCH_FIRST: lambda inputs: True,
     }
 )
 # Required arguments of classes outside of torch, of which the first is the width; in torch `dim` is an axis.
-_WIDTHS = ("dim", "channels", "inplanes", "in_planes", "n_embd")
+_WIDTHS = ("dim", "channels", "n_embd")
 _FIRST = Parameter("true: the batch is the first axis", lambda value: value in (None, True))
 _PART = Parameter(
     "an index or a key of the result, or a list of them",
@@ -83,6 +108,7 @@ _PART = Parameter(
 )
 _LAYOUTS = tuple(each.value for each in FLOATS)
 _LAYOUT = Parameter(f"one of {', '.join(_LAYOUTS)}", lambda value: value in _LAYOUTS)
+_OF_OUTPUT = {OUTPUT: Setting(_PART, None, is_later=True), LAYOUT: Setting(_LAYOUT, None, is_later=True)}
 
 
 @dataclass(frozen=True)
@@ -90,6 +116,8 @@ class _Result:
     """A module run without data."""
 
     sizes: tuple[int, ...]  # of the output, without the batch
+    part: str  # what takes the output out of the result, in code
+    written: tuple[str, ...]  # ports whose tensors the module changes in place: it gets copies
     num_parameters: int  # trainable
     weight: tuple[int, ...]  # sizes of its `weight`; empty: none
 
@@ -104,73 +132,74 @@ class ModuleOperation(Operation):
     name: ClassVar[str]  # module:Class
     module_class: ClassVar[Any]
     arguments: ClassVar[Mapping[str, inspect.Parameter]]  # of the constructor
-    filled: ClassVar[Mapping[str, Callable[[Mapping[str, Shape]], Any]]] = FILLED
+    filled: ClassVar[Mapping[str, Callable[[Mapping[str, Shape]], Any]]]  # arguments from the shapes of the inputs
+    form: ClassVar[Form]  # of a call
+    callee: ClassVar[str] = "{module}"  # what is called, in code
 
     @classmethod
-    def keywords(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of the constructor that differ from its defaults."""
+    def keywords(
+        cls, arguments: Mapping[str, inspect.Parameter], inputs: Mapping[str, Shape], settings: Mapping[str, Any]
+    ) -> dict[str, str]:
+        """Return the source of those arguments that differ from their defaults."""
         ordered = {port: inputs[port] for port in (*cls.ports, *cls.optional_ports) if port in inputs}
         keywords = {}
-        for key, argument in cls.arguments.items():
+        for key, argument in arguments.items():
             value, default = settings[key], cls.settings[key].default
             if value is None and key in cls.filled:
                 value = cls.filled[key](ordered)
-            if (value != default or argument.default is argument.empty) and repr(value) != repr(argument.default):
-                keywords[key] = _python(value)
+            if (value != default or is_required(argument)) and repr(value) != repr(argument.default):
+                is_list = bool(cls.outside) and "uple" not in f"{argument.annotation} {type(argument.default)}"
+                keywords[key] = source_of(argument, value, is_list=is_list)
         return keywords
 
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return f"{_expression(cls.name)}({', '.join(cls.words(inputs, settings))})"
-
-    @classmethod
-    def words(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> list[str]:
-        """Return the arguments of the constructor as Python."""
-        keywords = cls.keywords(inputs, settings)
-        return [f"{key}={_code(value, cls.arguments[key])}" for key, value in keywords.items()]
-
-    @classmethod
-    def built(cls, keywords: Mapping[str, Any]) -> Any:
-        """Return the module with the arguments of the constructor, names in place of classes and functions."""
-        return cls.module_class(**{key: _object(value, cls.arguments[key]) for key, value in keywords.items()})
-
-    @classmethod
-    def named(cls, settings: Mapping[str, Any]) -> list[str]:
-        """Return the classes and functions that the arguments name."""
-        return sorted({each for key, argument in cls.arguments.items() for each in _names(settings[key], argument)})
-
-    @classmethod
-    def outside_names(cls, settings: Mapping[str, Any]) -> dict[str, str]:
-        return {**cls.outside, **_outside(cls.named(settings))}
+        words = [
+            f"*{word}" if cls.arguments[key].kind is inspect.Parameter.VAR_POSITIONAL else f"{key}={word}"
+            for key, word in cls.keywords(cls.arguments, inputs, settings).items()
+        ]
+        module, _, leaf = cls.name.partition(":")
+        return f"{f'nn.{leaf}' if module == 'torch.nn' else outside_name(cls.name)}({', '.join(words)})"
 
     @classmethod
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return f"{{module}}({cls.passed(inputs)}){cls.part(inputs, settings)}"
+        result = _run(cls, *_key(inputs, settings))
+        return f"{cls.whole(inputs, settings, result.written)}{result.part}"
 
     @classmethod
-    def passed(cls, inputs: Mapping[str, Shape]) -> str:
-        """Return the tensors of a call: the first one by its place, the others by their names."""
-        first, *further = (port for port in (*cls.ports, *cls.optional_ports) if port in inputs)
-        return ", ".join([f"{{{first}}}", *(f"{port}={{{port}}}" for port in further)])
+    def whole(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any], written: Sequence[str] = ()) -> str:
+        """Return the call with the whole result; copies of the inputs `written` are passed."""
+        form, words = cls.form, cls.keywords(cls.form.values, inputs, settings)
+        words = {key: word.replace("{", "{{").replace("}", "}}") for key, word in words.items()}
+        passed = [word for key, word in words.items() if key in form.leading]
+        for key, ports in form.tensors.items():
+            values = [f"{cls.value(port, inputs)}{'.clone()' * (port in written)}" for port in ports if port in inputs]
+            if values:
+                template = form.lists.get(key, "{}")
+                is_named = key != next(iter(form.tensors)) and not (key in form.lists and template == "{}")
+                passed.append(f"{f'{key}=' * is_named}{template.format(', '.join(values))}")
+        passed += [f"{key}={word}" for key, word in words.items() if key not in form.leading]
+        return f"{cls.callee}({', '.join(passed)})"
 
     @classmethod
-    def part(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        """Return the indices that take the output out of the result; one number per example is a vector of one."""
-        indices = [repr(part) for part in cls.path(settings)]
-        return "".join(
-            f"[{each}]" for each in (*indices, *([] if _run(cls, *_key(inputs, settings)).sizes else [":, None"]))
-        )
+    def value(cls, port: str, inputs: Mapping[str, Shape]) -> str:
+        """Return the tensor of a port; the layers are the first axis of a first state of torch's recurrent modules."""
+        if not port.startswith("hx") or not _is_recurrent(cls):
+            return f"{{{port}}}"
+        is_vector = inputs[port].layout is Layout.VECTOR
+        return f"{{{port}}}[None]" if is_vector else f"{{{port}}}.transpose(0, 1).contiguous()"
 
     @classmethod
-    def path(cls, settings: Mapping[str, Any]) -> tuple[int | str, ...]:
-        """Return the indices and keys that lead to the output in the result of the module."""
-        part = None if OUTPUT in cls.arguments else settings[OUTPUT]
-        return () if part is None else part if isinstance(part, tuple) else (part,)
+    def outside_homes(cls, settings: Mapping[str, Any]) -> Mapping[str, str]:
+        values = [(key, value) for key, value in settings.items() if isinstance(value, str | tuple | Mapping)]
+        arguments = {**cls.arguments, **cls.form.values} if values else {}
+        names = (name for key, value in values if key in arguments for name in names_in(arguments[key], value))
+        return {**cls.outside, **{outside_name(name): name for name in names if not is_of_torch(name)}}
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
         shape, sizes = inputs[cls.ports[0]], _run(cls, *_key(inputs, settings)).sizes or (1,)
-        if LAYOUT not in cls.arguments and settings[LAYOUT] is not None:
+        if cls.settings[LAYOUT] is _OF_OUTPUT[LAYOUT] and settings[LAYOUT] is not None:
             return Shape(sizes, Layout(settings[LAYOUT]))
         if len(sizes) == len(shape.sizes) and shape.layout is not Layout.TOKENS:
             return Shape(sizes, shape.layout)
@@ -202,274 +231,90 @@ def module_operation(name: str, module_class: Any) -> type[ModuleOperation]:
         raise ValueError(f"operation: expected {name} to define forward")
     if issubclass(module_class, nn.modules.lazy.LazyModuleMixin):
         raise ValueError(f"operation: expected a class whose sizes are filled from the input, got the lazy {name}")
-    widths = () if name.startswith("torch.") else _WIDTHS
-    arguments = _arguments(module_class, {*FILLED, *widths})
-    own = [key for key, each in arguments.items() if key in FILLED or (key in widths and _is_required(each))]
+    arguments = constructor_arguments(module_class, _sizes(name))
+    form = form_of(f"{name}.forward", signature_of(module_class.forward)[1:], is_forward=True)
+    form = replace(form, values={key: each for key, each in form.values.items() if key not in arguments})
+    enums = [enum for each in (arguments | form.values).values() if (enum := enum_of(each)) is not None]
+    homes = [*([] if name.startswith("torch.nn:") else [name]), *(f"{e.__module__}:{e.__qualname__}" for e in enums)]
+    leaf = module_class.__name__
+    return _row(
+        ModuleOperation, name, leaf, module_class, arguments, form, {outside_name(home): home for home in homes}
+    )
+
+
+def _sizes(name: str) -> tuple[str, ...]:
+    """Return the arguments of the constructor of module:Class that are sizes of the input."""
+    return (*FILLED, *(() if is_of_torch(name) else _WIDTHS))
+
+
+def _row(
+    base: type[ModuleOperation], name: str, leaf: str, module_class: Any, arguments: Any, form: Form, outside: Any
+) -> Any:
+    """Return the class of an operation."""
+    every = {**arguments, **form.values}
+    words = [str(each.replace(annotation=each.empty)) for each in every.values()]
+    if base is FunctionOperation:
+        words = [*{**dict.fromkeys(form.tensors), **every}]
+    signature = f"{leaf}({', '.join(words)})"
+    own = [key for key in _sizes(name) if key in arguments and (key in FILLED or is_required(arguments[key]))]
+    own.sort(key=[*arguments].index)
     filled = FILLED if not own or own[0] in FILLED else {**FILLED, own[0]: _width}
-    words = (str(each.replace(annotation=each.empty)) for each in arguments.values())
-    signature = f"{module_class.__name__}({', '.join(words)})"
-    _, *of_forward = inspect.signature(module_class.forward).parameters.values()
-    named = [each for each in of_forward if each.kind is each.POSITIONAL_OR_KEYWORD]
-    fields = {"name": name, "module_class": module_class, "signature": signature, "filled": filled}
-    fields |= {
-        **_settings(arguments, signature, filled),
-        **_ports(f"{name}.forward", named),
-        "category": category_of(module_class.__name__),
-    }
-    fields["outside"] = _outside([name])
-    return type(module_class.__name__, (ModuleOperation,), {"__doc__": module_class.__doc__, **fields})
+    settings = {key: setting_of(each, signature, is_filled=key in filled) for key, each in every.items()}
+    if BATCH_FIRST in settings:
+        settings[BATCH_FIRST] = Setting(_FIRST, None, is_later=True)
+    fields = {"name": name, "module_class": module_class, "arguments": arguments, "form": form, "outside": outside}
+    fields |= {"filled": filled, "ports": form.ports, "optional_ports": form.optional_ports, "signature": signature}
+    fields |= {"settings": {**_OF_OUTPUT, **settings}, "category": category_of(leaf), "__doc__": module_class.__doc__}
+    return type(leaf, (base,), fields)
 
 
 class FunctionOperation(ModuleOperation):
     """Base of the operations of functions; `function_operation` makes one for each function."""
 
-    forms: ClassVar[Sequence[_Form]]
+    forms: ClassVar[Sequence[Form]]
 
     @classmethod
     def required_ports(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the tensors of the first form with these settings: torch:mul with a number `other` has one."""
-        present = {key for key in cls.arguments if settings.get(key) is not None}
+        present = {key for key in cls.form.values if settings.get(key) is not None}
         fitting = (form.ports for form in cls.forms if form.required <= present <= form.values.keys())
-        return next(fitting, cls.ports) if len(cls.forms) > 1 else cls.ports
+        ports = next(fitting, cls.ports) if len(cls.forms) > 1 else cls.ports
+        if isinstance(equation := settings.get("equation"), str):  # of einsum
+            return next(iter(cls.form.tensors.values()))[: equation.count(",") + 1]
+        return ports
 
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         return ""
-
-    @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        words = "".join(f", {each}" for each in cls.words(inputs, settings)).replace("{", "{{").replace("}", "}}")
-        return f"{_expression(cls.name)}({cls.passed(inputs)}{words}){cls.part(inputs, settings)}"
-
-
-_FUNCTIONAL = "torch.nn.functional"
-_IMPORTED = {"torch": "torch", "torch.nn": "nn", _FUNCTIONAL: "F"}  # modules in generated code
-_OF_TORCH = ("torch", _FUNCTIONAL, "torch.linalg", "torch.fft", "torch.special")  # others do more than calculate
-# Arguments that the translation chooses.
-_OF_TENSORS = ("device", "dtype", "out", "layout", "memory_format", "generator", "pin_memory")
-
-
-@dataclass(frozen=True)
-class _Form:
-    """One of the lists of arguments that a function accepts."""
-
-    ports: tuple[str, ...]
-    optional_ports: tuple[str, ...]
-    values: Mapping[str, inspect.Parameter]  # arguments other than tensors
-
-    @property
-    def required(self) -> set[str]:
-        """The names of the values without a default."""
-        return {key for key, each in self.values.items() if _is_required(each)}
 
 
 def function_operation(name: str, function: Callable[..., Any]) -> type[FunctionOperation]:
     """Return the operation of a function: its tensors are ports, its other arguments settings.
 
     Raises:
-        ValueError: a function whose first argument is no tensor, of a list of tensors or the weight of a layer, or with
-            an argument `training`.
+        ValueError: a function without tensors, of the weight of a layer, or with an argument `training`.
     """
     module, _, leaf = name.partition(":")
-    if module.startswith("torch.") and module not in _OF_TORCH:
-        raise ValueError(f"operation: expected a function of {', '.join(_OF_TORCH)}, got {name}")
-    forms = [*_forms(name, function)]
-    if not forms:
-        reason = "no list of tensors, no weight and no argument training; a module of torch.nn may do it"
-        raise ValueError(f"operation: expected a function with a tensor first, {reason}, got {name}")
-    ports = forms[0].ports
-    optional = {port for form in forms for port in (*form.ports, *form.optional_ports)} - {*ports}
-    arguments = {key: each for form in forms for key, each in form.values.items()}
-    if len(forms) > 1:  # null: not given
-        arguments = {key: each.replace(default=None) for key, each in arguments.items()}
-    signature = f"{leaf}({', '.join({**dict.fromkeys((*ports, *sorted(optional))), **arguments})})"
-    fields = {"name": name, "module_class": staticmethod(partial(partial, function)), "signature": signature}
-    fields |= {"forms": forms, "ports": ports, "optional_ports": (*sorted(optional),), "category": category_of(leaf)}
-    fields["outside"] = _outside([name])
-    fields |= _settings(arguments, signature, FILLED)
-    return type(leaf, (FunctionOperation,), {"__doc__": function.__doc__, **fields})
+    forms = forms_of_function(name, function)
+    first, *others = forms
+    tensors = {key: ports for form in reversed(forms) for key, ports in form.tensors.items()}
+    tensors = {key: tensors[key] for key in (*first.tensors, *sorted(tensors.keys() - first.tensors))}
+    values = {key: each for form in forms for key, each in form.values.items()}
+    if others:  # null: not given
+        values = {key: each.replace(default=None) for key, each in values.items()}
+    optional = tuple(port for ports in tensors.values() for port in ports if port not in first.ports)
+    form = replace(first, tensors=tensors, values=values, optional_ports=optional)
+    is_method = module == "torch" and not hasattr(import_module("torch"), leaf)
+    short = {"torch.nn.functional": "F", "torch": f"torch{'.Tensor' * is_method}"}.get(module)
+    outside = {} if short else {outside_name(name): name}
+    row = _row(FunctionOperation, name, leaf, function, {}, form, outside)
+    row.forms, row.callee = forms, f"{short}.{leaf}" if short else outside_name(name)
+    return row
 
 
-def _forms(name: str, function: Callable[..., Any]) -> Iterator[_Form]:
-    """Yield the forms of a function that can be an operation; those of a built-in one of torch are its schemas."""
-    if inspect.isbuiltin(function):
-        operator, read = f"aten::{function.__name__}", import_module("torch")._C._jit_get_schemas_for_operator
-        schemas = read(operator) if name.partition(":")[0] in _OF_TORCH else []
-        lists = [[*map(_parameter, each.arguments)] for each in schemas if "!" not in str(each)]  # !: writes into one
-    else:
-        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        lists = [[each for each in inspect.signature(function).parameters.values() if each.kind in named]]
-    for arguments in lists:
-        tensors = [each for each in arguments if _is_tensor(each) and each.name not in _OF_TENSORS]
-        values = {each.name: each for each in arguments if not (_is_tensor(each) or each.name.startswith("_"))}
-        is_weighted = any(each.name == WEIGHT_PORT and each.default is each.empty for each in tensors)
-        is_list = any(re.match("(typing.)?(list|sequence|tuple)", str(each.annotation), re.I) for each in tensors)
-        if tensors and tensors[0] is arguments[0] and not (is_weighted or is_list or "training" in values):
-            ports = _ports(name, [each for each in tensors if each.name != WEIGHT_PORT])
-            values = {key: each for key, each in values.items() if key not in _OF_TENSORS}
-            yield _Form(ports["ports"], ports["optional_ports"], values)
-
-
-def _parameter(argument: Any) -> inspect.Parameter:
-    """Return an argument of a schema as one of a signature."""
-    name, default = argument.name, argument.default_value if argument.has_default_value() else inspect.Parameter.empty
-    name = INPUT_PORT if name == "self" else name
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=str(argument.type))
-
-
-def _is_tensor(argument: inspect.Parameter) -> bool:
-    """Return whether an argument is a tensor by its annotation, or required and without one."""
-    if argument.annotation is argument.empty:
-        return argument.default is argument.empty
-    return "Tensor" in str(argument.annotation)
-
-
-def _is_required(argument: inspect.Parameter) -> bool:
-    return argument.default is argument.empty
-
-
-def _arguments(module_class: Any, filled: Set[str]) -> dict[str, inspect.Parameter]:
-    """Return the arguments of a constructor by name; those behind **kwargs are the arguments of its base class.
-
-    A class that has a size of the input as its own argument passes on what its base class requires.
-    """
-    arguments: dict[str, inspect.Parameter] = {}
-    for base in module_class.__mro__[:-1]:  # without `object`
-        if "__init__" in vars(base):
-            initial: Any = (get_overloads(base.__init__) or [base.__init__])[0]
-            _, *parameters = inspect.signature(initial).parameters.values()
-            named = (each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
-            is_passed = not filled.isdisjoint(arguments)
-            named = (each for each in named if not (is_passed and _is_required(each)))
-            arguments = {**{each.name: each for each in named}, **arguments}
-            if not any(each.kind is each.VAR_KEYWORD for each in parameters):
-                break
-    # Device and dtype are chosen by the translation.
-    return {key: each for key, each in arguments.items() if key not in ("device", "dtype")}
-
-
-def _ports(name: str, tensors: Sequence[inspect.Parameter]) -> dict[str, tuple[str, ...]]:
-    """Return the tensors that an edge must feed, and those that one may feed; a single one is `input`."""
-    required = tuple(each.name for each in tensors if each.default is each.empty)
-    optional = tuple(each.name for each in tensors if each.default is None)
-    ports = required if len(required) > 1 else (INPUT_PORT,)
-    for port in (*ports, *optional):
-        if not is_port(port) or port == WEIGHT_PORT:
-            raise ValueError(f"operation: expected {name} without an argument {port}")
-    return {"ports": ports, "optional_ports": tuple(port for port in optional if port not in ports)}
-
-
-def _settings(arguments: Mapping[str, inspect.Parameter], signature: str, filled: Container[str]) -> dict[str, Any]:
-    """Return the arguments, and the settings of them, of the output's part and of its layout."""
-    of_output = {OUTPUT: Setting(_PART, None, is_later=True), LAYOUT: Setting(_LAYOUT, None, is_later=True)}
-    settings = {key: _setting(each, signature, is_filled=key in filled) for key, each in arguments.items()}
-    return {"arguments": arguments, "settings": {**of_output, **settings}}
-
-
-def _setting(argument: inspect.Parameter, signature: str, *, is_filled: bool) -> Setting:
-    """Return the setting of an argument: required, its default or, where that is no JSON value or filled, null."""
-    if argument.name == BATCH_FIRST:
-        return Setting(_FIRST, None, is_later=True)
-    parameter, default = Parameter(f"a value as in {signature}", _is_json), argument.default
-    if is_filled:
-        return Setting(parameter, None, is_later=True)
-    if default is argument.empty:
-        return Setting(parameter)
-    named = f"{getattr(default, '__module__', '')}:{getattr(default, '__qualname__', '')}"
-    named = re.sub(r"^torch\.nn\.modules\.\w+:", "torch.nn:", named)
-    other = named if callable(default) and is_module_class(named) else None
-    return Setting(parameter, hashable(default) if _is_json(default) else other, is_later=True)
-
-
-def _is_json(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_json, value))
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
-    return value is None or isinstance(value, bool | str) or is_finite(value)
-
-
-def _python(value: Any) -> Any:
-    """Return a frozen value with dicts in place of frozen objects; lists remain tuples."""
-    if isinstance(value, Mapping):
-        return {key: _python(item) for key, item in value.items()}
-    return tuple(map(_python, value)) if isinstance(value, tuple) else value
-
-
-_PARTIAL = "functools:partial"
-
-
-def _expression(name: str) -> str:
-    """Return the expression of a class or function module:Class in generated code."""
-    module, _, leaf = name.partition(":")
-    return f"{_IMPORTED[module]}.{leaf}" if module in _IMPORTED else outside_name(name)
-
-
-def _outside(names: Iterable[str]) -> dict[str, str]:
-    """Return the classes and functions that generated code has to import, by their names in it."""
-    return {outside_name(each): each for each in names if each.partition(":")[0] not in _IMPORTED}
-
-
-def _is_name(value: Any, argument: inspect.Parameter) -> bool:
-    """Return whether a text names a class or function that an argument expects."""
-    is_text = argument.annotation in (str, "str") or isinstance(argument.default, str)
-    return is_module_class(value) and not is_text
-
-
-def _is_call(value: Any, argument: inspect.Parameter) -> bool:
-    """Return whether an object names a class or function in `name`, and its arguments."""
-    return isinstance(value, Mapping) and _is_name(value.get("name"), argument)
-
-
-def _is_instance(argument: inspect.Parameter) -> bool:
-    """Return whether an argument is a module, by its annotation or its default, not a function that makes one."""
-    default, annotation = argument.default, str(argument.annotation)
-    if inspect.isroutine(default) or (isinstance(default, type) and default is not argument.empty):
-        return False
-    return "Callable" not in annotation and "type[" not in annotation.lower()
-
-
-def _names(value: Any, argument: inspect.Parameter) -> Iterator[str]:
-    """Yield the classes and functions that a setting names."""
-    if _is_name(value, argument):
-        yield value
-    elif isinstance(value, Mapping):
-        if _is_call(value, argument) and not _is_instance(argument):
-            yield _PARTIAL
-        for each in value.values():
-            yield from _names(each, argument)
-    elif isinstance(value, tuple):
-        for each in value:
-            yield from _names(each, argument)
-
-
-def _code(value: Any, argument: inspect.Parameter) -> str:
-    """Return the Python expression of a value."""
-    if _is_name(value, argument):
-        return _expression(value)
-    if _is_call(value, argument):
-        function = _expression(value["name"])
-        words = [f"{key}={_code(each, argument)}" for key, each in value.items() if key != "name"]
-        head, first = (function, []) if _is_instance(argument) else (_expression(_PARTIAL), [function])
-        return f"{head}({', '.join([*first, *words])})"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key!r}: {_code(each, argument)}' for key, each in value.items())}}}"
-    if isinstance(value, tuple):
-        return f"({', '.join(_code(each, argument) for each in value)}{',' if len(value) == 1 else ''})"
-    return repr(value)
-
-
-def _object(value: Any, argument: inspect.Parameter) -> Any:
-    """Return a value with classes and functions in place of their names, as its expression has."""
-    if _is_name(value, argument):
-        return load_function("operation", value)
-    if isinstance(value, Mapping):
-        words = {key: _object(each, argument) for key, each in value.items()}
-        if not _is_call(value, argument):
-            return words
-        function = words.pop("name")
-        return function(**words) if _is_instance(argument) else partial(function, **words)
-    return tuple(_object(each, argument) for each in value) if isinstance(value, tuple) else value
+def _is_recurrent(row: type[ModuleOperation]) -> bool:
+    kind = row.module_class
+    return isinstance(kind, type) and issubclass(kind, import_module("torch").nn.RNNBase)
 
 
 def _key(inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[tuple[tuple[str, Shape], ...], str]:
@@ -477,53 +322,91 @@ def _key(inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[tupl
     return tuple(inputs.items()), json.dumps(thawed(settings), sort_keys=True)
 
 
-def _built(row: type[ModuleOperation], keywords: Mapping[str, Any]) -> Any:
-    """Return the module without data, or the exception of its constructor; one of torch.nn serves all shapes."""
+def _settings(text: str) -> dict[str, Any]:
+    """Return the settings of a key."""
+    return {key: hashable(value) for key, value in json.loads(text).items()}
+
+
+def _names(homes: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return what the code of an operation names."""
+    torch = import_module("torch")
+    classes = {name: load_function("operation", home) for name, home in homes}
+    return {"torch": torch, "nn": torch.nn, "F": torch.nn.functional, **classes}
+
+
+def _built(row: type[ModuleOperation], shapes: Mapping[str, Shape], settings: Mapping[str, Any], device: str) -> Any:
+    """Return the module, or the exception of its constructor; one of torch.nn serves all shapes; None of a function."""
     build = _build if row.name.startswith("torch.nn") else _build.__wrapped__
-    return build(row, json.dumps(thawed(keywords)))
+    return build(row.constructor(shapes, settings), tuple(row.outside_homes(settings).items()), device)
 
 
 @lru_cache(maxsize=2**12)
-def _build(row: type[ModuleOperation], text: str, device: str = "meta") -> Any:
-    keywords = {key: _python(hashable(value)) for key, value in json.loads(text).items()}
+def _build(source: str, homes: tuple[tuple[str, str], ...], device: str) -> Any:
     try:
         with import_module("torch").device(device):
-            return row.built(keywords)
+            return eval(source, _names(homes)) if source else None
     except Exception as error:  # raised by the module
         return error
+
+
+def _result_of(
+    row: type[ModuleOperation],
+    module: Any,
+    shapes: Mapping[str, Shape],
+    settings: Mapping[str, Any],
+    tensors: Any,
+    part: str = "",
+) -> Any:
+    """Return the result of a call, or a part of it."""
+    code = f"{row.whole(shapes, settings)}{part}"
+    code = code.format(module="module", **{key: f"tensors[{key!r}]" for key in shapes})
+    names = _names(row.outside_homes(settings).items())
+    return eval(_compiled(code), {**names, "module": module, "tensors": tensors})
+
+
+@lru_cache(maxsize=2**12)
+def _compiled(code: str) -> Any:
+    return compile(code, "<operation>", "eval")  # takes as long as a run
 
 
 @lru_cache(maxsize=2**16)
 def _run(row: type[ModuleOperation], inputs: tuple[tuple[str, Shape], ...], text: str) -> _Result:
     """Return what a run without data shows. Raises ShapeError with the call and torch's own reason."""
-    shapes = dict(inputs)
-    settings = {key: hashable(value) for key, value in json.loads(text).items()}
-    keywords = row.keywords(shapes, settings)
-    if BATCH_FIRST in keywords and len(shapes[row.ports[0]].sizes) < 2:
+    shapes, settings = dict(inputs), _settings(text)
+    if BATCH_FIRST in row.arguments and len(shapes[row.ports[0]].sizes) < 2:
         raise ShapeError(f"expected a sequence, got {shapes[row.ports[0]]}")  # would be one sequence of the batch
-    module = _built(row, keywords)
+    words = row.keywords(row.arguments, shapes, settings)
+    module = _built(row, shapes, settings, "meta")
     try:
         if isinstance(module, Exception):
             raise module
         if (declared := getattr(row.module_class, "infer_shape", None)) is not None:
-            sizes = tuple(declared(shapes[row.ports[0]].sizes, **keywords))
+            names = _names(row.outside_homes(settings).items())
+            sizes = tuple(
+                declared(shapes[row.ports[0]].sizes, **{key: eval(word, names) for key, word in words.items()})
+            )
+            part, written = "".join(f"[{each!r}]" for each in _path(row, settings)) + "[:, None]" * (not sizes), ()
         else:
-            sizes = _output_sizes(row, module, shapes, settings)
-    except ShapeError:
+            sizes, part, written = _output(row, module, shapes, settings)
+    except (ShapeError, UserError):
         raise
     except Exception as error:  # raised by the module
-        words = ", ".join(f"{key}={shown(value)}" for key, value in keywords.items())
-        expected = f"expected {row.__name__}({words}) to accept {' and '.join(map(str, shapes.values()))}"
-        reason = " ".join(str(error).split())
-        raise ShapeError(f"{expected}, got {type(error).__name__}: {reason}") from error
-    weight = tuple(getattr(getattr(module, "weight", None), "shape", ()))
+        words |= row.keywords(row.form.values, shapes, settings)
+        call = f"{row.__name__}({', '.join(f'{key}={word}' for key, word in words.items())})"
+        reason = f"got {type(error).__name__}: {' '.join(str(error).split())}"
+        raise ShapeError(f"expected {call} to accept {' and '.join(map(str, shapes.values()))}, {reason}") from error
     key = row, text, *(len(shape.sizes) for _, shape in inputs)
     if key not in _mixing:
-        _mixing[key] = _is_mixing(row, module, shapes, settings)
+        _mixing[key] = _is_mixing(row, module, shapes, settings, part)
     if _mixing[key]:
         raise ShapeError("expected an output for each example alone, got one that depends on the others of the batch")
-    parameters = getattr(module, "parameters", tuple)()  # of a function: none
-    return _Result(sizes, sum(each.numel() for each in parameters if each.requires_grad), weight)
+    num_parameters = sum(each.numel() for each in _parameters(module) if each.requires_grad)
+    return _Result(sizes, part, written, num_parameters, tuple(getattr(getattr(module, "weight", None), "shape", ())))
+
+
+def _parameters(module: Any) -> Iterable[Any]:
+    """Return the parameters of a module; of a function there are none."""
+    return () if module is None else module.parameters()
 
 
 @lru_cache(maxsize=2**16)
@@ -531,32 +414,31 @@ def _multiply_adds(row: type[ModuleOperation], inputs: tuple[tuple[str, Shape], 
     """Return the multiply-adds of one example, by the formulas of torch.utils.flop_counter."""
     from gflownet.operations.standalone import MultiplyAdds  # imports torch
 
-    shapes = dict(inputs)
-    settings = {key: hashable(value) for key, value in json.loads(text).items()}
-    module = _built(row, row.keywords(shapes, settings))
+    shapes, settings = dict(inputs), _settings(text)
+    module = _built(row, shapes, settings, "meta")
     with MultiplyAdds() as counter:
-        _, batch, num_steps = _called(row, module, shapes)
+        _, batch, num_steps, _ = _called(row, module, shapes, settings, "meta")
     return num_steps * counter.total // batch
 
 
 def _called(
-    row: type[ModuleOperation], module: Any, shapes: Mapping[str, Shape], device: str = "meta"
-) -> tuple[Any, int, int]:
-    """Return the result of a call without data, the size of its batch, and the number of time steps it stands for."""
+    row: type[ModuleOperation], module: Any, shapes: Mapping[str, Shape], settings: Mapping[str, Any], device: str
+) -> tuple[Any, int, int, tuple[str, ...]]:
+    """Return the result of a call, the size of its batch, the time steps it stands for, and the changed inputs."""
     torch = import_module("torch")
     batch = next(n for n in count(_MIN_BATCH) if all(n not in shape.sizes for shape in shapes.values()))
-    tensors = {port: _tensor(shape, batch, device) for port, shape in shapes.items()}
+    tensors = {port: _tensor(shape, batch, device).clone() for port, shape in shapes.items()}
     num_steps = 1
-    if isinstance(module, torch.nn.RNNBase):  # slow without data
+    if _is_recurrent(row):  # slow without data
         num_steps = tensors[INPUT_PORT].shape[1]
         tensors[INPUT_PORT] = tensors[INPUT_PORT][:, :1]
-    first = tensors.pop(row.ports[0])
     with torch.device(device), torch.no_grad():
-        return module(first, **tensors), batch, num_steps
+        result = _result_of(row, module, shapes, settings, tensors)
+    return result, batch, num_steps, tuple(port for port, tensor in tensors.items() if tensor._version)
 
 
 def _is_mixing(
-    row: type[ModuleOperation], module: Any, shapes: Mapping[str, Shape], settings: Mapping[str, Any]
+    row: type[ModuleOperation], module: Any, shapes: Mapping[str, Shape], settings: Mapping[str, Any], part: str
 ) -> bool:
     """Return whether the output of an example changes with another one, found on data in eval mode.
 
@@ -564,26 +446,25 @@ def _is_mixing(
     statistics of the batch; one that needs a GPU or other data.
     """
     torch = import_module("torch")
-    is_module = isinstance(module, torch.nn.Module)
-    num_weights = sum(each.numel() for each in module.parameters()) if is_module else 0
+    num_weights = sum(each.numel() for each in _parameters(module))
     size = num_weights + sum(2 * shape.num_elements for shape in shapes.values())
-    is_layer = num_weights and row.name.startswith("torch.nn:") and not row.named(settings)
-    if size > _MAX_RUN or is_layer:
+    has_parts = any(any(names_in(argument, settings[key])) for key, argument in row.arguments.items())
+    if size > _MAX_RUN or (num_weights and row.name.startswith("torch.nn:") and not has_parts):
         return False
-    if is_module and any(getattr(each, "track_running_stats", None) is False for each in module.modules()):
+    inner = () if module is None else module.modules()
+    if any(getattr(each, "track_running_stats", None) is False for each in inner):
         return False
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.default_generator.manual_seed(0)  # of the CPU alone
-            module = row.built(row.keywords(shapes, settings))
-            if is_module:
+            module = row.build(shapes, settings)
+            if module is not None:
                 module.eval()
             pairs, outputs = {port: _pair(shape) for port, shape in shapes.items()}, []
             for place in range(2):
                 torch.default_generator.manual_seed(0)
                 tensors = {port: pair[place] for port, pair in pairs.items()}
-                output = module(tensors.pop(row.ports[0]), **tensors)
-                outputs.append(reduce(getitem, row.path(settings), output)[0])
+                outputs.append(_result_of(row, module, shapes, settings, tensors, part)[0])
             return not torch.allclose(*outputs, rtol=1e-3, equal_nan=True)
     except Exception:  # raised by the module
         return False
@@ -609,37 +490,61 @@ def _tensor(shape: Shape, batch: int, device: str) -> Any:
 
 def _small_call(
     row: type[ModuleOperation], module: Any, shapes: Mapping[str, Shape], settings: Mapping[str, Any]
-) -> tuple[Any, int, int] | None:
+) -> tuple[Any, int, int, tuple[str, ...]] | None:
     """Return the result of `_called` with data of a small module of torch.nn that has run without; None otherwise."""
-    size = sum(each.numel() for each in getattr(module, "parameters", tuple)())
+    size = sum(each.numel() for each in _parameters(module))
     size += _MIN_BATCH * sum(shape.num_elements for shape in shapes.values())
     if not getattr(module, _HAS_RUN, False) or size > _SMALL:
         return None
     try:
         with import_module("torch").random.fork_rng(devices=[]):
-            small = _build(row, json.dumps(thawed(row.keywords(shapes, settings))), "cpu")
-            return _called(row, small, shapes, "cpu")
+            return _called(row, _built(row, shapes, settings, "cpu"), shapes, settings, "cpu")
     except Exception:  # the call without data says why
         return None
 
 
-def _output_sizes(
+def _path(row: type[ModuleOperation], settings: Mapping[str, Any]) -> tuple[int | str, ...]:
+    """Return the indices and keys that lead to the output in the result of the module."""
+    part = settings[OUTPUT] if row.settings[OUTPUT] is _OF_OUTPUT[OUTPUT] else None
+    return () if part is None else part if isinstance(part, tuple) else (part,)
+
+
+def _output(
     row: type[ModuleOperation], module: Any, shapes: Mapping[str, Shape], settings: Mapping[str, Any]
-) -> tuple[int, ...]:
-    """Return the sizes of the output without the batch. Raises ShapeError unless it is one floating tensor [B, ...]."""
-    output, batch, num_steps = _small_call(row, module, shapes, settings) or _called(row, module, shapes)
+) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
+    """Return the sizes of the output without the batch, its code as a part of the result, and the changed inputs.
+
+    Raises:
+        ShapeError: not one floating tensor [B, ...].
+    """
+    is_tensor, path = import_module("torch").is_tensor, _path(row, settings)
+    result = _small_call(row, module, shapes, settings) or _called(row, module, shapes, settings, "meta")
+    output, batch, num_steps, written = result
     if row.name.startswith("torch.nn:"):
         setattr(module, _HAS_RUN, True)
-    output = reduce(getitem, row.path(settings), output)
-    if not hasattr(output, "is_floating_point"):
-        keys = list(output) if isinstance(output, Mapping) else range(len(output)) if isinstance(output, tuple) else ()
+    part = ""
+    for each in path:
+        is_complex = is_tensor(output) and output.is_complex()
+        step = _COMPLEX.get(each, f"[{each!r}]") if is_complex else f"[{each!r}]"
+        output, part = eval(f"output{step}", {"output": output}), part + step
+    if not is_tensor(output):
+        keys = list(output) if isinstance(output, Mapping) else range(len(output)) if hasattr(output, "__len__") else ()
         parts = ", ".join(map(repr, keys)) or "no parts"
         raise ShapeError(f"expected a tensor, got a {type(output).__name__} of {parts}; {OUTPUT} names one of them")
     if not output.is_floating_point():
-        raise ShapeError(f"expected an output of floating numbers, got {output.dtype}")
+        repair = (
+            f"{OUTPUT} names its {', '.join(_COMPLEX)}" if output.is_complex() else "a function of yours converts it"
+        )
+        raise ShapeError(f"expected an output of floating numbers, got {output.dtype}; {repair}")
+    if _is_recurrent(row) and output.shape[1:2] == (batch,) != output.shape[:1]:  # a state: layers first
+        output, part = output.transpose(0, 1), f"{part}.transpose(0, 1)"
     if output.shape[:1] != (batch,):
-        raise ShapeError(f"expected an output with the batch of {batch} first, got {list(output.shape)}")
-    return tuple(output.shape[1:]) if num_steps == 1 else (num_steps, *output.shape[2:])
+        sizes = ", ".join("batch" if size == batch else f"{size}" for size in output.shape)
+        raise ShapeError(f"expected an output with the batch first, got [{sizes}]")
+    sizes = tuple(output.shape[1:])
+    if num_steps > 1 and path == (0,):
+        sizes = (num_steps, *sizes[1:])
+    return sizes, part if sizes else f"{part}[:, None]", written
 
 
 def _transposed(

@@ -60,10 +60,6 @@ class BatchNorm(_Norm):
             return "{module}({input}.mT).mT"
         return "{module}({input})"
 
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return 2 * single_input(inputs).channels if settings["affine"] else 0
-
 
 class LayerNorm(_Norm):
     """Normalise the features of each position, then scale and shift them (Ba, Kiros and Hinton 2016)."""
@@ -88,10 +84,6 @@ class LayerNorm(_Norm):
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         return _channels_last(inputs)
 
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return (1 + settings["bias"]) * single_input(inputs).channels if settings["affine"] else 0
-
 
 class RMSNorm(_Norm):
     """Divide the features of each position by their root mean square, then scale them (Zhang and Sennrich 2019)."""
@@ -107,7 +99,3 @@ class RMSNorm(_Norm):
     @classmethod
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         return _channels_last(inputs)
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return single_input(inputs).channels if settings["affine"] else 0

@@ -120,7 +120,7 @@ class Operation:
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         """Return the Python expression that makes the module; empty: no module.
 
-        Names in reach: nn, F, torch and the classes of gflownet.operations.layers. None of a user's class: `build` is
+        Names in reach: nn, torch and the classes of gflownet.operations.layers. None of a user's class: `build` is
         called.
         """
         return ""
@@ -152,20 +152,17 @@ class Operation:
 
         from gflownet.operations import layers
 
-        return eval(
-            source,
-            {**vars(layers), **cls.outside_classes(settings), "torch": torch, "nn": torch.nn, "F": torch.nn.functional},
-        )
+        return eval(source, {**vars(layers), **cls.outside_classes(settings), "torch": torch, "nn": torch.nn})
 
     @classmethod
-    def outside_names(cls, settings: Mapping[str, Any]) -> dict[str, str]:
-        """Return `outside` and the names of further classes in the code with these settings."""
-        return dict(cls.outside)
+    def outside_homes(cls, settings: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return module:Class by the name in `constructor` and `call`, with these settings."""
+        return cls.outside
 
     @classmethod
     def outside_classes(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the classes of `outside_names`."""
-        return {name: load_function("operation", home) for name, home in cls.outside_names(settings).items()}
+        """Return the classes that code names, by these names."""
+        return {name: load_function("operation", home) for name, home in cls.outside_homes(settings).items()}
 
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int | None:

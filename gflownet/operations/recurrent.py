@@ -175,8 +175,3 @@ class SelectiveScan(Operation):
     def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         _, inner, state_size, kernel, _ = cls._sizes(inputs, settings)
         return {"hidden": (inner, state_size), "before": (inner, kernel - 1)} if settings["carry"] else {}
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        features, inner, state_size, kernel, rank = cls._sizes(inputs, settings)
-        return inner * (3 * features + kernel + 2 * rank + 3 * state_size + 3)

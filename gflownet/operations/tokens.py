@@ -39,10 +39,6 @@ class Embedding(Operation):
         return f"nn.Embedding({settings['vocabulary_size']}, {settings['features']})"
 
     @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return settings["vocabulary_size"] * settings["features"]
-
-    @classmethod
     def weight_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
         return Shape.of((settings["vocabulary_size"], settings["features"]))
 
@@ -65,10 +61,6 @@ class ColumnEmbedding(Operation):
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         return f"ColumnEmbedding({tuple(settings['categories'])}, {settings['features']})"
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return sum(settings["categories"]) * settings["features"]
 
 
 class Patchify(Operation):
@@ -100,16 +92,6 @@ class Patchify(Operation):
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         return "{module}({input}).flatten(2).mT"
 
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        shape = single_input(inputs)
-        window = settings["patch_size"] ** len(shape.positions)
-        return settings["features"] * (shape.channels * window + settings["bias"])
-
-    @classmethod
-    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return single_input(inputs).num_elements * settings["features"]
-
 
 class LearnedPositions(Operation):
     """A sequence plus a learned vector per position; `max_length` vectors, by default as many as positions."""
@@ -130,11 +112,6 @@ class LearnedPositions(Operation):
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         length, features = single_input(inputs).sizes
         return f"LearnedPositions({settings['max_length'] or length}, {features})"
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        length, features = single_input(inputs).sizes
-        return (settings["max_length"] or length) * features
 
 
 class RotaryPositions(Operation):
@@ -163,10 +140,6 @@ class RotaryPositions(Operation):
         heads = f"{{input}}.unflatten(2, ({settings['heads']}, -1)).transpose(1, 2)"
         return f"{{module}}({heads}).transpose(1, 2).flatten(2)"
 
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return 0
-
 
 class ClassToken(Operation):
     """A sequence with a learned vector in front: [1 + T, D]."""
@@ -183,7 +156,3 @@ class ClassToken(Operation):
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         return f"ClassToken({single_input(inputs).channels})"
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return single_input(inputs).channels

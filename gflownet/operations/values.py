@@ -136,6 +136,15 @@ class FrozenObject(Mapping[str, Any]):
         return repr(thawed(self))
 
 
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield every text in a JSON value, keys left out."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | tuple | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from texts_in(each)
+
+
 def hashable(value: Any) -> Any:
     """Return a JSON value with tuples in place of lists, and frozen objects."""
     if isinstance(value, Mapping):

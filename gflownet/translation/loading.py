@@ -222,7 +222,7 @@ def _weights(path: Path, entry: Mapping[str, Any], *, rank: int) -> dict[str, An
 def copy_weights(
     model: nn.Module, source: nn.Module | Mapping[str, Tensor], names: Mapping[str, str] | None = None
 ) -> None:
-    """Copy parameters and buffers in place; device and dtype of the model stay.
+    """Copy parameters and buffers in place; device and dtype of the model stay, axes of size 1 do not count.
 
     Args:
         model: a translated model.
@@ -237,12 +237,17 @@ def copy_weights(
     targets = model.state_dict()
     pairs = _pairs(targets, tensors, names)
     for target, name in pairs.items():
-        if targets[target].shape != tensors[name].shape:
+        if _sizes(targets[target]) != _sizes(tensors[name]):
             expected, got = list(targets[target].shape), list(tensors[name].shape)
             raise ValueError(f"expected the shape {expected} of {target}, got {got} of {name}")
     with torch.no_grad():
         for target, name in pairs.items():
-            targets[target].copy_(tensors[name])
+            targets[target].copy_(tensors[name].reshape(targets[target].shape))
+
+
+def _sizes(tensor: Tensor) -> list[int]:
+    """Return the sizes but 1: a class token is [1, 1, D] in one module, [D] in another."""
+    return [size for size in tensor.shape if size != 1]
 
 
 def _pairs(

@@ -199,7 +199,7 @@ def _imports(plan: ModelPlan) -> Iterator[str]:
         applied = step.shapes.operation
         if applied is None or step.bodies:
             continue
-        homes = applied.row.outside_names(applied.settings)
+        homes = dict(applied.row.outside_homes(applied.settings))
         if has_own_build(applied.row):
             yield "from gflownet.operations.tensor_shape import Layout, Shape"
             homes[outside_name(applied.row_home)] = applied.row_home
