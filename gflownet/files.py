@@ -63,51 +63,28 @@ def save_whole(path: Path, content: bytes | str) -> None:
 
 
 def cached(name: str, key: str, *, compute: Callable[[], bytes], parse: Callable[[bytes], T]) -> T:
-    """Return a result from the cache folder of the user, or compute and keep it; of several processes the first wins.
+    """Return a result from the cache folder of the user, or compute and keep it.
 
     `name` is folder and suffix of the file, data.npz; `key` has everything that the result depends on. `compute`
     returns the content of the file, `parse` the result in it; an exception: the file is damaged, and is replaced.
     """
     folder, dot, suffix = name.partition(".")
     path = cache_folder() / folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}{dot}{suffix}"
-    result = _parsed(path, parse)
-    if not result:
-        content = compute()
-        result = _kept(path, content, parse) or [parse(content)]
-    return result[0]
+    with contextlib.suppress(Exception):  # missing or damaged
+        return parse(path.read_bytes())
+    content, temporary = compute(), path.with_name(f".{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+    with contextlib.suppress(OSError):  # no place for the file: each process computes
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
+    return parse(content)
 
 
 def cache_folder() -> Path:
     """Return the folder of this user for results that can be computed again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "gflownet"
-
-
-def _parsed(path: Path, parse: Callable[[bytes], T]) -> list[T]:
-    """Return the result in a file, none where the file is missing or damaged."""
-    try:
-        return [parse(path.read_bytes())]
-    except Exception:
-        return []
-
-
-def _kept(path: Path, content: bytes, parse: Callable[[bytes], T]) -> list[T]:
-    """Write a file of the cache unless another process has; return the result of that process, if any."""
-    temporary = path.with_name(f".{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content)
-        try:
-            os.link(temporary, path)
-        except OSError:  # another process was first, the file is damaged, or the file system has no links
-            if result := _parsed(path, parse):
-                return result
-            temporary.replace(path)
-    except OSError:  # no place for the file: each process computes
-        pass
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-    return []
 
 
 def json_text(content: Any, *, indent: int | None = None) -> str:

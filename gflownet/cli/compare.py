@@ -35,10 +35,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     from gflownet.comparison.plan import check_overrides
 
     options = command_line().parse_intermixed_args(arguments)
-    words, options.overrides = options.overrides, []
-    options.runs = []
+    words, options.overrides, options.runs = options.overrides, [], []
     for word in words:
-        (options.runs if _is_path(word) else options.overrides).append(Path(word) if _is_path(word) else word)
+        if "=" not in word and (Path(word).exists() or "*" in word):  # run folder, folder with runs, or pattern
+            options.runs.append(Path(word))
+        else:
+            options.overrides.append(word)
     check_overrides(options.overrides)
     return options
 
@@ -138,8 +140,3 @@ def plan_of(options: argparse.Namespace) -> Plan:
         overrides=tuple(options.overrides),
         folder=options.out or Path("logs", f"compare_{name}"),
     )
-
-
-def _is_path(word: str) -> bool:
-    """Return whether a word is a run folder, a folder with runs, or a pattern, not an option."""
-    return "=" not in word and (Path(word).exists() or "*" in word)

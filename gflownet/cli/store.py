@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0, 2 for an error of the user, 128 + a signal."""
 
     def store() -> None:
-        options = parse(sys.argv[1:] if argv is None else argv)
+        options = command_line().parse_args(sys.argv[1:] if argv is None else argv)
         with trusting(options.trust):
             location = _location(options.location)
             # Imported here: --help and errors of the command line do not wait for SQLAlchemy.
@@ -41,15 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 options.command(overview, options)
 
     return run_command(store)
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the values of the command line.
-
-    Raises:
-        UserError: an unknown command or option, or a missing value.
-    """
-    return command_line().parse_args(arguments)
 
 
 def command_line() -> CommandLine:

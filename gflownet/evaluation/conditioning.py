@@ -206,14 +206,13 @@ class DirectionConditional:
 
     def sample(self, num: int, *, generator: torch.Generator) -> Tensor:
         """Return `num` sampled vectors, [B, K]."""
+        if self._listed is not None and len(self._listed) == 1:  # nothing to sample
+            return self._listed.expand(num, -1)
         if self._listed is not None:
-            return self._from_list(self._listed, num, generator)
+            return self._listed[torch.randint(len(self._listed), (num,), generator=generator)]
         # torch samples this distribution only from its global generator; numpy accepts a separate one.
         rng = np.random.default_rng(int(torch.randint(2**62, (1,), generator=generator)))
         return torch.from_numpy(rng.dirichlet(self._alpha, num).astype(np.float32))
-
-    def _from_list(self, listed: Tensor, num: int, generator: torch.Generator) -> Tensor:
-        return listed[torch.randint(len(listed), (num,), generator=generator)]
 
     def checked(self, numbers: Sequence[float]) -> Tensor:
         """Return the numbers scaled to sum to 1, [1, K].
@@ -245,9 +244,6 @@ class PreferenceConditional(DirectionConditional):
     def __init__(self, config: PreferencesConfig, *, num_objectives: int) -> None:
         self.scalarisation = config.scalarisation
         super().__init__(config.alpha, [config.weights] if config.weights else [], num_objectives=num_objectives)
-
-    def _from_list(self, listed: Tensor, num: int, generator: torch.Generator) -> Tensor:
-        return listed.expand(num, -1)  # one vector: nothing to sample
 
     def scalarise(self, utilities: Tensor, preferences: Tensor) -> Tensor:
         """Return the score [B] of utilities u [B, K] under preferences w [B, K].

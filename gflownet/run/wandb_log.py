@@ -61,11 +61,8 @@ class WandbLog(RunLog):
         """
         super().__init__(print_line)
         self._options, self._folder = options, log_dir
-        self._logged_step = self._last_step = 0
         self._num_checkpoints = 0
         mode = options.mode
-        if mode == "disabled":
-            return
         if mode == "online" and not has_wandb_key():
             print_line(
                 "wandb: no API key, so metrics are saved offline in the run folder; set wandb.mode=disabled to turn "

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from gflownet.config import WandbConfig
+from gflownet.run.logging import MetricLogger
 from gflownet.run.run_log import RunResults
+from gflownet.run.view import Limits
 from gflownet.run.wandb_log import WandbLog, has_wandb_key
 
 
@@ -125,10 +127,10 @@ def test_wandb_failures_print_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_disabled_wandb_is_not_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
-    log = WandbLog(tmp_path, WandbConfig(mode="disabled"), config={}, print_line=pytest.fail)
-    log.write(1, {"loss": 1.0})
-    log.close()
-    assert list(tmp_path.iterdir()) == []
+    options = WandbConfig(mode="disabled")
+    with MetricLogger(tmp_path, limits=Limits(num_steps=1), print_every=1, wandb=options, config={}) as logger:
+        logger.write(1, {"loss": 1.0})
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_wandb_skips_steps_that_a_killed_session_logged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

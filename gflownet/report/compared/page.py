@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -222,9 +221,9 @@ def paired_table(comparison: Comparison, problem: Problem) -> Table | None:
     return Table(["groups", "shared seeds", *(kind.title for kind in kinds)], rows[:_MAX_PAIRS]) if rows else None
 
 
-def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
+def print_comparison(comparison: Comparison) -> None:
     """Print the final figures and the verdict of each problem."""
-    console = console or make_console()
+    console = make_console()
     for problem in comparison.problems:
         kinds = [kind for kind in FIGURES if kind.key in _COMPARED]
         is_known = [any(math.isfinite(each[kind.key].mean) for each in comparison.figures) for kind in kinds]
