@@ -20,7 +20,7 @@ from gflownet.evaluation.store.evaluations import EvaluationRecord
 from gflownet.graphs.assignment import Assignment
 from gflownet.report.page import read_run
 from gflownet.report.verdict import spent_on
-from gflownet.rhn.checkpoint import describe
+from gflownet.rhn.checkpoint import description_of
 from gflownet.rhn.network import RecurrentStack
 from gflownet.run.final_stage import _races, best_tested, sizes_of
 from gflownet.train import main
@@ -124,7 +124,7 @@ def test_run_saves_weights_of_recurrent_stacks(tmp_path, capsys):
     model = gflownet.load(folder)
     assert isinstance(model, RecurrentStack)
     assert not model.training
-    assert entry["language_model"] == json.loads(json.dumps(describe(model)))
+    assert entry["language_model"] == json.loads(json.dumps(description_of(model.config)))
     candidate = Assignment.from_dict(entry["graph"])
     assert model.config == task.config_of(candidate)
     assert entry["words"] == task.words(candidate)

@@ -18,11 +18,11 @@ from torch._C import DispatchKey, DispatchKeySet, _are_functorch_transforms_acti
 from torch.autograd import forward_ad
 
 from gflownet.autodiff import cross_country, derivatives
+from gflownet.autodiff.custom_node import Applied
 from gflownet.autodiff.evaluation import topological_order
 from gflownet.autodiff.lowering import lowered
 from gflownet.autodiff.node_builder import terms_of
 from gflownet.autodiff.nodes import LeafNode, Node
-from gflownet.autodiff.rules import TensorFunction
 from gflownet.autodiff.term_builder import Terms
 from gflownet.autodiff.terms import Term
 
@@ -45,7 +45,7 @@ class Code:
     """The compiled code of a structure, independent of leaf objects, in a fast and in a differentiable form."""
 
     arguments: tuple[Specification, ...]
-    functions: tuple[TensorFunction, ...]  # called call0, call1, ... in the source
+    functions: tuple[Applied, ...]  # called call0, call1, ... in the source
     source: str
     differentiable_source: str  # without in-place operations, for torch.autograd
     num_operations: int
@@ -81,7 +81,7 @@ def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((), value, dtype=dtype, device=device)
 
 
-def _compiled(source: str, functions: Sequence[TensorFunction]) -> Callable[..., Result]:
+def _compiled(source: str, functions: Sequence[Applied]) -> Callable[..., Result]:
     namespace: dict[str, Any] = {"torch": torch, "inf": math.inf, "nan": math.nan, "scalar": _scalar}
     namespace |= {f"call{number}": function for number, function in enumerate(functions)}
     exec(builtins.compile(source, "<tensor graph>", "exec"), namespace)

@@ -171,7 +171,7 @@ class CustomNode(Node):
 
 @dataclass(frozen=True)
 class Applied:
-    """A node class with settings, for operands of given shapes and dtypes: a `TensorFunction`."""
+    """A node class with settings, for operands of given shapes and dtypes: a hashable function of tensors."""
 
     kind: type[CustomNode]
     settings: tuple[tuple[str, Any], ...]

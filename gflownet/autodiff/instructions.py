@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from gflownet.autodiff.rules import Shape, TensorFunction
+from gflownet.autodiff.custom_node import Applied
+from gflownet.autodiff.rules import Shape
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -47,7 +48,7 @@ class Instructions:
 
     def __init__(self, arguments: Iterable[tuple[Shape, torch.dtype]]) -> None:
         self._values: dict[tuple[object, ...], Value] = {}  # by instruction
-        self.functions: dict[TensorFunction, int] = {}  # number N is named callN in the code
+        self.functions: dict[Applied, int] = {}  # number N is named callN in the code
         self.arguments = [
             self._value(("", number), shape=shape, dtype=dtype) for number, (shape, dtype) in enumerate(arguments)
         ]
@@ -87,7 +88,7 @@ class Instructions:
             in_place=in_place,
         )
 
-    def call(self, function: TensorFunction, operands: Sequence[Value]) -> Value:
+    def call(self, function: Applied, operands: Sequence[Value]) -> Value:
         """Return the result of a function of whole tensors."""
         number = self.functions.setdefault(function, len(self.functions))
         places = ", ".join(f"{{{k}}}" for k in range(len(operands)))

@@ -10,10 +10,11 @@ import torch
 
 from gflownet.autodiff import nodes as node_classes
 from gflownet.autodiff.contraction import contraction_order
+from gflownet.autodiff.custom_node import Applied
 from gflownet.autodiff.evaluation import topological_order
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
-from gflownet.autodiff.rules import Form, Labels, Shape, TensorFunction, value
+from gflownet.autodiff.rules import Form, Labels, Shape, value
 from gflownet.autodiff.term_builder import Terms
 from gflownet.autodiff.terms import Extents, Leaf, Sum, Term, View, extents_of, ordered
 
@@ -63,7 +64,7 @@ class Nodes:
         """Return the entries in another dtype."""
         return node_classes.CastNode(source, dtype)
 
-    def call(self, function: TensorFunction, inputs: Sequence[Node]) -> Node:
+    def call(self, function: Applied, inputs: Sequence[Node]) -> Node:
         """Return a function of whole tensors."""
         return function.node(inputs)
 

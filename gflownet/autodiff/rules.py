@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
 from gflownet.autodiff.functions import Constant, Function
 from gflownet.autodiff.terms import Extents
+
+if TYPE_CHECKING:
+    from gflownet.autodiff.custom_node import Applied
 
 Labels = Sequence[int]  # one label per axis; of n labels none is above n
 Shape = tuple[int, ...]
@@ -58,41 +60,11 @@ class Conversion:
     dtype: torch.dtype
 
 
-class TensorFunction(Protocol):
-    """A function of whole tensors, hashable; its derivatives are such functions again."""
-
-    @property
-    def shape(self) -> Shape:
-        """Return the shape of the result."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the dtype of the result."""
-        ...
-
-    def __call__(self, *values: Tensor) -> Tensor:
-        """Return the result, in memory that no operand shares."""
-        ...
-
-    def node(self, inputs: Sequence[Any]) -> Any:
-        """Return the node that applies the function to inputs."""
-        ...
-
-    def reversed(self, algebra: Algebra[Any], inputs: Sequence[Any], which: int, adjoint: Any, extra: Shape) -> Any:
-        """Return the contribution of the adjoint `[result..., H]` to that of an input, `[input..., H]`."""
-        ...
-
-    def pushed(self, algebra: Algebra[Any], inputs: Sequence[Any], which: int, tangent: Any, extra: Shape) -> Any:
-        """Return the contribution of an input's tangent `[input..., H]` to that of the result, `[result..., H]`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function of the inputs."""
+    """A function of the inputs as whole tensors."""
 
-    function: TensorFunction
+    function: Applied
 
 
 Form = Combination | Product | Entrywise | Conversion | Call
@@ -138,7 +110,7 @@ class Algebra(Protocol[Item]):
         """Return the entries in another dtype."""
         ...
 
-    def call(self, function: TensorFunction, inputs: Sequence[Item]) -> Item:
+    def call(self, function: Applied, inputs: Sequence[Item]) -> Item:
         """Return a function of whole tensors."""
         ...
 

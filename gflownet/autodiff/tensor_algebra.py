@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gflownet.autodiff.functions import Function
-from gflownet.autodiff.rules import Labels, TensorFunction
+from gflownet.autodiff.rules import Labels
 from gflownet.autodiff.terms import Extents
+
+if TYPE_CHECKING:
+    from gflownet.autodiff.custom_node import Applied
 
 # torch.einsum has a letter for each index.
 MAX_LETTERS = 52
@@ -45,7 +49,7 @@ class Tensors:
         """Return the entries in another dtype."""
         return source.to(dtype)
 
-    def call(self, function: TensorFunction, inputs: Sequence[Tensor]) -> Tensor:
+    def call(self, function: Applied, inputs: Sequence[Tensor]) -> Tensor:
         """Return a function of whole tensors."""
         return function(*inputs)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gflownet.autodiff import functions, rules
+from gflownet.autodiff.custom_node import Applied
 from gflownet.autodiff.functions import Constant, Function, Product, X, multiply
 from gflownet.autodiff.rules import Form
 from gflownet.autodiff.terms import (
@@ -145,7 +146,7 @@ class Terms:
             self._known[key] = self._new(Cast, source.shape, dtype, (source,))
         return self._known[key]
 
-    def call(self, function: rules.TensorFunction, inputs: Sequence[Term]) -> Term:
+    def call(self, function: Applied, inputs: Sequence[Term]) -> Term:
         """Return a function of whole tensors."""
         key = ("call", function, *(source.uid for source in inputs))
         if key not in self._known:

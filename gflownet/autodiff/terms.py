@@ -65,7 +65,7 @@ class Apply(Term):
     """A function of whole tensors."""
 
     __slots__ = ("function",)
-    function: Any  # TensorFunction of rules.py, which imports this module
+    function: Any  # Applied of custom_node.py, which imports this module
 
 
 class Sum(Term):

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -51,21 +51,8 @@ KINDS = {
 }
 
 
-def describe(model: nn.Module) -> dict[str, Any]:
-    """Return the content of model.json: the kind of a model and its config, as JSON values.
-
-    Raises:
-        ValueError: a model of another class than those of `KINDS`.
-    """
-    name = f"{type(model).__module__}:{type(model).__qualname__}"
-    if name in (kind.model for kind in KINDS.values()):
-        return description_of(cast(RecurrentNetwork, model).config)
-    expected = " or ".join(kind.model.partition(":")[2] for kind in KINDS.values())
-    raise ValueError(f"model: expected {expected}, got {type(model).__name__}")
-
-
 def description_of(config: Any) -> dict[str, Any]:
-    """Return `describe` of the model of a config, which is not built.
+    """Return the content of model.json: the kind of a model, by the class of its config, and the config as JSON values.
 
     Raises:
         ValueError: a config of another class than those of `KINDS`.
@@ -82,7 +69,7 @@ def model_of(description: Any, where: str = "language_model") -> RecurrentNetwor
     """Return an untrained model of the content of a model.json, from torch's global random state.
 
     Args:
-        description: see `describe`.
+        description: see `description_of`.
         where: start of an error message.
 
     Raises:
@@ -111,7 +98,7 @@ def save_language_model(folder: Path, model: nn.Module) -> None:
         ValueError: a model of another class.
         UserError: a file cannot be written, for example on a full disk.
     """
-    description = json.dumps(describe(model), indent=1)
+    description = json.dumps(description_of(getattr(model, "config", model)), indent=1)
     described, prepared = folder / DESCRIPTION_NAME, folder / PREPARED_NAME
     write_whole(prepared, save({name: tensor.detach().cpu().contiguous() for name, tensor in _weights(model).items()}))
     is_same = described.is_file() and described.read_bytes() == description.encode()

@@ -28,14 +28,12 @@ class RHNConfig:
     depth: int = 4
     rank: int = 4  # of the adapters
     bottleneck: int = 16  # width between a state and the heads that compute adapters
-    tied: bool = True  # the unembedding shares the weights of the embedding
     epsilon: float = 1e-6  # of the RMS norms
     norm: Norm = "dora"
 
     def __post_init__(self) -> None:
-        sizes = [field.name for field in fields(self) if field.name not in ("tied", "epsilon", "norm")]
+        sizes = [field.name for field in fields(self) if field.name not in ("epsilon", "norm")]
         _check_sizes(self, *sizes)
-        _check_switches(self, "tied")
         if self.norm not in get_args(Norm):
             raise ValueError(f"norm: expected one of {', '.join(get_args(Norm))}, got {self.norm!r}")
 
@@ -214,7 +212,7 @@ def _check_sizes(config: RHNConfig | StackConfig, *names: str) -> None:
         raise ValueError(f"epsilon: expected a number > 0, got {config.epsilon!r:.80}")
 
 
-def _check_switches(config: RHNConfig | StackLayer, *names: str) -> None:
+def _check_switches(config: StackLayer, *names: str) -> None:
     for name in names:
         if not isinstance(getattr(config, name), bool):
             raise ValueError(f"{name}: expected true or false, got {getattr(config, name)!r:.80}")

@@ -15,9 +15,8 @@ intermediate size, r the rank and J = bottleneck + 1. The state of a sequence is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -25,8 +24,11 @@ from torch.nn import functional as F
 
 from gflownet.rhn.diagonal import silu
 from gflownet.rhn.fold import BlockSizes, Fold, fold, normalised, sizes_of
-from gflownet.rhn.layers import MIN_SQUARED_NORM, RMSNorm, Run, SequenceLayer, check_tokens
+from gflownet.rhn.layers import MIN_SQUARED_NORM, Run, SequenceLayer, check_tokens
 from gflownet.rhn.wavefront import layers_per_group, run_diagonals
+
+if TYPE_CHECKING:
+    from gflownet.rhn.network import RecurrentNetwork
 
 TILE_ROWS = 64  # rows at once: their adapters of one layer nearly fit the second-level cache
 # Maximum size of the adapters of all layers computed in one call; a larger result does not fit the cache.
@@ -255,21 +257,6 @@ class LanguageModel(Protocol):
         ...
 
 
-class Network(Protocol):
-    """Interface of a decoder to the weights of an `RHN` or a `RecurrentStack`."""
-
-    norm: RMSNorm  # of the outputs of the last layer
-    state_shape: tuple[int, int]  # (layers, width)
-
-    def tables(self) -> tuple[Tensor, Tensor]:
-        """Return the weights of embedding and unembedding, [V, H] both."""
-        ...
-
-    def runs(self) -> Iterable[Run]:
-        """Return the layers in the groups that are computed together."""
-        ...
-
-
 class _FoldedRun:
     """Folded weights of consecutive RHN layers."""
 
@@ -292,23 +279,23 @@ class _FoldedRun:
 class RHNDecoder:
     """A `LanguageModel` with the weights of a network, folded once; call `refresh` after a change of the weights."""
 
-    def __init__(self, network: Network) -> None:
-        """Fold the weights of an `RHN` or a `RecurrentStack`."""
+    def __init__(self, network: RecurrentNetwork) -> None:
+        """Fold the weights of a network."""
         self._network = network
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Read the weights again."""
-        embedding, unembedding = self._network.tables()
-        norm, hidden = self._network.norm, embedding.shape[1]
+        embedding, norm = self._network.embedding, self._network.norm
+        hidden = embedding.shape[1]
         self.vocabulary_size, self.state_shape = len(embedding), self._network.state_shape
         self.device = embedding.device
         dtype = self.dtype = torch.promote_types(embedding.dtype, torch.float32)
         self._runs = [run if run.other else _FoldedRun(run) for run in self._network.runs()]
         self._embedding = embedding.detach().to(dtype, copy=True)
         gain = norm.weight.detach().to(dtype) * math.sqrt(hidden)
-        self._unembedding = (unembedding.detach().to(dtype) * gain).mT.contiguous()
+        self._unembedding = (embedding.detach().to(dtype) * gain).mT.contiguous()
         self._root = gain.new_full((), math.sqrt(hidden * norm.epsilon))
 
     def _logits(self, x: Tensor) -> Tensor:

@@ -40,19 +40,16 @@ def layer_by_layer(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) 
 class RecurrentNetwork(nn.Module):
     """Base of language models of recurrent layers.
 
-    Subclasses provide the attributes, `runs` and `tables`.
+    Subclasses provide the attributes and `runs`.
     """
 
     config: Any
+    embedding: nn.Parameter  # [V, H], of the unembedding too
     norm: RMSNorm  # of the outputs of the last layer
     state_shape: tuple[int, int]  # (layers, width) of the state of one sequence
 
     def runs(self) -> Iterable[Run]:
         """Return the layers in the groups that are computed together, first to last."""
-        raise NotImplementedError
-
-    def tables(self) -> tuple[Tensor, Tensor]:
-        """Return the weights of embedding and unembedding, [V, H] both."""
         raise NotImplementedError
 
     def decoder(self) -> RHNDecoder:
@@ -78,8 +75,7 @@ class RecurrentNetwork(nn.Module):
         check_tokens(tokens)
         layers, width = self.state_shape
         check_state(state, layers=layers, rows=len(tokens), width=width)
-        embedding, unembedding = self.tables()
-        x, last_states = F.embedding(tokens, embedding), []
+        x, last_states = F.embedding(tokens, self.embedding), []
         for run in self.runs():
             before = None if state is None else state[run.layers]
             if run.other is None:
@@ -88,7 +84,7 @@ class RecurrentNetwork(nn.Module):
                 x, last = run.other(x, None if before is None else before[0, :, : run.other.state_width])
                 last = last.unsqueeze(0)
             last_states.append(F.pad(last, (0, width - last.shape[-1])))
-        return F.linear(self.norm(x), unembedding), torch.cat(last_states)
+        return F.linear(self.norm(x), self.embedding), torch.cat(last_states)
 
 
 class RHN(RecurrentNetwork):
@@ -99,12 +95,9 @@ class RHN(RecurrentNetwork):
         super().__init__()
         self.config = config
         self.state_shape = config.depth, config.hidden_size
-        size = config.vocabulary_size, config.hidden_size
-        self.embedding = nn.Embedding(*size, _weight=embedding_table(*size))
+        self.embedding = embedding_table(config.vocabulary_size, config.hidden_size)
         self.blocks = nn.ModuleList(RHNBlock(config) for _ in range(config.depth))
         self.norm = RMSNorm(config.hidden_size, config.epsilon)
-        # Tied, there is no second table, so that a checkpoint holds the embedding once.
-        self.unembedding = None if config.tied else nn.Embedding(*size, _weight=embedding_table(*size))
 
     @property
     def layers(self) -> list[RHNBlock]:
@@ -114,10 +107,6 @@ class RHN(RecurrentNetwork):
     def runs(self) -> list[Run]:
         """Return all layers as one run."""
         return [Run(slice(0, self.config.depth), tuple(self.layers))]
-
-    def tables(self) -> tuple[Tensor, Tensor]:
-        """Return the weights of embedding and unembedding, [V, H] both."""
-        return self.embedding.weight, (self.unembedding or self.embedding).weight
 
 
 def backward_in_chunks(
@@ -152,7 +141,7 @@ def backward_in_chunks(
         raise ValueError(f"targets: expected the shape {tuple(tokens.shape)} of tokens, got {tuple(targets.shape)}")
     if chunk < 1:
         raise ValueError(f"chunk: expected at least 1 token, got {chunk}")
-    total = torch.zeros((), dtype=network.embedding.weight.dtype, device=tokens.device)
+    total = torch.zeros((), dtype=network.embedding.dtype, device=tokens.device)
     for inputs, labels in zip(tokens.split(chunk, 1), targets.split(chunk, 1), strict=True):
         logits, last = network(inputs, state, stack=stack)
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / tokens.numel()
@@ -204,10 +193,6 @@ class RecurrentStack(RecurrentNetwork):
         """Return the sizes that RHN layers of one wavefront share; None for another cell."""
         layer = self.config.layers[self.config.owners[place]]
         return (layer.rank, layer.intermediate_size(self.config.width)) if layer.cell == "rhn" else None
-
-    def tables(self) -> tuple[Tensor, Tensor]:
-        """Return the weights of embedding and unembedding, [V, W] both."""
-        return self.embedding, self.embedding
 
 
 def _new_layer(layer: StackLayer, config: StackConfig) -> RHNBlock | RecurrentLayer:

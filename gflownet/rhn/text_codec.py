@@ -58,11 +58,9 @@ class StreamDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def text(self, tokens: Iterable[int]) -> str:
-        """See TextStream."""
         return self._decoder.decode(bytes(tokens))
 
     def rest(self) -> str:
-        """See TextStream."""
         incomplete = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return incomplete
@@ -74,18 +72,15 @@ class ByteCodec:
     vocabulary_size = 256
 
     def encode(self, text: str) -> list[int]:
-        """See TextCodec."""
         try:
             return list(text.encode("utf-8"))
         except UnicodeEncodeError as error:
             raise ValueError(f"text: expected characters that UTF-8 can encode, got {text[error.start]!r}") from None
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """See TextCodec."""
         return bytes(tokens).decode("utf-8", errors="replace")
 
     def stream(self) -> TextStream:
-        """See TextCodec."""
         return StreamDecoder()
 
     def token_name(self, token: int) -> str:
@@ -123,16 +118,13 @@ class TokenizerCodec:
         self.vocabulary_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
 
     def encode(self, text: str) -> list[int]:
-        """See TextCodec."""
         encode(text)  # refuses half of a surrogate pair
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """See TextCodec."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
     def stream(self) -> TextStream:
-        """See TextCodec."""
         return _TokenizerStream(self)
 
     def token_name(self, token: int) -> str:
@@ -178,7 +170,6 @@ class _TokenizerStream:
         self._next: list[int] = []  # tokens after it
 
     def text(self, tokens: Iterable[int]) -> str:
-        """See TextStream."""
         self._next += tokens
         piece = self._piece()
         if not piece or piece.endswith("\N{REPLACEMENT CHARACTER}"):
@@ -187,7 +178,6 @@ class _TokenizerStream:
         return piece
 
     def rest(self) -> str:
-        """See TextStream."""
         piece = self._piece()
         self._last, self._next = [], []
         return piece

@@ -218,10 +218,6 @@ class CellNetwork(RecurrentNetwork):
         """Yield the layers as one run."""
         yield Run(slice(0, 1), other=self.stack)
 
-    def tables(self) -> tuple[Tensor, Tensor]:
-        """Return the weights of embedding and unembedding, [V, W] both."""
-        return self.embedding, self.embedding
-
 
 def num_cell_parameters(config: CellConfig) -> int:
     """Return the number of parameters of a network, computed from its graphs."""

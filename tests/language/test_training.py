@@ -20,7 +20,7 @@ from gflownet.envs.skeleton import read_steps
 from gflownet.evaluation.candidates.language import LanguageDivergedError, LanguageSteps, LanguageTraining
 from gflownet.language.__main__ import main
 from gflownet.records.status import RunState, read_status
-from gflownet.rhn.checkpoint import describe, description_of, load_language_model, load_text_model
+from gflownet.rhn.checkpoint import description_of, load_language_model, load_text_model
 from gflownet.rhn.config import StackConfig, StackLayer
 from gflownet.rhn.network import RecurrentStack
 from gflownet.rhn.serving import SamplingParams, Stream
@@ -90,7 +90,10 @@ def test_training_learns_the_text(tmp_path: Path) -> None:
 def test_found_model_keeps_its_widths(tmp_path: Path, capsys: Captured) -> None:
     """The file of a search, as docs/rhn.md describes it."""
     stack = RecurrentStack(StackConfig((StackLayer("lstm"), StackLayer(rank=3, projections=("up",))), width=10))
-    entries = [{"rank": 0, "graph": {}}, {"rank": 1, "language_model": describe(stack), "words": "lstm 10 > rhn 10"}]
+    entries = [
+        {"rank": 0, "graph": {}},
+        {"rank": 1, "language_model": description_of(stack.config), "words": "lstm 10 > rhn 10"},
+    ]
     foreign = json.loads(json.dumps(blocks_of()).replace("gflownet.translation.cell_network:Causal", "no_such_module:"))
     entries.append({"rank": 2, "language_model": foreign})
     (tmp_path / "search").mkdir()

@@ -62,17 +62,16 @@ def forward(
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return logits [R, T, V] and last states [depth, R, H] of tokens [R, T], after `state` if given."""
-    unembedding = parameters.get("unembedding.weight", parameters["embedding.weight"])
     all_logits, all_states = [], []
     for row, sequence in enumerate(tokens.tolist()):
         before = [None if state is None else state[n, row] for n in range(depth)]
         logits = []
         for token in sequence:
-            x = parameters["embedding.weight"][token]
+            x = parameters["embedding"][token]
             for n in range(depth):
                 x = cell(under(parameters, f"blocks.{n}."), x, before[n], epsilon, norm)
                 before[n] = x
-            logits.append(unembedding @ rms_norm(x, parameters["norm.weight"], epsilon))
+            logits.append(parameters["embedding"] @ rms_norm(x, parameters["norm.weight"], epsilon))
         all_logits.append(torch.stack(logits))
         all_states.append(torch.stack([last for last in before if last is not None]))
     return torch.stack(all_logits), torch.stack(all_states, 1)

@@ -38,7 +38,7 @@ def scattered(network: Network, seed: int) -> Network:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in network.double().named_parameters():
-            std = 1.0 if name in ("embedding", "embedding.weight") else 0.4 * max(parameter.shape[-1], 1) ** -0.5
+            std = 1.0 if name == "embedding" else 0.4 * max(parameter.shape[-1], 1) ** -0.5
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * std
             parameter.copy_(noise + (1 if name.endswith("norm.weight") else 0))
     return network
@@ -54,7 +54,6 @@ def random_case(seed: int) -> Case:
         depth=chance.randint(1, 6),
         rank=chance.randint(1, 4),
         bottleneck=chance.randint(1, 4),
-        tied=chance.random() < 0.5,
         epsilon=chance.choice([1e-6, 1e-2]),
         norm="dora" if seed % 3 else "none",
     )

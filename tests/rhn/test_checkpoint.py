@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,10 +30,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 NETWORKS: dict[str, RecurrentNetwork] = {
-    **{
-        f"tied {dtype}": random_network(CONFIG, 0).to(dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16)
-    },
-    "untied": random_network(replace(CONFIG, tied=False), 0),
+    **{f"rhn {dtype}": random_network(CONFIG, 0).to(dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16)},
     **{f"stack {seed}": random_stack(seed) for seed in range(8)},
 }
 
@@ -62,7 +58,7 @@ def test_save_replaces_the_previous_model(saved: Path) -> None:
 
 
 def test_save_other_module_raises(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="model: expected RHN or RecurrentStack or CellNetwork, got Linear"):
+    with pytest.raises(ValueError, match="config: expected RHNConfig or StackConfig or CellConfig, got Linear"):
         save_language_model(tmp_path, torch.nn.Linear(1, 1))
     assert list(tmp_path.iterdir()) == []
 
@@ -84,7 +80,7 @@ def _description(**changes: object) -> str:
         (_description(depth=0), "model.json: config: depth: expected at least 1, got 0"),
         (_description(depth="two"), "model.json: config: "),
         (_description(depth=2.5), "model.json: config: "),
-        (_description(hidden_size=10**9), "model.safetensors: embedding.weight: expected the shape (5, 1000000000)"),
+        (_description(hidden_size=10**9), "model.safetensors: embedding: expected the shape (5, 1000000000)"),
         (_description(depth=3), "model.safetensors: expected the weights described in model.json, blocks.2."),
         (_description(depth=1), "model.safetensors: expected the weights described in model.json, blocks.1."),
     ],

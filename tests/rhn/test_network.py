@@ -25,10 +25,10 @@ def test_new_network_equals_plain_feed_forward_layers(norm: Norm) -> None:
     torch.manual_seed(0)
     network = RHN(replace(CONFIGS["small"], norm=norm)).double()
     tokens = torch.randint(256, (2, 9))
-    x = network.embedding(tokens)
+    x = network.embedding[tokens]
     for block in network.layers:
         x = x + block.ffn.plain(block.norm(x))
-    expected = network.norm(x) @ network.embedding.weight.mT
+    expected = network.norm(x) @ network.embedding.mT
     torch.testing.assert_close(network(tokens)[0], expected, rtol=1e-12, atol=1e-12)
 
 

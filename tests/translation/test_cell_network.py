@@ -14,7 +14,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.candidates.language import LanguageTraining, bits_per_byte, train_language_model
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.operations.vocabulary import aggregation
-from gflownet.rhn.checkpoint import describe, load_language_model, model_of, save_language_model
+from gflownet.rhn.checkpoint import description_of, load_language_model, model_of, save_language_model
 from gflownet.testing.operations import check_operation
 from gflownet.translation.cell_network import (
     CarriedConvolution,
@@ -182,7 +182,7 @@ def test_load_returns_the_saved_cell(tmp_path: Path) -> None:
 
 
 def test_invalid_cell_raises_one_line() -> None:
-    described = describe(CellNetwork(of_cell(tanh_cell(4))))
+    described = description_of(of_cell(tanh_cell(4)))
     broken: tuple[Any, ...] = (
         {"cell": {}},
         {},

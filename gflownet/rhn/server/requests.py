@@ -111,7 +111,6 @@ class CompletionRequest(SamplingFields):
     suffix: Literal[""] | None = None  # this model does not insert text
 
     def submission(self, codec: TextCodec, template: ChatTemplate) -> Submission:
-        """See SamplingFields."""
         if self.echo and self.logprobs is not None:
             raise bad_request("logprobs", "expected none with echo=true")
         max_tokens = COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
@@ -163,7 +162,6 @@ class ChatRequest(SamplingFields):
     tools: Annotated[list[Any], Field(max_length=0)] | None = None  # this model calls none
 
     def submission(self, codec: TextCodec, template: ChatTemplate) -> Submission:
-        """See SamplingFields."""
         prompt = codec.encode(template.prompt([message.values() for message in self.messages]))
         if not prompt:
             raise bad_request("messages", "expected at least one token, the chat template gives none")

@@ -61,7 +61,6 @@ class CompletionFormat(AnswerFormat):
     kinds = ("text_completion", "text_completion")
 
     def choice(self, piece: Piece, *, is_event: bool) -> dict[str, Any]:
-        """See AnswerFormat."""
         logprobs = self._logprobs(piece) if self.has_logprobs else None
         return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
@@ -91,7 +90,6 @@ class ChatFormat(AnswerFormat):
         return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
     def choice(self, piece: Piece, *, is_event: bool) -> dict[str, Any]:
-        """See AnswerFormat."""
         content = {"delta": {"content": piece.text} if piece.text or piece.tokens else {}}
         if not is_event:
             content = {"message": {"role": "assistant", "content": piece.text, "refusal": None}}

@@ -8,18 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
-from gflownet.rhn.text_codec import ByteCodec, TextCodec, TextStream
-
-
-@dataclass(frozen=True)
-class EosTokenCriteria:
-    """End the answer at one of some tokens, which is not part of the answer."""
-
-    token_ids: frozenset[int]
-
-    def __call__(self, tokens: Sequence[int]) -> bool:
-        """Return whether the answer ends before its last token."""
-        return tokens[-1] in self.token_ids
+from gflownet.rhn.text_codec import TextCodec, TextStream
 
 
 class AnswerEnd(NamedTuple):
@@ -27,27 +16,6 @@ class AnswerEnd(NamedTuple):
 
     num_tokens: int  # that hold the text of the answer
     cut: int = 0  # last characters of these tokens that are not part of the answer
-
-
-@dataclass(frozen=True)
-class ByteStops:
-    """Stop strings as sequences of tokens, one token per byte."""
-
-    sequences: tuple[tuple[int, ...], ...]  # none empty
-
-    def end(self, tokens: Sequence[int]) -> AnswerEnd | None:
-        """Return the end of the answer if a stop string ends in the last token; the earliest start counts."""
-        lengths = [len(s) for s in self.sequences if tuple(tokens[-len(s) :]) == s]
-        return AnswerEnd(len(tokens) - max(lengths)) if lengths else None
-
-    def num_shown(self, tokens: Sequence[int]) -> int:
-        """Return the number of first tokens that no stop string can contain."""
-        longest = max(map(len, self.sequences), default=0) - 1
-        for count in range(min(longest, len(tokens)), 0, -1):
-            tail = tuple(tokens[-count:])
-            if any(len(s) > count and s[:count] == tail for s in self.sequences):
-                return len(tokens) - count
-        return len(tokens)
 
 
 class TextStops:
@@ -61,7 +29,7 @@ class TextStops:
         self._tail = ""  # last characters of the text, fewer than the longest stop string has
 
     def end(self, tokens: Sequence[int]) -> AnswerEnd | None:
-        """Return the end as `ByteStops.end`; called once for every token."""
+        """Return the end of the answer if a stop string ends in the last token; called once for every token."""
         before = self._ends[-1] if self._ends else 0
         piece = self._stream.text(tokens[-1:])
         first, text = before - len(self._tail), self._tail + piece
@@ -76,7 +44,7 @@ class TextStops:
         return AnswerEnd(num_tokens, self._ends[num_tokens - 1] - min(starts) if num_tokens else 0)
 
     def num_shown(self, tokens: Sequence[int]) -> int:
-        """Return the number as `ByteStops.num_shown`; tokens without text at the end may begin a character."""
+        """Return the number of first tokens that no stop string can contain, and whose characters are complete."""
         limit = self._ends[-1] - self._num_open()
         num_tokens = self._num_covering(limit)
         if num_tokens and self._ends[num_tokens - 1] > limit:
@@ -100,8 +68,8 @@ class TextStops:
 class Answer:
     """The tokens of one answer; `num_shown` excludes tokens that may be the beginning of a stop string."""
 
-    eos: EosTokenCriteria
-    stop_strings: ByteStops | TextStops | None
+    stop_token_ids: frozenset[int]  # end the answer and are not part of it
+    stop_strings: TextStops | None
     max_tokens: int
     min_tokens: int = 0
     sampled: list[Sampled] = field(default_factory=list)
@@ -110,7 +78,7 @@ class Answer:
     cut: int = 0  # characters of the last shown token that are not part of the answer
 
     def __post_init__(self) -> None:
-        self._may_stop = bool(self.eos.token_ids) or self.stop_strings is not None
+        self._may_stop = bool(self.stop_token_ids) or self.stop_strings is not None
 
     def add(self, sampled: Sampled) -> FinishReason | None:
         """Add the next token, update `num_shown`, and return the reason if the answer ends."""
@@ -122,10 +90,12 @@ class Answer:
         stops = self.stop_strings
         end = stops.end(self.tokens) if stops else None
         if len(self.tokens) > self.min_tokens:
-            if self.eos(self.tokens):
+            if sampled.token in self.stop_token_ids:
                 end = AnswerEnd(len(self.tokens) - 1)
             if end is not None:
-                self._end(end)
+                # Tokens that were shown while min_tokens suppressed a stop string stay shown.
+                if end.num_tokens >= self.num_shown:
+                    self.num_shown, self.cut = end
                 return FinishReason.STOP
         if len(self.tokens) >= self.max_tokens:
             self.num_shown = len(self.tokens)
@@ -134,17 +104,8 @@ class Answer:
         self.num_shown = max(self.num_shown, num_shown)
         return None
 
-    def _end(self, end: AnswerEnd) -> None:
-        # Tokens that were shown while min_tokens suppressed a stop string stay shown.
-        if end.num_tokens >= self.num_shown:
-            self.num_shown, self.cut = end
-
 
 def new_answer(params: SamplingParams, codec: TextCodec) -> Answer:
     """Return an empty answer with the stopping criteria of a request; `codec` decodes its tokens."""
-    stops: ByteStops | TextStops | None = None
-    if params.stop and isinstance(codec, ByteCodec):
-        stops = ByteStops(tuple(tuple(text.encode()) for text in params.stop))
-    elif params.stop:
-        stops = TextStops(params.stop, codec.stream())
-    return Answer(EosTokenCriteria(frozenset(params.stop_token_ids)), stops, params.max_tokens, params.min_tokens)
+    stops = TextStops(params.stop, codec.stream()) if params.stop else None
+    return Answer(frozenset(params.stop_token_ids), stops, params.max_tokens, params.min_tokens)

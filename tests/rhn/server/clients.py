@@ -31,7 +31,7 @@ PATIENCE = 60.0  # seconds
 def save_tiny(path: Path) -> Path:
     """Save a model whose answers are varied and depend on all that came before; return where."""
     network = random_network(CONFIG, 0)
-    torch.nn.init.normal_(network.embedding.weight, std=0.3, generator=torch.Generator().manual_seed(0))
+    torch.nn.init.normal_(network.embedding, std=0.3, generator=torch.Generator().manual_seed(0))
     save_language_model(path, network)
     return path
 
@@ -41,7 +41,7 @@ def save_tokenizer_model(path: Path) -> Path:
     path.mkdir(parents=True)
     size = write_tokenizer(path / TOKENIZER_NAME).vocabulary_size
     network = random_network(replace(CONFIG, vocabulary_size=size), 0)
-    torch.nn.init.normal_(network.embedding.weight, std=0.3, generator=torch.Generator().manual_seed(0))
+    torch.nn.init.normal_(network.embedding, std=0.3, generator=torch.Generator().manual_seed(0))
     save_language_model(path, network)
     return path
 

@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
-from gflownet.rhn.serving.stopping import Answer, ByteStops, EosTokenCriteria, TextStops, new_answer
-from gflownet.rhn.text_codec import ByteCodec, StreamDecoder, TextStream, TokenizerCodec
+from gflownet.rhn.serving.stopping import Answer, TextStops, new_answer
+from gflownet.rhn.text_codec import BYTES, ByteCodec, StreamDecoder, TextStream, TokenizerCodec
 
 
 def answer_of(
     *, stops: tuple[tuple[int, ...], ...] = (), ends: tuple[int, ...] = (), most: int, least: int = 0
 ) -> Answer:
-    return Answer(EosTokenCriteria(frozenset(ends)), ByteStops(stops), most, least)
+    texts = [BYTES.decode(stop) for stop in stops]
+    return Answer(frozenset(ends), TextStops(texts, BYTES.stream()) if texts else None, most, least)
 
 
 def run(answer: Answer, tokens: list[int]) -> tuple[list[int], FinishReason | None]:
@@ -94,7 +95,7 @@ def texts_after(tokens: list[int]) -> list[str]:
 
 def text_answer(stops: list[str], most: int, least: int) -> Answer:
     stop_strings = TextStops(stops, Pieces().stream()) if stops else None
-    return Answer(EosTokenCriteria(frozenset()), stop_strings, most, least)
+    return Answer(frozenset(), stop_strings, most, least)
 
 
 @settings(max_examples=150)
