@@ -7,12 +7,13 @@ Operations with several ports have a tuple of input shapes; tuples that one of t
 shapes.
 
 Letters: P prefixes, S shapes, I shapes and tuples of shapes, C columns of SetNodeAttr, K minimal completions of a
-prefix. The last row of P stands for nodes without an operation, the last one of S and I for shapes not known yet.
+prefix, D costs with a limit. The last row of P stands for nodes without an operation, the last one of S and I for
+shapes not known yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -68,7 +69,10 @@ class OperationTables:
     head: Tensor  # [S, 2] int64, cost of the output node at a source of this shape
     adapter: Tensor  # [S, S, 2] int64, cost of the learned projection of a source (first) to a shape
     fits: Tensor  # [S, S] bool, the first shape can be aligned to the second
-    completions: Completions  # [P, I, K]
+    dims: tuple[int, ...]  # D, places of the costs with a limit; the first if there is none
+    # [P, I, K, 2 D] int64, the cheapest completions by each limited cost: that of the node, then of the output layer;
+    # UNKNOWN comes first in I
+    completions: Tensor
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
@@ -101,28 +105,19 @@ class OperationTables:
         return prefix
 
 
-@dataclass(frozen=True)
-class Completions:
-    """Cheapest completions by each limited cost: parameters, multiply-adds, or both."""
+def rows_at(table: Tensor, *index: Tensor) -> Tensor:
+    """Return `table[index]` for an index >= 0; rows are read many times as fast by a single index."""
+    place = index[0]
+    for size, each in zip(table.shape[1:], index[1:], strict=False):
+        place = place * size + each
+    rows = table.flatten(0, len(index) - 1)
+    return rows.index_select(0, place.flatten()).view(*place.shape, *rows.shape[1:])
 
-    dims: tuple[int, ...]  # of the costs with a limit; the first if there is none
-    cost: tuple[Tensor, ...]  # each [..., K] int64
-    head: tuple[Tensor, ...]  # the same, of the output layer
 
-    def __getitem__(self, index: Tensor | tuple[Tensor, ...]) -> Completions:
-        """Return the completions at an index."""
-        return Completions(self.dims, tuple(x[index] for x in self.cost), tuple(x[index] for x in self.head))
-
-    def cat(self, other: Completions) -> Completions:
-        """Return the completions of both, which broadcast but for K."""
-        pairs = [*zip(self.cost, other.cost, strict=True), *zip(self.head, other.head, strict=True)]
-        sizes = [torch.broadcast_shapes(a.shape[:-1], b.shape[:-1]) for a, b in pairs]
-        joined = [torch.cat([x.expand(*size, -1) for x in pair], -1) for pair, size in zip(pairs, sizes, strict=True)]
-        return Completions(self.dims, tuple(joined[: len(self.dims)]), tuple(joined[len(self.dims) :]))
-
-    def mapped(self, function: Callable[[Tensor], Tensor]) -> Completions:
-        """Return the completions with a function applied to each tensor."""
-        return Completions(self.dims, tuple(map(function, self.cost)), tuple(map(function, self.head)))
+def with_others(completions: Tensor, others: Tensor) -> Tensor:
+    """Return completions [..., K, 2 D] of both, which broadcast but for K."""
+    size = torch.broadcast_shapes(completions.shape[:-2], others.shape[:-2])
+    return torch.cat([each.expand(*size, -1, -1) for each in (completions, others)], -2)
 
 
 @dataclass(frozen=True)
@@ -267,7 +262,7 @@ def build_tables(
     Args:
         choices: the operations.
         inputs: shapes of the inputs.
-        num_classes: features of the output.
+        outputs: shape of the output.
         max_depth: number of operations behind one another.
         caps: of parameters and multiply-adds.
         finds_weights: fill `has_weights` also without caps.
@@ -286,6 +281,7 @@ def build_tables(
     output, cost = _results(evaluate, applied, operands, shapes, last)
     cost, has_weights = cost[..., :2], cost[..., 2] > 0
     head = torch.tensor([*map(evaluate.head, shapes), (0, 0)])
+    dims = tuple(dim for dim, cap in enumerate(caps) if cap < NO_LIMIT) or (0,)
     after = _after(choices, num_ends=len(inputs) + 1)
     child = torch.cat([torch.empty(len(prefixes) + 1, 0, dtype=torch.int64), *(each[:, :-1] for each in after[1:])], 1)
     return OperationTables(
@@ -303,7 +299,8 @@ def build_tables(
         head=head,
         adapter=_adapters(shapes),
         fits=_fits(shapes),
-        completions=_completions(choices, output, torch.cat([cost, head[output]], -1), caps),
+        dims=dims,
+        completions=_completions(choices, output, torch.cat([cost[..., dims], head[output][..., dims]], -1)),
     )
 
 
@@ -438,17 +435,15 @@ def _adapters(shapes: Sequence[Shape]) -> Tensor:
     return torch.nn.functional.pad(cost, (0, 0, 0, 1, 0, 1))
 
 
-def _completions(choices: OperationChoices, output: Tensor, cost: Tensor, caps: Sequence[int]) -> Completions:
+def _completions(choices: OperationChoices, output: Tensor, cost: Tensor) -> Tensor:
     """Return the completions of each prefix that no other one undercuts; an impossible one exceeds every cap.
 
     Args:
         choices: the operations.
-        output: [P, S] shape after a complete prefix.
-        cost: [P, S, 4] cost and head cost of a complete prefix.
-        caps: of parameters and multiply-adds; costs without a cap do not count.
+        output: [P, I] shape after a complete prefix.
+        cost: [P, I, 2 D] limited costs of a complete prefix and of the output layer.
     """
-    is_counted = [cap < NO_LIMIT for cap in caps]
-    outputs, costs, prefixes = output.tolist(), (cost * torch.tensor(is_counted * 2)).tolist(), choices.prefixes
+    outputs, costs, prefixes = output.tolist(), cost.tolist(), choices.prefixes
     position = {prefix: index for index, prefix in enumerate(prefixes)}
     completions: list[list[set[tuple[int, ...]]]] = [[set() for _ in row] for row in outputs]
     for index, prefix in reversed(list(enumerate(prefixes))):  # longer prefixes are later
@@ -460,10 +455,8 @@ def _completions(choices: OperationChoices, output: Tensor, cost: Tensor, caps: 
             if parent is not None:
                 completions[parent][shape] |= completions[index][shape]
     width = max(1, *(len(points) for row in completions for points in row))
-    padded = [[[*points, *[(NEVER,) * 4] * (width - len(points))] for points in row] for row in completions]
-    dims = tuple(dim for dim, counts in enumerate(is_counted) if counts) or (0,)
-    of_cost, of_head = torch.tensor(padded).split(2, -1)
-    return Completions(dims, *(tuple(x[..., dim].contiguous() for dim in dims) for x in (of_cost, of_head)))
+    never = (NEVER,) * cost.shape[-1]
+    return torch.tensor([[[*p, *[never] * (width - len(p))] for p in row] for row in completions]).roll(1, 1)
 
 
 def _pareto(points: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
