@@ -137,7 +137,7 @@ class OperationGraphEnv(NetworkEnv):
         rules, facts = {**super().forward_rules(states)}, self.facts(states)
         if facts.sharing is None:
             return rules
-        is_share = torch.tensor([False, True], device=facts.edge.device)
+        is_share = torch.arange(SHARES + 1, device=facts.edge.device) == SHARES
         text = "only a new node shares the module of another one, with the same operation, settings and inputs"
         rules[Kind.AddEdge] = [
             *(Rule(rule.text, rule.holds | is_share) for rule in rules[Kind.AddEdge]),
