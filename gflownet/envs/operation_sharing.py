@@ -36,8 +36,7 @@ def with_shared(before: GraphStates, actions: ActionBatch, after: GraphStates) -
     shares = after.edge_type == SHARES
     shares = shares | shares.mT  # also where an edge of the network was removed
     is_source = torch.arange(n, device=source.device) == source[:, None]
-    same = shares[graph, target] | (torch.arange(n, device=source.device) == target[:, None])
-    new = is_source[:, :, None] & (same & ~is_source)[:, None] & joins[:, None, None]
+    new = is_source[:, :, None] & (shares[graph, target] & ~is_source)[:, None] & joins[:, None, None]
     old = (is_source[:, :, None] | is_source[:, None]) & leaves[:, None, None]
     shares = (shares | new | new.mT) & ~old
     edge_type = after.edge_type.masked_fill(after.edge_type == SHARES, ABSENT)
@@ -55,9 +54,8 @@ class Sharing:
         shares = states.edge_type == SHARES
         self.joined = shares | shares.mT  # [B, N, N] nodes of one module
         has_weights = env.tables.has_weights[facts.prefix, facts.input]
-        is_set = states.node_attr[..., -1] != UNSET
-        self.undecided = has_weights & ~is_set  # [B, N]
-        self.decided = has_weights & is_set
+        is_set = states.node_attr[..., -1] != UNSET  # only of nodes with weights
+        self.undecided, self.decided = has_weights & ~is_set, is_set  # [B, N]
         # [B, N] nodes whose weights count: of a module the first node
         self.counts = ~self.undecided & ~(self.joined.tril(-1)).any(2)
 
