@@ -158,10 +158,7 @@ class NetworkEnv(Environment):
                 Rule("the edge is already there", ~facts.edge[..., None]),
                 *self._edge_rules(states, facts, num_edges, budget),
             ],
-            Kind.SetNodeAttr: [
-                Rule("only hidden nodes have attributes to set", facts.is_hidden[:, :, None]),
-                Rule("the operation's own attributes are set, once and in order", facts.next_values),
-            ],
+            Kind.SetNodeAttr: [Rule("a hidden node's own attributes are set, once and in order", facts.next_values)],
         }
         if self.num_outputs > 1:  # a single output is fed once no node needs an edge
             rules[Kind.Stop].append(Rule.of_graph("every output must be fed", ~facts.uncovered.any(1)))
@@ -390,7 +387,7 @@ class ComputationGraphEnv(NetworkEnv):
     def new_facts(self, states: GraphStates, last: Any) -> StateFacts:
         facts, num_set = StateFacts(self, states), (states.node_attr != UNSET).sum(-1)
         facts.incomplete = facts.is_hidden & (num_set < len(self.vocabulary.node_attributes))
-        facts.next_values = self._attribute_of_column == num_set[:, :, None]
+        facts.next_values = self._attribute_of_column == num_set.where(facts.is_hidden, UNSET)[:, :, None]
         return facts
 
     def ordered_nodes(self, states: GraphStates) -> Tensor:

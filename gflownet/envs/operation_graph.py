@@ -21,7 +21,15 @@ from gflownet.envs.config import EnvConfig
 from gflownet.envs.operation_choices import ACTIVATION, MERGE, OperationChoices
 from gflownet.envs.operation_ports import EdgePorts, PortMasks, port_sets
 from gflownet.envs.operation_sharing import MODULE, SHARES, Sharing, with_shared
-from gflownet.envs.operation_tables import OUTPUTS, Completions, ShapeInference, build_tables, head_of, is_within
+from gflownet.envs.operation_tables import (
+    OUTPUTS,
+    ShapeInference,
+    build_tables,
+    head_of,
+    is_within,
+    rows_at,
+    with_others,
+)
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.elements import Edge, Node
 from gflownet.graphs.operation import read_operation
@@ -95,10 +103,9 @@ class OperationGraphEnv(NetworkEnv):
                 raise ValueError(f"env.operation_graph.max_{name}: {expected}, got {cap:,}")
         self.inference = ShapeInference.of(self.tables, max_nodes=self.vocabulary.max_nodes)
         self._set_places()
-        # [I, types, K] of new nodes behind a shape
-        self._of_new = self.tables.completions[torch.arange(len(operations))].mapped(
-            lambda x: torch.nn.functional.pad(x.transpose(0, 1), (0, 0, self.num_ends, 0)).contiguous()
-        )
+        # [I, types, K, 2 D] completions of new nodes behind a shape
+        of_new = self.tables.completions[: len(operations)].transpose(0, 1)
+        self._of_new = torch.nn.functional.pad(of_new, (0, 0, 0, 0, self.num_ends, 0))
 
     def _set_places(self) -> None:
         """Set the tables of ports and of the columns of values."""
@@ -130,7 +137,7 @@ class OperationGraphEnv(NetworkEnv):
         rules, facts = {**super().forward_rules(states)}, self.facts(states)
         if facts.sharing is None:
             return rules
-        is_share = torch.tensor([False, True], device=facts.edge.device)
+        is_share = torch.arange(SHARES + 1, device=facts.edge.device) == SHARES
         text = "only a new node shares the module of another one, with the same operation, settings and inputs"
         rules[Kind.AddEdge] = [
             *(Rule(rule.text, rule.holds | is_share) for rule in rules[Kind.AddEdge]),
@@ -152,9 +159,9 @@ class OperationGraphEnv(NetworkEnv):
         """
         if self.input_shapes[0].layout is not Layout.TOKENS:
             return tuple(self.tables.head[self.tables.inputs].amax(0)[self.limited].tolist())
-        first = self.tables.completions[torch.arange(len(self.choices.operations)), self.tables.inputs]
-        totals = torch.stack([(cost + head).flatten() for cost, head in zip(first.cost, first.head, strict=True)])
-        fits = (totals <= torch.tensor([self.caps[dim] for dim in first.dims])[:, None]).all(0)
+        first = self.tables.completions[: len(self.choices.operations), self.tables.inputs + 1]
+        totals = first.unflatten(-1, (2, -1)).sum(-2).flatten(0, -2).T
+        fits = (totals <= torch.tensor([self.caps[dim] for dim in self.tables.dims])[:, None]).all(0)
         if not fits.any() or self.max_hidden_nodes < 1 or self.max_edges < 2:
             expected = f"expected an operation that leads from {self.input_shapes[0]} to the output"
             raise ValueError(f"{self.key}.operations: {expected}{self._limits}, got none")
@@ -188,12 +195,12 @@ class OperationGraphEnv(NetworkEnv):
     def fit_rules(self, facts: OperationFacts) -> Rules:
         node = facts.incomplete.view(torch.uint8).argmax(1, keepdim=True)
         child = self.tables.child[facts.prefix.gather(1, node)]  # [B, 1, C]
-        of_values = self.tables.completions[child, facts.input.gather(1, node)[:, :, None]]
-        of_new = self._of_new[facts.output]
+        of_values = rows_at(self.tables.completions, child, facts.input.gather(1, node)[:, :, None] + 1)
+        of_new = rows_at(self._of_new, facts.output + 1)
         if facts.sharing is not None:
-            of_values = of_values.cat(facts.sharing.of_values(node))
+            of_values = with_others(of_values, facts.sharing.of_values(node))
             graph = torch.arange(len(node), device=node.device)[:, None]
-            of_new = of_new.cat(facts.sharing.of_new.mapped(lambda x: x.transpose(1, 2)[graph, facts.output]))
+            of_new = with_others(of_new, rows_at(facts.sharing.of_new, graph, facts.output + 1))
         may_add, may_set = self.within(facts, of_new), self.within(facts, of_values)
         if facts.sharing is not None:
             is_own = facts.sharing.may_own(facts)
@@ -372,9 +379,9 @@ class OperationGraphEnv(NetworkEnv):
             raise ValueError(f"expected a network{self._limits.removeprefix(', or not')}, got {cost}")
 
     def within(
-        self, facts: OperationFacts, completions: Completions, *, rows: Tensor | None = None, cost: Tensor | None = None
+        self, facts: OperationFacts, completions: Tensor, *, rows: Tensor | None = None, cost: Tensor | None = None
     ) -> Tensor:
-        """Return whether one of the completions [R, X, G, K] of a new node is within the limits, [R, X, G] bool.
+        """Return whether one of the completions [R, X, G, K, 2 D] of a new node is within the limits, [R, X, G] bool.
 
         Args:
             facts: of B graphs.
@@ -385,9 +392,10 @@ class OperationGraphEnv(NetworkEnv):
         left, head = facts.caps - facts.cost, facts.head
         left, head = (left, head) if rows is None else (left[rows], head[rows])
         left = left[:, None] if cost is None else left[:, None] - cost
+        costs, dims = completions.unbind(-1), self.tables.dims
         within = [
             torch.maximum(of_head, head[:, dim, None, None, None]).add_(cost) <= left[..., dim, None, None]
-            for dim, cost, of_head in zip(completions.dims, completions.cost, completions.head, strict=True)
+            for dim, cost, of_head in zip(dims, costs, costs[len(dims) :], strict=False)
         ]
         return functools.reduce(torch.logical_and, within).any(-1)
 

@@ -10,7 +10,7 @@ source to every port, N^P.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gflownet.envs.operation_tables import rows_at, with_others
 from gflownet.mdp.states import UNSET, Attribute, GraphStates
 
 
@@ -35,7 +36,7 @@ class EdgePorts:
         several = edge & (self.num > 1)[:, None, :]
         sets = states.edge_attr[..., 0].long()
         self.pending = several & (sets == UNSET)  # [B, N, N] edges without ports
-        self.feeds = [several & in_set[sets] for in_set in env.port_of_set]  # P of [B, N, N]
+        self.feeds = [in_set[sets] for in_set in env.port_of_set]  # P of [B, N, N]
         self.feeds[0] |= edge & ~several
 
     @cached_property
@@ -71,31 +72,37 @@ class EdgePorts:
 
 @dataclass(frozen=True)
 class _Cases:
-    """X cases of each of R graphs, in which every port has a shape or may have one of several sources."""
+    """X cases of each of R graphs: a node of several ports gets one of some sources at each free port."""
 
     rows: Tensor  # [R] int64, the graphs
     operation: Tensor  # [R] int64
-    option: Tensor  # [R, X, P, N] int64, shape from each source from 1 on, 0: not this one; a fed port has option 0
+    received: Tensor  # [R, P] int64, shapes from 1 on, 0: the port is free, or not there
     is_free: Tensor  # [R, P] bool
+    option: Tensor  # [R, X, P or 1, N] int64, shape from each source from 1 on, 0: not this one
     price: Tensor  # [R, N] int64, edges of the budget that joining each source takes
     left: Tensor  # [R, X] int64, edges of the budget
     cost: Tensor | None = None  # [R, X, 2] int64, besides that of the node
 
 
 def possible(env: Any, facts: Any, cases: _Cases) -> Tensor:
-    """Return whether a node fits its sources within all limits, [R, X, N, ..., N] bool with an axis for each port."""
-    num, num_cases, num_ports, n = cases.option.shape
+    """Return whether a node fits its sources within all limits, [R, X, N, ..., N] bool with an axis for each port.
+
+    A port that is fed has its shape at source 0.
+    """
+    (num, num_ports), (num_cases, n) = cases.is_free.shape, cases.option.shape[1::2]
+    option = cases.option.expand(-1, -1, num_ports, -1).masked_fill(~cases.is_free[:, None, :, None], 0)
+    option[..., 0] += cases.received[:, None]
 
     def along(values: Tensor, port: int) -> Tensor:  # [R, X, N]
         return values.view(*values.shape[:2], *(n if axis == port else 1 for axis in range(num_ports)))
 
-    shapes = [along(option, port) for port, option in enumerate(cases.option.unbind(2))]
-    column = env.inference.column(list(torch.broadcast_tensors(*shapes))).flatten(2) - 1  # [R, X, G]
-    completions = env.tables.completions[cases.operation[:, None, None], column]
+    shapes = [along(each, port) for port, each in enumerate(option.unbind(2))]
+    column = env.inference.column(list(torch.broadcast_tensors(*shapes))).flatten(2)  # [R, X, G]
+    completions = rows_at(env.tables.completions, cases.operation[:, None, None], column)
     if facts.sharing is not None:
-        type_ = cases.operation + env.num_ends
-        of_new = facts.sharing.of_new
-        completions = completions.cat(of_new[cases.rows[:, None, None], type_[:, None, None], column])
+        type_ = cases.operation[:, None, None] + env.num_ends
+        others = rows_at(facts.sharing.of_new, cases.rows[:, None, None], column, type_)
+        completions = with_others(completions, others)
     fits = env.within(facts, completions, rows=cases.rows, cost=cases.cost)
     itself = torch.eye(n, dtype=torch.int64, device=column.device)
     num_edges = torch.zeros_like(shapes[0][:, :1])
@@ -115,6 +122,14 @@ def _uses(assignments: Tensor, is_free: Tensor) -> Tensor:
     num_ports = assignments.dim() - 2
     each = [assignments.movedim(2 + port, 2).flatten(3).any(3) for port in range(num_ports)]
     return torch.stack([used & is_free[:, None, port, None] for port, used in enumerate(each)]).any(0)
+
+
+def _entries(mask: Tensor) -> tuple[Tensor, ...]:
+    """Return where a mask [B, ...] holds, at most once in a graph; on a device of every graph, without a wait."""
+    if mask.device.type == "cpu":
+        return mask.nonzero(as_tuple=True)
+    place = mask.flatten(1).view(torch.uint8).argmax(1)
+    return torch.arange(len(mask), device=mask.device), *torch.unravel_index(place, mask.shape[1:])
 
 
 class PortMasks:
@@ -137,84 +152,67 @@ class PortMasks:
         for operation, names in enumerate(env.choices.ports):
             if len(names) == 1:
                 continue
-            is_free = torch.arange(env.num_ports, device=mask.device) < len(names)
-            option = self._shape[:, None, None] * is_free[:, None]
+            is_free = (torch.arange(env.num_ports, device=mask.device) < len(names)).expand(num, -1)
             cases = _Cases(
                 rows=rows,
                 operation=torch.full_like(rows, operation),
-                option=self._with_fed(option, ~is_free.expand(num, -1), torch.zeros(num, env.num_ports).long()),
-                is_free=is_free.expand(num, -1),
+                received=is_free.new_zeros(is_free.shape, dtype=torch.int64),
+                is_free=is_free,
+                option=self._shape[:, None, None],
                 price=self._price,
                 left=self._left[:, None] - 1,  # the new node needs an edge
             )
-            mask[:, :, env.num_ends + operation] = _uses(possible(env, self._facts, cases), cases.is_free)[:, 0]
+            mask[:, :, env.num_ends + operation] = _uses(possible(env, self._facts, cases), is_free)[:, 0]
         return mask
 
     def new_edges(self) -> Tensor:
-        """Return the edges that may be added into open nodes, [B, N, N] bool."""
-        facts, ports = self._facts, self._ports
-        mask = torch.zeros_like(ports.pending)
-        rows, node = (ports.is_open & ~ports.is_pending.any(1, keepdim=True)).nonzero(as_tuple=True)
-        joined, is_free = facts.edge[rows, :, node], ports.free[rows, node]
-        received = torch.stack(facts.received, -1)[rows, node] + 1  # [R, P]
-        shape, price, left = self._shape[rows].masked_fill(joined, 0), self._price[rows], self._left[rows, None]
-        option = self._with_fed(shape[:, None, None].expand(-1, -1, is_free.shape[1], -1), ~is_free, received)
-        cases = _Cases(rows, self._operation(rows, node), option, is_free, price, left)
-        legal = _uses(possible(self._env, facts, cases), is_free)[:, 0]
+        """Return the edges that may be added into open nodes, [B, N, N] bool; of other nodes it has no meaning."""
+        facts, mask = self._facts, torch.zeros_like(self._ports.pending)
+        rows, node = _entries(self._ports.is_open)
+        shape = self._shape[rows].masked_fill(facts.edge[rows, :, node], 0)  # [R, N] of sources that are not joined
+        cases = self._cases(rows, node, shape[:, None, None], price=self._price[rows], left=self._left[rows, None])
+        legal = _uses(possible(self._env, facts, cases), cases.is_free)[:, 0]
         remaining = ~torch.eye(shape.shape[1], dtype=torch.bool, device=shape.device)  # [X, N]
-        option = (shape[:, None] * remaining)[:, :, None].expand(-1, -1, is_free.shape[1], -1)
-        option = self._with_fed(option, ~is_free, received)
-        for port in range(is_free.shape[1]):  # one more edge into a fed port: the other nodes complete this one
-            fits, cost = self._joins(shape - 1, received[:, port, None] - 1)
-            cases = _Cases(rows, cases.operation, option, is_free, price, left - price, cost)
-            legal |= fits & ~is_free[:, port, None] & possible(self._env, facts, cases).flatten(2).any(2)
-        mask[rows, :, node] = legal & ~joined
+        option = (shape[:, None] * remaining)[:, :, None]
+        for received in cases.received.split(1, 1):  # one more edge into a fed port: the other nodes complete this one
+            fits, cost = self._joins(shape - 1, received - 1)
+            others = replace(cases, option=option, left=cases.left - cases.price, cost=cost)
+            legal |= fits & possible(self._env, facts, others).flatten(2).any(2)
+        mask[rows, :, node] = legal
         return mask
 
     def sets(self) -> Tensor:
         """Return the sets of ports that edges without ports may feed, [B, N, N, C] bool."""
-        env, facts, ports = self._env, self._facts, self._ports
+        env, facts, pending = self._env, self._facts, self._ports.pending
         in_set = env.port_of_set[:, :-1].T  # [C, P]
-        mask = torch.zeros(*ports.pending.shape, len(in_set), dtype=torch.bool, device=in_set.device)
-        rows, source, node = ports.pending.nonzero(as_tuple=True)
-        is_free, shape = ports.free[rows, node], self._shape[rows, source]
-        received = torch.stack(facts.received, -1)[rows, node]  # [R, P]
-        fits, cost = self._joins(shape[:, None] - 1, received)
-        exists = torch.arange(in_set.shape[1], device=in_set.device) < ports.num[rows, node, None]
-        legal = (~in_set | (exists & (is_free | fits))[:, None]).all(2)  # [R, C]
-        if cost is not None:
-            cost = (cost[:, None] * (in_set & ~is_free[:, None])[..., None]).sum(2)
-            left = (facts.caps - facts.cost - facts.head)[rows, None]
-            legal &= (cost <= left).all(2) | is_free.any(1, keepdim=True)
-        first = is_free.any(1).nonzero().squeeze(1)  # of open nodes
-        remaining = self._shape[rows].masked_fill(facts.edge[rows, :, node], 0)
-        itself = torch.zeros_like(remaining).scatter_(1, source[:, None], shape[:, None])
-        option = torch.where(in_set[:, :, None], itself[:, None, None], remaining[:, None, None])
-        option = self._with_fed(option, ~is_free, received + 1)
-        price = self._price[rows].scatter(1, source[:, None], 0)  # its edge is there
-        cases = _Cases(
-            rows=rows[first],
-            operation=self._operation(rows, node)[first],
-            option=option[first],
-            is_free=is_free[first],
-            price=price[first],
-            left=self._left[rows[first], None].expand(-1, len(in_set)),
-            cost=None if cost is None else cost[first],
+        mask = torch.zeros(*pending.shape, len(in_set), dtype=torch.bool, device=in_set.device)
+        rows, source, node = _entries(pending)
+        shape = self._shape[rows].masked_fill(facts.edge[rows, :, node], 0)
+        itself = torch.zeros_like(shape).scatter_(1, source[:, None], self._shape[rows, source][:, None])
+        cases = self._cases(
+            rows,
+            node,
+            torch.where(in_set[:, :, None], itself[:, None, None], shape[:, None, None]),
+            price=self._price[rows].scatter(1, source[:, None], 0),  # its edge is there
+            left=self._left[rows, None].expand(-1, len(in_set)),
         )
-        legal[first] &= possible(env, facts, cases).flatten(2).any(2)
-        mask[rows, source, node] = legal
+        fits, cost = self._joins(self._shape[rows, source][:, None] - 1, cases.received - 1)  # [R, P]
+        legal = (~in_set | (cases.is_free | fits)[:, None]).all(2)  # [R, C]
+        if cost is not None:
+            cost = (cost[:, None] * in_set[..., None]).sum(2)
+            legal &= (cost <= (facts.caps - facts.cost - facts.head)[rows, None]).all(2)
+        is_complete = possible(env, facts, replace(cases, cost=cost)).flatten(2).any(2)
+        legal &= is_complete | ~cases.is_free.any(1, keepdim=True)  # of an open node
+        mask[rows, source, node] = legal & pending[rows, source, node][:, None]
         return mask
 
-    def _operation(self, rows: Tensor, node: Tensor) -> Tensor:
-        return self._facts.node_type[rows, node] - self._env.num_ends
+    def _cases(self, rows: Tensor, node: Tensor, option: Tensor, **budget: Tensor) -> _Cases:
+        """Return cases of a node of each of some graphs."""
+        operation = (self._facts.node_type[rows, node] - self._env.num_ends).clamp(min=0)  # on a device of any node
+        received = torch.stack(self._facts.received, -1)[rows, node] + 1
+        return _Cases(rows, operation, received, self._ports.free[rows, node], option, **budget)
 
     def _joins(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return whether shapes fit others, and the cost of their projections, None where nodes pad."""
         tables = self._env.tables
         return tables.fits[source, target], tables.adapter[source, target] if self._env.align == "auto" else None
-
-    def _with_fed(self, option: Tensor, is_fed: Tensor, shape: Tensor) -> Tensor:
-        """Return options with one shape, of no source, for fed ports: [R, X, P, N], [R, P] bool and [R, P]."""
-        option = option.masked_fill(is_fed[:, None, :, None], 0)
-        option[..., 0] += (shape * is_fed)[:, None]
-        return option

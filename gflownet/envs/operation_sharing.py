@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gflownet.envs.operation_tables import NEVER, Completions
+from gflownet.envs.operation_tables import NEVER
 from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.states import ABSENT, UNSET, Attribute, GraphStates
@@ -36,8 +36,7 @@ def with_shared(before: GraphStates, actions: ActionBatch, after: GraphStates) -
     shares = after.edge_type == SHARES
     shares = shares | shares.mT  # also where an edge of the network was removed
     is_source = torch.arange(n, device=source.device) == source[:, None]
-    same = shares[graph, target] | (torch.arange(n, device=source.device) == target[:, None])
-    new = is_source[:, :, None] & (same & ~is_source)[:, None] & joins[:, None, None]
+    new = is_source[:, :, None] & (shares[graph, target] & ~is_source)[:, None] & joins[:, None, None]
     old = (is_source[:, :, None] | is_source[:, None]) & leaves[:, None, None]
     shares = (shares | new | new.mT) & ~old
     edge_type = after.edge_type.masked_fill(after.edge_type == SHARES, ABSENT)
@@ -55,9 +54,8 @@ class Sharing:
         shares = states.edge_type == SHARES
         self.joined = shares | shares.mT  # [B, N, N] nodes of one module
         has_weights = env.tables.has_weights[facts.prefix, facts.input]
-        is_set = states.node_attr[..., -1] != UNSET
-        self.undecided = has_weights & ~is_set  # [B, N]
-        self.decided = has_weights & is_set
+        is_set = states.node_attr[..., -1] != UNSET  # only of nodes with weights
+        self.undecided, self.decided = has_weights & ~is_set, is_set  # [B, N]
         # [B, N] nodes whose weights count: of a module the first node
         self.counts = ~self.undecided & ~(self.joined.tril(-1)).any(2)
 
@@ -69,17 +67,17 @@ class Sharing:
         return same & self.undecided[:, :, None] & self.decided[:, None]
 
     @cached_property
-    def of_new(self) -> Completions:
-        """Return completions of new nodes by the module of another one, of each input, [B, types, I, 1]."""
+    def of_new(self) -> Tensor:
+        """Return completions of new nodes by the module of another one, of each input, [B, I, types, 1, 2 D]."""
         env, facts = self._env, self._facts
         num_columns, num_types = env.inference.num_columns, len(env.vocabulary.node_types)
         cost = env.tables.cost[facts.prefix, facts.input, 1].where(self.decided, NEVER)
-        place = facts.node_type.clamp(min=0) * num_columns + facts.input % num_columns
-        least = cost.new_full((len(cost), num_types * num_columns), NEVER).scatter_reduce(1, place, cost, "amin")
-        return self._completions(least.view(len(cost), num_types, num_columns, 1))
+        place = (facts.input + 1) * num_types + facts.node_type.clamp(min=0)
+        least = cost.new_full((len(cost), num_columns * num_types), NEVER).scatter_reduce(1, place, cost, "amin")
+        return self._completions(least.view(len(cost), num_columns, num_types, 1))
 
-    def of_values(self, node: Tensor) -> Completions:
-        """Return completions of `node` [B, 1] after each value by the module of another node, [B, 1, C, 1]."""
+    def of_values(self, node: Tensor) -> Tensor:
+        """Return completions of `node` [B, 1] after each value by the module of another node, [B, 1, C, 1, 2 D]."""
         env, facts, values = self._env, self._facts, self._values.long()
         own = values.gather(1, node[..., None].expand(-1, -1, values.shape[2]))  # [B, 1, A]
         type_, shape = facts.node_type.gather(1, node), facts.input.gather(1, node)
@@ -97,8 +95,7 @@ class Sharing:
         total = parameters + (facts.cost + facts.head)[:, None, 0]
         return (total <= facts.caps[:, None, 0])[..., None]
 
-    def _completions(self, multiply_adds: Tensor) -> Completions:
+    def _completions(self, multiply_adds: Tensor) -> Tensor:
         """Return completions without weights and with an output of a known shape; NEVER for none."""
-        nothing = multiply_adds.masked_fill(multiply_adds < NEVER, 0)
-        dims = self._env.tables.completions.dims
-        return Completions(dims, tuple(multiply_adds if dim else nothing for dim in dims), (nothing,) * len(dims))
+        nothing, dims = multiply_adds.masked_fill(multiply_adds < NEVER, 0), self._env.tables.dims
+        return torch.stack([*(multiply_adds if dim else nothing for dim in dims), *[nothing] * len(dims)], -1)

@@ -7,12 +7,13 @@ Operations with several ports have a tuple of input shapes; tuples that one of t
 shapes.
 
 Letters: P prefixes, S shapes, I shapes and tuples of shapes, C columns of SetNodeAttr, K minimal completions of a
-prefix. The last row of P stands for nodes without an operation, the last one of S and I for shapes not known yet.
+prefix, D costs with a limit. The last row of P stands for nodes without an operation, the last one of S and I for
+shapes not known yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -68,7 +69,10 @@ class OperationTables:
     head: Tensor  # [S, 2] int64, cost of the output node at a source of this shape
     adapter: Tensor  # [S, S, 2] int64, cost of the learned projection of a source (first) to a shape
     fits: Tensor  # [S, S] bool, the first shape can be aligned to the second
-    completions: Completions  # [P, I, K]
+    dims: tuple[int, ...]  # D, places of the costs with a limit; the first if there is none
+    # [P, I, K, 2 D] int64, the cheapest completions by each limited cost: that of the node, then of the output layer;
+    # UNKNOWN comes first in I
+    completions: Tensor
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
@@ -101,28 +105,19 @@ class OperationTables:
         return prefix
 
 
-@dataclass(frozen=True)
-class Completions:
-    """Cheapest completions by each limited cost: parameters, multiply-adds, or both."""
+def rows_at(table: Tensor, *index: Tensor) -> Tensor:
+    """Return `table[index]` for an index >= 0; rows are read many times as fast by a single index."""
+    place = index[0]
+    for size, each in zip(table.shape[1:], index[1:], strict=False):
+        place = place * size + each
+    rows = table.flatten(0, len(index) - 1)
+    return rows.index_select(0, place.flatten()).view(*place.shape, *rows.shape[1:])
 
-    dims: tuple[int, ...]  # of the costs with a limit; the first if there is none
-    cost: tuple[Tensor, ...]  # each [..., K] int64
-    head: tuple[Tensor, ...]  # the same, of the output layer
 
-    def __getitem__(self, index: Tensor | tuple[Tensor, ...]) -> Completions:
-        """Return the completions at an index."""
-        return Completions(self.dims, tuple(x[index] for x in self.cost), tuple(x[index] for x in self.head))
-
-    def cat(self, other: Completions) -> Completions:
-        """Return the completions of both, which broadcast but for K."""
-        pairs = [*zip(self.cost, other.cost, strict=True), *zip(self.head, other.head, strict=True)]
-        sizes = [torch.broadcast_shapes(a.shape[:-1], b.shape[:-1]) for a, b in pairs]
-        joined = [torch.cat([x.expand(*size, -1) for x in pair], -1) for pair, size in zip(pairs, sizes, strict=True)]
-        return Completions(self.dims, tuple(joined[: len(self.dims)]), tuple(joined[len(self.dims) :]))
-
-    def mapped(self, function: Callable[[Tensor], Tensor]) -> Completions:
-        """Return the completions with a function applied to each tensor."""
-        return Completions(self.dims, tuple(map(function, self.cost)), tuple(map(function, self.head)))
+def with_others(completions: Tensor, others: Tensor) -> Tensor:
+    """Return completions [..., K, 2 D] of both, which broadcast but for K."""
+    size = torch.broadcast_shapes(completions.shape[:-2], others.shape[:-2])
+    return torch.cat([each.expand(*size, -1, -1) for each in (completions, others)], -2)
 
 
 @dataclass(frozen=True)
@@ -210,22 +205,11 @@ _Result = tuple[Shape, tuple[int, int, int]]  # output, parameters, multiply-add
 
 
 class _Evaluator:
-    """Output shapes and costs of operations, computed once for each shape."""
+    """Output shapes and costs of operations."""
 
     def __init__(self, output: Shape, caps: Sequence[int], *, finds_weights: bool) -> None:
         self._output, self._applied = output, read_operation(head_of(output))
-        self._caps, self._finds_weights = caps, finds_weights
-        # By the identity of an operation, whose settings may be unhashable.
-        self._results: dict[tuple[int, tuple[Shape, ...]], _Result | None] = {}
-
-    def __call__(self, applied: AppliedOperation, shapes: tuple[Shape, ...]) -> _Result | None:
-        """Return output and cost, None if the operation does not fit the shapes at its ports or the caps."""
-        key = id(applied), shapes
-        if key not in self._results:
-            if len(self._results) >= _MAX_EVALUATIONS:
-                raise ValueError(_too_many(f"{_MAX_EVALUATIONS:,} pairs of an operation and a shape"))
-            self._results[key] = self._evaluated(applied, shapes)
-        return self._results[key]
+        self._caps, self._finds_weights, self._num = caps, finds_weights, 0
 
     def head(self, shape: Shape) -> tuple[int, int]:
         """Return the cost of the output node for inputs of this shape."""
@@ -234,8 +218,11 @@ class _Evaluator:
         aligned = self._output.with_channels(shape.channels) if self._output.positions else shape
         return cost_of(self._applied.row, {INPUT_PORT: aligned}, self._applied.settings)
 
-    def _evaluated(self, applied: AppliedOperation, shapes: tuple[Shape, ...]) -> _Result | None:
-        settings, row = applied.settings, applied.row
+    def __call__(self, applied: AppliedOperation, shapes: tuple[Shape, ...]) -> _Result | None:
+        """Return output and cost, None if the operation does not fit the shapes at its ports or the caps."""
+        settings, row, self._num = applied.settings, applied.row, self._num + 1
+        if self._num > _MAX_EVALUATIONS:
+            raise ValueError(_too_many(f"{_MAX_EVALUATIONS:,} pairs of an operation and a shape"))
         inputs = dict(zip(applied.required_ports, shapes, strict=True))
         try:
             result = row.infer_shape(inputs, settings)
@@ -267,7 +254,7 @@ def build_tables(
     Args:
         choices: the operations.
         inputs: shapes of the inputs.
-        num_classes: features of the output.
+        outputs: shape of the output.
         max_depth: number of operations behind one another.
         caps: of parameters and multiply-adds.
         finds_weights: fill `has_weights` also without caps.
@@ -280,12 +267,14 @@ def build_tables(
     complete = [choices.next_attribute(prefix) is None for prefix in prefixes]
     applied = [choices.applied(p) if c else None for p, c in zip(prefixes, complete, strict=True)]
     distinct = list({id(a): a for a in applied if a is not None}.values())
-    shapes, last = _reachable(evaluate, distinct, inputs, max_depth)
-    operands, number = _operands(evaluate, distinct, shapes, last, num_ports=choices.num_ports)
+    shapes, results = _reachable(evaluate, distinct, inputs, max_depth)
+    operands, number = _operands(results, shapes, num_ports=choices.num_ports)
     number_of = {id(each): index for index, each in enumerate(distinct)}
-    output, cost = _results(evaluate, applied, operands, shapes, last)
+    module = torch.tensor([*(number_of.get(id(a), -1) for a in applied), -1])
+    output, cost = (each[module] for each in _of_operations(results, operands, shapes))
     cost, has_weights = cost[..., :2], cost[..., 2] > 0
     head = torch.tensor([*map(evaluate.head, shapes), (0, 0)])
+    dims = tuple(dim for dim, cap in enumerate(caps) if cap < NO_LIMIT) or (0,)
     after = _after(choices, num_ends=len(inputs) + 1)
     child = torch.cat([torch.empty(len(prefixes) + 1, 0, dtype=torch.int64), *(each[:, :-1] for each in after[1:])], 1)
     return OperationTables(
@@ -298,55 +287,48 @@ def build_tables(
         open=torch.cat([~torch.tensor([*complete, True])[:, None], child < len(prefixes)], 1),
         output=output,
         cost=cost,
-        module=torch.tensor([*(number_of.get(id(a), -1) for a in applied), -1]),
+        module=module,
         has_weights=has_weights,
         head=head,
         adapter=_adapters(shapes),
         fits=_fits(shapes),
-        completions=_completions(choices, output, torch.cat([cost, head[output]], -1), caps),
+        dims=dims,
+        completions=_completions(choices, output, torch.cat([cost[..., dims], head[output][..., dims]], -1)),
     )
+
+
+_Results = list[dict[tuple[Shape, ...], _Result]]  # of each operation, by the shapes at its ports that it fits
 
 
 def _reachable(
     evaluate: _Evaluator, operations: Sequence[AppliedOperation], inputs: Sequence[Shape], max_depth: int
-) -> tuple[tuple[Shape, ...], frozenset[Shape]]:
-    """Return all shapes of nodes, in ascending order of dominance, and those that no further node can read."""
-    shapes = dict.fromkeys(inputs)
-    frontier = list(shapes)
+) -> tuple[tuple[Shape, ...], _Results]:
+    """Return all shapes of nodes, in ascending order of dominance, and the results of the operations that read them."""
+    shapes, results = dict.fromkeys(inputs), _Results({} for _ in operations)
+    new = frozenset(shapes)
     for _ in range(max_depth):
-        new = frozenset(frontier)
-        results = [evaluate(applied, t) for applied in operations for t in _tuples(applied, shapes, new)]
-        frontier = list(dict.fromkeys(r[0] for r in results if r is not None and r[0] not in shapes))
-        shapes.update(dict.fromkeys(frontier))
+        for applied, fitting in zip(operations, results, strict=True):
+            every = product(shapes, repeat=len(applied.required_ports))
+            tried = {t: evaluate(applied, t) for t in every if not new.isdisjoint(t)}
+            fitting |= {t: result for t, result in tried.items() if result is not None}
+        outputs = dict.fromkeys(shape for fitting in results for shape, _ in fitting.values())
+        new = outputs.keys() - shapes.keys()
+        shapes |= outputs
         if len(shapes) > _MAX_SHAPES:
             raise ValueError(_too_many(f"{_MAX_SHAPES:,} shapes"))
-    return tuple(sorted(shapes, key=_dominance)), frozenset(frontier if max_depth else shapes)
-
-
-def _tuples(applied: AppliedOperation, shapes: Iterable[Shape], new: frozenset[Shape]) -> Iterator[tuple[Shape, ...]]:
-    """Return the shapes at the ports of an operation, at least one of them new."""
-    every = product(shapes, repeat=len(applied.required_ports))
-    return (shapes_of_ports for shapes_of_ports in every if not new.isdisjoint(shapes_of_ports))
+    return tuple(sorted(shapes, key=_dominance)), results
 
 
 def _operands(
-    evaluate: _Evaluator,
-    operations: Sequence[AppliedOperation],
-    shapes: Sequence[Shape],
-    last: frozenset[Shape],
-    *,
-    num_ports: int,
+    results: _Results, shapes: Sequence[Shape], *, num_ports: int
 ) -> tuple[tuple[tuple[Shape, ...], ...], Tensor]:
-    """Return shapes and accepted tuples of shapes, and the table of their places."""
-    single = [(shape,) for shape in shapes]
+    """Return shapes and the tuples of shapes of results, and the table of their places."""
+    single = tuple((shape,) for shape in shapes)
     if num_ports == 1:
-        return tuple(single), torch.arange(len(shapes) + 1)
+        return single, torch.arange(len(shapes) + 1)
     if (len(shapes) + 1) ** num_ports > _MAX_TUPLES:
         raise ValueError(_too_many(f"{round(_MAX_TUPLES ** (1 / num_ports)):,} shapes, for {num_ports} inputs"))
-    earlier = [shape for shape in shapes if shape not in last]
-    several = [applied for applied in operations if len(applied.required_ports) > 1]
-    accepted = (t for a in several for t in _tuples(a, earlier, frozenset(earlier)) if evaluate(a, t) is not None)
-    operands = (*single, *dict.fromkeys(accepted))
+    operands = tuple(dict.fromkeys((*single, *(operand for fitting in results for operand in fitting))))
     place = {shape: index for index, shape in enumerate(shapes, start=1)}
     number = torch.zeros((len(shapes) + 1,) * num_ports, dtype=torch.int64)
     for index, operand in enumerate(operands, start=1):
@@ -354,33 +336,19 @@ def _operands(
     return operands, number.flatten()
 
 
-def _results(
-    evaluate: _Evaluator,
-    operations: Sequence[AppliedOperation | None],
-    operands: Sequence[tuple[Shape, ...]],
-    shapes: Sequence[Shape],
-    last: frozenset[Shape],
+def _of_operations(
+    results: _Results, operands: Sequence[tuple[Shape, ...]], shapes: Sequence[Shape]
 ) -> tuple[Tensor, Tensor]:
-    """Return output shapes [P, I] and costs [P, I, 3] of all operations; None: no complete prefix.
-
-    Nothing for the `last` shapes, behind as many nodes as a graph may have.
-    """
+    """Return output shapes and costs of each operation, then of none, at each input, then at UNKNOWN."""
     number = {shape: index for index, shape in enumerate(shapes)}
-    nothing = UNKNOWN, (0, 0, 0)
-    of_operation: dict[int, list[tuple[int, tuple[int, int, int]]]] = {}
-    rows = []
-    for applied in operations:
-        if id(applied) not in of_operation:
-            num_ports = 0 if applied is None else len(applied.required_ports)
-            results = [
-                evaluate(applied, t) if applied is not None and num_ports == len(t) and last.isdisjoint(t) else None
-                for t in operands
-            ]
-            known = [(number[r[0]], r[1]) if r is not None and r[0] in number else nothing for r in results]
-            of_operation[id(applied)] = [*known, nothing]
-        rows.append(of_operation[id(applied)])
-    rows.append([nothing] * (len(operands) + 1))
-    return torch.tensor([[o for o, _ in row] for row in rows]), torch.tensor([[c for _, c in row] for row in rows])
+    place = {operand: index for index, operand in enumerate(operands)}
+    output = torch.full((len(results) + 1, len(operands) + 1), UNKNOWN)
+    cost = torch.zeros(*output.shape, 3, dtype=torch.int64)
+    for index, fitting in enumerate(results):
+        places = torch.tensor([place[operand] for operand in fitting], dtype=torch.int64)
+        output[index, places] = torch.tensor([number[shape] for shape, _ in fitting.values()], dtype=torch.int64)
+        cost[index, places] = torch.tensor([each for _, each in fitting.values()], dtype=torch.int64).view(-1, 3)
+    return output, cost
 
 
 def _dominance(shape: Shape) -> tuple[bool, int, int]:
@@ -438,17 +406,15 @@ def _adapters(shapes: Sequence[Shape]) -> Tensor:
     return torch.nn.functional.pad(cost, (0, 0, 0, 1, 0, 1))
 
 
-def _completions(choices: OperationChoices, output: Tensor, cost: Tensor, caps: Sequence[int]) -> Completions:
+def _completions(choices: OperationChoices, output: Tensor, cost: Tensor) -> Tensor:
     """Return the completions of each prefix that no other one undercuts; an impossible one exceeds every cap.
 
     Args:
         choices: the operations.
-        output: [P, S] shape after a complete prefix.
-        cost: [P, S, 4] cost and head cost of a complete prefix.
-        caps: of parameters and multiply-adds; costs without a cap do not count.
+        output: [P, I] shape after a complete prefix.
+        cost: [P, I, 2 D] limited costs of a complete prefix and of the output layer.
     """
-    is_counted = [cap < NO_LIMIT for cap in caps]
-    outputs, costs, prefixes = output.tolist(), (cost * torch.tensor(is_counted * 2)).tolist(), choices.prefixes
+    outputs, costs, prefixes = output.tolist(), cost.tolist(), choices.prefixes
     position = {prefix: index for index, prefix in enumerate(prefixes)}
     completions: list[list[set[tuple[int, ...]]]] = [[set() for _ in row] for row in outputs]
     for index, prefix in reversed(list(enumerate(prefixes))):  # longer prefixes are later
@@ -460,10 +426,8 @@ def _completions(choices: OperationChoices, output: Tensor, cost: Tensor, caps: 
             if parent is not None:
                 completions[parent][shape] |= completions[index][shape]
     width = max(1, *(len(points) for row in completions for points in row))
-    padded = [[[*points, *[(NEVER,) * 4] * (width - len(points))] for points in row] for row in completions]
-    dims = tuple(dim for dim, counts in enumerate(is_counted) if counts) or (0,)
-    of_cost, of_head = torch.tensor(padded).split(2, -1)
-    return Completions(dims, *(tuple(x[..., dim].contiguous() for dim in dims) for x in (of_cost, of_head)))
+    never = (NEVER,) * cost.shape[-1]
+    return torch.tensor([[[*p, *[never] * (width - len(p))] for p in row] for row in completions]).roll(1, 1)
 
 
 def _pareto(points: set[tuple[int, ...]]) -> set[tuple[int, ...]]:

@@ -14,6 +14,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+INVALID = -1  # type, row and column of an action that cannot be sampled
+
 
 class GraphActionType(IntEnum):
     """The kinds of action. The `Remove...` kinds undo the others, `Stop` undoes itself."""
@@ -166,9 +168,13 @@ class ActionLayout:
         inside = (actions.row >= 0) & (actions.row < rows) & (actions.column >= 0) & (actions.column < columns)
         return torch.where(inside, offset + actions.row * columns + actions.column, -1)
 
+    def entries(self, device: torch.device) -> Tensor:
+        """Return (type, row, column) of every position, then of INVALID, [A + 1, 3] int64."""
+        return _entries(self.shapes, device)
+
     def at(self, position: Tensor) -> ActionBatch:
         """Return the actions at positions [B]."""
-        return ActionBatch(*_entries(self.shapes, position.device)[position].unbind(1))
+        return ActionBatch(*self.entries(position.device)[position].unbind(1))
 
 
 @lru_cache(maxsize=256)
@@ -185,10 +191,9 @@ def _extents(shapes: tuple[tuple[int, int, int], ...], device: torch.device) -> 
 
 @lru_cache(maxsize=256)
 def _entries(shapes: tuple[tuple[int, int, int], ...], device: torch.device) -> Tensor:
-    """Return (type, row, column) of every position, [A, 3]."""
     with torch.inference_mode(False):
         entries = [(kind, *divmod(i, columns)) for kind, rows, columns in shapes for i in range(rows * columns)]
-        return torch.tensor(entries, dtype=torch.int64, device=device).reshape(-1, 3)
+        return torch.tensor([*entries, (INVALID,) * 3], dtype=torch.int64, device=device)
 
 
 @dataclass(frozen=True)

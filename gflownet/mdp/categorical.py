@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
-INVALID = -1  # type, row and column of an action that cannot be sampled
+from gflownet.mdp.action import INVALID, ActionBatch, ActionLayout
+
 _CPU = torch.device("cpu")
 _BELOW_ONE = 1 - 2**-52  # keeps a uniform number times a total strictly below that total in float64
 
@@ -80,8 +79,8 @@ class GraphActionCategorical:
     @property
     def logits(self) -> list[Tensor]:
         """Return the logits, -inf where illegal, one per type: [M_t, C_t], of `dense` distributions [B, R_t, C_t]."""
-        parts = self._logits.split([rows * columns for rows, columns in self._shapes], 1)
-        dense = [part.unflatten(1, shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        parts = zip(self._layout.slices.values(), self._layout.shapes, strict=True)
+        dense = [self._logits[:, slots].unflatten(1, shape) for slots, (_, *shape) in parts]
         return dense if self._rows is None else [x[at] for x, at in zip(dense, self._rows, strict=True)]
 
     @property
@@ -133,13 +132,11 @@ class GraphActionCategorical:
 
     def log_probs(self) -> tuple[Tensor, Tensor]:
         """Return the graph [L] and the log-probability [L] of every legal action, by type, then by graph."""
-        graphs, values, log_p, start = [], [], self._logits.log_softmax(1), 0
-        for rows, columns in self._shapes:
-            slots = slice(start, start + rows * columns)
+        graphs, values, log_p = [], [], self._logits.log_softmax(1)
+        for slots in self._layout.slices.values():
             graph, slot = self._mask[:, slots].nonzero(as_tuple=True)
             graphs.append(graph)
             values.append(log_p[:, slots][graph, slot])
-            start = slots.stop
         return torch.cat(graphs), torch.cat(values)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
@@ -244,7 +241,7 @@ class GraphActionCategorical:
 
     def _lay_out(self, logits: Sequence[Tensor], masks: Sequence[Tensor], *, may_be_empty: bool) -> None:
         """Concatenate the [B, R_t, C_t] of all types and check that every graph has a legal action."""
-        self._shapes = tuple((mask.shape[1], mask.shape[2]) for mask in masks)
+        self._layout = ActionLayout(tuple((t, *mask.shape[1:]) for t, mask in enumerate(masks)))
         self._mask = torch.cat([mask.flatten(1) for mask in masks], 1)  # [B, A]
         flat = torch.cat([x.flatten(1) for x in logits], 1)
         if flat.dtype in (torch.bfloat16, torch.float16):
@@ -265,17 +262,13 @@ class GraphActionCategorical:
 
     def _actions(self, slot: Tensor) -> Tensor:
         """Return the (type, row, column) [B, 3] of one slot per graph."""
-        return _slot_actions(self._shapes, slot.device).index_select(0, slot)
+        return self._layout.entries(slot.device).index_select(0, slot)
 
     def _slots(self, actions: Tensor, graphs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the slot of every action, [A], and whether it is legal in its graph, [A] bool."""
-        device = self._logits.device
-        kind, row, column = actions.to(device).unbind(1)
-        is_type = (kind >= 0) & (kind < len(self._shapes))
-        rows, columns, start = _type_layout(self._shapes, device)[torch.where(is_type, kind, 0)].unbind(1)
-        inside = is_type & (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
-        slot = torch.where(inside, start + row * columns + column, 0)
-        return slot, inside & self._mask[graphs, slot]
+        slot = self._layout.find(ActionBatch(*actions.to(self._logits.device).unbind(1)))
+        exists, slot = slot >= 0, slot.clamp(min=0)
+        return slot, exists & self._mask[graphs, slot]
 
 
 def refuse_invalid(kinds: Tensor) -> None:
@@ -292,24 +285,6 @@ def sent(values: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or values.device.type != "cpu":
         return values.to(device)
     return values.contiguous().pin_memory().to(device, non_blocking=True)
-
-
-@lru_cache(maxsize=256)
-def _slot_actions(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-    """Return the (type, row, column) of every slot, then INVALID, [A + 1, 3]."""
-    every = [
-        (t, row, column) for t, (rows, columns) in enumerate(shapes) for row in range(rows) for column in range(columns)
-    ]
-    with torch.inference_mode(False):
-        return torch.tensor([*every, (INVALID,) * 3], dtype=torch.int64, device=device)
-
-
-@lru_cache(maxsize=256)
-def _type_layout(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-    """Return the numbers of rows and columns and the first slot of every type, [T, 3]."""
-    starts = accumulate((rows * columns for rows, columns in shapes), initial=0)
-    with torch.inference_mode(False):
-        return torch.tensor([(*shape, start) for shape, start in zip(shapes, starts, strict=False)], device=device)
 
 
 def _rank(graphs: Tensor, num_graphs: int) -> Tensor:

@@ -11,8 +11,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gflownet.mdp.action import PAIR_TYPES, ActionBatch, GraphActionType
-from gflownet.mdp.categorical import INVALID, GraphActionCategorical
+from gflownet.mdp.action import INVALID, PAIR_TYPES, ActionBatch, GraphActionType
+from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.layout import Batch, BatchLayout, Kinds, StateFeatures, masks_of
 from gflownet.mdp.states import ABSENT, UNSET, GraphStates
 

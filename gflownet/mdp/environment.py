@@ -22,13 +22,14 @@ from gflownet.graphs.canonical import Candidate, ColouredGraph
 from gflownet.mdp.action import (
     BACKWARD_TYPES,
     FORWARD_TYPES,
+    INVALID,
     PAIR_TYPES,
     ActionBatch,
     ActionMasks,
     GraphAction,
     GraphActionType,
 )
-from gflownet.mdp.categorical import INVALID, refuse_invalid
+from gflownet.mdp.categorical import refuse_invalid
 from gflownet.mdp.description import GraphDescription, decode_action, described_states, encode_action
 from gflownet.mdp.isomorphism import CanonicalForms, StateIdentifier, canonical_forms
 from gflownet.mdp.states import ABSENT, NO_LIMIT, UNSET, GraphStates, GraphVocabulary, LabelledGraphs, labelled_graphs

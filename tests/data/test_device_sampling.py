@@ -18,8 +18,7 @@ from gflownet.data import sampler
 from gflownet.data.sampler import Exploration, sample_forward, sampled_steps
 from gflownet.envs.operation_graph import OperationGraphContext, OperationGraphEnv
 from gflownet.evaluation.conditioning import Conditioning
-from gflownet.mdp.action import ActionBatch
-from gflownet.mdp.categorical import INVALID
+from gflownet.mdp.action import INVALID, ActionBatch
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.dense_layout import DenseLayout
 from gflownet.mdp.environment import Environment
