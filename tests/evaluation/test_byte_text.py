@@ -64,5 +64,8 @@ def test_invalid_source_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"task_options\.text: no such file or folder: nowhere"):
         read_bytes("nowhere", megabytes=1, split_seed=0, key="task_options.text")
     (tmp_path / "one").write_bytes(b"text")
-    with pytest.raises(ValueError, match="text: expected text for three parts, got none for"):
+    with pytest.raises(ValueError, match="text: expected UTF-8 text for train, validation and test, got "):
         read_bytes(str(tmp_path), megabytes=1, split_seed=0)
+    (tmp_path / "latin").write_bytes("où ça ".encode("latin-1") * 99)
+    with pytest.raises(ValueError, match="expected UTF-8 text for .*, got 0, 0 and 0 bytes of it in .*latin'$"):
+        read_bytes(str(tmp_path / "latin"), megabytes=1, split_seed=0)

@@ -50,9 +50,10 @@ def read_bytes(source: str, *, megabytes: float, split_seed: int, key: str = "te
     texts = [
         _joined(part, max_bytes=int(megabytes * _MEGABYTE * share)) for part, share in zip(parts, shares, strict=True)
     ]
-    for name, text in zip(("train", "validation", "test"), texts, strict=True):
-        if not text:
-            raise ValueError(f"{key}: expected text for three parts, got none for {name} in {source!r}")
+    if not all(texts):
+        train, validation, test = map(len, texts)
+        got = f"{train:,}, {validation:,} and {test:,} bytes of it in {source!r}"
+        raise ValueError(f"{key}: expected UTF-8 text for train, validation and test, got {got}")
     return ByteText(*(torch.frombuffer(bytearray(text), dtype=torch.uint8) for text in texts))
 
 
@@ -60,7 +61,7 @@ def _parts_of(source: str, *, split_seed: int, key: str) -> list[list[Iterable[b
     """Return the contents of each part; files are read when iterated."""
     folder = Path(source or sysconfig.get_path("stdlib"))
     if folder.is_file():
-        text = folder.read_bytes()
+        text = b"".join(_contents(folder))
         ends = [0, int(len(text) * TRAIN_SHARE), int(len(text) * (TRAIN_SHARE + VALIDATION_SHARE)), len(text)]
         return [[[text[first:last]]] for first, last in pairwise(ends)]
     if not folder.is_dir():
