@@ -346,7 +346,7 @@ def test_invalid_language_options_raise(option: str, message: str) -> None:
         ("task_options.blocks.attention.head_size=null", "blocks.attention: .*features divisible by heads=4, got 17"),
         (
             "task_options.blocks.mine={name: 'torch.nn:MultiheadAttention', num_heads: 4}",
-            "task_options.blocks.mine: torch.nn:MultiheadAttention: expected an operation with one input, got query, key",
+            "blocks.mine: torch.nn:MultiheadAttention: expected an operation with one input, got query, key",
         ),
         (
             "task_options.num_parameters=300",
