@@ -39,6 +39,7 @@ from gflownet.rhn.config import StackConfig, read_stack, stack_words
 from gflownet.rhn.network import RecurrentNetwork, RecurrentStack, fit_parameters, num_parameters
 from gflownet.training.random_states import seeded
 from gflownet.translation.cell_network import (
+    CHECKED_LENGTH,
     CellConfig,
     CellNetwork,
     check_causal,
@@ -52,7 +53,7 @@ Candidate = Assignment | ComputationGraph  # a stack or blocks, or a cell
 # Places of blocks: the layers in the order of their numbers; passes through them; whether passes share their weights.
 _BLOCK = re.compile(r"block(\d+)")
 _DEPTH, _REPEAT, _WEIGHTS, _SHARED = "depth", "repeat", "weights", "shared"
-_CHECKED_WIDTH = 16  # of blocks when they are checked
+_CHECKED_WIDTHS = 16, 17, 1  # of blocks when they are checked: the budget of parameters sets the width
 _FLOAT_BYTES = 4
 # Points of the learning curve of a full training.
 _CURVE_POINTS = 8
@@ -149,10 +150,8 @@ class LanguageTask(GFNTask):
         )
         shortest = min(len(part) for part in (self.text.train, self.text.validation, self.text.test))
         if shortest <= options.sequence_length:
-            raise ValueError(
-                f"task_options.sequence_length: expected less than the {shortest} bytes of the shortest part, "
-                f"got {options.sequence_length}"
-            )
+            expected = f"parts longer than task_options.sequence_length={options.sequence_length}"
+            raise ValueError(f"task_options.text: expected {expected}, got {shortest:,} bytes in the shortest")
         self.max_fidelity = 0 if options.budget == "seconds" else int(options.num_steps)
 
     def fingerprint(self) -> str:
@@ -277,11 +276,17 @@ class LanguageTask(GFNTask):
             if unknown := [value for value in place.values if value not in allowed]:
                 names = ", ".join(map(str, allowed)) or "task_options.blocks"
                 raise ValueError(f"env.choices.places.{place.name}: expected values out of {names}, got {unknown[0]}")
-        for name in self._steps:
+        budget = self.config.task_options.num_parameters
+        for name, steps in self._steps.items():
             try:
-                check_causal(ComputationGraph.from_dict(block_graph(self._steps[name], _CHECKED_WIDTH)))
+                of_widths = [block_graph(steps, width) for width in _CHECKED_WIDTHS]
+                longer = block_graph(steps, _CHECKED_WIDTHS[0], length=CHECKED_LENGTH)
+                check_causal(ComputationGraph.from_dict(of_widths[0]), longer=ComputationGraph.from_dict(longer))
             except (ValueError, RuntimeError) as error:
                 raise ValueError(f"task_options.blocks.{name}: {error}") from None
+            if (num := num_cell_parameters(CellConfig({name: of_widths[-1]}, [name]))) > budget:
+                text = f"expected at least {num:,}, those of the block {name} at width 1"
+                raise ValueError(f"task_options.num_parameters: {text}, got {budget:,}")
 
     def _blocks_of(self, values: Mapping[str, Any]) -> CellConfig:
         """Return the largest model of some blocks within the budget of parameters."""
@@ -345,9 +350,9 @@ def _size(config: StackConfig | CellConfig) -> int:
     return num_parameters(config) if isinstance(config, StackConfig) else num_cell_parameters(config)
 
 
-def block_graph(steps: Sequence[Step], width: int) -> dict[str, Any]:
+def block_graph(steps: Sequence[Step], width: int, *, length: int = 1) -> dict[str, Any]:
     """Return the graph of a block of a width. Raises ValueError where an operation cannot be applied."""
-    shape = Shape.of((1, width))
+    shape = Shape.of((length, width))
     writer = NetworkWriter(shape)
     writer.chain([step.at(width) for step in steps])
     if writer.shape != shape:

@@ -47,6 +47,8 @@ class Step:
     def shape_after(self, shape: Shape) -> Shape:
         """Return the output shape. Raises ShapeError where the operation cannot be applied."""
         applied = self.applied()
+        if applied.row.ports[1:]:
+            raise ShapeError(f"{self.name}: expected an operation with one input, got {', '.join(applied.row.ports)}")
         try:
             return applied.row.infer_shape({"input": shape}, applied.settings)
         except ShapeError as error:

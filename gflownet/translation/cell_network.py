@@ -31,6 +31,7 @@ from gflownet.translation.model import TranslatedModel, to_pytorch_model
 _MAX_WIDTH = 2**12  # upper bound of the search for the width that gives a number of parameters
 # Sequences on which blocks are checked: their number, and the lengths of the parts in which they are read.
 _CHECKED_ROWS, _CHECKED_PARTS = 2, (5, 1, 7)
+CHECKED_LENGTH = sum(_CHECKED_PARTS)
 _CHECKED_NOISE = 0.1  # in weights
 _TOLERANCE = 1e-4
 
@@ -263,8 +264,13 @@ def _scaled_graph(graph: Mapping[str, Any], factor: float) -> dict[str, Any]:
     return {**graph, "nodes": nodes}
 
 
-def check_causal(graph: ComputationGraph) -> None:
+def check_causal(graph: ComputationGraph, *, longer: ComputationGraph) -> None:
     """Check that a block reads sequences in parts, with its state, as it reads them at once: it sees no later position.
+
+    Args:
+        graph: of the block, on a sequence [1, W].
+        longer: of the same block on a sequence of CHECKED_LENGTH positions, without which one that lacks its state
+            would pass.
 
     Raises:
         ValueError: another result, or a model that cannot be built.
@@ -274,9 +280,13 @@ def check_causal(graph: ComputationGraph) -> None:
         layer = CellLayer(graph, shape.channels, CellConfig.epsilon)
         for parameter in layer.parameters():  # some start at zero, without effect
             parameter.add_(_CHECKED_NOISE * torch.randn_like(parameter))
-        x = torch.randn(_CHECKED_ROWS, sum(_CHECKED_PARTS), shape.channels)
+        x = torch.randn(_CHECKED_ROWS, CHECKED_LENGTH, shape.channels)
     with evaluating(layer), torch.no_grad():
         whole, state, parts = layer(x, None)[0], None, []
+        if not layer.slots:  # the layer reads every position alone
+            at_once = to_pytorch_model(longer).eval()
+            at_once.load_state_dict(layer.cell.state_dict())
+            whole = x + at_once(layer.norm(x))
         for part in x.split(_CHECKED_PARTS, 1):
             y, state = layer(part, state)
             parts.append(y)

@@ -52,6 +52,14 @@ def test_single_file_is_cut_in_three(tmp_path: Path) -> None:
     assert [len(part) for part in parts(text)] == [80, 10, 10]
 
 
+def test_few_files_are_cut_in_three(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(name.encode() * 100)
+    text = read_bytes(str(tmp_path), megabytes=1, split_seed=0)
+    assert [len(part) for part in parts(text)] == [160, 20, 20]
+    assert sorted(torch.cat(parts(text)).tolist()) == [97] * 100 + [98] * 100
+
+
 def test_standard_library_excludes_tests() -> None:
     text = read_bytes("", megabytes=0.5, split_seed=0)
     assert [len(part) for part in parts(text)] == [400_000, 50_000, 49_999]
@@ -63,6 +71,9 @@ def test_standard_library_excludes_tests() -> None:
 def test_invalid_source_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"task_options\.text: no such file or folder: nowhere"):
         read_bytes("nowhere", megabytes=1, split_seed=0, key="task_options.text")
-    (tmp_path / "one").write_bytes(b"text")
-    with pytest.raises(ValueError, match="text: expected text for three parts, got none for"):
+    (tmp_path / "one").write_bytes(b"t")
+    with pytest.raises(ValueError, match="text: expected UTF-8 text for train, validation and test, got "):
         read_bytes(str(tmp_path), megabytes=1, split_seed=0)
+    (tmp_path / "latin").write_bytes("où ça ".encode("latin-1") * 99)
+    with pytest.raises(ValueError, match=r"expected UTF-8 text for .*, got 0, 0 and 0 bytes of it in .*latin'$"):
+        read_bytes(str(tmp_path / "latin"), megabytes=1, split_seed=0)

@@ -127,6 +127,21 @@ def test_tags_of_one_class_and_tables_of_tokens_are_refused(tmp_path):
         make_task(tmp_path, "task_options.layout=tokens", f"task_options.data={tmp_path / 'tags.csv'}", x=tokens)
 
 
+@pytest.mark.parametrize(
+    ("shift", "name", "key", "message"),
+    [
+        (-1, "embedding", "vocabulary_size", "task_options.data: expected tokens from 0, got -1"),
+        (0, "embedding", "vocabulary_size", "vocabulary_size: expected at least 5, for tokens up to 4, got 4"),
+        (0, "torch.nn:Embedding", "num_embeddings", "num_embeddings: expected at least 5, for tokens up to 4, got 4"),
+    ],
+)
+def test_tokens_that_no_embedding_has_are_refused(tmp_path, shift, name, key, message):
+    tokens = np.random.default_rng(0).integers(0, 5, (NUM, 7)) + shift
+    choices = f"env.operation_graph.choices={{'{name}': {{{key}: [4, 9]}}}}"
+    with pytest.raises(UserError, match=re.escape(message)):
+        make_task(tmp_path, "task_options.layout=tokens", choices, x=tokens, y=tokens > 2)
+
+
 def test_classes_by_name_and_positions_without_one(tmp_path):
     names = np.array(["", "noun", "verb"])
     tokens = np.random.default_rng(0).integers(0, 5, (NUM, 7))

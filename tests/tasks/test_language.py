@@ -262,6 +262,8 @@ def test_block_is_causal_and_generates_from_its_state(block: str, blocks: Langua
         "[{name: lstm, carry: true}, {name: lstm, features: 8, bidirectional: true}]",
         "[{name: gru, carry: true}, {name: to_signal}, {name: depthwise_conv1d}, {name: to_sequence}]",
         "{name: 'torch.nn:Linear', out_features: 3}",
+        "{name: 'torch.nn:Linear', out_features: 16}",  # as wide as the model that is checked first
+        "{name: self_attention, heads: 4, head_size: 8}",  # without a state it would see one position
     ],
 )
 def test_block_that_is_not_causal_is_refused(operations: str) -> None:
@@ -319,7 +321,7 @@ def test_text_of_the_user_is_read(tmp_path: Path) -> None:
         ("task_options.reference=.inf", "task_options.reference: expected a number, got '.inf'"),
         ("task_options.validation_bytes=8", "validation_bytes: expected at least sequence_length=16, got 8"),
         ("evaluation.batch_size=0", "evaluation.batch_size: expected 1 or more with this task, got 0"),
-        ("task_options.megabytes=0.0001", "task_options.sequence_length: expected less than the 9 bytes"),
+        ("task_options.megabytes=0.0001", "task_options.text: expected parts longer than .*_length=16, got 9 bytes"),
     ],
 )
 def test_invalid_language_options_raise(option: str, message: str) -> None:
@@ -341,6 +343,15 @@ def test_invalid_language_options_raise(option: str, message: str) -> None:
         ),
         ("task_options.blocks.lstm.name=lstn", "task_options.blocks.lstm: .*lstn"),
         ("task_options.blocks.attention.heads=0", "task_options.blocks.attention: .*heads"),
+        ("task_options.blocks.attention.head_size=null", "blocks.attention: .*features divisible by heads=4, got 17"),
+        (
+            "task_options.blocks.mine={name: 'torch.nn:MultiheadAttention', num_heads: 4}",
+            "blocks.mine: torch.nn:MultiheadAttention: expected an operation with one input, got query, key",
+        ),
+        (
+            "task_options.num_parameters=300",
+            r"task_options.num_parameters: expected at least [\d,]+, those of the block",
+        ),
     ],
 )
 def test_invalid_blocks_raise(option: str, message: str) -> None:

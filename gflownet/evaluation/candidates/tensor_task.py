@@ -306,12 +306,11 @@ class TensorTask(GFNTask):
         limit = loss_limit(loss, self.train.targets)
         check_augmentation(options.augment, self.train, loss=options.loss, output=self.output_shape)
         self.trainer = ModelTrainer(self.train, loss, self._evaluation, limit, self.num_outputs)
-        names = (options.metric, options.metric if ":" in options.metric else "auto")
         kind = {"is_classification": classifies, "is_text": self._predicts_tokens, "quantile": options.quantile}
-        metrics = [build_metric(each, axis=axis, **kind) for each in names]
+        metric = build_metric(options.metric, axis=axis, **kind)
         self.measure, self.test_measure = (
             build_measure(metric, split, train=self.train, num_outputs=self.num_outputs)
-            for metric, split in zip(metrics, (self.validation, self.test_split), strict=True)
+            for split in (self.validation, self.test_split)
         )
 
     @property

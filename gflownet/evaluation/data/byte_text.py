@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import torch
@@ -34,7 +34,7 @@ def read_bytes(source: str, *, megabytes: float, split_seed: int, key: str = "te
     """Return the bytes of a file, of the files in a folder, or of the source of the standard library.
 
     A hash of its name assigns each file to a part and orders the files in it, so that a truncated part is a random
-    sample of its files. A single file is cut into three pieces. Results are cached.
+    sample of its files. A single file, or too few for three parts, are cut into three pieces. Results are cached.
 
     Args:
         source: path of a file or a folder; empty for the standard library.
@@ -50,9 +50,10 @@ def read_bytes(source: str, *, megabytes: float, split_seed: int, key: str = "te
     texts = [
         _joined(part, max_bytes=int(megabytes * _MEGABYTE * share)) for part, share in zip(parts, shares, strict=True)
     ]
-    for name, text in zip(("train", "validation", "test"), texts, strict=True):
-        if not text:
-            raise ValueError(f"{key}: expected text for three parts, got none for {name} in {source!r}")
+    if not all(texts):
+        train, validation, test = map(len, texts)
+        got = f"{train:,}, {validation:,} and {test:,} bytes of it in {source!r}"
+        raise ValueError(f"{key}: expected UTF-8 text for train, validation and test, got {got}")
     return ByteText(*(torch.frombuffer(bytearray(text), dtype=torch.uint8) for text in texts))
 
 
@@ -60,9 +61,7 @@ def _parts_of(source: str, *, split_seed: int, key: str) -> list[list[Iterable[b
     """Return the contents of each part; files are read when iterated."""
     folder = Path(source or sysconfig.get_path("stdlib"))
     if folder.is_file():
-        text = folder.read_bytes()
-        ends = [0, int(len(text) * TRAIN_SHARE), int(len(text) * (TRAIN_SHARE + VALIDATION_SHARE)), len(text)]
-        return [[[text[first:last]]] for first, last in pairwise(ends)]
+        return _cut(folder)
     if not folder.is_dir():
         raise ValueError(f"{key}: no such file or folder: {source}")
     parts: list[list[tuple[str, Path]]] = [[], [], []]
@@ -73,7 +72,16 @@ def _parts_of(source: str, *, split_seed: int, key: str) -> list[list[Iterable[b
         digest = hashlib.sha256(f"{split_seed}:{name.relative_to(folder).as_posix()}".encode()).hexdigest()
         place = int(digest[:8], 16) / 16**8
         parts[(place >= TRAIN_SHARE) + (place >= TRAIN_SHARE + VALIDATION_SHARE)].append((digest, name))
+    if not all(parts):  # few files
+        return _cut(*(name for _, name in sorted(chain(*parts))))
     return [[_contents(name) for _, name in sorted(part)] for part in parts]
+
+
+def _cut(*files: Path) -> list[list[Iterable[bytes]]]:
+    """Return a section of some files for each part."""
+    text = b"".join(chain(*map(_contents, files)))
+    ends = [0, int(len(text) * TRAIN_SHARE), int(len(text) * (TRAIN_SHARE + VALIDATION_SHARE)), len(text)]
+    return [[[text[first:last]]] for first, last in pairwise(ends)]
 
 
 def _contents(path: Path) -> Iterator[bytes]:
