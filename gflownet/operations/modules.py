@@ -234,7 +234,7 @@ def module_operation(name: str, module_class: Any) -> type[ModuleOperation]:
     arguments = constructor_arguments(module_class, _sizes(name))
     form = form_of(f"{name}.forward", signature_of(module_class.forward)[1:], is_forward=True)
     form = replace(form, values={key: each for key, each in form.values.items() if key not in arguments})
-    enums = [enum for each in (arguments | form.values).values() if (enum := enum_of(each)) is not None]
+    enums = [enum for each in {**arguments, **form.values}.values() if (enum := enum_of(each)) is not None]
     homes = [*([] if name.startswith("torch.nn:") else [name]), *(f"{e.__module__}:{e.__qualname__}" for e in enums)]
     leaf = module_class.__name__
     return _row(
@@ -525,7 +525,7 @@ def _output(
     part = ""
     for each in path:
         is_complex = is_tensor(output) and output.is_complex()
-        step = _COMPLEX.get(each, f"[{each!r}]") if is_complex else f"[{each!r}]"
+        step = _COMPLEX.get(str(each), f"[{each!r}]") if is_complex else f"[{each!r}]"
         output, part = eval(f"output{step}", {"output": output}), part + step
     if not is_tensor(output):
         keys = list(output) if isinstance(output, Mapping) else range(len(output)) if hasattr(output, "__len__") else ()

@@ -62,7 +62,7 @@ def form_of(name: str, arguments: Sequence[inspect.Parameter], *, is_forward: bo
     if not tensors:
         raise ValueError(f"operation: expected {name} with a tensor, got no argument that is one")
     required = [each for each in tensors if each.default is each.empty and each.kind is not each.VAR_POSITIONAL]
-    named = {each.name: (each.name,) for each in tensors}
+    named: dict[str, tuple[str, ...]] = {each.name: (each.name,) for each in tensors}
     lists = {each.name: template for each in tensors if (template := _template(each))}
     for each in tensors:
         text = str(each.annotation)

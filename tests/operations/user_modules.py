@@ -41,7 +41,9 @@ class Config:
 class Block(nn.Module):
     """An object, a class, a list and *sizes as arguments."""
 
-    def __init__(self, config, in_features, hidden, act=nn.ReLU, norm: Callable[..., nn.Module] | None = None) -> None:
+    def __init__(
+        self, config, in_features, hidden, act: type[nn.Module] = nn.ReLU, norm: Callable[..., nn.Module] | None = None
+    ) -> None:
         super().__init__()
         sizes = [in_features] + hidden + [config.width]  # noqa: RUF005 - hidden has to be a list
         pairs = pairwise(sizes)
@@ -73,4 +75,4 @@ class InPlace(nn.Module):
 def weighted(weights: list[float], xs: list[Tensor]) -> Tensor:
     """Return a weighted sum."""
     assert isinstance(weights, list)
-    return sum(weight * x for weight, x in zip(weights, xs, strict=True))
+    return torch.stack([weight * x for weight, x in zip(weights, xs, strict=True)]).sum(0)

@@ -24,7 +24,8 @@ class Store(Protocol):
     def find_many(self, identities: Sequence[Identity]) -> list[EvaluationRecord | None]:
         return [None] * len(identities)
 
-    def add(self, records: Iterable[EvaluationRecord]) -> None: ...
+    def add(self, records: Iterable[EvaluationRecord]) -> None:
+        return None
 
     def claim(
         self,
@@ -39,7 +40,8 @@ class Store(Protocol):
     ) -> list[Claim]:
         return [Claim(identity, 0) for _, identity in candidates]
 
-    def start(self, identities: Iterable[Identity], *, owner: str) -> None: ...
+    def start(self, identities: Iterable[Identity], *, owner: str) -> None:
+        return None
 
     def renew(self, *, owner: str, lease: float) -> int:
         return 0
