@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gflownet.envs.config import EnvConfig
-from gflownet.envs.slots import SlotEnv
+from gflownet.envs.slots import SequenceEnv
 from gflownet.graphs.listed_graphs import Graph, read_listed_graphs
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
@@ -31,7 +31,7 @@ from gflownet.mdp.states import NO_EDGE, UNSET, Attribute, GraphStates, Labelled
 KEY = "env.catalogue.graphs"
 
 
-class CatalogueEnv(SlotEnv):
+class CatalogueEnv(SequenceEnv):
     """Listed graphs, isomorphic ones once, as codes of digits; a trajectory stops when all digits are chosen."""
 
     def __init__(self, graphs: Sequence[Graph], *, branching: int = 8) -> None:
@@ -69,27 +69,15 @@ class CatalogueEnv(SlotEnv):
         return GraphDescription(range(self.num_digits), [[digit] for digit in digits])
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        digits = states.node_attr[:, :, 0].long()
+        digits, rules = states.node_attr[:, :, 0].long(), super().forward_rules(states)
         num_chosen = (digits != UNSET).sum(1)
-        is_next = torch.arange(self.num_digits) == num_chosen[:, None]
         # Weights of the digits within a prefix of this length.
         prefix = (digits.clamp(min=0) * self._weights).sum(1) // self.branching ** (self.num_digits - num_chosen)
         children = prefix[:, None] * self.branching + torch.arange(self.branching)
         row = self._offsets[num_chosen.clamp(max=self.num_digits - 1)][:, None]
         is_listed = self._prefixes[(row + children).clamp(max=len(self._prefixes) - 1)]
-        stop = Rule("no listed graph has these choices", (self.positions(states) >= 0)[:, None, None])
-        return {
-            Kind.Stop: [Rule("a choice is missing", (num_chosen == self.num_digits)[:, None, None]), stop],
-            Kind.SetNodeAttr: [
-                Rule("choices are made from left to right", is_next[:, :, None]),
-                Rule("no listed graph has these choices", is_listed[:, None, :]),
-            ],
-        }
-
-    def backward_rules(self, states: GraphStates) -> Rules:
-        num_chosen = (states.node_attr[:, :, 0] != UNSET).sum(1, keepdim=True)
-        is_last = (torch.arange(self.num_digits) == num_chosen - 1)[:, :, None]
-        return {Kind.RemoveNodeAttr: [Rule("the last choice is taken back first", is_last)]}
+        holds = {Kind.Stop: (self.positions(states) >= 0)[:, None, None], Kind.SetNodeAttr: is_listed[:, None, :]}
+        return {kind: [*rules[kind], Rule("no listed graph has these choices", each)] for kind, each in holds.items()}
 
     def labelled_graphs(self, states: GraphStates) -> LabelledGraphs:
         """Return the listed graphs of complete codes, and graphs without nodes for the others."""
