@@ -48,6 +48,9 @@ class CatalogueEnv(SequenceEnv):
         self.branching, self.num_digits = branching, num_digits
         codes = [index * branching**num_digits // len(self.graphs) for index in range(len(self.graphs))]
         self._codes = torch.tensor(codes)  # [M]
+        # [L] value of each digit in a code, and first place of the prefixes of 1 to L digits in `_prefixes`
+        sizes = torch.tensor([branching**place for place in range(num_digits + 1)])
+        self._weights, self._offsets = sizes[:-1].flip(0), sizes[1:].cumsum(0) - sizes[1:]
         self._position = {graph.canonical_key(): position for position, graph in enumerate(self.graphs)}
         self._graph_at = torch.full((branching**num_digits,), -1).index_put((self._codes,), torch.arange(len(codes)))
 
@@ -89,17 +92,6 @@ class CatalogueEnv(SequenceEnv):
             edges[positions].long().masked_fill(is_incomplete, NO_EDGE),
             torch.empty(len(states), 0, dtype=torch.int64),
         )
-
-    @cached_property
-    def _weights(self) -> Tensor:
-        """Return the value of each digit in a code, [L]."""
-        return torch.tensor([self.branching ** (self.num_digits - 1 - place) for place in range(self.num_digits)])
-
-    @cached_property
-    def _offsets(self) -> Tensor:
-        """Return the first place of the prefixes of 1 to L digits in `_prefixes`, [L]."""
-        sizes = [self.branching ** (place + 1) for place in range(self.num_digits)]
-        return torch.tensor([sum(sizes[:place]) for place in range(self.num_digits)])
 
     @cached_property
     def _prefixes(self) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gflownet.mdp.action import ActionBatch, GraphActionType
+from gflownet.mdp.action import BACKWARD_TYPES, FORWARD_TYPES, ActionBatch, GraphActionType
 from gflownet.mdp.states import ABSENT, UNSET, GraphStates, GraphVocabulary, count_bridges, transitive_closure
 
 _MAIN_EDGE = 0  # the first edge type: AddNode attaches with it and reachability follows it
@@ -207,16 +207,8 @@ _EDITED = {  # arrays that an action changes
     GraphActionType.RemoveEdgeAttr: ("edge_attr",),
 }
 
-_INVERSE = {
-    GraphActionType.AddNode: GraphActionType.RemoveNode,
-    GraphActionType.AddEdge: GraphActionType.RemoveEdge,
-    GraphActionType.SetNodeAttr: GraphActionType.RemoveNodeAttr,
-    GraphActionType.SetEdgeAttr: GraphActionType.RemoveEdgeAttr,
-    GraphActionType.RemoveNode: GraphActionType.AddNode,
-    GraphActionType.RemoveEdge: GraphActionType.AddEdge,
-    GraphActionType.RemoveNodeAttr: GraphActionType.SetNodeAttr,
-    GraphActionType.RemoveEdgeAttr: GraphActionType.SetEdgeAttr,
-}
+_PAIRS = tuple(zip(FORWARD_TYPES[1:], BACKWARD_TYPES, strict=True))  # without Stop
+_INVERSE = {kind: other for pair in _PAIRS for kind, other in (pair, pair[::-1])}
 
 
 def _offsets(sizes: list[int]) -> Tensor:
