@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gflownet.envs.config import EnvConfig
-from gflownet.envs.slots import SlotEnv
+from gflownet.envs.slots import SequenceEnv
 from gflownet.graphs.listed_graphs import Graph, read_listed_graphs
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
@@ -31,7 +31,7 @@ from gflownet.mdp.states import NO_EDGE, UNSET, Attribute, GraphStates, Labelled
 KEY = "env.catalogue.graphs"
 
 
-class CatalogueEnv(SlotEnv):
+class CatalogueEnv(SequenceEnv):
     """Listed graphs, isomorphic ones once, as codes of digits; a trajectory stops when all digits are chosen."""
 
     def __init__(self, graphs: Sequence[Graph], *, branching: int = 8) -> None:
@@ -48,6 +48,9 @@ class CatalogueEnv(SlotEnv):
         self.branching, self.num_digits = branching, num_digits
         codes = [index * branching**num_digits // len(self.graphs) for index in range(len(self.graphs))]
         self._codes = torch.tensor(codes)  # [M]
+        # [L] value of each digit in a code, and first place of the prefixes of 1 to L digits in `_prefixes`
+        sizes = torch.tensor([branching**place for place in range(num_digits + 1)])
+        self._weights, self._offsets = sizes[:-1].flip(0), sizes[1:].cumsum(0) - sizes[1:]
         self._position = {graph.canonical_key(): position for position, graph in enumerate(self.graphs)}
         self._graph_at = torch.full((branching**num_digits,), -1).index_put((self._codes,), torch.arange(len(codes)))
 
@@ -69,27 +72,15 @@ class CatalogueEnv(SlotEnv):
         return GraphDescription(range(self.num_digits), [[digit] for digit in digits])
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        digits = states.node_attr[:, :, 0].long()
+        digits, rules = states.node_attr[:, :, 0].long(), super().forward_rules(states)
         num_chosen = (digits != UNSET).sum(1)
-        is_next = torch.arange(self.num_digits) == num_chosen[:, None]
         # Weights of the digits within a prefix of this length.
         prefix = (digits.clamp(min=0) * self._weights).sum(1) // self.branching ** (self.num_digits - num_chosen)
         children = prefix[:, None] * self.branching + torch.arange(self.branching)
         row = self._offsets[num_chosen.clamp(max=self.num_digits - 1)][:, None]
         is_listed = self._prefixes[(row + children).clamp(max=len(self._prefixes) - 1)]
-        stop = Rule("no listed graph has these choices", (self.positions(states) >= 0)[:, None, None])
-        return {
-            Kind.Stop: [Rule("a choice is missing", (num_chosen == self.num_digits)[:, None, None]), stop],
-            Kind.SetNodeAttr: [
-                Rule("choices are made from left to right", is_next[:, :, None]),
-                Rule("no listed graph has these choices", is_listed[:, None, :]),
-            ],
-        }
-
-    def backward_rules(self, states: GraphStates) -> Rules:
-        num_chosen = (states.node_attr[:, :, 0] != UNSET).sum(1, keepdim=True)
-        is_last = (torch.arange(self.num_digits) == num_chosen - 1)[:, :, None]
-        return {Kind.RemoveNodeAttr: [Rule("the last choice is taken back first", is_last)]}
+        holds = {Kind.Stop: (self.positions(states) >= 0)[:, None, None], Kind.SetNodeAttr: is_listed[:, None, :]}
+        return {kind: [*rules[kind], Rule("no listed graph has these choices", each)] for kind, each in holds.items()}
 
     def labelled_graphs(self, states: GraphStates) -> LabelledGraphs:
         """Return the listed graphs of complete codes, and graphs without nodes for the others."""
@@ -101,17 +92,6 @@ class CatalogueEnv(SlotEnv):
             edges[positions].long().masked_fill(is_incomplete, NO_EDGE),
             torch.empty(len(states), 0, dtype=torch.int64),
         )
-
-    @cached_property
-    def _weights(self) -> Tensor:
-        """Return the value of each digit in a code, [L]."""
-        return torch.tensor([self.branching ** (self.num_digits - 1 - place) for place in range(self.num_digits)])
-
-    @cached_property
-    def _offsets(self) -> Tensor:
-        """Return the first place of the prefixes of 1 to L digits in `_prefixes`, [L]."""
-        sizes = [self.branching ** (place + 1) for place in range(self.num_digits)]
-        return torch.tensor([sum(sizes[:place]) for place in range(self.num_digits)])
 
     @cached_property
     def _prefixes(self) -> Tensor:

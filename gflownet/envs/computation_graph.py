@@ -382,12 +382,11 @@ class ComputationGraphEnv(NetworkEnv):
         # The last slot stands for "unset", which is not ordered.
         self._is_ordered = torch.tensor([*(orders[name] for name in aggregations), False])
         self._has_ordered_outputs = orders[output_aggregation]
-        self._attribute_of_column = torch.tensor([a for a, _ in self.vocabulary.node_columns], dtype=torch.int64)
 
     def new_facts(self, states: GraphStates, last: Any) -> StateFacts:
         facts, num_set = StateFacts(self, states), (states.node_attr != UNSET).sum(-1)
         facts.incomplete = facts.is_hidden & (num_set < len(self.vocabulary.node_attributes))
-        facts.next_values = self._attribute_of_column == num_set.where(facts.is_hidden, UNSET)[:, :, None]
+        facts.next_values = self._editor.node_columns[:, 0] == num_set.where(facts.is_hidden, UNSET)[:, :, None]
         return facts
 
     def ordered_nodes(self, states: GraphStates) -> Tensor:

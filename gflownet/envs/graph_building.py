@@ -94,7 +94,7 @@ class GraphBuildingEnv(Environment):
             rules[Kind.Stop].append(Rule.of_graph("every attribute of every node must be set", complete))
             rules[Kind.SetNodeAttr] = [
                 Rule("the node is not there", exists[:, :, None]),
-                Rule("the attribute is already set", self._per_value(unset, on_nodes=True)),
+                Rule("the attribute is already set", unset[..., self._editor.node_columns[:, 0]]),
             ]
         if self.vocabulary.edge_attributes:
             unset = states.edge_attr == UNSET
@@ -102,7 +102,7 @@ class GraphBuildingEnv(Environment):
             rules[Kind.Stop].append(Rule.of_graph("every attribute of every edge must be set", complete))
             rules[Kind.SetEdgeAttr] = [
                 Rule.of_pair("the edge is not there", has_edge & self._listed),
-                Rule("the attribute is already set", self._per_value(unset, on_nodes=False)),
+                Rule("the attribute is already set", unset[..., self._editor.edge_columns[:, 0]]),
             ]
         return rules
 
@@ -147,14 +147,6 @@ class GraphBuildingEnv(Environment):
         n = self.vocabulary.max_nodes
         every = torch.ones(n, n, dtype=torch.bool)
         return (every if self.vocabulary.directed else every.triu(1))[None]
-
-    @cached_property
-    def _attribute_of_column(self) -> dict[str, torch.Tensor]:
-        columns = {"nodes": self.vocabulary.node_columns, "edges": self.vocabulary.edge_columns}
-        return {key: torch.tensor([a for a, _ in each], dtype=torch.int64) for key, each in columns.items()}
-
-    def _per_value(self, per_attribute: torch.Tensor, *, on_nodes: bool) -> torch.Tensor:
-        return per_attribute.index_select(-1, self._attribute_of_column["nodes" if on_nodes else "edges"])
 
 
 class ColouredGraphContext(GraphBuildingEnvContext):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from itertools import permutations
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gflownet.envs.computation_graph import FORWARD, NetworkEnv, StateFacts
-from gflownet.envs.config import EnvConfig
+from gflownet.envs.config import EnvConfig, OperationGraphConfig
 from gflownet.envs.operation_choices import ACTIVATION, MERGE, OperationChoices
 from gflownet.envs.operation_ports import EdgePorts, PortMasks, port_sets
 from gflownet.envs.operation_sharing import MODULE, SHARES, Sharing, with_shared
@@ -111,8 +111,7 @@ class OperationGraphEnv(NetworkEnv):
         """Set the tables of ports and of the columns of values."""
         outside = (ACTIVATION, MERGE, MODULE.name)  # may differ where nodes share a module
         self.is_outside_module = torch.tensor([a.name in outside for a in self.vocabulary.node_attributes])
-        columns = torch.tensor(self.vocabulary.node_columns, dtype=torch.int64).reshape(-1, 2)
-        self.attribute_of_column, self.value_of_column = columns.unbind(1)
+        self.attribute_of_column, self.value_of_column = self._editor.node_columns.unbind(1)
         of_operations = map(len, self.choices.ports)
         self.num_ports_of_type = torch.tensor([*[1] * self.num_ends, *of_operations, 1])  # the last one: no node
         sets = [value.split("+") for each in self.vocabulary.edge_attributes for value in map(str, each.values)]
@@ -499,22 +498,11 @@ class OperationGraphContext(GraphBuildingEnvContext):
         Raises:
             ValueError: an invalid option under `env.operation_graph`, or invalid shapes of the task.
         """
-        options = config.operation_graph
         if len(output_sizes) != 1:
             raise ValueError(f"task: expected one output, got {', '.join(map(str, output_sizes)) or 'none'}")
-        return OperationGraphEnv(
-            [size if isinstance(size, Shape) else Shape.of(size) for size in input_sizes],
-            output_sizes[0],
-            operations=options.operations,
-            choices=options.choices,
-            activations=options.activations,
-            align=options.align,
-            share=options.share,
-            max_hidden_nodes=options.max_hidden_nodes,
-            max_edges=options.max_edges,
-            max_parameters=options.max_parameters,
-            max_multiply_adds=options.max_multiply_adds,
-        )
+        inputs = [size if isinstance(size, Shape) else Shape.of(size) for size in input_sizes]
+        options = {each.name: getattr(config.operation_graph, each.name) for each in fields(OperationGraphConfig)}
+        return OperationGraphEnv(inputs, output_sizes[0], **options)
 
     def extra_node_features(self, states: GraphStates) -> Tensor:
         """Return features of every node, [B, N, 8] float32.

@@ -10,7 +10,6 @@ Letters: B states, N places, D maximum number of layers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -46,6 +45,13 @@ class RecurrentStackEnv(SlotEnv):
         values = tuple(dict.fromkeys(value for options in self.choices.values() for value in options))
         super().__init__(tuple(self.choices), Attribute("choice", values))
         self._allowed = torch.tensor([[value in options for value in values] for options in self.choices.values()])
+        # [N] layer of each place from 0, -1 for places of the whole stack
+        self._layer = torch.tensor([int(name.rstrip("]").partition("[")[2] or 0) - 1 for name in self.choices])
+        # [N] bool, places of the cell of a layer, of sizes of all RHN layers, of GRU and LSTM layers
+        self._is_cell = torch.tensor([name.startswith("cell") for name in self.choices])
+        self._is_of_rhn = torch.tensor([name in (RANK, RATIO) for name in self.choices])
+        self._is_of_gated = torch.tensor([name.startswith((RESIDUAL, UNITS)) for name in self.choices])
+        self._cells = self._is_cell.nonzero().squeeze(1)  # [D] places of the cells
 
     def shown(self, position: int) -> str:
         """Return the value at a position, `NOTHING` for an empty place."""
@@ -111,32 +117,6 @@ class RecurrentStackEnv(SlotEnv):
         positions = states.node_attr[:, :, 0].long().clamp(min=0)
         is_allowed = self._allowed.expand(len(states), -1, -1).gather(2, positions[:, :, None])
         return (is_allowed | ~self.filled(states)[:, :, None]).all(1, keepdim=True)
-
-    @cached_property
-    def _layer(self) -> Tensor:
-        """Return the layer of each place, from 0; -1 for places of the whole stack, [N]."""
-        names = self.vocabulary.node_types
-        return torch.tensor([int(name.rstrip("]").partition("[")[2] or 0) - 1 for name in names])
-
-    @cached_property
-    def _cells(self) -> Tensor:
-        """Return the places for the cells of the layers, [D] int64."""
-        return self._is_cell.nonzero().squeeze(1)
-
-    @cached_property
-    def _is_cell(self) -> Tensor:
-        """Return the mask of places for the cell of a layer, [N] bool."""
-        return torch.tensor([name.startswith("cell") for name in self.vocabulary.node_types])
-
-    @cached_property
-    def _is_of_rhn(self) -> Tensor:
-        """Return the mask of places for sizes of all RHN layers, [N] bool."""
-        return torch.tensor([name in (RANK, RATIO) for name in self.vocabulary.node_types])
-
-    @cached_property
-    def _is_of_gated(self) -> Tensor:
-        """Return the mask of places of GRU and LSTM layers, [N] bool."""
-        return torch.tensor([name.startswith((RESIDUAL, UNITS)) for name in self.vocabulary.node_types])
 
 
 def choices_of(config: RecurrentStackConfig) -> dict[str, tuple[str, ...]]:

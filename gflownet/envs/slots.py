@@ -153,10 +153,28 @@ class HypergridContext(GraphBuildingEnvContext):
         return HypergridEnv(grid.num_dims, grid.side)
 
 
+class SequenceEnv(SlotEnv):
+    """Places that are filled from left to right; a trajectory stops when all are."""
+
+    def forward_rules(self, states: GraphStates) -> Rules:
+        filled = self.filled(states)
+        num_filled = filled.sum(1, keepdim=True)
+        is_next = (torch.arange(self.vocabulary.max_nodes) == num_filled)[:, :, None]
+        return {
+            Kind.Stop: [Rule.of_graph("a place is empty", filled.all(1))],
+            Kind.SetNodeAttr: [Rule("places are filled from left to right", is_next)],
+        }
+
+    def backward_rules(self, states: GraphStates) -> Rules:
+        num_filled = self.filled(states).sum(1, keepdim=True)
+        is_last = (torch.arange(self.vocabulary.max_nodes) == num_filled - 1)[:, :, None]
+        return {Kind.RemoveNodeAttr: [Rule("the place filled last is emptied first", is_last)]}
+
+
 MAX_WORD_BITS = 6  # a state stores a word in seven bits
 
 
-class BitSequenceEnv(SlotEnv):
+class BitSequenceEnv(SequenceEnv):
     """Sequences of `num_bits` bits in words of `word_bits`; a trajectory stops when the last word is written."""
 
     def __init__(self, num_bits: int, word_bits: int) -> None:
@@ -167,23 +185,6 @@ class BitSequenceEnv(SlotEnv):
             )
         words = tuple(format(word, f"0{word_bits}b") for word in range(2**word_bits))
         super().__init__([f"word{i}" for i in range(num_bits // word_bits)], Attribute("word", words))
-
-    def forward_rules(self, states: GraphStates) -> Rules:
-        filled = self.filled(states)
-        num_written = filled.sum(1, keepdim=True)
-        return {
-            Kind.Stop: [Rule.of_graph("a word is missing", filled.all(1))],
-            Kind.SetNodeAttr: [Rule("words are written from left to right", (self._places == num_written)[:, :, None])],
-        }
-
-    def backward_rules(self, states: GraphStates) -> Rules:
-        num_written = self.filled(states).sum(1, keepdim=True)
-        is_last = (self._places == num_written - 1)[:, :, None]
-        return {Kind.RemoveNodeAttr: [Rule("the word written last is erased first", is_last)]}
-
-    @cached_property
-    def _places(self) -> Tensor:
-        return torch.arange(self.vocabulary.max_nodes)
 
 
 class BitSequenceContext(GraphBuildingEnvContext):

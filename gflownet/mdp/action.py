@@ -46,7 +46,7 @@ FORWARD_TYPES = (
     GraphActionType.SetNodeAttr,
     GraphActionType.SetEdgeAttr,
 )
-BACKWARD_TYPES = (
+BACKWARD_TYPES = (  # each undoes a forward type, in the same order, Stop left out
     GraphActionType.RemoveNode,
     GraphActionType.RemoveEdge,
     GraphActionType.RemoveNodeAttr,

@@ -143,18 +143,9 @@ class GraphStates:
 
     def truncated(self, num_nodes: int) -> GraphStates:
         """Return the same graphs in arrays for `num_nodes` nodes; none may have more."""
-        per_node, per_pair = slice(num_nodes), (slice(None), slice(num_nodes), slice(num_nodes))
-        return GraphStates(
-            num_nodes=self.num_nodes,
-            node_type=self.node_type[:, per_node],
-            node_attr=self.node_attr[:, per_node],
-            edge_type=self.edge_type[per_pair],
-            edge_attr=self.edge_attr[per_pair],
-            edge_order=self.edge_order[per_pair],
-            reach=self.reach[per_pair],
-            num_bridges=self.num_bridges[per_pair],
-            limit=self.limit,
-        )
+        cut = {name: getattr(self, name)[:, :num_nodes] for name in ("node_type", "node_attr")}
+        pairs = ("edge_type", "edge_attr", "edge_order", "reach", "num_bridges")
+        return replace(self, **cut, **{name: getattr(self, name)[:, :num_nodes, :num_nodes] for name in pairs})
 
     def equals(self, other: GraphStates) -> Tensor:
         """Return which states have equal arrays, limits included, [B] bool."""

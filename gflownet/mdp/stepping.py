@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gflownet.mdp.action import ActionBatch, GraphActionType
+from gflownet.mdp.action import BACKWARD_TYPES, FORWARD_TYPES, ActionBatch, GraphActionType
 from gflownet.mdp.states import ABSENT, UNSET, GraphStates, GraphVocabulary, count_bridges, transitive_closure
 
 _MAIN_EDGE = 0  # the first edge type: AddNode attaches with it and reachability follows it
@@ -30,8 +30,9 @@ class GraphEditor:
     def __init__(self, vocabulary: GraphVocabulary) -> None:
         self.vocabulary = vocabulary
         self._counted = torch.tensor([a.counted for a in vocabulary.node_attributes], dtype=torch.bool)
-        self._node_columns = torch.tensor(vocabulary.node_columns, dtype=torch.int64).reshape(-1, 2)
-        self._edge_columns = torch.tensor(vocabulary.edge_columns, dtype=torch.int64).reshape(-1, 2)
+        # [C, 2] attribute and value of the columns that set one
+        self.node_columns = torch.tensor(vocabulary.node_columns, dtype=torch.int64).reshape(-1, 2)
+        self.edge_columns = torch.tensor(vocabulary.edge_columns, dtype=torch.int64).reshape(-1, 2)
         self._node_offsets = _offsets([len(a.values) for a in vocabulary.node_attributes])
         self._edge_offsets = _offsets([len(a.values) for a in vocabulary.edge_attributes])
         self._edits = {
@@ -71,9 +72,9 @@ class GraphEditor:
             if action_type == GraphActionType.AddNode:
                 row[graphs] = states.num_nodes[graphs]
             elif action_type == GraphActionType.SetNodeAttr:
-                column[graphs] = self._node_columns[c, 0]
+                column[graphs] = self.node_columns[c, 0]
             elif action_type == GraphActionType.SetEdgeAttr:
-                column[graphs] = self._edge_columns[c, 0]
+                column[graphs] = self.edge_columns[c, 0]
             elif action_type == GraphActionType.RemoveNode:
                 column[graphs] = states.node_type[graphs, r].long()
                 parent = (states.edge_type[graphs, :, r] == _MAIN_EDGE).int().argmax(1)
@@ -137,11 +138,11 @@ class GraphEditor:
         num_bridges[graphs] = torch.minimum(joined, off[:, :, None] + off[:, None, :]).to(torch.int8)
 
     def _set_node_attr(self, edit: _Edit) -> None:
-        attribute, value = self._node_columns[edit.column].unbind(1)
+        attribute, value = self.node_columns[edit.column].unbind(1)
         edit.states.node_attr[edit.graphs, edit.row, attribute] = value.to(torch.int8)
 
     def _set_edge_attr(self, edit: _Edit) -> None:
-        attribute, value = self._edge_columns[edit.column].unbind(1)
+        attribute, value = self.edge_columns[edit.column].unbind(1)
         self._write_edge_attr(edit, attribute, value.to(torch.int8))
 
     def _write_edge_attr(self, edit: _Edit, attribute: Tensor, value: Tensor) -> None:
@@ -206,16 +207,8 @@ _EDITED = {  # arrays that an action changes
     GraphActionType.RemoveEdgeAttr: ("edge_attr",),
 }
 
-_INVERSE = {
-    GraphActionType.AddNode: GraphActionType.RemoveNode,
-    GraphActionType.AddEdge: GraphActionType.RemoveEdge,
-    GraphActionType.SetNodeAttr: GraphActionType.RemoveNodeAttr,
-    GraphActionType.SetEdgeAttr: GraphActionType.RemoveEdgeAttr,
-    GraphActionType.RemoveNode: GraphActionType.AddNode,
-    GraphActionType.RemoveEdge: GraphActionType.AddEdge,
-    GraphActionType.RemoveNodeAttr: GraphActionType.SetNodeAttr,
-    GraphActionType.RemoveEdgeAttr: GraphActionType.SetEdgeAttr,
-}
+_PAIRS = tuple(zip(FORWARD_TYPES[1:], BACKWARD_TYPES, strict=True))  # without Stop
+_INVERSE = {kind: other for pair in _PAIRS for kind, other in (pair, pair[::-1])}
 
 
 def _offsets(sizes: list[int]) -> Tensor:

@@ -121,16 +121,16 @@ def write(place: int, word: str) -> GraphAction:
 def test_bit_sequence_appends_words_left_to_right_and_removes_last():
     env = BitSequenceEnv(6, 2)
     states = env.initial_states(1)
-    with pytest.raises(IllegalAction, match="words are written from left to right"):
+    with pytest.raises(IllegalAction, match="places are filled from left to right"):
         env.step(states, env.encode_batch([write(1, "01")]))
     states = env.step(states, env.encode_batch([write(0, "01")]))
-    with pytest.raises(IllegalAction, match="words are written from left to right"):
+    with pytest.raises(IllegalAction, match="places are filled from left to right"):
         env.step(states, env.encode_batch([write(0, "11")]))
     states = env.step(states, env.encode_batch([write(1, "11")]))
-    with pytest.raises(IllegalAction, match="a word is missing"):
+    with pytest.raises(IllegalAction, match="a place is empty"):
         env.step(states, env.encode_batch([GraphAction(Kind.Stop)]))
     first, last = (env.encode_batch([GraphAction(Kind.RemoveNodeAttr, source=i, attribute="word")]) for i in (0, 1))
-    with pytest.raises(IllegalAction, match="the word written last is erased first"):
+    with pytest.raises(IllegalAction, match="the place filled last is emptied first"):
         env.step(states, first)
     assert env.forward_masks(env.step(states, last)).masks[Kind.SetNodeAttr].nonzero()[:, 1].unique().tolist() == [1]
     complete = env.step(states, env.encode_batch([write(2, "00")]))
