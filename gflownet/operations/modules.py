@@ -575,6 +575,7 @@ WITHDRAWN: Mapping[str, Callable[..., Mapping[str, Any]]] = {
     "transposed_conv2d": partial(_transposed, 2),
     "group_norm": _group_norm,
     "flatten": lambda: {"name": "torch.nn:Flatten"},
+    "first_channels": lambda features: {"name": "slice", "stop": features},
     "difference": lambda: {"name": "torch:sub"},
     "scale": lambda scale=0.5: {"name": "torch:mul", "other": scale},
     "select": lambda position=0: {"name": "torch:select", "dim": 1, "index": position},
