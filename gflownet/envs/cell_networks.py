@@ -249,7 +249,7 @@ class GraphNetworks:
             for source in range(1, vertex):
                 if (source, vertex) in edges:
                     is_wider = channels[source] > channels[vertex]
-                    cut = Step({"name": "first_channels", "features": channels[vertex]})
+                    cut = Step({"name": "slice", "stop": channels[vertex]})
                     inputs.append(writer.add(cut, vertices[source]) if is_wider else vertices[source])
             merged = writer.add(IDENTITY, *inputs) if len(inputs) > 1 else inputs[0]
             for step in self.operations[cell.node_colours[vertex]]:

@@ -121,7 +121,6 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             residual_block=("ResidualBlock", "block of two convolutions of ResNet"),
             bottleneck_block=("BottleneckBlock", "block of three convolutions of ResNet"),
             residual_reduction=("ResidualReduction", "two convolutions at half the positions, of NAS-Bench-201"),
-            first_channels=("FirstChannels", "the first of the channels"),
         ),
     }
 )

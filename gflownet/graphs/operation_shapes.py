@@ -322,8 +322,10 @@ def _check_alignment(adapters: Sequence[Adapter], align: str | None, kind: str, 
     if all(allowed >= change for allowed, change in zip(ALIGNMENTS[align or "never"], changes, strict=True)):
         return
     setting = f" with align={align}" if align else ""
-    got = ", ".join(str(adapter.source) for adapter in adapters)
-    raise ShapeError(f"expected inputs of one {kind}{setting}, got {got}; {_REPAIRS[changes]}{repair}")
+    got, repair = ", ".join(str(adapter.source) for adapter in adapters), f"{_REPAIRS[changes]}{repair}"
+    if len({adapter.source.sizes for adapter in adapters}) == 1:  # the layouts differ
+        repair = '"layout", a setting of modules and functions, says which axes an output has'
+    raise ShapeError(f"expected inputs of one {kind}{setting}, got {got}; {repair}")
 
 
 def _inferred(

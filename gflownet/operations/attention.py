@@ -130,6 +130,7 @@ class WindowAttention(Operation):
             "bias": Setting(BOOL, True),
         }
     )
+    layer = "WindowAttention({input.channels}, {heads}, {window}, {shift}, {input.positions}, {bias})"
     examples = (
         Example((Shape.of((4, 4, 6)),), {"heads": 2, "window": 2}),
         Example((Shape.of((4, 6, 6)),), {"heads": 2, "window": 3, "shift": 1, "bias": False}),
@@ -144,12 +145,6 @@ class WindowAttention(Operation):
         if settings["shift"] >= window:
             raise ShapeError(f"expected a shift below window={window}, got {settings['shift']}")
         return shape
-
-    @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        shape = single_input(inputs)
-        words = f"{shape.channels}, {settings['heads']}, {settings['window']}, {settings['shift']}"
-        return f"WindowAttention({words}, {shape.positions}, {settings['bias']})"
 
 
 class CrossAttention(Operation):

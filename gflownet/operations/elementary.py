@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
-from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
-from gflownet.operations.tensor_shape import CHANNELS_FIRST, FLOATS, Layout, Shape
+from gflownet.operations.operation import Category, Example, SameShape, Setting, single_input
+from gflownet.operations.tensor_shape import CHANNELS_FIRST, Layout, Shape
 from gflownet.operations.values import is_number
 from gflownet.operations.vocabulary import POSITIVE_INT, PROBABILITY, Parameter
 
@@ -15,50 +15,27 @@ FACTOR = Parameter("a float in [-100, 100]", lambda value: is_number(value) and 
 _VECTOR, _SEQUENCE, _IMAGE = Shape.of(3), Shape.of((5, 3)), Shape.of((3, 2, 4))
 
 
-class _SameShape(Operation):
-    has_products = False
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return single_input(inputs, *FLOATS)
-
-
-class Identity(Operation):
+class Identity(SameShape):
     """The input itself: a node that only merges and activates."""
 
-    has_products = False
+    has_products, layouts, code = False, tuple(Layout), "{input}"
     examples = (Example((_VECTOR,)), Example((_IMAGE,)))
 
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return single_input(inputs)
 
-    @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return "{input}"
-
-
-class Zero(_SameShape):
+class Zero(SameShape):
     """Zeros in the shape of the input: no connection."""
 
+    has_products, code = False, "torch.zeros_like({input})"
     examples = (Example((_VECTOR,)), Example((_IMAGE,)))
 
-    @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return "torch.zeros_like({input})"
 
-
-class Dropout(_SameShape):
+class Dropout(SameShape):
     """Zero each element with probability `dropout` in training, scale the others (Srivastava et al. 2014)."""
 
     category = Category.NORMALISATION
     settings = MappingProxyType({"dropout": Setting(PROBABILITY, 0.1, choices=(0.1, 0.3))})
     examples = (Example((_SEQUENCE,), {"dropout": 0.5}),)
-    layer: ClassVar[str] = "nn.Dropout"
-
-    @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return f"{cls.layer}({settings['dropout']})"
+    layer, has_products = "nn.Dropout({dropout})", False
 
 
 class DropPath(Dropout):
@@ -66,13 +43,14 @@ class DropPath(Dropout):
 
     settings = MappingProxyType({"dropout": Setting(PROBABILITY, 0.1, choices=(0.1, 0.2))})
     examples = (Example((_SEQUENCE,), {"dropout": 0.5}), Example((_IMAGE,)))
-    layer = "DropPath"
+    layer = "DropPath({dropout})"
 
 
-class LayerScale(_SameShape):
+class LayerScale(SameShape):
     """Each channel times a learned number that starts at `initial` (Touvron et al. 2021)."""
 
     settings = MappingProxyType({"initial": Setting(FACTOR, 0.1)})
+    has_products = False
     examples = (Example((_VECTOR,)), Example((_SEQUENCE,)), Example((_IMAGE,), {"initial": 0.5}))
 
     @classmethod
@@ -82,16 +60,12 @@ class LayerScale(_SameShape):
         return f"LayerScale({shape.channels}, {axes_after}, {float(settings['initial'])})"
 
 
-class SqueezeExcitation(Operation):
+class SqueezeExcitation(SameShape):
     """Scale each channel by a gate computed from the means of all channels (Hu, Shen and Sun 2018)."""
 
-    category = Category.ATTENTION
+    category, layouts = Category.ATTENTION, CHANNELS_FIRST
     settings = MappingProxyType({"ratio": Setting(POSITIVE_INT, 4, choices=(4, 8))})
     examples = (Example((_IMAGE,), {"ratio": 2}), Example((Shape((8, 5), Layout.SIGNAL),)))
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return single_input(inputs, *CHANNELS_FIRST)
 
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:

@@ -98,28 +98,18 @@ class TiedLinear(Operation):
 class GatedLinear(Operation):
     """(x W + b) * gate(x V + c) (Dauphin et al. 2017; Shazeer 2020)."""
 
-    category = Category.LINEAR
+    category, infer_shape = Category.LINEAR, Linear.infer_shape
     settings = MappingProxyType({**Linear.settings, "gate": Setting(GATE, "sigmoid", choices=GATES)})
+    layer = "GatedLinear({input.channels}, {features}, {gate!r}, bias={bias})"
     examples = (
         Example((Shape.of(3),), {"features": 4}),
         Example((Shape.of((5, 3)),), {"features": 2, "gate": "gelu", "bias": False}),
     )
 
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return Linear.infer_shape(inputs, settings)
 
-    @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        bias = "" if settings["bias"] else ", bias=False"
-        return f"GatedLinear({single_input(inputs).channels}, {settings['features']}, {settings['gate']!r}{bias})"
-
-
-class Head(Operation):
+class Head(Linear):
     """The average over all positions, then a linear layer: [F]."""
 
-    category = Category.LINEAR
-    settings = Linear.settings
     examples = (Example((Shape.of((2, 3, 4)),), {"features": 4}), Example((Shape.of((5, 3)),), {"features": 2}))
 
     @classmethod
@@ -128,18 +118,10 @@ class Head(Operation):
         return Shape((settings["features"],), Layout.VECTOR)
 
     @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return Linear.constructor(inputs, settings)
-
-    @classmethod
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         shape = single_input(inputs)
         axes = tuple(axis + 1 for axis in range(len(shape.sizes)) if axis != shape.channel_axis)
         return f"{{module}}({{input}}.mean(dim={axes}))" if axes else "{module}({input})"
-
-    @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return Linear.num_parameters(inputs, settings)
 
     @classmethod
     def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
@@ -162,6 +144,7 @@ class Experts(Operation):
             "balance": Setting(PROBABILITY, 0.01),
         }
     )
+    layer = "Experts({input.channels}, {hidden_features}, {experts}, {active}, {balance})"
     examples = (
         Example((Shape.of((4, 3)),), {"hidden_features": 5, "balance": 0.0}),  # whose gradient is that of no output
         Example((Shape.of(3),), {"hidden_features": 5, "experts": 3, "active": 2, "balance": 0.0}),
@@ -172,8 +155,3 @@ class Experts(Operation):
         if settings["active"] > settings["experts"]:
             raise ShapeError(f"expected active at most experts={settings['experts']}, got {settings['active']}")
         return single_input(inputs, Layout.VECTOR, Layout.SEQUENCE)
-
-    @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        sizes = [settings[key] for key in ("hidden_features", "experts", "active", "balance")]
-        return f"Experts({', '.join(map(str, [single_input(inputs).channels, *sizes]))})"

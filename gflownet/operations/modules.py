@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib import import_module
@@ -416,17 +417,28 @@ def _multiply_adds(row: type[ModuleOperation], inputs: tuple[tuple[str, Shape], 
 
     shapes, settings = dict(inputs), _settings(text)
     module = _built(row, shapes, settings, "meta")
-    with MultiplyAdds() as counter:
-        _, batch, num_steps, _ = _called(row, module, shapes, settings, "meta")
-    return num_steps * counter.total // batch
+
+    def counted(batch: int | None) -> int:
+        with MultiplyAdds() as counter:
+            _, num_examples, num_steps, _ = _called(row, module, shapes, settings, "meta", batch)
+        return num_steps * counter.total // num_examples
+
+    with suppress(Exception):  # a batch norm refuses one example in training
+        return counted(1)
+    return counted(None)
 
 
 def _called(
-    row: type[ModuleOperation], module: Any, shapes: Mapping[str, Shape], settings: Mapping[str, Any], device: str
+    row: type[ModuleOperation],
+    module: Any,
+    shapes: Mapping[str, Shape],
+    settings: Mapping[str, Any],
+    device: str,
+    batch: int | None = None,
 ) -> tuple[Any, int, int, tuple[str, ...]]:
     """Return the result of a call, the size of its batch, the time steps it stands for, and the changed inputs."""
     torch = import_module("torch")
-    batch = next(n for n in count(_MIN_BATCH) if all(n not in shape.sizes for shape in shapes.values()))
+    batch = batch or next(n for n in count(_MIN_BATCH) if all(n not in shape.sizes for shape in shapes.values()))
     tensors = {port: _tensor(shape, batch, device).clone() for port, shape in shapes.items()}
     num_steps = 1
     if _is_recurrent(row):  # slow without data
@@ -575,6 +587,7 @@ WITHDRAWN: Mapping[str, Callable[..., Mapping[str, Any]]] = {
     "transposed_conv2d": partial(_transposed, 2),
     "group_norm": _group_norm,
     "flatten": lambda: {"name": "torch.nn:Flatten"},
+    "first_channels": lambda features: {"name": "slice", "stop": features},
     "difference": lambda: {"name": "torch:sub"},
     "scale": lambda scale=0.5: {"name": "torch:mul", "other": scale},
     "select": lambda position=0: {"name": "torch:select", "dim": 1, "index": position},

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
-from gflownet.operations.tensor_shape import FLOATS, Layout, Shape
+from gflownet.operations.operation import Category, Example, SameShape, Setting, single_input
+from gflownet.operations.tensor_shape import Layout, Shape
 from gflownet.operations.vocabulary import BOOL, EPSILON
 
 _LAST_AXIS = (Layout.VECTOR, Layout.SEQUENCE)
@@ -17,21 +17,15 @@ _VECTOR, _SEQUENCE = Shape.of(3), Shape.of((5, 4))
 _SIGNAL, _IMAGE = Shape((4, 5), Layout.SIGNAL), Shape((4, 3, 2), Layout.IMAGE)
 
 
-def _channels_last(inputs: Mapping[str, Shape], call: str = "{module}({input})") -> str:
-    """Return the call of a module that normalises the last axis, with the channels moved there and back."""
-    shape = single_input(inputs)
-    if shape.layout in _LAST_AXIS:
-        return call
-    return call.replace("{input}", "{input}.movedim(1, -1)") + ".movedim(-1, 1)"
-
-
-class _Norm(Operation):
+class _Norm(SameShape):
     category = Category.NORMALISATION
     has_products = False
 
     @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return single_input(inputs, *FLOATS)
+    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        if single_input(inputs).layout in _LAST_AXIS:
+            return "{module}({input})"
+        return "{module}({input}.movedim(1, -1)).movedim(-1, 1)"
 
 
 class BatchNorm(_Norm):
@@ -80,22 +74,10 @@ class LayerNorm(_Norm):
         words += [] if settings["bias"] else ["bias=False"]
         return f"nn.LayerNorm({', '.join(words)})"
 
-    @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return _channels_last(inputs)
-
 
 class RMSNorm(_Norm):
     """Divide the features of each position by their root mean square, then scale them (Zhang and Sennrich 2019)."""
 
     settings = MappingProxyType({"epsilon": Setting(EPSILON, 1e-6), "affine": _AFFINE})
+    layer = "nn.RMSNorm({input.channels}, eps={epsilon}, elementwise_affine={affine})"
     examples = (Example((_VECTOR,)), Example((_SEQUENCE,)), Example((_SIGNAL,), {"affine": False}), Example((_IMAGE,)))
-
-    @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        affine = "" if settings["affine"] else ", elementwise_affine=False"
-        return f"nn.RMSNorm({single_input(inputs).channels}, eps={settings['epsilon']}{affine})"
-
-    @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return _channels_last(inputs)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gflownet.errors import did_you_mean
-from gflownet.operations.tensor_shape import Shape, ShapeError
+from gflownet.operations.tensor_shape import FLOATS, Layout, Shape, ShapeError
 from gflownet.operations.values import hashable, shown, thawed
 from gflownet.operations.vocabulary import Parameter
 from gflownet.plugins import load_function
@@ -100,6 +100,8 @@ class Operation:
     signature: ClassVar[str] = ""  # of a module's constructor, for errors
     category: ClassVar[Category] = Category.OTHER
     has_products: ClassVar[bool] = True  # of matrices, or convolutions: False for 0 multiply-adds
+    layer: ClassVar[str] = ""  # template of `constructor`: {features} is a setting, {input.channels} of the port input
+    code: ClassVar[str] = ""  # of `call`, where it does not depend on shapes and settings
     examples: ClassVar[tuple[Example, ...]] = ()
 
     @classmethod
@@ -123,7 +125,7 @@ class Operation:
         Names in reach: nn, torch and the classes of gflownet.operations.layers. None of a user's class: `build` is
         called.
         """
-        return ""
+        return cls.layer.format(**inputs, **settings) if cls.layer else ""
 
     @classmethod
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
@@ -131,7 +133,8 @@ class Operation:
 
         Names in reach: torch, F and nn.
         """
-        return "{module}(" + ", ".join(f"{{{name}}}" for name in (*cls.ports, *cls.state(inputs, settings))) + ")"
+        names = (f"{{{name}}}" for name in (*cls.ports, *cls.state(inputs, settings)))
+        return cls.code or f"{{module}}({', '.join(names)})"
 
     @classmethod
     def state(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
@@ -190,6 +193,16 @@ class Operation:
             raise ValueError(f"operation: expected {name} to define infer_shape")
         if all(is_inherited(cls, method) for method in ("build", "constructor", "call")):
             raise ValueError(f"operation: expected {name} to define build, constructor or call")
+
+
+class SameShape(Operation):
+    """Base of operations whose output has the shape of the input, which has one of `layouts`."""
+
+    layouts: ClassVar[tuple[Layout, ...]] = FLOATS
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        return single_input(inputs, *cls.layouts)
 
 
 def is_inherited(row: type[Operation], method: str) -> bool:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gflownet.operations.convolution import FEATURES
-from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
+from gflownet.operations.operation import Category, Example, Operation, SameShape, Setting, single_input
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.operations.vocabulary import BOOL, OPTIONAL_POSITIVE_INT, POSITIVE_INT
 from gflownet.rhn.config import RHNConfig
@@ -86,7 +86,7 @@ class GRU(_GatedLayer):
     num_gates, slots = 3, ("hidden",)
 
 
-class RHN(Operation):
+class RHN(SameShape):
     """The states of a layer of a Recurrent Hyper Network at all time steps: as wide as its input, with a residual."""
 
     category = Category.RECURRENT
@@ -98,11 +98,8 @@ class RHN(Operation):
             "carry": _CARRY,
         }
     )
+    layouts = (Layout.SEQUENCE,)
     examples = (Example((_SEQUENCE,)), Example((_SEQUENCE,), {"rank": 2, "bottleneck": 3, "expansion": 1}))
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return single_input(inputs, Layout.SEQUENCE)
 
     @classmethod
     def _config(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> RHNConfig:
@@ -134,7 +131,7 @@ class RHN(Operation):
         return first + (length - 1) * config.step_multiply_adds
 
 
-class SelectiveScan(Operation):
+class SelectiveScan(SameShape):
     """The block of Mamba (Gu and Dao 2023): a convolution and a state whose steps depend on the input.
 
     `chunk` positions are computed side by side. With `carry`, a call continues from the state of the one before.
@@ -151,14 +148,11 @@ class SelectiveScan(Operation):
             "carry": _CARRY,
         }
     )
+    layouts = (Layout.SEQUENCE,)
     examples = (
         Example((_SEQUENCE,), {"state_size": 2}),
         Example((_SEQUENCE,), {"state_size": 2, "expansion": 1, "chunk": 3, "carry": True}),
     )
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return single_input(inputs, Layout.SEQUENCE)
 
     @classmethod
     def _sizes(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[int, int, int, int, int]:

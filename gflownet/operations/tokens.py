@@ -28,15 +28,12 @@ class Embedding(Operation):
     category = Category.TOKENS
     has_products = False
     settings = MappingProxyType({"vocabulary_size": Setting(POSITIVE_INT), "features": FEATURES})
+    layer = "nn.Embedding({vocabulary_size}, {features})"
     examples = (Example((Shape((4,), Layout.TOKENS),), {"vocabulary_size": 5, "features": 3}),)
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
         return Shape.of((*single_input(inputs, Layout.TOKENS).sizes, settings["features"]))
-
-    @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return f"nn.Embedding({settings['vocabulary_size']}, {settings['features']})"
 
     @classmethod
     def weight_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
@@ -49,6 +46,7 @@ class ColumnEmbedding(Operation):
     category = Category.TOKENS
     has_products = False
     settings = MappingProxyType({"categories": Setting(CATEGORIES), "features": FEATURES})
+    layer = "ColumnEmbedding({categories}, {features})"
     examples = (Example((Shape((3,), Layout.TOKENS),), {"categories": (5, 7, 6), "features": 3}),)
 
     @classmethod
@@ -58,10 +56,6 @@ class ColumnEmbedding(Operation):
             raise ShapeError(f"expected {num} columns, as categories has entries, got {shape}")
         return Shape.of((num, settings["features"]))
 
-    @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return f"ColumnEmbedding({tuple(settings['categories'])}, {settings['features']})"
-
 
 class Patchify(Operation):
     """A linear layer over each patch of a signal, an image or a volume, row by row: [number of patches, features]."""
@@ -70,6 +64,7 @@ class Patchify(Operation):
     settings = MappingProxyType(
         {"features": FEATURES, "patch_size": Setting(POSITIVE_INT, choices=(2, 4)), "bias": Setting(BOOL, True)}
     )
+    code = "{module}({input}).flatten(2).mT"
     examples = (
         Example((Shape.of((3, 4, 6)),), {"features": 4, "patch_size": 2}),
         Example((Shape((2, 6), Layout.SIGNAL),), {"features": 4, "patch_size": 3, "bias": False}),
@@ -87,10 +82,6 @@ class Patchify(Operation):
         shape, size = single_input(inputs), settings["patch_size"]
         words = f"{shape.channels}, {settings['features']}, {size}, stride={size}"
         return f"nn.Conv{len(shape.positions)}d({words}{'' if settings['bias'] else ', bias=False'})"
-
-    @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return "{module}({input}).flatten(2).mT"
 
 
 class LearnedPositions(Operation):
@@ -146,13 +137,10 @@ class ClassToken(Operation):
 
     category = Category.TOKENS
     has_products = False
+    layer = "ClassToken({input.channels})"
     examples = (Example((_SEQUENCE,)),)
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
         length, features = single_input(inputs, Layout.SEQUENCE).sizes
         return Shape.of((length + 1, features))
-
-    @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return f"ClassToken({single_input(inputs).channels})"

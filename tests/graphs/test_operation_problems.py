@@ -275,6 +275,18 @@ def test_merge_refusal_names_repair(first, second, fields, message):
     assert (problem.code, problem.message) == ("shape_mismatch", f"node 2: expected inputs of one {message}")
 
 
+def test_merge_refusal_of_equal_sizes_names_the_layout():
+    """Two axes after an image are a signal unless the operation says otherwise."""
+    heads = [{"name": "torch:unflatten", "dim": 2, "sizes": [2, 3]}, {"name": "torch:flatten", "start_dim": 2}]
+    nodes = [{"id": 0, "shape": [5, 6]}, *({"id": 1 + place, "operation": each} for place, each in enumerate(heads))]
+    data = {"nodes": [*nodes, {"id": 3, "node_type": "output", **IDENTITY}], "edges": []}
+    data["edges"] = [{"source": source, "target": target} for source, target in ((0, 1), (1, 2), (2, 3), (0, 3))]
+    (problem,) = ComputationGraph.from_dict(data).validate()
+    assert 'got sequence [5, 6], signal [5, 6]; "layout", a setting of modules' in problem.message
+    data["nodes"][2]["operation"]["layout"] = "sequence"
+    assert ComputationGraph.from_dict(data).validate() == []
+
+
 IDENTITY = {"operation": {"name": "identity"}}
 
 

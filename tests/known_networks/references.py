@@ -256,6 +256,57 @@ def _mamba_block() -> nn.Module:
     return block
 
 
+def _part(kind: str, model: str, config: str, *arguments: Any, **options: Any) -> Any:
+    """Return a layer of a model of transformers."""
+    package = f"transformers.models.{kind}"
+    config_class = getattr(import_module(f"{package}.configuration_{kind}"), config)
+    return getattr(import_module(f"{package}.modeling_{kind}"), model)(config_class(**options), *arguments)
+
+
+_WHISPER_PARTS = ("layer_norm", "k_proj", "v_proj", "q_proj", "out_proj", "final_layer_norm", "fc1", "fc2")
+
+
+def _whisper_weights(state: State) -> State:
+    """Return the tensors in the order of the graph: the key comes first, which has no bias."""
+
+    def place(name: str) -> tuple[int, ...]:
+        if not name.startswith("layers."):
+            return (2 if name.startswith("layer_norm") else 0,)
+        part = max((part for part in _WHISPER_PARTS if part in name), key=len)
+        return 1, int(name.split(".")[1]), _WHISPER_PARTS.index(part)
+
+    return {name: state[name] for name in sorted(state, key=place)}
+
+
+_WAV2VEC2 = {"hidden_size": 8, "conv_dim": [6, 6], "conv_kernel": [5, 3], "conv_stride": [3, 2]}
+_WAV2VEC2 |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2}
+
+
+def _wav2vec2(_: int | None) -> nn.Module:
+    parts = ("FeatureEncoder", "FeatureProjection", "PositionalConvEmbedding")
+    made = [_part("wav2vec2", f"Wav2Vec2{part}", "Wav2Vec2Config", **_WAV2VEC2) for part in parts]
+    return nn.ModuleList([*made, nn.LayerNorm(8)])
+
+
+def _wav2vec2_outputs(model: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    features, projection, positions, norm = model
+    values, _ = projection(features(*inputs).transpose(1, 2))
+    return (norm(values + positions(values)),)
+
+
+def _last_hidden_state(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (model(*inputs).last_hidden_state,)
+
+
+_EAGER = {"attn_implementation": "eager"}
+_WHISPER = {"num_mel_bins": 6, "d_model": 8, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 12}
+_WHISPER |= {"max_source_positions": 5, "dropout": 0.0, "pad_token_id": 0, **_EAGER}
+_FALCON = {"vocab_size": 30_000, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, **_EAGER}
+_FALCON |= {"multi_query": True, "parallel_attn": True, "bias": False, "ffn_hidden_size": 20}
+_FALCON_PART = {"word_e": 0, "h.0.in": 1, "h.0.se": 2, "h.0.ml": 3, "ln_f.w": 4, "ln_f.b": 4}
+_SWINV2 = {"image_size": 8, "patch_size": 1, "embed_dim": 8, "window_size": 2, "hidden_dropout_prob": 0.0}
+
+
 _SWIN = _made("swin", "SwinForImageClassification", "SwinConfig", num_labels=1000, drop_path_rate=0.0)
 _VIT = _made("vit", "ViTForImageClassification", "ViTConfig", num_labels=1000)
 _MOBILENET = _made(
@@ -310,6 +361,35 @@ KNOWN_NETWORKS = {
         _block("unet3d_level", 60_643, 143_294_464, modules.UNet3dLevel),
         _block("wavenet_stack", 14_050, 871_424, modules.WaveNetStack),
         _block("siamese", 105_281, 2_232_896, modules.Siamese),
+        # Of configurations as small as possible: a class of a package, heads by functions, objects as arguments.
+        _block(
+            "convnextv2_layer", 1_032, 73_224, lambda: _part("convnextv2", "ConvNextV2Layer", "ConvNextV2Config", 8)
+        ),
+        KnownNetwork(
+            "whisper_encoder",
+            1_456,
+            7_680,
+            _made("whisper", "WhisperEncoder", "WhisperConfig", **_WHISPER),
+            _last_hidden_state,
+            _whisper_weights,
+        ),
+        KnownNetwork("wav2vec2_encoder", 374, 1_534, _wav2vec2, _wav2vec2_outputs, _in_order),
+        KnownNetwork(
+            "falcon",
+            481_344,
+            10_528,
+            _made("falcon", "FalconModel", "FalconConfig", **_FALCON),
+            _last_hidden_state,
+            lambda state: {key: state[key] for key in sorted(state, key=lambda key: _FALCON_PART.get(key[:6], 1))},
+        ),
+        KnownNetwork(
+            "swinv2_layer",
+            3_426,
+            31_744,
+            lambda _: _part("swinv2", "Swinv2Layer", "Swinv2Config", 8, (4, 4), 2, 0.0, 1, **_SWINV2),
+            lambda model, inputs: model(*inputs, (4, 4))[:1],
+            _in_order,
+        ),
     )
 }
 # Height and width, or number of tokens.

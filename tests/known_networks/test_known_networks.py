@@ -14,6 +14,7 @@ from tests.known_networks.references import KNOWN_NETWORKS, SMALL, KnownNetwork,
 NETWORKS = pytest.mark.parametrize("network", KNOWN_NETWORKS.values(), ids=KNOWN_NETWORKS)
 FAST = ("transformer_encoder_layer", "llama_block", "t5_encoder_layer", "mamba_block", "shufflenet_unit", "unet")
 FAST += ("siamese", "wavenet_stack", "inception_reduction", "unet3d_level")
+FAST += ("convnextv2_layer", "whisper_encoder", "wav2vec2_encoder", "falcon", "swinv2_layer")
 
 
 def inputs_of(model: TranslatedModel, network: KnownNetwork, batch: int = 2) -> tuple[Tensor, ...]:

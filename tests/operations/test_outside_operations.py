@@ -362,6 +362,7 @@ def test_opaque_of_stored_graphs_is_the_module() -> None:
         ({"name": "reshape", "sizes": [6, 4], "layout": "signal"}, (3, 2, 4), None, lambda x: x.view(-1, 6, 4)),
         ({"name": "permute", "order": [1, 0]}, (3, 4), "signal", lambda x: x.mT),
         ({"name": "group_norm", "groups": 2}, (4, 5), "signal", lambda x: F.group_norm(x, 2)),
+        ({"name": "first_channels", "features": 2}, (4, 5), "signal", lambda x: x[:, :2]),
     ],
 )
 def test_withdrawn_operation_of_stored_graphs(stored: dict, shape: Any, layout: Any, expected: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gflownet.graphs.composite import Composite, Data, GraphData
 from gflownet.operations.convolution import Conv2d
-from gflownet.operations.operation import Category, Example, Operation, Setting, single_input
+from gflownet.operations.operation import Category, Example, Setting, single_input
 from gflownet.operations.tensor_shape import Layout, Shape, ShapeError
 from gflownet.operations.vocabulary import POSITIVE_INT
 
@@ -232,22 +232,3 @@ class ResidualReduction(Composite):
         shortcut = data.add(f"conv{end}", pooled, features=features, kernel_size=1, bias=False)
         data.add("identity", convolved, shortcut)
         return data.finish()
-
-
-class FirstChannels(Operation):
-    """The first `features` channels, all positions."""
-
-    category = Category.RESHAPING
-    settings = MappingProxyType({"features": _FEATURES})
-    examples = (Example((_EVEN_SIGNAL,), {"features": 1}), Example((Shape.of((5, 4)),), {"features": 3}))
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape = single_input(inputs, Layout.VECTOR, Layout.SEQUENCE, Layout.SIGNAL, Layout.IMAGE)
-        if shape.channels < settings["features"]:
-            raise ShapeError(f"expected at least {settings['features']} channels, got {shape}")
-        return shape.with_channels(settings["features"])
-
-    @classmethod
-    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return f"{{input}}.narrow({single_input(inputs).channel_axis + 1}, 0, {settings['features']})"
