@@ -197,7 +197,7 @@ def test_ignored_class_and_classes_that_occur(tmp_path):
 @pytest.mark.parametrize(
     ("targets", "overrides", "message"),
     [
-        (np.full((NUM, 6, 8), -3), (), "-100 for none, got -3; task_options.ignored=-3 takes it for none"),
+        (np.full((NUM, 6, 8), -3), (), "got -3 in the train examples; task_options.ignored=-3 takes it for none"),
         (np.where(images(6, 8) > 0.9, 255, FLAGS[..., :8]), (), "ignored=255 leaves out the positions of 255"),
         ((images(3, 6, 8) > 0.5).astype(int), (), "got classes [3, 6, 8]; task_options.kind=numbers takes them"),
         (np.full((NUM, 6, 8), -100), (), "expected a target in every train example, got only -100 in example 0"),
