@@ -69,18 +69,15 @@ def with_shaped_targets(splits: Splits, *, key: str, per: str = "auto") -> Split
     if not sizes or (not classes and len(sizes) == 1 and per != "position"):
         return splits
     axis = 1 if inputs.layout in CHANNELS_FIRST else -1  # of channels
-    has_channels = len(sizes) == len(positions) + 1 and (not classes or targets.shape[axis] == 1)
-    like = sizes[:-1] if axis < 0 else sizes[1:]
-    is_equal = tuple(like if has_channels else sizes) == positions
-    has_axes = bool(positions) and (has_channels or len(sizes) == len(positions))
-    if not has_axes or per == "example" or (per == "auto" and not is_equal):
+    has_channels = not classes and len(sizes) == len(positions) + 1
+    like = tuple((sizes[:-1] if axis < 0 else sizes[1:]) if has_channels else sizes)
+    has_axes = bool(positions) and len(like) == len(positions)
+    if not has_axes or per == "example" or (per == "auto" and like != positions):
         _refuse_targets(splits, key=key, is_vector=not has_axes)
-    if has_channels == classes:
+    if not (classes or has_channels):
         if any(isinstance(part, DatasetSplit) for part in splits):
-            expected = "classes without an axis of channels" if classes else "numbers with an axis of channels"
-            raise UserError(f"{key}: expected {expected} from a Dataset, got targets {sizes}")
-        move = torch.squeeze if classes else torch.unsqueeze
-        splits = splits.changed(lambda part: replace(part, targets=move(part.targets, axis)))
+            raise UserError(f"{key}: expected numbers with an axis of channels from a Dataset, got targets {sizes}")
+        splits = splits.changed(lambda part: replace(part, targets=part.targets.unsqueeze(axis)))
     return replace(splits, account=(*splits.account, _target_words(splits)))
 
 
