@@ -197,7 +197,7 @@ def test_ignored_class_and_classes_that_occur(tmp_path):
 @pytest.mark.parametrize(
     ("targets", "overrides", "message"),
     [
-        (np.full((NUM, 6, 8), -3), (), "-100 for none, got -3; task_options.ignored=-3 takes it for none"),
+        (np.full((NUM, 6, 8), -3), (), "got -3 in the train examples; task_options.ignored=-3 takes it for none"),
         (np.where(images(6, 8) > 0.9, 255, FLAGS[..., :8]), (), "ignored=255 leaves out the positions of 255"),
         ((images(3, 6, 8) > 0.5).astype(int), (), "got classes [3, 6, 8]; task_options.kind=numbers takes them"),
         (np.full((NUM, 6, 8), -100), (), "expected a target in every train example, got only -100 in example 0"),
@@ -226,7 +226,9 @@ def test_targets_of_positions_that_do_not_fit_raise(tmp_path, targets, overrides
 )
 def test_forms_of_classes_of_pixels(tmp_path, form, account):
     bright = images(1, 6, 8)
-    task = make_task(tmp_path, x=bright, y=form((bright[:, 0] * 3).astype(int)))
+    metric = "evaluation.training.metric=mean_iou"
+    task = make_task(tmp_path, metric, x=bright, y=form((bright[:, 0] * 3).astype(int)))
+    assert task.measure.metric.name == task.test_measure.metric.name == "mean_iou"
     assert str(task.output_shape) == "image [3, 6, 8]"
     assert any(line.startswith(account) for line in task.account)
     for part in task.splits_in_use:
@@ -308,9 +310,7 @@ def test_dataset_has_targets_of_positions(tmp_path):
     task = make_task(tmp_path, f"task_options.data={__name__}:masks")
     assert [str(size) for size in task.output_sizes] == ["image [2, 6, 8]"]
     assert 0 < task.evaluate(chain(task, dict(CONV)), seed=0).value < 1
-    with pytest.raises(
-        UserError, match=r"expected classes without an axis of channels from a Dataset, got targets \[1, 6"
-    ):
+    with pytest.raises(UserError, match=r"or at each of 6 x 8 positions, got classes \[1, 6, 8\]"):
         make_task(tmp_path, f"task_options.data={__name__}:masks_with_channels")
 
 

@@ -6,7 +6,7 @@ B: batch, C: classes, T: positions, O: numbers that a model predicts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -200,11 +200,7 @@ def build_loss(
     fitting = ("cross_entropy",) if is_classification else tuple(_LOSSES)
     name = config.loss if config.loss != "auto" else fitting[0]
     if name not in fitting and name in ("cross_entropy", *_LOSSES):
-        kind = "classes" if is_classification else "numbers"
-        raise UserError(
-            f"evaluation.training.loss: expected {', '.join(fitting)} or module:function for targets that are {kind}, "
-            f"got {name}"
-        )
+        raise _of_other_targets("loss", name, fitting, is_classification=is_classification)
     if name == "cross_entropy":
         return partial(cross_entropy, label_smoothing=config.label_smoothing, weight=class_weights, axis=axis)
     if config.label_smoothing and config.loss != "auto":
@@ -242,14 +238,10 @@ def build_metric(
     if name in METRICS:
         fitting = [metric for metric in METRICS if (metric in _OF_NUMBERS) != is_classification]
         if name not in fitting:
-            kind = "classes" if is_classification else "numbers"
-            raise UserError(
-                f"evaluation.training.metric: expected {', '.join(fitting)} or module:function for targets that are "
-                f"{kind}, got {name}"
-            )
-        if name == "quantile":
-            return replace(METRICS[name], values=partial(_pinball, quantile=quantile), quantile=quantile)
+            raise _of_other_targets("metric", name, fitting, is_classification=is_classification)
         metric = METRICS[name]
+        if name == "quantile":
+            return replace(metric, values=partial(_pinball, quantile=quantile), quantile=quantile)
         if axis is None:
             return metric
         return replace(metric, values=partial(at_positions, values=metric.values, axis=axis), axis=axis)
@@ -257,6 +249,12 @@ def build_metric(
     is_cost = bool(getattr(values, "smaller_is_better", False))
     shown = name.partition(":")[2]
     return Metric(shown, values, smaller_is_better=is_cost, is_relative=is_cost, axis=-1 if axis is None else axis)
+
+
+def _of_other_targets(option: str, name: str, fitting: Sequence[str], *, is_classification: bool) -> UserError:
+    targets = f"targets that are {'classes' if is_classification else 'numbers'}"
+    expected = f"{', '.join(fitting)} or module:function for {targets}"
+    return UserError(f"evaluation.training.{option}: expected {expected}, got {name}")
 
 
 def mean_value(values: Loss, batches: Iterable[tuple[Tensor, Tensor]]) -> float:

@@ -29,7 +29,6 @@ _WARMUP = 0.2  # share of the steps in which the learning rate of cosine and one
 _PLAIN = torch.contiguous_format  # of saved weights
 # Targets of one batch when a constant prediction is measured.
 _TARGETS_AT_ONCE = 4096
-# Steps whose median is the time of a step, the first quarter apart.
 
 
 class CandidateDivergedError(DivergedError):

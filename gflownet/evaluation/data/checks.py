@@ -42,19 +42,12 @@ def check_splits(splits: Splits, *, key: str) -> None:
         if isinstance(part, DatasetSplit):
             check_dataset(part.dataset, key=key)
         _check_tensors(part, key=key, name=name)
-    example, targets = splits.train.example, splits.train.targets
     for name, part in parts.items():
         expected, got = (_kind(each.example, each.targets) for each in (splits.train, part))
         if expected != got:
             raise UserError(f"{key}: expected {name} examples as in training, {expected}, got {got}")
-    if not is_classification(targets):
-        return
-    num_classes = splits.num_outputs
-    if targets.ndim == 1:
-        _check_classes({name: part.targets for name, part in parts.items()}, num_classes, key=key)
-    else:
-        kind = "classes" if example.is_floating_point() else "tokens"
-        _check_positions(parts, num_outputs(splits), key=key, kind=kind)
+    if is_classification(splits.train.targets):
+        _check_classes(splits, key=key)
 
 
 def with_shaped_targets(splits: Splits, *, key: str, per: str = "auto") -> Splits:
@@ -76,18 +69,15 @@ def with_shaped_targets(splits: Splits, *, key: str, per: str = "auto") -> Split
     if not sizes or (not classes and len(sizes) == 1 and per != "position"):
         return splits
     axis = 1 if inputs.layout in CHANNELS_FIRST else -1  # of channels
-    has_channels = len(sizes) == len(positions) + 1 and (not classes or targets.shape[axis] == 1)
-    like = sizes[:-1] if axis < 0 else sizes[1:]
-    is_equal = tuple(like if has_channels else sizes) == positions
-    has_axes = bool(positions) and (has_channels or len(sizes) == len(positions))
-    if not has_axes or per == "example" or (per == "auto" and not is_equal):
+    has_channels = not classes and len(sizes) == len(positions) + 1
+    like = tuple((sizes[:-1] if axis < 0 else sizes[1:]) if has_channels else sizes)
+    has_axes = bool(positions) and len(like) == len(positions)
+    if not has_axes or per == "example" or (per == "auto" and like != positions):
         _refuse_targets(splits, key=key, is_vector=not has_axes)
-    if has_channels == classes:
+    if not (classes or has_channels):
         if any(isinstance(part, DatasetSplit) for part in splits):
-            expected = "classes without an axis of channels" if classes else "numbers with an axis of channels"
-            raise UserError(f"{key}: expected {expected} from a Dataset, got targets {sizes}")
-        move = torch.squeeze if classes else torch.unsqueeze
-        splits = splits.changed(lambda part: replace(part, targets=move(part.targets, axis)))
+            raise UserError(f"{key}: expected numbers with an axis of channels from a Dataset, got targets {sizes}")
+        splits = splits.changed(lambda part: replace(part, targets=part.targets.unsqueeze(axis)))
     return replace(splits, account=(*splits.account, _target_words(splits)))
 
 
@@ -225,31 +215,20 @@ def check_numbering(classes: Tensor, *, num_examples: int, key: str) -> None:
         raise UserError(f"{key}: expected classes numbered from 0, got {largest} in {num_examples} examples")
 
 
-def _check_positions(parts: dict[str, Any], num_classes: int, *, key: str, kind: str) -> None:
-    """Raise UserError unless all positions have a class or IGNORED, and every example has a class."""
-    for name, part in parts.items():
-        has_target = (part.targets != IGNORED).flatten(1).any(1)
-        if not bool(has_target.all()):
+def _check_classes(splits: Splits, *, key: str) -> None:
+    """Raise UserError unless classes are from 0 to one less than their number, or IGNORED at some positions."""
+    has_positions, num_classes = splits.train.targets.ndim > 1, num_outputs(splits)
+    if not has_positions and splits.num_outputs is None:
+        check_numbering(splits.train.targets, num_examples=sum(map(len, splits)), key=key)
+    for name, part in zip(("train", "validation", "test"), splits, strict=True):
+        has_target = (part.targets != IGNORED).reshape(len(part), -1).any(1)
+        if has_positions and not bool(has_target.all()):
             place = int(has_target.int().argmin())
             raise UserError(f"{key}: expected a target in every {name} example, got only {IGNORED} in example {place}")
-        smallest, largest = map(int, labelled_classes(part.targets).aminmax())
-        if smallest < 0:
-            takes = f"; {key.rpartition('.')[0]}.ignored={smallest} takes it for none" if "." in key else ""
-            raise UserError(f"{key}: expected {kind} from 0 as targets, or {IGNORED} for none, got {smallest}{takes}")
-        if largest >= num_classes:
-            raise UserError(f"{key}: expected {kind} from 0 to {num_classes - 1} as targets, got {largest}")
-
-
-def _check_classes(targets: dict[str, Tensor], num_classes: int | None, *, key: str) -> None:
-    """Raise UserError unless all classes are from 0 to one less than their number."""
-    num_examples = sum(map(len, targets.values()))
-    if num_classes is None:
-        check_numbering(targets["train"], num_examples=num_examples, key=key)
-        num_classes = int(targets["train"].max()) + 1
-    for name, classes in targets.items():
+        classes = labelled_classes(part.targets) if has_positions else part.targets
         wrong = classes[(classes < 0) | (classes >= num_classes)]
         if len(wrong):
-            raise UserError(
-                f"{key}: expected classes from 0 to {num_classes - 1}, those of the training examples, got "
-                f"{int(wrong[0])} in the {name} examples"
-            )
+            expected = f"classes from 0 to {max(0, num_classes - 1)}, those of the training examples"
+            is_mark = has_positions and "." in key and wrong[0] < 0
+            takes = f"; {key.rpartition('.')[0]}.ignored={wrong[0]} takes it for none" if is_mark else ""
+            raise UserError(f"{key}: expected {expected}, got {wrong[0]} in the {name} examples{takes}")

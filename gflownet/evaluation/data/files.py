@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,26 +131,22 @@ def _read_images(
         UserError: no images, images of different sizes without `size`, more than fit into memory, or other classes.
     """
     where, has_classes = f"{key}: {folder}", reading.kind != "numbers"
-    files, left_out = image_files(folder)
-    files, masks = with_masks(files, left_out)
-    if not (has_classes or masks):
+    files, read, has_masks = _read_all(folder, account, key=key, reading=reading, train=train)
+    if not (has_classes or has_masks):
         raise UserError(f"{where}: expected numbers as targets, got folders of images, whose names are classes")
-    files = [("train", label, name) for _, label, name in files] if train else files
-    channels = train.inputs.shape[1] if train is not None and train.arrays is not None else 0
-    read = _read_all(folder, files, masks, left_out, account, key=key, reading=reading, channels=channels)
-    if not any(split == "train" for split, *_ in (read if masks else files)):
+    if not any(split == "train" for split, *_ in (read if has_masks else files)):
         layout = "in a folder per class, or folders images and masks, also in train, val and test, or IDX files such as"
-        words = "and masks that can be read" if masks else f"{layout} {_IDX['train'][0]}"
+        words = "and masks that can be read" if has_masks else f"{layout} {_IDX['train'][0]}"
         raise UserError(f"{where}: expected images {words}, got none for training")
     if len(sizes := {pixels.shape[1:]: name for *_, pixels, name in read[::-1]}) > 1:
         got = _shown(f"{size[0]} x {size[1]} ({name})" for size, name in reversed(sizes.items()))
         text = f"expected images of one size, got {got}; {key.rpartition('.')[0]}.size=32 resizes them"
         raise UserError(f"{where}: {text}")
-    if masks:
+    if has_masks:
         targets, labels = _classes_of_masks(read, account, key=key, reading=reading, train=train)
     else:
         targets, labels = _classes_of_folders(files, read, where=where, train=train)
-    target = Target("", has_classes, class_values(labels) if masks else labels)
+    target = Target("", has_classes, class_values(labels) if has_masks else labels)
     arrays = ArrayInputs(target, 255.0, size=reading.size, alpha=reading.alpha)
     channels, parts = max(len(pixels) for *_, pixels, _ in read), dict[str, LabelledArrays]()
     for part in {split for split, *_ in read}:
@@ -163,22 +159,20 @@ def _read_images(
 
 
 def _read_all(
-    folder: Path,
-    files: Sequence[Named],
-    masks: Mapping[str, str],
-    left_out: dict[str, list[str]],
-    account: list[str],
-    *,
-    key: str,
-    reading: Reading,
-    channels: int,
-) -> list[Picture]:
-    """Return images with their class or mask; the account gets those that were changed and left out.
+    folder: Path, account: list[str], *, key: str, reading: Reading, train: LabelledArrays | None
+) -> tuple[Sequence[Named], list[Picture], bool]:
+    """Return the files of images, those that can be read with their class or mask, and whether they have masks.
+
+    The account gets those that were changed and left out.
 
     Raises:
         UserError: more images than fit into memory, or an unknown colour.
     """
     group, changes, read = key.rpartition(".")[0], Counter[str](), list[Picture]()
+    files, left_out = image_files(folder)
+    files, masks = with_masks(files, left_out)
+    files = [("train", label, name) for _, label, name in files] if train else files
+    channels = train.inputs.shape[1] if train is not None and train.arrays is not None else 0
     options: Any = {"size": reading.size, "alpha": reading.alpha}
     for split, label, name in files:
         try:
@@ -205,7 +199,7 @@ def _read_all(
     words += ", ".join(f"{len(names):,} {reason} ({_shown(names)})" for reason, names in left_out.items()) or "none"
     about = "; ".join(_shown(f"{name}: {number:,}" for name, number in each) for each in counts if each) or "none"
     account.append(f"{counted(len(read), 'image')}{' with a mask' * bool(masks)} read ({about}){words}")
-    return read
+    return files, read, bool(masks)
 
 
 def _classes_of_folders(
