@@ -55,18 +55,6 @@ class Believed:
         self.prediction = Prediction(before.mean, variance.sqrt(), before.noise)
 
 
-class BelievedModel:
-    """The same for each surrogate of a search."""
-
-    def __init__(self, surrogates: Sequence[Surrogate], features: Any) -> None:
-        self.parts = [Believed(surrogate, features) for surrogate in surrogates]
-
-    def add(self, row: int) -> None:
-        """Take candidate `row` to score its means."""
-        for part in self.parts:
-            part.add(row)
-
-
 def spread_order(points: Tensor) -> Tensor:
     """Return the positions of random points [B, D], spread ones first (Mitchell 1991, best-candidate sampling).
 
@@ -159,16 +147,16 @@ class CandidateModel:
             cap.fit(features, metrics)
         self._set_incumbent(targets[self._is_feasible(history, positions)])
 
-    def log_values(self, features: Any, generator: torch.Generator, believed: BelievedModel | None = None) -> Tensor:
+    def log_values(self, features: Any, generator: torch.Generator, believed: Sequence[Believed] = ()) -> Tensor:
         """Return the logarithm of the acquisition of candidates, [B] float64; `believed` is that of `believe`."""
         feasible = self._log_feasibility(features)
         if self.caps and math.isinf(self._best):
             return feasible
-        return feasible + self._log_improvement(features, generator, (believed or self.believe(features)).parts)
+        return feasible + self._log_improvement(features, generator, believed or self.believe(features))
 
-    def believe(self, features: Any) -> BelievedModel:
+    def believe(self, features: Any) -> list[Believed]:
         """Return the predictions of each surrogate, for batches that are chosen one by one."""
-        return BelievedModel(self.surrogates, features)
+        return [Believed(surrogate, features) for surrogate in self.surrogates]
 
     def predict(self, features: Any) -> Prediction:
         """Return the distribution of the warped score, or of the first objective."""
