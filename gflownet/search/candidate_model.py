@@ -145,7 +145,10 @@ class CandidateModel:
         metrics = [history.metrics[position] for position in positions.tolist()]
         for cap in self.caps:
             cap.fit(features, metrics)
-        self._set_incumbent(targets[self._is_feasible(history, positions)])
+        feasible = targets[self._is_feasible(history, positions)]
+        self._best = float(self.surrogate.warp(feasible[:, 0]).max()) if len(feasible) else -math.inf
+        if self.has_objectives:
+            self._boxes = boxes_above(feasible, torch.zeros(feasible.shape[1], dtype=torch.float64))
 
     def log_values(self, features: Any, generator: torch.Generator, believed: Sequence[Believed] = ()) -> Tensor:
         """Return the logarithm of the acquisition of candidates, [B] float64; `believed` is that of `believe`."""
@@ -202,12 +205,6 @@ class CandidateModel:
             ],
             dtype=torch.bool,
         )
-
-    def _set_incumbent(self, targets: Tensor) -> None:
-        """Set the best value or the front of the feasible targets [n, K]."""
-        self._best = float(self.surrogate.warp(targets[:, 0]).max()) if len(targets) else -math.inf
-        if self.has_objectives:
-            self._boxes = boxes_above(targets, torch.zeros(targets.shape[1], dtype=torch.float64))
 
     def _log_improvement(self, features: Any, generator: torch.Generator, believed: Sequence[Believed]) -> Tensor:
         """Return the logarithm of the improvement [B], without regard to caps."""

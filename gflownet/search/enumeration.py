@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gflownet.data.sampler import uniform_states
 from gflownet.envs.slots import SlotEnv
@@ -156,8 +155,6 @@ class ScoredSpace:
 
     def predict_at(self, states: GraphStates, model: CandidateModel) -> Prediction:
         """Return the predictions for some of the states."""
-        index, prediction = self._index(states), self.predict(model)
+        index = self._positions[torch.searchsorted(self._sorted_codes, self.env.identify(states))]
+        prediction = self.predict(model)
         return Prediction(prediction.mean[index], prediction.std[index], prediction.noise)
-
-    def _index(self, states: GraphStates) -> Tensor:
-        return self._positions[torch.searchsorted(self._sorted_codes, self.env.identify(states))]
