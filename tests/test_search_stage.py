@@ -58,7 +58,7 @@ def test_end_of_the_search_is_printed(tmp_path, capsys):
 def test_policy_steps_without_finite_loss_are_skipped_until_too_many_rounds(tmp_path, monkeypatch, capsys):
     options = ("search.method=surrogate_gflownet", "search.proposals.num_enumerated=0", "wandb.mode=disabled")
     options += (
-        "search.proposals.num_updates=2",
+        "search.proposals.updates_per_evaluation=1",
         "search.train_sampler=false",
         "opt.max_skipped=2",
         "checkpoint_every=1",
@@ -68,8 +68,8 @@ def test_policy_steps_without_finite_loss_are_skipped_until_too_many_rounds(tmp_
     out, rows = capsys.readouterr().out, metric_rows(tmp_path / "skipped")
     assert "step 3: expected a finite loss, got nan; the step is skipped" in out
     assert [path.name for path in (tmp_path / "skipped" / "skipped").iterdir()] == ["step_00000003.pt"]
-    assert [row["policy_updates"] for row in rows[1:]] == [0, 2, 4, 6]
-    break_losses(monkeypatch, set(range(3, 9)))  # all of the next rounds
+    assert [row["policy_updates"] for row in rows[1:]] == [0, 8, 12, 16]
+    break_losses(monkeypatch, set(range(9, 21)))  # all of the next rounds
     assert run(tmp_path / "ended", *options) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: after step 4: expected a finite loss, got nan; resume=true continues from step 2: ")

@@ -115,7 +115,7 @@ def product(code: Instructions, factors: Sequence[Labelled], out: Labels) -> Lab
 
 def two_factors(code: Instructions, factors: Sequence[Labelled], out: Labels) -> tuple[Labelled, Labelled | None]:
     """Return the last two factors of a product after multiplying the others in a good order."""
-    waiting = [summed(code, factor, _needed(factors, k, out)) for k, factor in enumerate(factors)]
+    waiting = [summed(code, factor, _needed(factors, [k], out)) for k, factor in enumerate(factors)]
     while len(waiting) > 2 and (pair_found := _known_pair(code, waiting) or _scaling(waiting)):
         waiting = _multiplied(code, waiting, pair_found, out)
     if len(waiting) == 1:
@@ -161,15 +161,15 @@ def _multiplied(
     """Return the factors with some of them replaced by their product, at the end."""
     operands = [factors[k] for k in positions]
     remaining = [factor for k, factor in enumerate(factors) if k not in positions]
-    needed = set(out).union(*(factor.labels for factor in remaining))
+    needed = _needed(factors, positions, out)
     inner = dict.fromkeys(label for factor in operands for label in factor.labels if label in needed)
     order = sorted(inner, key=lambda label: out.index(label) if label in out else len(out))
     return [*remaining, product(code, operands, tuple(order))]
 
 
-def _needed(factors: Sequence[Labelled], which: int, out: Labels) -> set[int]:
-    remaining = (factor.labels for k, factor in enumerate(factors) if k != which)
-    return set(out).union(*remaining)
+def _needed(factors: Sequence[Labelled], positions: Sequence[int], out: Labels) -> set[int]:
+    """Return the labels of a product that the factors at some positions may not lose."""
+    return set(out).union(*(factor.labels for k, factor in enumerate(factors) if k not in positions))
 
 
 def _path(factors: Sequence[Labelled], out: Labels) -> list[tuple[int, ...]]:

@@ -13,15 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from gflownet.autodiff.functions import Constant, Function
 from gflownet.autodiff.terms import Extents
-
-if TYPE_CHECKING:
-    from gflownet.autodiff.custom_node import Applied
 
 Labels = Sequence[int]  # one label per axis; of n labels none is above n
 Shape = tuple[int, ...]
@@ -64,7 +61,7 @@ class Conversion:
 class Call:
     """A function of the inputs as whole tensors."""
 
-    function: Applied
+    function: Any  # Applied of custom_node.py, which imports this module, as in `Algebra.call`
 
 
 Form = Combination | Product | Entrywise | Conversion | Call
@@ -110,7 +107,7 @@ class Algebra(Protocol[Item]):
         """Return the entries in another dtype."""
         ...
 
-    def call(self, function: Applied, inputs: Sequence[Item]) -> Item:
+    def call(self, function: Any, inputs: Sequence[Item]) -> Item:
         """Return a function of whole tensors."""
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +11,6 @@ from torch import Tensor
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.rules import Labels
 from gflownet.autodiff.terms import Extents
-
-if TYPE_CHECKING:
-    from gflownet.autodiff.custom_node import Applied
 
 # torch.einsum has a letter for each index.
 MAX_LETTERS = 52
@@ -49,7 +46,7 @@ class Tensors:
         """Return the entries in another dtype."""
         return source.to(dtype)
 
-    def call(self, function: Applied, inputs: Sequence[Tensor]) -> Tensor:
+    def call(self, function: Any, inputs: Sequence[Tensor]) -> Tensor:
         """Return a function of whole tensors."""
         return function(*inputs)
 

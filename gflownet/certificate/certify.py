@@ -117,7 +117,8 @@ class Sampling:
             many, generator = repeated(conditioning, num_samples), subject.generator(FORWARD, index)
             sample = sample_forward(subject.context, subject.policy, conditioning=many, generator=generator)
             self._samples.append(sample)
-        further = [self._random_states(max(1, num_samples // _RANDOM_SHARE))]
+        num_walks, generator = max(1, num_samples // _RANDOM_SHARE), subject.generator(WALKS)
+        further = [uniform_states(subject.context.env, num_walks, generator=generator)]
         further += [] if extra_states is None else [extra_states]
         states = GraphStates.cat([*(sample.terminal for sample in self._samples), *further])
         first, owner = first_positions(subject.context.env.identify(states))
@@ -131,13 +132,11 @@ class Sampling:
         found = limit_violations(subject.context.env, [each.terminal for each in self._samples], self.terminal[:0])
         self.rules = replace(rules, violations=(*rules.violations, *found))
 
-    def _random_states(self, num: int) -> GraphStates:
-        return uniform_states(self._subject.context.env, num, generator=self._subject.generator(WALKS))
-
     def certified(self, index: int, conditioning: Conditioning, scores: Tensor) -> Certified:
         """Return the certificate under a conditioning, given the scores of the terminal states."""
-        subject = self._subject
-        samples = self._with_own_backward(self._samples[index])
+        subject, samples = self._subject, self._samples[index]
+        if subject.context.backward_types:
+            samples = with_learned_backward(subject.context, subject.policy, samples)
         inside = self._inside(index, conditioning)
         scores, sampled = scores[inside], torch.searchsorted(inside, self._sampled[index])
         terminal, generator = self.terminal[inside], subject.generator(BACKWARD, index)
@@ -185,13 +184,6 @@ class Sampling:
             return None
         samples = self._samples[index].with_rewards(log_reward)
         return wrong_symmetry_terms(self._subject, reader, samples)
-
-    def _with_own_backward(self, trajectories: TrajectoryBatch) -> TrajectoryBatch:
-        """Return the trajectories with log P_B of the policy, if it has a learned backward policy."""
-        context = self._subject.context
-        if not context.backward_types:
-            return trajectories
-        return with_learned_backward(context, self._subject.policy, trajectories)
 
     def _ratios(self, policy: PolicyFunction, rollouts: TrajectoryBatch) -> Tensor:
         """Return log P_F - log P_B of the rollouts into each terminal state, [X, NUM_ROLLOUTS]."""

@@ -198,12 +198,6 @@ def analytic_flows(graph: StateGraph, log_reward: Tensor, log_backward: Tensor |
     return Flows(edge_flow.log() - flow.log()[graph.parent], flow.log() + shift)
 
 
-def analytic_log_prob(graph: StateGraph, log_reward: Tensor) -> tuple[Tensor, float]:
-    """Return log P_F [M] and log Z of the analytic flows under the uniform backward policy."""
-    flows = analytic_flows(graph, log_reward)
-    return flows.log_forward, flows.log_z
-
-
 def terminating_distribution(graph: StateGraph, log_prob: Tensor) -> Tensor:
     """Return p(x) over all S states [S] float64 by pushing probability forward; 0 if Stop is illegal.
 

@@ -17,7 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from gflownet.certificate.result import NO_DISTANCE, Certified, PerturbedLoss, RuleReport, RunCertificate
+from gflownet.certificate.result import NO_DISTANCE, Certified, RuleReport, RunCertificate
 from gflownet.cli.console import print_line
 from gflownet.errors import counted
 from gflownet.files import json_text, write_whole
@@ -102,7 +102,7 @@ def _optimum(certificate: RunCertificate, part: Certified) -> Iterator[Finding]:
     elsewhere = None if loss is None else loss.elsewhere
     if loss is None:
         yield Finding("exact optimum", f"of {name} is the target ({distance})")
-    elif loss.loss <= _NO_LOSS and elsewhere is not None and not _is_penalty(elsewhere):
+    elif loss.loss <= _NO_LOSS and elsewhere is not None and not (elsewhere.loss > _NO_LOSS and elsewhere.has_gradient):
         gradient = "" if elsewhere.has_gradient else " without a gradient"
         text = f"a loss of {elsewhere.loss:.4f}{gradient} at other flows ({elsewhere.change}), expected more than 0"
         yield Finding("exact optimum", f"ERROR, loss: {name} has {text}", "loss away from the exact optimum")
@@ -115,11 +115,6 @@ def _optimum(certificate: RunCertificate, part: Certified) -> Iterator[Finding]:
     else:
         text = f"ERROR, loss: {name} has a loss of {loss.loss:.4f} at flows that balance R, expected 0"
         yield Finding("exact optimum", text, "loss at the exact optimum")
-
-
-def _is_penalty(loss: PerturbedLoss) -> bool:
-    """Return whether flows that do not balance the rewards have a positive loss with a gradient."""
-    return loss.loss > _NO_LOSS and loss.has_gradient
 
 
 def _network(certificate: RunCertificate, part: Certified) -> Finding:

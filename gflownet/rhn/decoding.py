@@ -15,20 +15,18 @@ intermediate size, r the rank and J = bottleneck + 1. The state of a sequence is
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gflownet.rhn.diagonal import silu
 from gflownet.rhn.fold import BlockSizes, Fold, fold, normalised, sizes_of
-from gflownet.rhn.layers import MIN_SQUARED_NORM, Run, SequenceLayer, check_tokens
+from gflownet.rhn.layers import MIN_SQUARED_NORM, RMSNorm, Run, SequenceLayer, check_tokens
 from gflownet.rhn.wavefront import layers_per_group, run_diagonals
-
-if TYPE_CHECKING:
-    from gflownet.rhn.network import RecurrentNetwork
 
 TILE_ROWS = 64  # rows at once: their adapters of one layer nearly fit the second-level cache
 # Maximum size of the adapters of all layers computed in one call; a larger result does not fit the cache.
@@ -257,6 +255,18 @@ class LanguageModel(Protocol):
         ...
 
 
+class Network(Protocol):
+    """What a decoder reads of a `RecurrentNetwork`, whose module imports this one."""
+
+    embedding: nn.Parameter
+    norm: RMSNorm
+    state_shape: tuple[int, int]
+
+    def runs(self) -> Iterable[Run]:
+        """Return the layers in the groups that are computed together."""
+        ...
+
+
 class _FoldedRun:
     """Folded weights of consecutive RHN layers."""
 
@@ -279,7 +289,7 @@ class _FoldedRun:
 class RHNDecoder:
     """A `LanguageModel` with the weights of a network, folded once; call `refresh` after a change of the weights."""
 
-    def __init__(self, network: RecurrentNetwork) -> None:
+    def __init__(self, network: Network) -> None:
         """Fold the weights of a network."""
         self._network = network
         self.refresh()

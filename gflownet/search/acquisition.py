@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from gflownet.metrics.statistics import non_dominated
-from gflownet.options import NOT_NEGATIVE, option
 from gflownet.plugins import Configurable
 from gflownet.search.config import ACQUISITIONS, AcquisitionConfig
 from gflownet.search.surrogate import Prediction
@@ -31,13 +30,6 @@ _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _LOG_SQRT_HALF_PI = 0.5 * math.log(math.pi / 2)
 # Below it, 1 + z Phi(z) / phi(z) cancels in float64 and its asymptotic series is used (Ament et al. 2023, appendix A).
 _ASYMPTOTIC = -1e3
-
-
-@dataclass
-class UpperConfidenceBoundConfig:
-    """Options of the upper confidence bound."""
-
-    width: float = option(2.0, "standard deviations above the mean", NOT_NEGATIVE)
 
 
 class Acquisition(Configurable, ABC):
@@ -67,12 +59,10 @@ class ExpectedImprovement(Acquisition):
 
 
 class UpperConfidenceBound(Acquisition):
-    """mean + width * std - best, in warped scores (Srinivas et al. 2010)."""
-
-    Config = UpperConfidenceBoundConfig
+    """mean + 2 * std - best, in warped scores (Srinivas et al. 2010)."""
 
     def log_values(self, prediction: Prediction, best: float, generator: torch.Generator) -> Tensor:
-        return prediction.mean + self.options.width * prediction.std - best
+        return prediction.mean + 2.0 * prediction.std - best
 
 
 class ThompsonSampling(Acquisition):

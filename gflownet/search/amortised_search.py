@@ -288,8 +288,6 @@ class SurrogateGFlowNet(SurrogateSearch):
 
     def _num_updates(self, policy: AmortisedPolicy) -> int:
         """Return the updates that are due after a round."""
-        if self.config.proposals.num_updates is not None:
-            return self.config.proposals.num_updates
         rate = self.config.proposals.updates_per_evaluation
         evaluations = min(len(self.history), policy.num_updates / max(rate, 1e-9) + _MAX_CAUGHT_UP)
         return round(rate * evaluations) - policy.num_updates

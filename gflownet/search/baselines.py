@@ -123,15 +123,7 @@ class RegularizedEvolution(SearchMethod):
 
 # Random streams.
 _START, _NEIGHBOURS = range(2)
-
-
-@dataclass
-class FirstImprovementConfig:
-    """Neighbourhoods of graphs."""
-
-    num_neighbours: int = option(
-        32, "random moves that are the neighbours of a graph; of places all changes of one place are", AT_LEAST_ONE
-    )
+_NUM_NEIGHBOURS = 32  # random moves that are the neighbours of a graph; of places all changes of one place are
 
 
 class FirstImprovement(SearchMethod):
@@ -140,8 +132,6 @@ class FirstImprovement(SearchMethod):
     At a local optimum it starts again from a random architecture. Candidates of a batch are neighbours of the same
     architecture, or random ones of which the best is the next start.
     """
-
-    Config = FirstImprovementConfig
 
     def __init__(self, setup: SearchSetup) -> None:
         super().__init__(setup)
@@ -193,6 +183,6 @@ class FirstImprovement(SearchMethod):
     def _neighbourhood(self, position: int) -> dict[int, GraphStates]:
         """Return the neighbours of an architecture by code, in random order, without refused ones."""
         state, generator = self.history.states[position : position + 1], self.setup.generator(_NEIGHBOURS, position)
-        states = neighbours(self.env, state, generator, num=self.setup.config.options.num_neighbours)
+        states = neighbours(self.env, state, generator, num=_NUM_NEIGHBOURS)
         states = states[is_allowed(self.setup, states).nonzero().squeeze(1)]
         return {code: states[i : i + 1] for i, code in enumerate(self.env.identify(states).tolist())}

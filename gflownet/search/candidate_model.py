@@ -55,18 +55,6 @@ class Believed:
         self.prediction = Prediction(before.mean, variance.sqrt(), before.noise)
 
 
-class BelievedModel:
-    """The same for each surrogate of a search."""
-
-    def __init__(self, surrogates: Sequence[Surrogate], features: Any) -> None:
-        self.parts = [Believed(surrogate, features) for surrogate in surrogates]
-
-    def add(self, row: int) -> None:
-        """Take candidate `row` to score its means."""
-        for part in self.parts:
-            part.add(row)
-
-
 def spread_order(points: Tensor) -> Tensor:
     """Return the positions of random points [B, D], spread ones first (Mitchell 1991, best-candidate sampling).
 
@@ -157,18 +145,21 @@ class CandidateModel:
         metrics = [history.metrics[position] for position in positions.tolist()]
         for cap in self.caps:
             cap.fit(features, metrics)
-        self._set_incumbent(targets[self._is_feasible(history, positions)])
+        feasible = targets[self._is_feasible(history, positions)]
+        self._best = float(self.surrogate.warp(feasible[:, 0]).max()) if len(feasible) else -math.inf
+        if self.has_objectives:
+            self._boxes = boxes_above(feasible, torch.zeros(feasible.shape[1], dtype=torch.float64))
 
-    def log_values(self, features: Any, generator: torch.Generator, believed: BelievedModel | None = None) -> Tensor:
+    def log_values(self, features: Any, generator: torch.Generator, believed: Sequence[Believed] = ()) -> Tensor:
         """Return the logarithm of the acquisition of candidates, [B] float64; `believed` is that of `believe`."""
         feasible = self._log_feasibility(features)
         if self.caps and math.isinf(self._best):
             return feasible
-        return feasible + self._log_improvement(features, generator, (believed or self.believe(features)).parts)
+        return feasible + self._log_improvement(features, generator, believed or self.believe(features))
 
-    def believe(self, features: Any) -> BelievedModel:
+    def believe(self, features: Any) -> list[Believed]:
         """Return the predictions of each surrogate, for batches that are chosen one by one."""
-        return BelievedModel(self.surrogates, features)
+        return [Believed(surrogate, features) for surrogate in self.surrogates]
 
     def predict(self, features: Any) -> Prediction:
         """Return the distribution of the warped score, or of the first objective."""
@@ -214,12 +205,6 @@ class CandidateModel:
             ],
             dtype=torch.bool,
         )
-
-    def _set_incumbent(self, targets: Tensor) -> None:
-        """Set the best value or the front of the feasible targets [n, K]."""
-        self._best = float(self.surrogate.warp(targets[:, 0]).max()) if len(targets) else -math.inf
-        if self.has_objectives:
-            self._boxes = boxes_above(targets, torch.zeros(targets.shape[1], dtype=torch.float64))
 
     def _log_improvement(self, features: Any, generator: torch.Generator, believed: Sequence[Believed]) -> Tensor:
         """Return the logarithm of the improvement [B], without regard to caps."""

@@ -103,9 +103,6 @@ class ProposalConfig:
     updates_per_evaluation: float = option(
         6.0, "training steps of the policy on the acquisition per evaluation", NOT_NEGATIVE
     )
-    num_updates: int | None = option(
-        None, "the same per round, in place of updates_per_evaluation; null: not used", NOT_NEGATIVE
-    )
 
 
 @dataclass

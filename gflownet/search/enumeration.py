@@ -5,13 +5,9 @@ Letters: B states, N places, V values.
 
 from __future__ import annotations
 
-import io
-import pickle
-from hashlib import sha256
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gflownet.data.sampler import uniform_states
 from gflownet.envs.slots import SlotEnv
@@ -28,27 +24,12 @@ _CHUNK = 2_000  # states expanded at once, to bound memory
 _STATES_PER_TERMINAL, _TRANSITIONS_PER_TERMINAL = 2, 5
 _MIN_STATES = 5_000  # visited in any case
 _NUM_DRAWN = 16  # objects of a space at random; two different ones are enough
-_CACHE_SIZE = 8  # environments
-_cache: dict[tuple[str, int], GraphStates | None] = {}
 
 
 def enumerated(env: Environment, *, max_num: int) -> GraphStates | None:
-    """Return every terminal state once, None for more than `max_num` or for a space that takes too long to visit.
-
-    The result is cached by the contents of the environment, for repeated searches in one process.
-    """
+    """Return every terminal state once, None for more than `max_num` or for a space that takes too long to visit."""
     if not max_num:
         return None
-    key = _digest(env), max_num
-    if key not in _cache:
-        while len(_cache) >= _CACHE_SIZE:
-            _cache.pop(next(iter(_cache)))
-        _cache[key] = terminal_states_of(env, max_num=max_num)
-    return _cache[key]
-
-
-def terminal_states_of(env: Environment, *, max_num: int) -> GraphStates | None:
-    """Return every terminal state once, without the cache; see `enumerated`."""
     try:
         if isinstance(env, SlotEnv):
             states = _assignments(env, max_num)
@@ -64,7 +45,7 @@ def check_space(env: Environment) -> None:
     drawn = uniform_states(env, _NUM_DRAWN, generator=torch.Generator().manual_seed(0))
     if len(env.identify(drawn).unique()) > 1:
         return
-    states = terminal_states_of(env, max_num=1)
+    states = enumerated(env, max_num=1)
     if states is not None:
         reasons = "; ".join(env.remarks()) or "the task and the options under env leave no choice"
         raise UserError(f"env: expected a search space of two or more, got {len(states)}; {reasons}")
@@ -72,22 +53,6 @@ def check_space(env: Environment) -> None:
 
 class _TooLargeError(Exception):
     """A space with more states than the limit."""
-
-
-class _ContentPickler(pickle.Pickler):
-    """Writes the contents of tensors, which torch writes with their addresses."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, Tensor):
-            return bytes, (str((obj.dtype, tuple(obj.shape))).encode() + obj.numpy().tobytes(),)
-        return NotImplemented
-
-
-def _digest(env: Environment) -> str:
-    """Return a digest of the contents of an environment; a few equal ones have different digests."""
-    file = io.BytesIO()
-    _ContentPickler(file).dump(env)
-    return sha256(file.getvalue()).hexdigest()
 
 
 def _assignments(env: SlotEnv, max_num: int) -> GraphStates | None:
@@ -190,8 +155,6 @@ class ScoredSpace:
 
     def predict_at(self, states: GraphStates, model: CandidateModel) -> Prediction:
         """Return the predictions for some of the states."""
-        index, prediction = self._index(states), self.predict(model)
+        index = self._positions[torch.searchsorted(self._sorted_codes, self.env.identify(states))]
+        prediction = self.predict(model)
         return Prediction(prediction.mean[index], prediction.std[index], prediction.noise)
-
-    def _index(self, states: GraphStates) -> Tensor:
-        return self._positions[torch.searchsorted(self._sorted_codes, self.env.identify(states))]

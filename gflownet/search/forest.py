@@ -5,7 +5,6 @@ Letters: T trees, n observations, B architectures, D numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,35 +13,25 @@ from torch import Tensor
 
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
-from gflownet.options import AT_LEAST_ONE, option
 from gflownet.search.config import SurrogateConfig
 from gflownet.search.descriptors import Descriptors
 from gflownet.search.surrogate import CrossValidated, Prediction, Warping, check_scores, next_fit
 
+_NUM_TREES = 100
 _MIN_STD = 1e-3  # of a prediction, in warped scores
 _MIN_LEAF, _MAX_FEATURES = 2, 0.5  # observations of a leaf, share of the numbers tried at a split
 _MODEL_SHARE = 0.5  # of the variance that the trees leave unexplained: not noise of an evaluation
 
 
-@dataclass
-class RandomForestConfig:
-    """The trees."""
-
-    num_trees: int = option(100, "trees of the forest", AT_LEAST_ONE)
-
-
 class RandomForest(CrossValidated):
     """Regression trees on bootstrap samples; their disagreement and the out-of-bag error are the deviation."""
-
-    Config = RandomForestConfig
 
     def __init__(
         self, env: Environment, config: SurrogateConfig, *, seed: int, descriptors: Descriptors | None = None
     ) -> None:
         """Keep the components; `descriptors` of others are shared."""
         super().__init__(env, config, seed=seed)
-        options = config.options if isinstance(config.options, RandomForestConfig) else RandomForestConfig()
-        self._num_trees, self._descriptors = options.num_trees, descriptors or Descriptors(env, seed=seed)
+        self._descriptors = descriptors or Descriptors(env, seed=seed)
         self._growth_warping = self._warping  # of the scores when the trees grew
         self._num_fitted = 0  # observations when the trees grew
         self._trees: list[Any] = []
@@ -104,7 +93,7 @@ class RandomForest(CrossValidated):
         self._growth_warping, num = Warping.of(scores), len(scores)
         values, numbers = self._growth_warping.warp(scores).numpy(), features.numpy()
         generator = np.random.default_rng(self.seed % 2**63)
-        rows = generator.integers(num, size=(self._num_trees, num))
+        rows = generator.integers(num, size=(_NUM_TREES, num))
         self._trees = _grown(numbers.astype(np.float32), values, rows, generator)
         unseen = np.ones(rows.shape, bool)
         np.put_along_axis(unseen, rows, values=False, axis=1)

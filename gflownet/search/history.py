@@ -117,19 +117,15 @@ class History:
                 continue
             self._position[code] = position
             new.append(index)
-            self._set(position, evaluation)
+            measured = evaluation.infeasible_score
+            self.scores.append(evaluation.score)
+            self.measured.append(evaluation.score if measured is None else measured)
+            self.utilities.append(tuple(evaluation.utilities))
+            self.metrics.append(dict(evaluation.metrics))
+            self.seconds.append(evaluation.seconds)
+            self.statuses.append(evaluation.status)
         if new:
             self._chunks.append(states[torch.tensor(new)])
-
-    def _set(self, position: int, evaluation: Evaluation) -> None:
-        """Write the result of a position, the next one for a new architecture."""
-        here, measured = slice(position, position + 1), evaluation.infeasible_score
-        self.scores[here] = [evaluation.score]
-        self.measured[here] = [evaluation.score if measured is None else measured]
-        self.utilities[here] = [tuple(evaluation.utilities)]
-        self.metrics[here] = [dict(evaluation.metrics)]
-        self.seconds[here] = [evaluation.seconds]
-        self.statuses[here] = [evaluation.status]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the contents as tensors and plain values, safe to load with `weights_only=True`."""

@@ -6,15 +6,16 @@ Letters: B terminal states, n observations.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gflownet.mdp.states import GraphStates
-from gflownet.search.candidate_model import BelievedModel, CandidateModel, in_scores, observed, spread_order
+from gflownet.search.candidate_model import Believed, CandidateModel, in_scores, observed, spread_order
 from gflownet.search.descriptors import Descriptors
 from gflownet.search.enumeration import ScoredSpace, enumerated
 from gflownet.search.history import History, ProposalOrigin
@@ -242,8 +243,8 @@ class SurrogateSearch(SearchMethod):
         rows = order[:_NUM_BELIEVED]
         features = self.model.encode(GraphStates.cat([pool.states[rows], self.history.states_in_flight]))
         believed, following = self.model.believe(features), iter(range(len(rows)))
-        for position in range(len(rows), len(features)):
-            believed.add(position)
+        for part, position in product(believed, range(len(rows), len(features))):
+            part.add(position)
         if len(features) > len(rows):
             following = self._following(features, believed, len(rows), generator)
         passed, chosen = set[int](), list[int]()
@@ -253,12 +254,15 @@ class SurrogateSearch(SearchMethod):
             passed.add(position)
             if not self.setup.is_refused_at(pool.states, int(rows[position])):
                 chosen.append(position)
-                believed.add(position)
+                for part in believed:
+                    part.add(position)
                 following = self._following(features, believed, len(rows), generator)
         first = rows[torch.tensor(chosen, dtype=torch.int64)]
         return torch.cat([first, order[~torch.isin(order, first)]])
 
-    def _following(self, features: Any, believed: BelievedModel, num: int, generator: torch.Generator) -> Iterator[int]:
+    def _following(
+        self, features: Any, believed: Sequence[Believed], num: int, generator: torch.Generator
+    ) -> Iterator[int]:
         """Return the first `num` candidates in an order sampled by their acquisition."""
         values = self.model.log_values(features, generator, believed)[:num]
         return iter(sampled_order(values, generator, beta=self.config.acquisition.beta).tolist())

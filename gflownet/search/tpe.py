@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -18,7 +18,7 @@ from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.options import AT_LEAST_ONE, option
 from gflownet.search.baselines import allowed_states
-from gflownet.search.method import Results, SearchMethod, SearchSetup
+from gflownet.search.method import SearchMethod, SearchSetup
 from gflownet.workers.process import stream_seed
 
 _NUM_SEEDS = 2**32  # numpy's
@@ -77,54 +77,44 @@ class TreeParzen(SearchMethod):
         except ImportError:
             raise UserError("search.method=tpe: missing package optuna: pip install 'gflownet[search]'") from None
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._optuna, self._study, self._num_read = optuna, optuna.create_study(direction="maximize"), 0
+        self._optuna = optuna
         self._choices: dict[int, dict[str, tuple[int, int]]] = {}  # code -> name -> choice, number of choices
 
     def propose(self, call: int, num: int) -> GraphStates:
         """Return up to `num` candidates, fewer where the caps refuse nearly all."""
-        trials: list[Any] = []
+        options, seed = self.setup.config.options, stream_seed(self.setup.seed, call) % _NUM_SEEDS
 
         def ask(num: int) -> GraphStates:
-            trials.extend(new := [self._study.ask() for _ in range(num)])
-            states = GraphStates.cat([construct(self.env, partial(_choose, trial)) for trial in new])
-            for code, trial in zip(self.env.identify(states).tolist(), new, strict=True):
+            trials = [study.ask() for _ in range(num)]
+            states = GraphStates.cat([construct(self.env, partial(_choose, trial)) for trial in trials])
+            for code, trial in zip(self.env.identify(states).tolist(), trials, strict=True):
                 sizes = {name: len(each.choices) for name, each in trial.distributions.items()}
                 self._choices[code] = {name: (choice, sizes[name]) for name, choice in trial.params.items()}
             return states
 
-        seed = stream_seed(self.setup.seed, call) % _NUM_SEEDS
         with warnings.catch_warnings(action="ignore"):  # that constant_liar is experimental
-            self._study.sampler = self._optuna.samplers.TPESampler(
-                n_startup_trials=self.setup.config.options.num_startup, constant_liar=True, seed=seed
+            sampler = self._optuna.samplers.TPESampler(
+                n_startup_trials=options.num_startup, constant_liar=True, seed=seed
             )
-            states = allowed_states(self.setup, num, ask)
-        for trial in trials:  # failed ones are ignored: `observe` adds the result, after a resume as well
-            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
-        return states
+            study: Any = self._optuna.create_study(direction="maximize", sampler=sampler)
+            study.add_trials(self._finished())
+            return allowed_states(self.setup, num, ask)
 
-    def observe(self, results: Results) -> Mapping[str, float]:
-        """Add the finished proposals to the study."""
-        self._read()
-        return {}
-
-    def _read(self) -> None:
-        proposals, categorical = self.history.proposals, self._optuna.distributions.CategoricalDistribution
-        for proposal in proposals[self._num_read :]:
-            code = int(self.env.identify(self.history.states[torch.tensor([proposal.position])]))
-            if choices := self._choices.get(code):
+    def _finished(self) -> Iterator[Any]:
+        """Yield the finished proposals as trials."""
+        history, categorical = self.history, self._optuna.distributions.CategoricalDistribution
+        codes = self.env.identify(history.states).tolist() if len(history) else []
+        for proposal in history.proposals:
+            if choices := self._choices.get(codes[proposal.position]):
                 params = {name: choice for name, (choice, _) in choices.items()}
-                spaces = {name: categorical(range(size)) for name, (_, size) in choices.items()}
-                trial = self._optuna.trial.create_trial(params=params, distributions=spaces, value=proposal.score)
-                self._study.add_trial(trial)
-        self._num_read = len(proposals)
+                spaces: Any = {name: categorical(range(size)) for name, (_, size) in choices.items()}
+                yield self._optuna.trial.create_trial(params=params, distributions=spaces, value=proposal.score)
 
     def state_dict(self) -> dict[str, Any]:
         return {"choices": dict(self._choices)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._study, self._num_read = self._optuna.create_study(direction="maximize"), 0
         self._choices = dict(state["choices"])
-        self._read()
 
 
 def _choose(trial: Any, name: str, size: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch_geometric.data import Batch
 
 from gflownet.certificate.exact import StateGraph, enumerate_states
 from gflownet.certificate.rules import check_rules, limit_violations
-from gflownet.mdp.action import ActionBatch, GraphAction, GraphActionType
+from gflownet.mdp.action import ActionBatch, ActionMasks, GraphAction, GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment, IllegalAction
 from gflownet.mdp.states import GraphStates
@@ -37,20 +38,17 @@ def check_environment(env: Environment, *, max_states: int = MAX_STATES) -> None
     EnvironmentContract(env, max_states=max_states).run_all()
 
 
-def random_walk(env: Environment, *, num: int, seed: int) -> list[tuple[GraphStates, ActionBatch]]:
-    """Return the states and actions of `num` uniformly random walks that continue until only Stop is legal."""
-    generator = torch.Generator().manual_seed(seed)
-    states, steps = env.initial_states(num), []
-    while True:
-        masks = env.forward_masks(states)
-        can_move = masks.num_actions() > masks.masks[GraphActionType.Stop].flatten(1).sum(1)
-        if not bool(can_move.any()):
-            return steps
-        states, masks = states[can_move], {k: m[can_move] for k, m in masks.masks.items()}
-        masks[GraphActionType.Stop] = torch.zeros_like(masks[GraphActionType.Stop])
-        actions = type(env.forward_masks(states))(masks).sample_uniform(generator)
-        steps.append((states, actions))
-        states = env.step(states, actions)
+def random_walk(env: Environment, *, num: int, seed: int) -> Iterator[tuple[GraphStates, ActionBatch]]:
+    """Yield the states and actions of `num` uniformly random walks, which stop only where no other action is legal."""
+    generator, states = torch.Generator().manual_seed(seed), env.initial_states(num)
+    while len(states):
+        legal = env.forward_masks(states)
+        stop = legal.masks[GraphActionType.Stop]
+        moves = legal.num_actions() > stop.flatten(1).sum(1)
+        masks = {**legal.masks, GraphActionType.Stop: stop & ~moves[:, None, None]}
+        actions = ActionMasks(masks).sample_uniform(generator)
+        yield states, actions
+        states = env.step(states[moves], actions[moves])
 
 
 class EnvironmentContract(Contract):

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from gflownet.config import load_config, with_options
-from gflownet.mdp.action import ActionMasks, GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy, TwoWayPolicy
@@ -19,6 +18,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.policy.config import POLICIES
 from gflownet.policy.wrappers import PolicyInParts
 from gflownet.testing.contract import Contract, expect
+from gflownet.testing.environments import random_walk
 
 NUM_COND = 3
 _TOLERANCE = 1e-5
@@ -170,18 +170,8 @@ class PolicyContract(Contract):
 
 
 def visited(env: Environment, *, num: int, seed: int) -> GraphStates:
-    """Return all states of random walks that stop only when nothing else is legal, in one batch."""
-    generator = torch.Generator().manual_seed(seed)
-    states, batches = env.initial_states(num), []
-    while len(states):
-        batches.append(states)
-        masks = env.forward_masks(states).masks
-        moves = ActionMasks({kind: mask for kind, mask in masks.items() if kind != GraphActionType.Stop})
-        goes_on = moves.num_actions() > 0
-        states = states[goes_on]
-        moves = ActionMasks({kind: mask[goes_on] for kind, mask in moves.masks.items()})
-        states = env.step(states, moves.sample_uniform(generator))
-    return GraphStates.cat(batches)
+    """Return all states of random walks, in one batch."""
+    return GraphStates.cat([states for states, _ in random_walk(env, num=num, seed=seed)])
 
 
 def conditioning_for(num: int) -> Tensor:

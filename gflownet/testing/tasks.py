@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from gflownet.config import command_config
+from gflownet.data.sampler import uniform_states
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.evaluation.execution import outcome_of
 from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.run.extensions import load_extensions, validate
 from gflownet.search.enumeration import check_space
@@ -37,16 +37,6 @@ def check_task(name: str, *options: str) -> None:
     TaskContract(extensions.task(config)).run_all()
 
 
-def random_object(env: Environment, *, seed: int) -> Any:
-    """Return a terminal object of a random walk."""
-    generator, states = torch.Generator().manual_seed(seed), env.initial_states(1)
-    while True:
-        action = env.forward_masks(states).sample_uniform(generator)
-        if int(action.kind[0]) == GraphActionType.Stop:
-            return env.terminal(states, 0)
-        states = env.step(states, action)
-
-
 class TaskContract(Contract):
     """Checks of one task on a random object of the environment in its config."""
 
@@ -65,7 +55,8 @@ class TaskContract(Contract):
     @cached_property
     def graph(self) -> Any:
         """A terminal object of a random walk."""
-        return random_object(self.env, seed=self.seed)
+        generator = torch.Generator().manual_seed(self.seed)
+        return self.env.terminal(uniform_states(self.env, 1, generator=generator), 0)
 
     def check_search_space_has_a_choice(self) -> None:
         try:

@@ -33,7 +33,7 @@ OPTIONS = {
 }
 SHARED = (
     "search.num_initial=4",
-    "search.proposals.num_updates=2",
+    "search.proposals.updates_per_evaluation=0.5",
     "search.proposals.num_mutations=8",
     "search.proposals.num_sampled=8",
 )

@@ -15,7 +15,6 @@ from gflownet.search.acquisition import (
     ExpectedImprovement,
     ThompsonSampling,
     UpperConfidenceBound,
-    UpperConfidenceBoundConfig,
     boxes_above,
     log_expected_improvement,
     log_standard_improvement,
@@ -59,8 +58,8 @@ def test_expected_improvement_matches_quadrature():
 
 
 def test_upper_confidence_bound():
-    values = UpperConfidenceBound(UpperConfidenceBoundConfig(width=3.0)).log_values(PREDICTION, 0.5, torch.Generator())
-    assert values.tolist() == [2.5, 3.5, 6.5]
+    values = UpperConfidenceBound().log_values(PREDICTION, 0.5, torch.Generator())
+    assert values.tolist() == [1.5, 2.5, 4.5]
 
 
 def test_thompson_draws_have_predicted_moments():

@@ -22,7 +22,7 @@ from gflownet.search.amortised_search import (
 from tests.search.searches import RIDGE, build, method_of, proposals
 
 VARIED = "cond.temperature.sample_dist=uniform cond.temperature.dist_params=[1,2]"
-UPDATES = "search.proposals.num_updates=100"
+UPDATES = "search.proposals.updates_per_evaluation=25"
 SEARCH = ("search.proposals.num_enumerated=0", "search.batch_size=4", "opt.learning_rate=0.005", "model.num_emb=32")
 
 
@@ -73,13 +73,13 @@ def test_updates_follow_the_number_of_evaluations():
 
 
 def test_work_is_done_in_pieces_and_repeated_after_an_interruption():
-    options = ("search.proposals.num_updates=6", "search.num_initial=4")
+    options = ("search.proposals.updates_per_evaluation=1.5", "search.num_initial=4")
     first, second = (build("surrogate_gflownet", RIDGE, *SEARCH, *options) for _ in range(2))
     for trainer in (first, second):
         list(proposals(trainer, 1, batch_size=4))
         method = gflownet_of(trainer)
         method.history.start(method.propose(2, 2))
-        method._num_learned = 0
+        method._num_learned = policy_of(trainer).num_updates = 0
     work = gflownet_of(first).work(1)
     assert sum(1 for _ in zip(range(6), work, strict=False)) == 6
     assert policy_of(first).num_updates > policy_of(second).num_updates

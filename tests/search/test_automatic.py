@@ -9,7 +9,7 @@ from sklearn.tree import DecisionTreeRegressor
 
 from gflownet.search.config import MIXED_MODELS, SurrogateConfig
 from gflownet.search.descriptors import Descriptors
-from gflownet.search.forest import RandomForest, RandomForestConfig
+from gflownet.search.forest import RandomForest
 from gflownet.search.gaussian_process import GaussianProcess
 from gflownet.search.mixture import MODELS, Automatic, stacked
 from gflownet.search.regression import Hyperparameters, Regression
@@ -79,13 +79,12 @@ def test_automatic_encodes_as_its_models_and_once(env, monkeypatch):
 
 def test_forest_equals_trees_of_scikit_learn(env):
     states = random_terminal_states(env, NUM, seed=0)
-    config = SurrogateConfig(options=RandomForestConfig(num_trees=5))
-    forest, scores = RandomForest(env, config, seed=3), states.num_nodes.double().sin()
+    forest, scores = RandomForest(env, SurrogateConfig(), seed=3), states.num_nodes.double().sin()
     features = forest.encode(states)
     forest.fit(features[:30], scores[:30])
     forest.fit(features[:31], scores[:31])  # the same trees in other warped scores
     generator = np.random.default_rng(3)
-    rows, growth, trees = generator.integers(30, size=(5, 30)), Warping.of(scores[:30]), []
+    rows, growth, trees = generator.integers(30, size=(100, 30)), Warping.of(scores[:30]), []
     for sample in rows:
         seed = int(generator.integers(2**31))
         tree = DecisionTreeRegressor(min_samples_leaf=2, max_features=0.5, random_state=seed)

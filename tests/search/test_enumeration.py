@@ -1,11 +1,10 @@
 """All terminal states of small spaces, against the enumeration of every state and transition."""
 
 import pytest
-import torch
 
 from gflownet.certificate.exact import enumerate_states
 from gflownet.search import enumeration
-from gflownet.search.enumeration import enumerated, terminal_states_of
+from gflownet.search.enumeration import enumerated
 from tests.contracts.environments import ENVIRONMENTS
 
 # Smaller ones of each class; the others take seconds in the reference.
@@ -23,10 +22,10 @@ def test_terminal_states_equal_those_of_all_states(name):
         graph = enumerate_states(env, max_states=5_000)
     except ValueError:
         pytest.skip("a space with more states")
-    states = terminal_states_of(env, max_num=len(graph.terminal))
+    states = enumerated(env, max_num=len(graph.terminal))
     assert states is not None
     assert sorted(env.identify(states).tolist()) == sorted(graph.code[graph.terminal].tolist())
-    assert terminal_states_of(env, max_num=len(graph.terminal) - 1) is None
+    assert enumerated(env, max_num=len(graph.terminal) - 1) is None
 
 
 def test_large_space_is_refused_before_its_states_are_expanded(monkeypatch):
@@ -40,20 +39,5 @@ def test_large_space_is_refused_before_its_states_are_expanded(monkeypatch):
     monkeypatch.setattr(enumeration, "_CHUNK", 1)
     monkeypatch.setattr(enumeration, "_TRANSITIONS_PER_TERMINAL", first + 1)
     monkeypatch.setattr(enumeration, "_MIN_STATES", 1)
-    assert terminal_states_of(env, max_num=1) is None
+    assert enumerated(env, max_num=1) is None
     assert sum(num_identified) <= 1 + first
-
-
-def test_enumerated_is_cached_by_contents(monkeypatch):
-    first = enumerated(ENVIRONMENTS["undirected"](), max_num=1_000)
-    monkeypatch.setattr("gflownet.search.enumeration.terminal_states_of", lambda *_, **__: pytest.fail("not cached"))
-    assert enumerated(ENVIRONMENTS["undirected"](), max_num=1_000) is first
-    assert enumerated(ENVIRONMENTS["undirected"](), max_num=0) is None
-
-
-def test_enumerated_distinguishes_environments_of_one_class():
-    small, large = ENVIRONMENTS["undirected"](), ENVIRONMENTS["undirected_fixed_size"]()
-    states = enumerated(small, max_num=1_000), enumerated(large, max_num=1_000)
-    assert states[0] is not None
-    assert states[1] is not None
-    assert not torch.equal(states[0].num_nodes, states[1].num_nodes)
