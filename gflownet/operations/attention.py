@@ -27,7 +27,7 @@ _FLAGS = {
     "output_bias": Setting(BOOL, True),
     "dropout": Setting(PROBABILITY, 0.0),
 }
-_DEFAULTS = {key: setting.default for key, setting in _FLAGS.items()}
+_FLAG_WORDS = ", ".join(f"{key}={{{key}}}" for key in _FLAGS)
 
 
 def check_heads(features: int, heads: int) -> None:
@@ -41,10 +41,6 @@ def check_rotary(features: int, heads: int) -> None:
     check_heads(features, heads)
     if features // heads % 2:
         raise ShapeError(f"expected an even number of features per head for rotary positions, got {features // heads}")
-
-
-def _words(settings: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={settings[key]}" for key, default in _DEFAULTS.items() if settings[key] != default]
 
 
 class SelfAttention(Operation):
@@ -98,7 +94,7 @@ class SelfAttention(Operation):
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         shape, heads = single_input(inputs), settings["heads"]
-        words = [str(shape.channels), str(heads), *_words(settings)]
+        words = [str(shape.channels), str(heads), _FLAG_WORDS.format(**settings)]
         words += [f"{key}={settings[key]}" for key in ("kv_heads", "head_size", "norm", "window") if settings[key]]
         if settings["rotary"]:
             size = cls._head_size(shape, settings)
@@ -153,6 +149,7 @@ class CrossAttention(Operation):
     ports = ("query", "key", "value")
     category = Category.ATTENTION
     settings = MappingProxyType({"heads": HEADS, **_FLAGS})
+    layer = "CrossAttention({query.channels}, {key.channels}, {value.channels}, {heads}, " + _FLAG_WORDS + ")"
     examples = (
         Example((_SEQUENCE, Shape.of((3, 4)), Shape.of((3, 6))), {"heads": 2}),
         Example((_SEQUENCE, _SEQUENCE, _SEQUENCE), {"causal": True, "bias": False, "output_bias": False}),
@@ -167,8 +164,3 @@ class CrossAttention(Operation):
             raise ShapeError(f"expected as many keys as values, got {inputs['key']} and {inputs['value']}")
         check_heads(inputs["query"].channels, settings["heads"])
         return inputs["query"]
-
-    @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        sizes = [str(inputs[port].channels) for port in cls.ports]
-        return f"CrossAttention({', '.join([*sizes, str(settings['heads']), *_words(settings)])})"

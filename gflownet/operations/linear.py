@@ -21,16 +21,12 @@ class Linear(Operation):
 
     category = Category.LINEAR
     settings = MappingProxyType({"features": Setting(POSITIVE_INT, choices=FEATURES), "bias": Setting(BOOL, True)})
+    layer = "nn.Linear({input.channels}, {features}, bias={bias})"
     examples = (Example((Shape.of(3),), {"features": 4}), Example((Shape.of((5, 3)),), {"features": 2, "bias": False}))
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
         return single_input(inputs, Layout.VECTOR, Layout.SEQUENCE).with_channels(settings["features"])
-
-    @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        bias = "" if settings["bias"] else ", bias=False"
-        return f"nn.Linear({single_input(inputs).channels}, {settings['features']}{bias})"
 
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:

@@ -41,12 +41,8 @@ class BatchNorm(_Norm):
 
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        shape = single_input(inputs)
-        words = [str(shape.channels)]
-        words += [f"eps={settings['epsilon']}"] if settings["epsilon"] != 1e-5 else []
-        words += [f"momentum={settings['momentum']}"] if settings["momentum"] != 0.1 else []
-        words += [] if settings["affine"] else ["affine=False"]
-        return f"nn.BatchNorm{max(1, len(shape.positions))}d({', '.join(words)})"
+        words = "({input.channels}, eps={epsilon}, momentum={momentum}, affine={affine})".format(**inputs, **settings)
+        return f"nn.BatchNorm{max(1, len(single_input(inputs).positions))}d{words}"
 
     @classmethod
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
@@ -59,20 +55,13 @@ class LayerNorm(_Norm):
     """Normalise the features of each position, then scale and shift them (Ba, Kiros and Hinton 2016)."""
 
     settings = MappingProxyType({"epsilon": _EPSILON, "affine": _AFFINE, "bias": Setting(BOOL, True)})
+    layer = "nn.LayerNorm({input.channels}, eps={epsilon}, elementwise_affine={affine}, bias={bias})"
     examples = (
         Example((_VECTOR,)),
         Example((_SEQUENCE,), {"epsilon": 1e-12}),
         Example((_SIGNAL,), {"bias": False}),
         Example((_IMAGE,), {"affine": False}),
     )
-
-    @classmethod
-    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        words = [str(single_input(inputs).channels)]
-        words += [f"eps={settings['epsilon']}"] if settings["epsilon"] != 1e-5 else []
-        words += [] if settings["affine"] else ["elementwise_affine=False"]
-        words += [] if settings["bias"] else ["bias=False"]
-        return f"nn.LayerNorm({', '.join(words)})"
 
 
 class RMSNorm(_Norm):

@@ -117,14 +117,6 @@ class RHN(SameShape):
         return {"hidden": (single_input(inputs).channels,), "token": (1,)} if settings["carry"] else {}
 
     @classmethod
-    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        config = cls._config(inputs, settings)
-        hidden, intermediate, width = config.hidden_size, config.intermediate_size, config.bottleneck + 1
-        heads = sum(config.rank * (size_in + size_out) + size_out for size_in, size_out in config.projection_sizes)
-        plain = 3 * hidden * intermediate + 2 * hidden
-        return plain + config.bottleneck * (hidden + 1) + width * (heads + 1)
-
-    @classmethod
     def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
         config, (length,) = cls._config(inputs, settings), single_input(inputs).positions
         first = 3 * config.hidden_size * config.intermediate_size  # a plain feed-forward network

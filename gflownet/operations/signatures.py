@@ -255,12 +255,9 @@ def source_of(argument: inspect.Parameter, value: Any, *, is_list: bool) -> str:
         if is_module_class(value.get("name")):
             made, words = items.pop("name"), [f"*{word}" for key, word in items.items() if key == "args"]
             words += [f"{key}={word}" for key, word in items.items() if key != "args"]
-            is_partial = _is_function(argument)
-            return (
-                f"{outside_name(_PARTIAL)}({', '.join([made, *words])})"
-                if is_partial
-                else f"{made}({', '.join(words)})"
-            )
+            if _is_function(argument):
+                made, words = outside_name(_PARTIAL), [made, *words]
+            return f"{made}({', '.join(words)})"
         return f"{{{', '.join(f'{key!r}: {word}' for key, word in items.items())}}}"
     if any(names_in(argument, value)):
         return value.replace(":", ".") if is_of_torch(value) else outside_name(value)

@@ -282,7 +282,7 @@ def test_merge_refusal_of_equal_sizes_names_the_layout():
     data = {"nodes": [*nodes, {"id": 3, "node_type": "output", **IDENTITY}], "edges": []}
     data["edges"] = [{"source": source, "target": target} for source, target in ((0, 1), (1, 2), (2, 3), (0, 3))]
     (problem,) = ComputationGraph.from_dict(data).validate()
-    assert 'got sequence [5, 6], signal [5, 6]; "layout", a setting of modules' in problem.message
+    assert 'got signal [5, 6], sequence [5, 6]; "layout", a setting of modules' in problem.message
     data["nodes"][2]["operation"]["layout"] = "sequence"
     assert ComputationGraph.from_dict(data).validate() == []
 
