@@ -18,26 +18,26 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # The ratchet: at most so many lines of Python per room, words of docs, and files of the package. A commit that shortens
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
-    "gflownet": 76_955,
-    "tests": 64_176,
-    "gflownet/evaluation": 11_301,
+    "gflownet": 76_586,
+    "tests": 64_253,
+    "gflownet/evaluation": 11_257,
     "scripts": 7_999,
-    "gflownet/autodiff": 6_711,
-    "gflownet/rhn": 5_168,
-    "gflownet/envs": 5_155,
-    "gflownet/search": 5_142,
-    "gflownet/operations": 4_929,
+    "gflownet/autodiff": 6_705,
+    "gflownet/rhn": 5_178,
+    "gflownet/envs": 5_095,
+    "gflownet/search": 5_044,
+    "gflownet/operations": 4_832,
     "gflownet/run": 4_812,
-    "gflownet/graphs": 4_464,
+    "gflownet/graphs": 4_446,
     "gflownet/translation": 4_153,
     "gflownet/report": 3_935,
-    "gflownet/mdp": 3_463,
-    "gflownet/certificate": 2_665,
+    "gflownet/mdp": 3_447,
+    "gflownet/certificate": 2_646,
     "gflownet/cli": 1_820,
     "gflownet/*.py": 1_689,
     "gflownet/objectives": 1_614,
     "gflownet/workers": 1_406,
-    "gflownet/testing": 1_295,
+    "gflownet/testing": 1_274,
     "gflownet/data": 1_250,
     "gflownet/language": 1_241,
     "gflownet/pictures": 1_174,
@@ -51,7 +51,7 @@ LINE_BUDGETS = {
     "gflownet/utils": 100,
 }
 NUM_PACKAGE_FILES = 393
-NUM_DOC_WORDS = 87_443
+NUM_DOC_WORDS = 88_053
 # Lines that a room may have below its budget before the budget has to follow.
 SLACK = 150
 # Top-level folders with Python code.
