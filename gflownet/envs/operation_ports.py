@@ -78,7 +78,7 @@ class _Cases:
     operation: Tensor  # [R] int64
     received: Tensor  # [R, P] int64, shapes from 1 on, 0: the port is free, or not there
     is_free: Tensor  # [R, P] bool
-    option: Tensor  # [R, X, P or 1, N] int64, shape from each source from 1 on, 0: not this one
+    option: Tensor  # [R, X or 1, P or 1, N] int64, shape from each source from 1 on, 0: not this one
     price: Tensor  # [R, N] int64, edges of the budget that joining each source takes
     left: Tensor  # [R, X] int64, edges of the budget
     cost: Tensor | None = None  # [R, X, 2] int64, besides that of the node
@@ -89,7 +89,7 @@ def possible(env: Any, facts: Any, cases: _Cases) -> Tensor:
 
     A port that is fed has its shape at source 0.
     """
-    (num, num_ports), (num_cases, n) = cases.is_free.shape, cases.option.shape[1::2]
+    (num, num_ports), n = cases.is_free.shape, cases.option.shape[-1]
     option = cases.option.expand(-1, -1, num_ports, -1).masked_fill(~cases.is_free[:, None, :, None], 0)
     option[..., 0] += cases.received[:, None]
 
@@ -113,8 +113,7 @@ def possible(env: Any, facts: Any, cases: _Cases) -> Tensor:
             both = cases.is_free[:, other].view(num, *[1] * (num_ports + 1))
             price = price * (1 - same * both)
         num_edges = num_edges + price
-    left = cases.left.view(num, num_cases, *[1] * num_ports)
-    return fits.view(num, num_cases, *[n] * num_ports) & (num_edges <= left)
+    return fits.unflatten(2, (n,) * num_ports) & (num_edges <= cases.left[(..., *(None,) * num_ports)])
 
 
 def _uses(assignments: Tensor, is_free: Tensor) -> Tensor:
@@ -172,12 +171,10 @@ class PortMasks:
         shape = self._shape[rows].masked_fill(facts.edge[rows, :, node], 0)  # [R, N] of sources that are not joined
         cases = self._cases(rows, node, shape[:, None, None], price=self._price[rows], left=self._left[rows, None])
         legal = _uses(possible(self._env, facts, cases), cases.is_free)[:, 0]
-        remaining = ~torch.eye(shape.shape[1], dtype=torch.bool, device=shape.device)  # [X, N]
-        option = (shape[:, None] * remaining)[:, :, None]
-        for received in cases.received.split(1, 1):  # one more edge into a fed port: the other nodes complete this one
+        cases = replace(cases, left=cases.left - cases.price)
+        for received in cases.received.split(1, 1):  # one more edge into a fed port: other nodes complete this one
             fits, cost = self._joins(shape - 1, received - 1)
-            others = replace(cases, option=option, left=cases.left - cases.price, cost=cost)
-            legal |= fits & possible(self._env, facts, others).flatten(2).any(2)
+            legal |= fits & possible(self._env, facts, replace(cases, cost=cost)).flatten(2).any(2)
         mask[rows, :, node] = legal
         return mask
 

@@ -8,11 +8,12 @@ import networkx as nx
 import pytest
 import torch
 
+from gflownet.certificate.exact import enumerate_states
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.mdp.action import ActionMasks, GraphAction, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import Attribute, GraphStates
-from tests.contracts.environments import ENVIRONMENTS, computation_graphs, tensor_graphs
+from tests.contracts.environments import ENVIRONMENTS, computation_graphs, operation_graphs, tensor_graphs
 from tests.oracles.graph_building import GraphBuildingOracle
 from tests.oracles.networkx_states import oracle_of, to_networkx
 
@@ -57,6 +58,66 @@ LONG_ONLY = {
     *("catalogue_of_cells", "undirected", "directed", "cells", "choices", "recurrent_stack", "operation_graph"),
     *("computation_graph", "computation_graph_two_hidden", "computation_graph_3_hidden"),
     *("tensor_graph_joined", "tensor_graph_equal_inputs", "tensor_graph_three_operations"),
+}
+
+
+# Operations with several ports and shared modules, tight in edges and costs, with at most 200 states.
+SMALL: dict[str, dict[str, Any]] = {
+    "three_share": {
+        "inputs": ((2,),),
+        "operations": ("linear",),
+        "choices": {"linear": {"features": 2}},
+        "share": True,
+        "max_hidden_nodes": 3,
+        "max_parameters": 15,
+    },
+    # The second node has to share the module of the first one, with any activation and merge.
+    "must_share": {
+        "inputs": ((2,),),
+        "operations": ("linear",),
+        "choices": {"linear": {"features": 2, "activation": ["relu", "linear"], "merge": ["sum", "max"]}},
+        "share": True,
+        "max_edges": 3,
+        "max_parameters": 9,
+    },
+    # Only one source fits the free port, and the projection of another one to the fed port is too expensive.
+    "projections": {
+        "inputs": ((4, 4), (4, 5), (5, 3)),
+        "operations": ("torch:matmul",),
+        "choices": {},
+        "align": "auto",
+        "max_hidden_nodes": 1,
+        "max_multiply_adds": 125,
+    },
+    "equal_shapes": {
+        "inputs": ((4, 4), (3, 4)),
+        "operations": ("torch:matmul", "torch:sub"),
+        "choices": {},
+        "align": "auto",
+        "max_edges": 3,
+        "max_parameters": 6,
+    },
+    "different_costs": {
+        "inputs": ((2,), (3,), (2,)),
+        "operations": ("torch.nn:Bilinear",),
+        "choices": {"torch.nn:Bilinear": {"out_features": 2}},
+        "align": "auto",
+        "max_hidden_nodes": 1,
+        "max_parameters": 21,
+    },
+    "two_nodes": {
+        "inputs": ((3,), (2,)),
+        "operations": ("torch.nn:Bilinear",),
+        "choices": {"torch.nn:Bilinear": {"out_features": 2}},
+        "align": "auto",
+        "max_multiply_adds": 16,
+    },
+    "two_and_three_ports": {
+        "inputs": ((3, 4), (2, 2)),
+        "operations": ("cross_attention", "torch:sub"),
+        "choices": {"cross_attention": {"heads": 2}},
+        "max_hidden_nodes": 1,
+    },
 }
 
 
@@ -117,6 +178,31 @@ def test_environment_masks_steps_and_reachability_match_networkx(name, num, num_
             assert reachable_pairs(states, i) == expected_reach(env, graph)
             action_types |= {a.action_type for a in forward[i] | backward[i]}
     assert action_types == {*env.forward_types, *env.backward_types}
+
+
+SMALL["more_projections"] = {**SMALL["projections"], "max_edges": 5}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("more")) for name in SMALL]
+)
+def test_all_actions_of_small_spaces_of_operations_match_networkx(name):
+    """Legal actions of every state in both directions, and the states after them."""
+    env = operation_graphs(output=1, **SMALL[name])
+    oracle, states = oracle_of(env), enumerate_states(env).states
+    graphs = [to_networkx(env, states, i) for i in range(len(states))]
+    for masks, legal in (
+        (env.forward_masks(states).without_stop(), oracle.forward),
+        (env.backward_masks(states), oracle.backward),
+    ):
+        expected = [legal(graph) - {GraphAction(GraphActionType.Stop)} for graph in graphs]
+        assert decoded_actions(env, states, masks) == expected
+        owner, actions = masks.positions()
+        before = states[owner]
+        after = env.apply(before, actions)
+        for i, graph in enumerate(owner.tolist()):
+            following = oracle.apply(graphs[graph], env.decode(before, i, actions))
+            assert nx.utils.graphs_equal(to_networkx(env, after, i), following)
 
 
 def reachable_pairs(states: GraphStates, index: int) -> set[tuple[int, int]]:

@@ -388,6 +388,22 @@ def test_weights_of_a_shared_module_count_once():
     assert sizes == [[cost.num_parameters, cost.multiply_adds] for cost in costs]
 
 
+def test_last_edge_of_the_budget_is_kept_for_a_free_port():
+    env = operation_graphs(inputs=((4,), (4,), (3,)), output=1, operations=("torch:sub",), choices={}, max_edges=5)
+    states = env.initial_states(1)
+    for action in (
+        GraphAction(Kind.AddEdge, 1, 3, value="forward"),
+        GraphAction(Kind.AddEdge, 2, 3, value="forward"),
+        GraphAction(Kind.AddNode, 0, value="torch:sub"),
+        GraphAction(Kind.SetEdgeAttr, 0, 4, attribute="ports", value="0"),
+    ):
+        states = env.step(states, env.encode_batch([action]))
+    other, free = (env.encode_batch([GraphAction(Kind.AddEdge, source, 4, value="forward")]) for source in (2, 1))
+    with pytest.raises(IllegalAction, match="the source's shape does not fit"):
+        env.step(states, other)
+    assert bool(env.forward_masks(states).contains(free))
+
+
 def test_edge_carries_the_names_of_its_ports():
     env = operation_graphs(inputs=((3,), (3,)), operations=("torch:sub",), choices={})
     states = env.initial_states(1)
