@@ -445,9 +445,7 @@ class OperationFacts(StateFacts):
         is_open = env.tables.open[self.prefix]
         self.incomplete, self.next_values = is_open[:, :, 0], is_open[:, :, 1:]
         if self.ports is not None:
-            lacks_input = self.ports.is_open | self.ports.is_pending
-            self.incomplete = self.incomplete | lacks_input
-            self.next_values = self.next_values & ~lacks_input[:, :, None]
+            self.incomplete = self.incomplete | self.ports.is_open | self.ports.is_pending
         self.sharing = Sharing(env, self, states) if env.share else None
         if self.sharing is not None:
             self.incomplete = self.incomplete | self.sharing.undecided

@@ -112,6 +112,12 @@ SMALL: dict[str, dict[str, Any]] = {
         "align": "auto",
         "max_multiply_adds": 16,
     },
+    "one_and_two_ports": {
+        "inputs": ((2,),),
+        "operations": ("torch:sub", "identity"),
+        "choices": {"identity": {"activation": ["relu", "linear"]}},
+        "max_edges": 3,
+    },
     "two_and_three_ports": {
         "inputs": ((3, 4), (2, 2)),
         "operations": ("cross_attention", "torch:sub"),
