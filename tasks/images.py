@@ -116,9 +116,9 @@ def as_images(splits: Splits, *, source: str) -> Splits:
         splits = splits.changed(_with_channel)
     example = splits.train.example
     shape = list(example.shape)
-    is_last = splits.layout is None and len(shape) == 3 and _ends_with_channels(example)
+    is_last = splits.layout is None and len(shape) in (3, 4) and _ends_with_channels(example)
     if is_last and isinstance(splits.train, Split):
-        return _with_channels_first(splits, "images")
+        return _with_channels_first(splits, "images" if len(shape) == 3 else "volumes")
     if (len(shape) < 3 and splits.layout is None) or not example.is_floating_point():
         kind = "numbers" if example.is_floating_point() else "tokens"
         raise UserError(
