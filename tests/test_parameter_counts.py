@@ -51,7 +51,7 @@ def linear_layers(recipe: Mapping[str, Mapping[str, Any]], graph: ComputationGra
     linear = {place for place, node in enumerate(recipe.values(), 1) if node["op"] == "linear"}
     for node in result.nodes:
         if node.node_id in linear:
-            yield node.num_parameters - 1 - len(node.source_sizes), node.output_size
+            yield node.num_parameters - 1 - len(node.inputs), node.output_size
 
 
 def count_nlp(recipe: Mapping[str, Mapping[str, Any]]) -> int:

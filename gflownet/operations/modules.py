@@ -79,16 +79,8 @@ def _normalised(inputs: Mapping[str, Shape]) -> tuple[int, ...]:
     return shape.sizes if shape.layout in CHANNELS_FIRST else shape.sizes[-1:]
 
 
-_CHANNELS = (
-    "in_channels",
-    "num_features",
-    "num_channels",
-    "input_channels",
-    "in_chans",
-    "in_chs",
-    "in_planes",
-    "inplanes",
-)
+_CHANNELS = ("in_channels", "in_chans", "in_chs", "in_planes", "inplanes")
+_CHANNELS += ("num_features", "num_channels", "input_channels")
 _FEATURES = ("in_features", "input_size", "input_dim", "in_dim", "d_in", "embed_dim", "d_model")
 # Arguments of constructors that are filled from the shapes of the inputs unless they are given.
 FILLED: Mapping[str, Callable[[Mapping[str, Shape]], Any]] = MappingProxyType(
@@ -237,10 +229,8 @@ def module_operation(name: str, module_class: Any) -> type[ModuleOperation]:
     form = replace(form, values={key: each for key, each in form.values.items() if key not in arguments})
     enums = [enum for each in {**arguments, **form.values}.values() if (enum := enum_of(each)) is not None]
     homes = [*([] if name.startswith("torch.nn:") else [name]), *(f"{e.__module__}:{e.__qualname__}" for e in enums)]
-    leaf = module_class.__name__
-    return _row(
-        ModuleOperation, name, leaf, module_class, arguments, form, {outside_name(home): home for home in homes}
-    )
+    leaf, outside = module_class.__name__, {outside_name(home): home for home in homes}
+    return _row(ModuleOperation, name, leaf, module_class, arguments, form, outside)
 
 
 def _sizes(name: str) -> tuple[str, ...]:

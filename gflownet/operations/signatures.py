@@ -62,13 +62,8 @@ def form_of(name: str, arguments: Sequence[inspect.Parameter], *, is_forward: bo
     if not tensors:
         raise ValueError(f"operation: expected {name} with a tensor, got no argument that is one")
     required = [each for each in tensors if each.default is each.empty and each.kind is not each.VAR_POSITIONAL]
-    named: dict[str, tuple[str, ...]] = {each.name: (each.name,) for each in tensors}
     lists = {each.name: template for each in tensors if (template := _template(each))}
-    for each in tensors:
-        text = str(each.annotation)
-        num = text.count("Tensor") if lists.get(each.name) == _TUPLE and "..." not in text else _MAX_LIST
-        if each.name in lists:
-            named[each.name] = tuple(f"{each.name}{place}" for place in range(num))
+    named = {each.name: _names_of(each) if each.name in lists else (each.name,) for each in tensors}
     if tensors[0].name not in lists and len(required) < 2:
         named[tensors[0].name] = (INPUT_PORT,)
     elif tensors[0].kind is inspect.Parameter.VAR_POSITIONAL:
@@ -102,6 +97,13 @@ def _template(argument: inspect.Parameter) -> str:
     return "" if found is None else _TUPLE if found[1].lower() == "tuple" else "[{}]"
 
 
+def _names_of(argument: inspect.Parameter) -> tuple[str, ...]:
+    """Return the ports of a list of tensors: two of a pair."""
+    text = str(argument.annotation)
+    num = text.count("Tensor") if _template(argument) == _TUPLE and "..." not in text else _MAX_LIST
+    return tuple(f"{argument.name}{place}" for place in range(num))
+
+
 def forms_of_function(name: str, function: Callable[..., Any]) -> list[Form]:
     """Return the forms of a function that can be an operation; those of a built-in one of torch are its schemas.
 
@@ -114,9 +116,8 @@ def forms_of_function(name: str, function: Callable[..., Any]) -> list[Form]:
     lists = [] if inspect.ismethoddescriptor(function) or inspect.isbuiltin(function) else [signature_of(function)]
     if module in _OF_TORCH and [each.name for each in (*lists, [])[0]] in ([], ["args"]):
         # !: writes into an argument; ...: of any number of arguments
-        schemas = import_module("torch")._C._jit_get_schemas_for_operator(
-            f"aten::{getattr(function, '__name__', leaf)}"
-        )
+        operator = f"aten::{getattr(function, '__name__', leaf)}"
+        schemas = import_module("torch")._C._jit_get_schemas_for_operator(operator)
         lists = [[*map(_parameter, each.arguments)] for each in schemas if not re.search(r"!|\.\.\.", str(each))]
     forms = []
     for arguments in lists:

@@ -125,13 +125,9 @@ def cost_of(row: type[Operation], inputs: Mapping[str, Shape], settings: Mapping
 def _counted(
     row: type[Operation], inputs: tuple[tuple[str, Shape], ...], settings: str, *, is_run: bool
 ) -> tuple[int, int]:
-    """Return trainable parameters, and multiply-adds of one example as torch.utils.flop_counter counts them.
+    """Return trainable parameters, and with `is_run` multiply-adds of one example, by torch.utils.flop_counter.
 
-    Args:
-        row: of the operation.
-        inputs: shapes by port.
-        settings: a JSON text, in which 2 and 2.0 differ.
-        is_run: False: parameters alone, which takes a fifth of the time.
+    `settings` are a JSON text, in which 2 and 2.0 differ.
     """
     values = {key: hashable(value) for key, value in json.loads(settings).items()}
     with torch.device("meta"), torch.no_grad(), MultiplyAdds() if is_run else nullcontext() as counter:

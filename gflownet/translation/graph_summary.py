@@ -28,11 +28,6 @@ class NodeSummary:
     is_live: bool  # a dead node is not computed
 
     @property
-    def source_sizes(self) -> tuple[int, ...]:
-        """Features or channels of the inputs."""
-        return tuple(shape.channels for shape in self.inputs)
-
-    @property
     def output_size(self) -> int:
         """Features or channels of the output."""
         return self.output.channels
