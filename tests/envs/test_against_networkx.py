@@ -62,69 +62,37 @@ LONG_ONLY = {
 
 
 # Operations with several ports and shared modules, tight in edges and costs, with at most 200 states.
+SHARED = {"inputs": ((2,),), "operations": ("linear",), "share": True}
+VARIED = {"features": 2, "activation": ["relu", "linear"], "merge": ["sum", "max"]}
+MATMUL = {"operations": ("torch:matmul",), "choices": {}, "align": "auto"}
+BILINEAR = {
+    "operations": ("torch.nn:Bilinear",),
+    "choices": {"torch.nn:Bilinear": {"out_features": 2}},
+    "align": "auto",
+}
+IDENTITY = {"activation": ["relu", "linear"]}
 SMALL: dict[str, dict[str, Any]] = {
-    "three_share": {
-        "inputs": ((2,),),
-        "operations": ("linear",),
-        "choices": {"linear": {"features": 2}},
-        "share": True,
-        "max_hidden_nodes": 3,
-        "max_parameters": 15,
-    },
+    "three_share": {**SHARED, "choices": {"linear": {"features": 2}}, "max_hidden_nodes": 3, "max_parameters": 15},
     # The second node has to share the module of the first one, with any activation and merge.
-    "must_share": {
-        "inputs": ((2,),),
-        "operations": ("linear",),
-        "choices": {"linear": {"features": 2, "activation": ["relu", "linear"], "merge": ["sum", "max"]}},
-        "share": True,
-        "max_edges": 3,
-        "max_parameters": 9,
-    },
+    "must_share": {**SHARED, "choices": {"linear": VARIED}, "max_edges": 3, "max_parameters": 9},
     # Only one source fits the free port, and the projection of another one to the fed port is too expensive.
-    "projections": {
-        "inputs": ((4, 4), (4, 5), (5, 3)),
-        "operations": ("torch:matmul",),
-        "choices": {},
-        "align": "auto",
-        "max_hidden_nodes": 1,
-        "max_multiply_adds": 125,
-    },
+    "projections": {**MATMUL, "inputs": ((4, 4), (4, 5), (5, 3)), "max_hidden_nodes": 1, "max_multiply_adds": 125},
     "equal_shapes": {
-        "inputs": ((4, 4), (3, 4)),
-        "operations": ("torch:matmul", "torch:sub"),
-        "choices": {},
-        "align": "auto",
-        "max_edges": 3,
-        "max_parameters": 6,
+        **{**MATMUL, "operations": ("torch:matmul", "torch:sub"), "inputs": ((4, 4), (3, 4))},
+        **{"max_edges": 3, "max_parameters": 6},
     },
-    "different_costs": {
-        "inputs": ((2,), (3,), (2,)),
-        "operations": ("torch.nn:Bilinear",),
-        "choices": {"torch.nn:Bilinear": {"out_features": 2}},
-        "align": "auto",
-        "max_hidden_nodes": 1,
-        "max_parameters": 21,
-    },
-    "two_nodes": {
-        "inputs": ((3,), (2,)),
-        "operations": ("torch.nn:Bilinear",),
-        "choices": {"torch.nn:Bilinear": {"out_features": 2}},
-        "align": "auto",
-        "max_multiply_adds": 16,
-    },
+    "different_costs": {**BILINEAR, "inputs": ((2,), (3,), (2,)), "max_hidden_nodes": 1, "max_parameters": 21},
+    "two_nodes": {**BILINEAR, "inputs": ((3,), (2,)), "max_multiply_adds": 16},
     "one_and_two_ports": {
-        "inputs": ((2,),),
-        "operations": ("torch:sub", "identity"),
-        "choices": {"identity": {"activation": ["relu", "linear"]}},
+        **{"inputs": ((2,),), "operations": ("torch:sub", "identity"), "choices": {"identity": IDENTITY}},
         "max_edges": 3,
     },
     "two_and_three_ports": {
-        "inputs": ((3, 4), (2, 2)),
-        "operations": ("cross_attention", "torch:sub"),
-        "choices": {"cross_attention": {"heads": 2}},
-        "max_hidden_nodes": 1,
+        **{"inputs": ((3, 4), (2, 2)), "operations": ("cross_attention", "torch:sub")},
+        **{"choices": {"cross_attention": {"heads": 2}}, "max_hidden_nodes": 1},
     },
 }
+SMALL["more_projections"] = {**SMALL["projections"], "max_edges": 5}
 
 
 def decoded_actions(env: Environment, states: GraphStates, masks: ActionMasks) -> list[set[GraphAction]]:
@@ -184,9 +152,6 @@ def test_environment_masks_steps_and_reachability_match_networkx(name, num, num_
             assert reachable_pairs(states, i) == expected_reach(env, graph)
             action_types |= {a.action_type for a in forward[i] | backward[i]}
     assert action_types == {*env.forward_types, *env.backward_types}
-
-
-SMALL["more_projections"] = {**SMALL["projections"], "max_edges": 5}
 
 
 @pytest.mark.parametrize(
