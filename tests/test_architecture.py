@@ -18,18 +18,18 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # The ratchet: at most so many lines of Python per room, words of docs, and files of the package. A commit that shortens
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
-    "gflownet": 76_586,
-    "tests": 64_253,
+    "gflownet": 76_563,
+    "tests": 64_326,
     "gflownet/evaluation": 11_257,
     "scripts": 7_999,
     "gflownet/autodiff": 6_705,
     "gflownet/rhn": 5_178,
-    "gflownet/envs": 5_095,
+    "gflownet/envs": 5_090,
     "gflownet/search": 5_044,
-    "gflownet/operations": 4_832,
+    "gflownet/operations": 4_819,
     "gflownet/run": 4_812,
     "gflownet/graphs": 4_446,
-    "gflownet/translation": 4_153,
+    "gflownet/translation": 4_148,
     "gflownet/report": 3_935,
     "gflownet/mdp": 3_447,
     "gflownet/certificate": 2_646,
@@ -51,7 +51,7 @@ LINE_BUDGETS = {
     "gflownet/utils": 100,
 }
 NUM_PACKAGE_FILES = 393
-NUM_DOC_WORDS = 88_053
+NUM_DOC_WORDS = 88_055
 # Lines that a room may have below its budget before the budget has to follow.
 SLACK = 150
 # Top-level folders with Python code.
