@@ -51,7 +51,7 @@ LINE_BUDGETS = {
     "gflownet/utils": 100,
 }
 NUM_PACKAGE_FILES = 393
-NUM_DOC_WORDS = 88_055
+NUM_DOC_WORDS = 88_058
 # Lines that a room may have below its budget before the budget has to follow.
 SLACK = 150
 # Top-level folders with Python code.

@@ -141,7 +141,7 @@ class OperationChoices:
 
 
 def _check_withdrawn(operations: Sequence[str], choices: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ValueError for withdrawn operations, with the lines of a config that offer the ones that cover them."""
+    """Raise ValueError for withdrawn operations, with the lines of a config that offer their successors."""
     withdrawn = {name: _successor(name, choices.get(name, {})) for name in (*operations, *choices) if name in WITHDRAWN}
     if withdrawn:
         names = [withdrawn[name][0] if name in withdrawn else name for name in operations]

@@ -70,7 +70,7 @@ class OperationTables:
     adapter: Tensor  # [S, S, 2] int64, cost of the learned projection of a source (first) to a shape
     fits: Tensor  # [S, S] bool, the first shape can be aligned to the second
     dims: tuple[int, ...]  # D, places of the costs with a limit; the first if there is none
-    # [P, I, K, 2 D] int64, the cheapest completions by each limited cost: that of the node, then of the output layer;
+    # [P, I, K, 2 D] int64, the cheapest completions by each limited cost: of the node, then of the output layer;
     # UNKNOWN comes first in I
     completions: Tensor
 

@@ -241,7 +241,7 @@ class FinalTrainings:
         random_finalists: Callable[[Sequence[EvaluationRecord]], Sequence[Finalists]] = lambda records: (),
         num_planned: int = 0,
     ) -> FinalStage:
-        """Race the finalists of the search, in one race or one per range of sizes, and those of random architectures.
+        """Race the finalists of the search, in one race or one per range of sizes, and of random architectures.
 
         `random_candidates` are evaluated as in the search, with another seed; `random_finalists` returns the races of
         the successful ones. `num_planned` are the trainings of random architectures; 0: one of each.

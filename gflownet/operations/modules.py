@@ -109,7 +109,7 @@ class _Result:
     """A module run without data."""
 
     sizes: tuple[int, ...]  # of the output, without the batch
-    part: str  # what takes the output out of the result, in code
+    part: str  # code that takes the output out of the result
     written: tuple[str, ...]  # ports whose tensors the module changes in place: it gets copies
     num_parameters: int  # trainable
     weight: tuple[int, ...]  # sizes of its `weight`; empty: none
@@ -127,7 +127,7 @@ class ModuleOperation(Operation):
     arguments: ClassVar[Mapping[str, inspect.Parameter]]  # of the constructor
     filled: ClassVar[Mapping[str, Callable[[Mapping[str, Shape]], Any]]]  # arguments from the shapes of the inputs
     form: ClassVar[Form]  # of a call
-    callee: ClassVar[str] = "{module}"  # what is called, in code
+    callee: ClassVar[str] = "{module}"  # code of the callable
 
     @classmethod
     def keywords(
@@ -319,7 +319,7 @@ def _settings(text: str) -> dict[str, Any]:
 
 
 def _names(homes: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Return what the code of an operation names."""
+    """Return the objects named in the code of an operation."""
     torch = import_module("torch")
     classes = {name: load_function("operation", home) for name, home in homes}
     return {"torch": torch, "nn": torch.nn, "F": torch.nn.functional, **classes}
@@ -589,7 +589,7 @@ _EXAMPLES: Mapping[str, Any] = {"module": "torch.nn:Mish", "features": 16, "size
 
 
 def successor(name: str, settings: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, Any]:
-    """Return the operation that covers a withdrawn one, with examples for what is required and not given."""
+    """Return the operation that covers a withdrawn one, with examples of missing required settings."""
     parameters = inspect.signature(WITHDRAWN[name]).parameters
     examples = {key: value for key, value in _EXAMPLES.items() if key in parameters}
     try:

@@ -38,7 +38,7 @@ class Form:
     ports: tuple[str, ...]
     optional_ports: tuple[str, ...]
     values: Mapping[str, inspect.Parameter]  # other arguments
-    leading: tuple[str, ...]  # those of them before the first tensor
+    leading: tuple[str, ...]  # values before the first tensor
 
     @property
     def required(self) -> set[str]:
@@ -105,7 +105,7 @@ def _names_of(argument: inspect.Parameter) -> tuple[str, ...]:
 
 
 def forms_of_function(name: str, function: Callable[..., Any]) -> list[Form]:
-    """Return the forms of a function that can be an operation; those of a built-in one of torch are its schemas.
+    """Return the forms of a function that can be an operation; a built-in one of torch has its schemas.
 
     Raises:
         ValueError: a function without tensors, of the weight of a layer, or with an argument `training`.

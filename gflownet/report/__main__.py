@@ -83,7 +83,7 @@ def _write_page(folder: Path, output: Path | None) -> Path:
 
 
 def check_own(path: Path, *, option: str = "--output", mark: bytes = _PAGE_MARK) -> None:
-    """Raise UserError if a file, folder or link at a path is not one with the mark of what gflownet writes."""
+    """Raise UserError if a file, folder or link at a path has not the mark of a file of gflownet."""
     head = b""
     if path.is_file() and not path.is_symlink():
         with path.open("rb") as file:

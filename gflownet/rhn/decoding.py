@@ -256,7 +256,7 @@ class LanguageModel(Protocol):
 
 
 class Network(Protocol):
-    """What a decoder reads of a `RecurrentNetwork`, whose module imports this one."""
+    """The part of a `RecurrentNetwork` that a decoder reads; its module imports this one."""
 
     embedding: nn.Parameter
     norm: RMSNorm

@@ -162,7 +162,7 @@ class CheckpointFolder:
         return [path for path in self.files() if self._run_of(path) == self.run]
 
     def foreign(self) -> list[Path]:
-        """Return the files of other runs; that of a file without a valid header is unknown."""
+        """Return the files of other runs; the run of a file without a valid header is unknown."""
         return [path for path in self.files() if self._run_of(path) not in (self.run, None)]
 
     def files(self) -> list[Path]:

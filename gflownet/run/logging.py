@@ -79,7 +79,7 @@ class MetricLogger(Closing):
         self._last_checkpoint: Path | None = None
         self._leader_hashes: list[str] = []
         self._num_trainings = 0  # of the final stage, logged
-        self.view = make_view(  # what only the view gets is not recorded
+        self.view = make_view(  # arguments of the view alone are not recorded
             self.console,
             limits=limits,
             print_every=1 if verbosity == "verbose" else print_every,

@@ -1,4 +1,4 @@
-"""Image files: those of a folder by split and class or mask, and one as an array, by pillow (extra [images])."""
+"""Image files: of a folder by split and class or mask, and one as an array, by pillow (extra [images])."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ORIENTATION = 0x0112  # EXIF tag, 1 for an upright image
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _GREY = ("1", "L", "LA", "La")
 _DEEP = 65535.0  # largest value of 16 bits
-_PROPORTIONS = 0.02  # difference of those of an image and its mask that are resized
+_PROPORTIONS = 0.02  # largest difference of width / height of an image and its mask that are resized
 
 
 def image_files(folder: Path) -> tuple[list[tuple[str, str, str]], dict[str, list[str]]]:

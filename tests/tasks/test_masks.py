@@ -1,4 +1,4 @@
-"""Folders of images and masks: forms of masks and folders, classes, ignored pixels, numbers, what is left out."""
+"""Folders of images and masks: forms of masks and folders, classes, ignored pixels, numbers, skipped files."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -205,7 +205,7 @@ def _read_all(
 def _classes_of_folders(
     files: Sequence[Named], read: Sequence[Picture], *, where: str, train: LabelledArrays | None
 ) -> tuple[Sequence[Any], tuple[str, ...]]:
-    """Return the class of each image, and those of the training images.
+    """Return the class of each image, and the classes of the training images.
 
     Raises:
         UserError: a class without an image that can be read, or without training images.
@@ -224,7 +224,7 @@ def _classes_of_folders(
 def _classes_of_masks(
     read: Sequence[Picture], account: list[str], *, key: str, reading: Reading, train: LabelledArrays | None
 ) -> tuple[Sequence[Any], tuple[str, ...]]:
-    """Return the classes [H, W] of the pixels of each mask, and those of the training masks; of numbers, no classes.
+    """Return the classes [H, W] of the pixels of each mask, and the training classes; of numbers, no classes.
 
     255 next to classes that are counted from 0 is no class, unless the options take classes.
 

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Store(Protocol):
-    """The part of an evaluation store that a dispatcher uses; the bodies are those of a store without rows."""
+    """The part of an evaluation store that a dispatcher uses; its bodies make a store without rows."""
 
     def find_many(self, identities: Sequence[Identity]) -> list[EvaluationRecord | None]:
         return [None] * len(identities)

@@ -224,7 +224,7 @@ class Statement:
 
 
 def statements_of(run: RunData, contents: Mapping[str, Any]) -> Iterator[Statement]:
-    """Yield what was searched, found and compared, the state of the sampler, and the next step."""
+    """Yield the search, its results and comparisons, the state of the sampler, and the next step."""
     best, references, front = (contents.get(key) for key in ("best", "references", "front"))
     yield Statement("Searched", [searched_words(run)])
     sentences = [] if front is None or not front.ranked else [_front_words(front)]
