@@ -43,7 +43,6 @@ from tests.sampled_rollouts import sampled_rollouts
 WIDTH, NUM_LAYERS = 256, 2  # torchgfn's default MLP
 LEARNING_RATE_LOG_Z = 0.1  # of torchgfn's scripts; our default too
 BUFFER = 2_048  # trajectories; torchgfn's train_hypergrid.py
-MAX_STEPS = 10**9
 CLIP = 1.0  # norm of the gradient; torchgfn's train_hypergrid_simple.py
 _EDGE = 1e-6  # torchgfn's tolerance for coordinates on the border of a ring
 _MODES_SEED = 0
@@ -170,10 +169,9 @@ class OurLearner(Learner):
             self.context,
             config=OptimizerConfig(learning_rate=setting.learning_rate, schedule="constant", clip_grad_param=CLIP),
             options=learning.LearnerOptions(
-                num_steps=MAX_STEPS,
+                num_steps=1,  # constant rates, and all earlier batches from the second step on
                 num_updates=setting.updates,
                 num_remembered=0 if setting.is_backward else setting.replay,
-                remembered_growth="constant",
                 memory_capacity=BUFFER // setting.batch,
                 seed=seed,
             ),

@@ -241,7 +241,7 @@ class GraphActionCategorical:
 
     def _lay_out(self, logits: Sequence[Tensor], masks: Sequence[Tensor], *, may_be_empty: bool) -> None:
         """Concatenate the [B, R_t, C_t] of all types and check that every graph has a legal action."""
-        self._layout = ActionLayout(tuple((t, *mask.shape[1:]) for t, mask in enumerate(masks)))
+        self._layout = ActionLayout(tuple((t, mask.shape[1], mask.shape[2]) for t, mask in enumerate(masks)))
         self._mask = torch.cat([mask.flatten(1) for mask in masks], 1)  # [B, A]
         flat = torch.cat([x.flatten(1) for x in logits], 1)
         if flat.dtype in (torch.bfloat16, torch.float16):

@@ -94,13 +94,17 @@ class TiedLinear(Operation):
 class GatedLinear(Operation):
     """(x W + b) * gate(x V + c) (Dauphin et al. 2017; Shazeer 2020)."""
 
-    category, infer_shape = Category.LINEAR, Linear.infer_shape
+    category = Category.LINEAR
     settings = MappingProxyType({**Linear.settings, "gate": Setting(GATE, "sigmoid", choices=GATES)})
     layer = "GatedLinear({input.channels}, {features}, {gate!r}, bias={bias})"
     examples = (
         Example((Shape.of(3),), {"features": 4}),
         Example((Shape.of((5, 3)),), {"features": 2, "gate": "gelu", "bias": False}),
     )
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        return Linear.infer_shape(inputs, settings)
 
 
 class Head(Linear):

@@ -1,5 +1,7 @@
 """Operation graphs: limits of real modules, walks that never end early, tables, counts by brute force, and errors."""
 
+from typing import Any
+
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -350,7 +352,7 @@ def test_error_of_withdrawn_operations_has_lines_that_can_be_pasted():
     with pytest.raises(ValueError, match="flatten, transposed_conv2d, group_norm was withdrawn; write ") as raised:
         operation_graphs(**options)
     lines = str(raised.value).partition("; write ")[2].split(" and choices: ")
-    pasted = OmegaConf.create(f"{lines[0]}\nchoices: {lines[1]}")
+    pasted: Any = OmegaConf.create(f"{lines[0]}\nchoices: {lines[1]}")
     offered = {each.name: each.choices for each in operation_graphs(**pasted).choices.operations}
     assert list(offered) == ["torch.nn:Flatten", "conv2d", "torch.nn:ConvTranspose2d", "torch.nn:GroupNorm"]
     transposed = offered["torch.nn:ConvTranspose2d"]
