@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from gflownet.errors import UserError
@@ -80,7 +79,6 @@ class ImagesTask(TensorTask):
             splits = as_images(changed(splits) if changed else splits, source=options.data)
         else:
             splits = as_sequences(splits, layout=options.layout, source=options.data)
-            check_tokens(splits, self.config.env.operation_graph.choices)
             if options.normalise != "none":
                 raise UserError(f"task_options.normalise: expected none for {options.layout}, got {options.normalise}")
         splits = with_shaped_targets(splits, key="task_options.data", per=options.per)
@@ -161,21 +159,6 @@ def as_sequences(splits: Splits, *, layout: str, source: str) -> Splits:
             f"{['N', *example.shape]} from {source}"
         )
     return replace(splits, layout=layout)
-
-
-def check_tokens(splits: Splits, choices: Mapping[str, Any]) -> None:
-    """Raise UserError for tokens below 0, or above those of an embedding of the search."""
-    if splits.train.example.is_floating_point():
-        return
-    ends = torch.stack([torch.stack(x.aminmax()) for part in splits for x, _ in part.in_order()])
-    smallest, largest = int(ends.min()), int(ends.max())
-    if smallest < 0:
-        raise UserError(f"task_options.data: expected tokens from 0, got {smallest}")
-    for name, key in (("embedding", "vocabulary_size"), ("torch.nn:Embedding", "num_embeddings")):
-        sizes = (choices.get(name) or {}).get(key, [])
-        if too_small := [size for size in (sizes if isinstance(sizes, Sequence) else [sizes]) if size <= largest]:
-            where = f"env.operation_graph.choices.{name}.{key}"
-            raise UserError(f"{where}: expected at least {largest + 1}, for tokens up to {largest}, got {too_small[0]}")
 
 
 def as_volumes(splits: Splits) -> Splits:

@@ -323,7 +323,8 @@ def _check_alignment(adapters: Sequence[Adapter], align: str | None, kind: str, 
         return
     setting = f" with align={align}" if align else ""
     got, repair = ", ".join(str(adapter.source) for adapter in adapters), f"{_REPAIRS[changes]}{repair}"
-    if len({adapter.source.sizes for adapter in adapters}) == 1:  # the layouts differ
+    sources = {adapter.source for adapter in adapters}
+    if len({source.sizes for source in sources}) == 1 < len(sources):  # the layouts differ
         repair = '"layout", a setting of modules and functions, says which axes an output has'
     raise ShapeError(f"expected inputs of one {kind}{setting}, got {got}; {repair}")
 

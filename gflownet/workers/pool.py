@@ -229,7 +229,7 @@ class WorkerPool(Closing):
 def _context(produce: Produce) -> Any:
     """Return the context that starts workers from Python's fork server, which imports modules once for all of them."""
     context: Any = multiprocessing.get_context("forkserver")
-    loaded = (name for name in sys.modules if name == "torch_geometric" or name.startswith("gflownet."))
+    loaded = (name for name in list(sys.modules) if name == "torch_geometric" or name.startswith("gflownet."))
     context.set_forkserver_preload(["__main__", __name__, produce.__module__, *loaded])
     return context
 

@@ -130,9 +130,19 @@ def test_tags_of_one_class_and_tables_of_tokens_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("shift", "name", "key", "message"),
     [
-        (-1, "embedding", "vocabulary_size", "task_options.data: expected tokens from 0, got -1"),
-        (0, "embedding", "vocabulary_size", "vocabulary_size: expected at least 5, for tokens up to 4, got 4"),
-        (0, "torch.nn:Embedding", "num_embeddings", "num_embeddings: expected at least 5, for tokens up to 4, got 4"),
+        (-1, "embedding", "vocabulary_size", "data: expected tokens from 0, got -1"),
+        (
+            0,
+            "embedding",
+            "vocabulary_size",
+            "vocabulary_size: expected more than 4, the largest token of the data, got [4, 9]",
+        ),
+        (
+            0,
+            "torch.nn:Embedding",
+            "num_embeddings",
+            "num_embeddings: expected more than 4, the largest token of the data",
+        ),
     ],
 )
 def test_tokens_that_no_embedding_has_are_refused(tmp_path, shift, name, key, message):
@@ -163,18 +173,6 @@ def test_classes_by_name_and_positions_without_one(tmp_path):
     embedding = {"name": "embedding", "vocabulary_size": 5, "features": 4, "activation": "linear"}
     score = task.evaluate(chain(task, embedding), seed=0)
     assert score.value > constant.validation[0]
-
-
-@pytest.mark.parametrize(
-    ("name", "choices", "size"),
-    [("embedding", "vocabulary_size: [5, 4]", r"\[5, 4\]"), ("torch.nn:Embedding", "num_embeddings: 4", "4")],
-)
-def test_embedding_without_all_tokens_raises_at_start(tmp_path, name, choices, size):
-    tokens = np.random.default_rng(0).integers(0, 5, (NUM, 7))
-    operations = f"env.operation_graph.choices={{'{name}': {{{choices}}}}}"
-    message = f"choices.{name}.[a-z_]+: expected more than 4, the largest token of the data, got {size}"
-    with pytest.raises(UserError, match=message):
-        make_task(tmp_path, "task_options.layout=tokens", operations, x=tokens, y=tokens % 2)
 
 
 def test_ignored_class_and_classes_that_occur(tmp_path):

@@ -98,6 +98,29 @@ def test_workers_exit_with_killed_main_process(tmp_path):
         main.join()
 
 
+def test_context_of_workers_is_made_while_a_thread_imports():
+    """As torch imports parts of itself on first use."""
+    ended = threading.Event()
+
+    def import_others() -> None:
+        while not ended.is_set():
+            for number in range(50):
+                sys.modules[f"other_{number}"] = sys
+            for number in range(50):
+                del sys.modules[f"other_{number}"]
+
+    interval, thread = sys.getswitchinterval(), threading.Thread(target=import_others)
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for _ in range(30):
+            _context(producers.sample)
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+
+
 @pytest.mark.slow
 def test_workers_ignore_ctrl_c(tmp_path):
     """A terminal sends it to all of them."""

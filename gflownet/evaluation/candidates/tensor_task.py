@@ -285,8 +285,11 @@ class TensorTask(GFNTask):
         self.config.evaluation.memory_format = chosen
 
     def _check_embeddings(self) -> None:
-        """Raise UserError for an embedding of the search space that lacks tokens of the examples."""
-        largest = max(int(inputs.max()) for part in self.splits_in_use for inputs, _ in part.in_order())
+        """Raise UserError for tokens below 0, and for an embedding of the search space that lacks some of the data."""
+        ends = [inputs.aminmax() for part in self.splits_in_use for inputs, _ in part.in_order()]
+        smallest, largest = min(int(each.min) for each in ends), max(int(each.max) for each in ends)
+        if smallest < 0:
+            raise UserError(f"data: expected tokens from 0, got {smallest}")
         choices = self.config.env.operation_graph.choices
         for name, key in _VOCABULARIES.items():
             values = choices.get(name, {}).get(key, ())
