@@ -18,17 +18,17 @@ FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
 # The ratchet: at most so many lines of Python per room, words of docs, and files of the package. A commit that shortens
 # a room lowers its budget; a room only grows by what an issue names.
 LINE_BUDGETS = {
-    "gflownet": 76_563,
-    "tests": 64_326,
-    "gflownet/evaluation": 11_257,
-    "scripts": 7_999,
+    "gflownet": 76_571,
+    "tests": 64_349,
+    "gflownet/evaluation": 11_260,
+    "scripts": 7_997,
     "gflownet/autodiff": 6_705,
     "gflownet/rhn": 5_178,
     "gflownet/envs": 5_090,
     "gflownet/search": 5_044,
-    "gflownet/operations": 4_819,
+    "gflownet/operations": 4_823,
     "gflownet/run": 4_812,
-    "gflownet/graphs": 4_446,
+    "gflownet/graphs": 4_447,
     "gflownet/translation": 4_148,
     "gflownet/report": 3_935,
     "gflownet/mdp": 3_447,

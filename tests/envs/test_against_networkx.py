@@ -81,8 +81,8 @@ SMALL: dict[str, dict[str, Any]] = {
         **{**MATMUL, "operations": ("torch:matmul", "torch:sub"), "inputs": ((4, 4), (3, 4))},
         **{"max_edges": 3, "max_parameters": 6},
     },
-    "different_costs": {**BILINEAR, "inputs": ((2,), (3,), (2,)), "max_hidden_nodes": 1, "max_parameters": 21},
-    "two_nodes": {**BILINEAR, "inputs": ((3,), (2,)), "max_multiply_adds": 16},
+    "more_costs": {**BILINEAR, "inputs": ((2,), (3,), (2,)), "max_hidden_nodes": 1, "max_parameters": 21},
+    "more_nodes": {**BILINEAR, "inputs": ((3,), (2,)), "max_multiply_adds": 16},
     "one_and_two_ports": {
         **{"inputs": ((2,),), "operations": ("torch:sub", "identity"), "choices": {"identity": IDENTITY}},
         "max_edges": 3,
