@@ -247,9 +247,8 @@ def _row(
     if base is FunctionOperation:
         words = [*{**dict.fromkeys(form.tensors), **every}]
     signature = f"{leaf}({', '.join(words)})"
-    own = [key for key in _sizes(name) if key in arguments and (key in FILLED or is_required(arguments[key]))]
-    own.sort(key=[*arguments].index)
-    filled = FILLED if not own or own[0] in FILLED else {**FILLED, own[0]: _width}
+    sizes = [key for key in arguments if key in FILLED or (key in _sizes(name) and is_required(arguments[key]))]
+    filled = FILLED if not sizes or sizes[0] in FILLED else {**FILLED, sizes[0]: _width}
     settings = {key: setting_of(each, signature, is_filled=key in filled) for key, each in every.items()}
     if BATCH_FIRST in settings:
         settings[BATCH_FIRST] = Setting(_FIRST, None, is_later=True)

@@ -221,12 +221,9 @@ def names_in(argument: inspect.Parameter, value: Any) -> Iterator[str]:
     """Yield every module:Class in the value of an argument: classes, functions and objects that it stands for."""
     if argument.annotation not in (str, "str") and not isinstance(argument.default, str):
         yield from filter(is_module_class, texts_in(value))
-        if _is_function(argument) and any(isinstance(each, Mapping) for each in (value, *_items(value))):
+        values = value if isinstance(value, tuple) else (value,)
+        if _is_function(argument) and any(isinstance(each, Mapping) for each in values):
             yield _PARTIAL
-
-
-def _items(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else ()
 
 
 def _is_function(argument: inspect.Parameter) -> bool:
