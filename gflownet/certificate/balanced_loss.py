@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from gflownet.certificate.exact import Flows, StateGraph, first_positions, legal_steps
-from gflownet.certificate.result import LossAtFlows, PerturbedLoss
-from gflownet.certificate.subject import OPTIMUM, Subject
+from gflownet.certificate.result import LossAtFlows, PerturbedLoss, TrainedLoss
+from gflownet.certificate.subject import AT_ONCE, OPTIMUM, Subject
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.answer import ask
@@ -34,6 +35,7 @@ from gflownet.objectives.trajectory_balance import LearnedLogPartition
 _NUM_TRAJECTORIES = 128
 _NUM_SINGLES = 16  # of these, with their own loss
 _SHIFT = 1.0  # nats, of log Z; standard deviation of the noise on logits
+_EXPLORATION = 0.5  # random actions of sampled trajectories: every state is reached
 _NO_CHANGE = 1e-3  # nats, of log P_F of trajectories: their states have no choice
 _STATES = "states"  # field of a batch with the states themselves
 
@@ -137,25 +139,54 @@ def loss_at_flows(
     objective = _copied(subject.objective, context)
     tables = _tables(subject, reader, graph, balanced, log_reward)
     policy: Any = TabularPolicy(context, graph, tables)
-    indices = torch.randperm(len(graph.terminal), generator=subject.generator(OPTIMUM))[:_NUM_TRAJECTORIES]
-    batch = _trajectories(subject, graph, graph.terminal[indices], log_reward, conditioning)
+    batches = _trajectories(subject, graph, log_reward, conditioning, random_action_prob=_EXPLORATION)
+    batch = batches[_INTO_RANDOM]
     log_z, negative = balanced.flows.log_z, None
     if isinstance(objective, LearnedLogPartition):
         objective.log_z.base.fill_(-log_z)
         negative = _loss(objective, policy, batch)
         objective.log_z.base.fill_(log_z)
-    singles = [batch.part(index, index + 1) for index in range(min(len(batch), _NUM_SINGLES))]
-    losses = [abs(_loss(objective, policy, part)) for part in (batch, *singles)]
-    loss = math.nan if any(map(math.isnan, losses)) else max(losses)
+    losses = {name: abs(_loss(objective, policy, each)) for name, each in batches.items()}
+    for index in range(min(len(batch), _NUM_SINGLES)):
+        losses[f"{_INTO_RANDOM}, number {index}"] = abs(_loss(objective, policy, batch.part(index, index + 1)))
+    where = max(losses, key=lambda name: math.inf if math.isnan(losses[name]) else losses[name])
     reported = objective.log_partition(policy, conditioning.encoding, conditioning.limit)
     perturbed = _perturbed_losses(subject, objective, graph, tables, batch)
     return LossAtFlows(
-        loss=loss,
+        loss=losses[where],
+        where=where,
         loss_at_negative_log_z=negative,
         reported_log_z=None if reported is None else float(reported),
-        num_trajectories=len(batch),
+        num_trajectories=sum(map(len, batches.values())),
         elsewhere=min(perturbed, key=lambda each: (each.has_gradient, each.loss), default=None),
     )
+
+
+@torch.no_grad()
+def trained_loss(
+    subject: Subject, graph: StateGraph, log_reward: Tensor, conditioning: Conditioning
+) -> TrainedLoss | None:
+    """Return the loss of the trained network on an enumerated space, see `loss_at_flows`."""
+    batches = _trajectories(subject, graph, log_reward, conditioning)
+    return largest_loss(subject, [batches[_INTO_RANDOM], batches[AT_ONCE]])
+
+
+@torch.no_grad()
+def largest_loss(subject: Subject, batches: Sequence[TrajectoryBatch]) -> TrainedLoss | None:
+    """Return the largest loss of the trained network on a batch; None for an objective that aims at something else."""
+    objective = subject.objective
+    if not objective.samples_reward or objective.imitates or objective.is_on_policy:
+        return None
+    loss = max(_loss(objective, subject.trained, _in_single_precision(batch)) for batch in batches)
+    num_steps = sum(len(batch.trajectory) for batch in batches) / sum(map(len, batches))
+    return TrainedLoss(loss, num_steps) if math.isfinite(loss) else None
+
+
+def _in_single_precision(batch: TrajectoryBatch) -> TrajectoryBatch:
+    """Return the batch with the rewards that training reads."""
+    of_states = batch.optional_state_log_reward
+    batch = batch if of_states is None else batch.with_state_rewards(of_states.float())
+    return batch.with_rewards(batch.log_reward.float())
 
 
 def _perturbed_losses(
@@ -251,17 +282,30 @@ def _tables(
     return Tables(logits, balanced.log_undo.double(), numbers)
 
 
+_INTO_RANDOM = "into random terminal states"
+
+
 def _trajectories(
-    subject: Subject, graph: StateGraph, terminal: Tensor, log_reward: Tensor, conditioning: Conditioning
-) -> TrajectoryBatch:
-    """Return backward trajectories into terminal states with all rewards."""
+    subject: Subject,
+    graph: StateGraph,
+    log_reward: Tensor,
+    conditioning: Conditioning,
+    *,
+    random_action_prob: float = 0.0,
+) -> dict[str, TrajectoryBatch]:
+    """Return trajectories of all kinds that training reads, with all rewards, by name."""
     env = subject.context.env
-    batch = subject.trajectories(graph.states[terminal], log_reward[terminal], conditioning, OPTIMUM)
-    if not subject.objective.needs_state_rewards:
-        return batch
-    may_stop = env.forward_masks(batch.states).masks[GraphActionType.Stop].flatten(1).any(1)
-    of_state = log_reward[graph.locate(env.identify(batch.states))]
-    return batch.with_state_rewards(torch.where(may_stop, of_state, 0.0))
+    indices = torch.randperm(len(graph.terminal), generator=subject.generator(OPTIMUM))[:_NUM_TRAJECTORIES]
+    ends = graph.terminal[indices]
+    batches = {_INTO_RANDOM: subject.trajectories(graph.states[ends], log_reward[ends], conditioning, OPTIMUM)}
+    batches |= subject.samples(conditioning, _NUM_TRAJECTORIES, random_action_prob=random_action_prob)
+    for name, batch in batches.items():
+        batches[name] = batch.with_rewards(log_reward[graph.locate(env.identify(batch.terminal))])
+        if subject.objective.needs_state_rewards:
+            may_stop = env.forward_masks(batch.states).masks[GraphActionType.Stop].flatten(1).any(1)
+            of_state = log_reward[graph.locate(env.identify(batch.states))]
+            batches[name] = batches[name].with_state_rewards(torch.where(may_stop, of_state, 0.0))
+    return batches
 
 
 def _loss(objective: Objective, policy: Any, batch: TrajectoryBatch) -> float:

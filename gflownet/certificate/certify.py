@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from gflownet.certificate.balanced_loss import largest_loss, trained_loss
 from gflownet.certificate.estimates import (
     NUM_ROLLOUTS,
     CheckedStates,
@@ -32,7 +33,7 @@ from gflownet.certificate.exact import (
 )
 from gflownet.certificate.optimum import SymmetryTermError, exact_optimum, wrong_symmetry_terms
 from gflownet.certificate.result import Certified, RunCertificate
-from gflownet.certificate.rules import check_rules, limit_violations
+from gflownet.certificate.rules import check_rules, limit_violations, uniform_violations
 from gflownet.certificate.subject import BACKWARD, FORWARD, INTERVALS, RULES, WALKS, Subject, repeated
 from gflownet.data.sampler import sample_forward, uniform_states
 from gflownet.errors import counted
@@ -42,6 +43,8 @@ from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.workers.process import stream_seed
+
+_NUM_CHECKED = 32  # sampled trajectories with a checked P_B
 
 
 class Enumeration:
@@ -54,7 +57,11 @@ class Enumeration:
         self._graphs = [graph if c.limit is None else enumerate_states(env, limit=c.limit[0]) for c in conditionings]
         rules = check_rules(env, graph.states, is_complete=True, seed=stream_seed(subject.seed, RULES))
         reached = [each.states[each.terminal] for each in self._graphs]
-        self.rules = replace(rules, violations=(*rules.violations, *limit_violations(env, reached, self.terminal)))
+        found = [*limit_violations(env, reached, self.terminal)]
+        for conditioning in conditionings[:1]:
+            for name, batch in subject.samples(conditioning, _NUM_CHECKED, random_action_prob=0.5).items():
+                found += uniform_violations(env, batch, name)
+        self.rules = replace(rules, violations=(*rules.violations, *found))
 
     def certified(self, index: int, conditioning: Conditioning, scores: Tensor) -> Certified:
         """Return the certificate under a conditioning, given the scores of the terminal states."""
@@ -88,6 +95,7 @@ class Enumeration:
             tv_to_optimum=distance,
             symmetry_term=symmetry_term,
             limits=subject.limits(conditioning),
+            trained=None if optimum is None else trained_loss(subject, graph, log_reward, conditioning),
         )
 
     def _log_forward(self, graph: StateGraph, policy: PolicyFunction, conditioning: Conditioning) -> Tensor:
@@ -129,7 +137,8 @@ class Sampling:
         seed = stream_seed(subject.seed, RULES)
         visited = visited.with_limit(subject.context.env.initial_states(1).limit)  # rules do not depend on limits
         rules = check_rules(subject.context.env, visited, is_complete=False, seed=seed)
-        found = limit_violations(subject.context.env, [each.terminal for each in self._samples], self.terminal[:0])
+        found = [*limit_violations(subject.context.env, [each.terminal for each in self._samples], self.terminal[:0])]
+        found += [*uniform_violations(subject.context.env, self._samples[0], "sampled")]
         self.rules = replace(rules, violations=(*rules.violations, *found))
 
     def certified(self, index: int, conditioning: Conditioning, scores: Tensor) -> Certified:
@@ -144,8 +153,13 @@ class Sampling:
         rollouts = rolled_back(subject.context, subject.policy, terminal, each, num=NUM_ROLLOUTS, generator=generator)
         log_symmetry = rollouts.log_symmetry[::NUM_ROLLOUTS]
         log_reward = subject.log_reward(scores, conditioning)
+        trained = None
+        if not subject.objective.needs_state_rewards:
+            back = rollouts.with_rewards(log_reward.repeat_interleave(NUM_ROLLOUTS))
+            back = back.rows(torch.arange(0, len(back), NUM_ROLLOUTS))
+            trained = largest_loss(subject, [back, samples.with_rewards(log_reward[sampled])])
         if subject.prior is not None:
-            log_reward += terminating_log_prob(self._ratios(subject.prior, rollouts), log_symmetry)
+            log_reward = log_reward + terminating_log_prob(self._ratios(subject.prior, rollouts), log_symmetry)
         checked = CheckedStates(
             log_reward=log_reward,
             log_symmetry=log_symmetry,
@@ -167,6 +181,7 @@ class Sampling:
             tv_to_optimum=None,
             symmetry_term=self._symmetry_term(index, log_reward[sampled]),
             limits=subject.limits(conditioning),
+            trained=trained,
         )
 
     def _inside(self, index: int, conditioning: Conditioning) -> Tensor:

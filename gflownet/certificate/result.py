@@ -32,6 +32,7 @@ class Check(Enum):
     ALLOWED = "backward mask allows an illegal removal"
     DISAGREE = "forward and backward masks disagree"
     LIMIT = "networks within a limit"
+    UNIFORM = "uniform P_B of sampled trajectories"
     AUTOMORPHISMS = "automorphism count"
     ORBITS = "n_f |Aut G'| = n_b |Aut G|"
 
@@ -71,9 +72,10 @@ class RuleReport:
 
 @dataclass(frozen=True)
 class LossAtFlows:
-    """The loss of an objective at its exact optimum, on trajectories into random terminal states."""
+    """The loss of an objective at its exact optimum, on trajectories as training samples them."""
 
-    loss: float  # largest absolute value: of the batch and of some single trajectories
+    loss: float  # largest absolute value: of each batch and of some single trajectories
+    where: str  # the trajectories with this loss: into random terminal states, or those of a sampler
     loss_at_negative_log_z: float | None  # with -log Z in place of log Z; None: log Z is no parameter
     reported_log_z: float | None  # by `Objective.log_partition`; None: it learns none
     num_trajectories: int
@@ -87,6 +89,19 @@ class PerturbedLoss:
     loss: float
     has_gradient: bool  # by the logits; True where only log Z is changed
     change: str  # of the exact flows
+
+
+@dataclass(frozen=True)
+class TrainedLoss:
+    """The loss of the trained network, on trajectories of the policy and on some into random terminal states."""
+
+    loss: float  # the larger one
+    num_steps: float  # mean per trajectory
+
+    @property
+    def reach(self) -> float:
+        """Return the largest mean error of log p(x) that such a loss allows, nats: its root, at every step, twice."""
+        return 2 * self.num_steps * math.sqrt(max(self.loss, 0.0))
 
 
 @dataclass(frozen=True)
@@ -224,6 +239,7 @@ class Certified:
     tv_to_optimum: float | None  # total variation between network and optimum
     symmetry_term: SymmetryTermError | None  # None: the objective scales every reward as it should
     limits: Mapping[str, int]  # caps of the trajectories, of a run with cond.limit
+    trained: TrainedLoss | None = None  # None: it needs rewards of further states, or parameters of another network
 
 
 @dataclass(frozen=True)

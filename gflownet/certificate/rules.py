@@ -5,6 +5,7 @@ Letters: B states, E pairs of states (G, G') joined by actions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,10 +24,13 @@ from gflownet.certificate.transitions import (
 )
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
+from gflownet.mdp.trajectory import TrajectoryBatch
 
 _NUM_PATHS = 100  # paths back to the initial state
 _MAX_PATH = 1_000  # steps of a path
 
+
+_ROUNDING = 1e-4  # nats, of a log-probability in single precision
 
 _MAX_PAIRS = 800_000  # pairs of nodes in all graphs after the forward actions of sampled states
 
@@ -106,6 +110,18 @@ def limit_violations(env: Environment, reached: Sequence[GraphStates], every: Gr
         if len(wrong):
             sizes, caps = (dict(zip(names, x[0].tolist(), strict=True)) for x in (env.sizes(wrong), wrong.limit))
             yield Violation(Check.LIMIT, len(wrong), f"[{shown_state(env, wrong, 0)}] has {sizes}, caps {caps}")
+
+
+def uniform_violations(env: Environment, trajectories: TrajectoryBatch, name: str) -> Iterator[Violation]:
+    """Yield the steps of trajectories whose uniform log P_B is not that of the backward masks of the state after."""
+    step, successor = trajectories.successors()
+    after = trajectories.states[successor]
+    expected, found = env.backward_masks(after).num_actions(), trajectories.log_backward[step]
+    wrong = ((found + expected.log()).abs() > _ROUNDING).nonzero().squeeze(1)
+    if len(wrong):
+        index = int(wrong[0])
+        text = f"1 / {math.exp(-float(found[index])):.4g} instead of 1 / {int(expected[index])} into "
+        yield Violation(Check.UNIFORM, len(wrong), f"{text}[{shown_state(env, after, index)}], {name}")
 
 
 def _sampled(env: Environment, states: GraphStates, num_actions: int, generator: torch.Generator) -> GraphStates:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gflownet.data.sampler import sample_backward
+from gflownet.data.sampler import Exploration, assembled, sample_backward, sample_forward, sampled_steps
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
@@ -22,7 +22,7 @@ from gflownet.graphs.canonical import Candidate
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
-from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.steps import StepReader
 from gflownet.policy.wrappers import PolicyOnDevice
@@ -31,8 +31,9 @@ from gflownet.workers.process import stream_seed
 BETA_QUANTILES = (0.05, 0.5, 0.95)  # of a random inverse temperature: the certified values
 _NUM_DRAWS = 999  # of the conditioning, to compute the quantiles
 _CHUNK = 16  # candidates evaluated between two checks for a stop request: a default training step
+AT_ONCE = "sampled at once"  # of trajectories by the sampler of training
 # Each random choice has its own stream.
-CONDITIONING, FORWARD, BACKWARD, INTERVALS, RULES, OPTIMUM, WALKS = range(7)
+CONDITIONING, FORWARD, BACKWARD, INTERVALS, RULES, OPTIMUM, WALKS, LOSS = range(8)
 
 
 class CertificateStore:
@@ -97,6 +98,26 @@ class Subject:
         conditionings, generator = repeated(conditioning, len(states)), self.generator(*stream)
         batch = sample_backward(self.context, states, conditioning=conditionings, generator=generator)
         return batch.with_rewards(log_reward)
+
+    def samples(self, conditioning: Conditioning, num: int, *, random_action_prob: float) -> dict[str, TrajectoryBatch]:
+        """Return `num` trajectories of the policy under one conditioning, as training samples them, by their sampler.
+
+        A small space has two samplers, a table of its states and single steps; training takes one of them by the size
+        of its batches.
+        """
+        many, exploration = repeated(conditioning, num), Exploration(random_action_prob)
+        at_once = sample_forward(
+            self.context,
+            self.policy,
+            conditioning=many,
+            generator=self.generator(LOSS),
+            random_action_prob=random_action_prob,
+        )
+        steps = sampled_steps(
+            self.context, self.policy, many, self.generator(LOSS, 1), exploration, torch.device("cpu")
+        )
+        by_steps = assembled(self.context.env, steps, many, Origin.SAMPLED)
+        return {AT_ONCE: at_once, "sampled step by step": by_steps}
 
     def log_reward(self, scores: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the log-rewards of scores [X], or of utilities [X, K], under a single conditioning, float64."""

@@ -64,8 +64,11 @@ def findings(certificate: RunCertificate, part: Certified) -> list[Finding]:
 
 
 def has_converged(part: Certified) -> bool:
-    """Return whether the network's distance from the target is at most CONVERGED; False if that is unknown."""
-    return _distance(part) <= CONVERGED
+    """Return whether the network's distance from the target is at most CONVERGED; False if that is unknown.
+
+    Also False for a network whose log Z is still wrong by no more than its loss allows.
+    """
+    return _distance(part) <= CONVERGED and not _learns_log_z(part)
 
 
 def errors(certificate: RunCertificate) -> list[str]:
@@ -77,9 +80,12 @@ def errors(certificate: RunCertificate) -> list[str]:
     return list(dict.fromkeys(finding.error for finding in every if finding.error is not None))
 
 
-def _distance(part: Certified) -> float:
+def _distance(part: Certified, *, at_least: bool = False) -> float:
+    """Return the distance of the network from the target, the upper or lower end of its interval."""
     figures = part.certificate
-    return figures.total_variation if figures.kind == "exact" else figures.flow_consistency.high
+    if figures.kind == "exact":
+        return figures.total_variation
+    return figures.flow_consistency.low if at_least else figures.flow_consistency.high
 
 
 def _optimum(certificate: RunCertificate, part: Certified) -> Iterator[Finding]:
@@ -113,7 +119,8 @@ def _optimum(certificate: RunCertificate, part: Certified) -> Iterator[Finding]:
         text = f"ERROR, sign of log Z: the loss of {name} is {loss.loss:.4f} at log Z and 0 at -log Z"
         yield Finding("exact optimum", text, "sign of log Z")
     else:
-        text = f"ERROR, loss: {name} has a loss of {loss.loss:.4f} at flows that balance R, expected 0"
+        place = f"at flows that balance R, expected 0, on trajectories {loss.where}"
+        text = f"ERROR, loss: {name} has a loss of {loss.loss:.4f} {place}"
         yield Finding("exact optimum", text, "loss at the exact optimum")
 
 
@@ -134,10 +141,19 @@ def _network(certificate: RunCertificate, part: Certified) -> Finding:
         return Finding(
             "network", f"far from R, {distance}, but trained enough: {part.tv_to_optimum:.4f} from the optimum"
         )
+    trained, advice = part.trained, "train for longer"
     is_explained = not certificate.rules.holds or any(finding.error for finding in _optimum(certificate, part))
-    advice = "see the error above" if is_explained else "train for longer"
-    if not is_explained and part.optimum is not None and not part.optimum.total_variation <= CONVERGED:
+    if is_explained:
+        advice = "see the error above"
+    elif part.optimum is None and certificate.symmetry == "none":
+        advice = "no training reaches it: algo.symmetry=none samples R / |Aut|"
+    elif part.optimum is not None and not part.optimum.total_variation <= CONVERGED:
         advice = "no training reaches it: the exact optimum is further away"
+    elif trained is not None and trained.reach < _distance(part, at_least=True):
+        text = f"ERROR, loss: {distance}, but a loss of {trained.loss:.2g}, at which more training changes nothing"
+        return Finding("network", text, "loss of the network")
+    elif _learns_log_z(part) and trained is not None:
+        distance += f" and a loss of {trained.loss:.3g}: log Z is not learned yet"
     return Finding("network", f"not converged: {distance}, limit {CONVERGED}; {advice}")
 
 
@@ -154,7 +170,7 @@ def _log_z(part: Certified) -> Iterator[Finding]:
         return
     figures_text = f"learned {learned:.4f}, {kind} {true:.4f}"
     is_trained = has_converged(part) or _is_near_optimum(part)
-    tolerance = _LOG_Z_TOLERANCE + _half_width(part) + (2 * CONVERGED if is_trained else 0)
+    tolerance = _log_z_tolerance(part)
     if abs(learned - true) <= tolerance:
         is_known = is_trained or figures.kind == "exact"
         yield Finding(
@@ -167,8 +183,23 @@ def _log_z(part: Certified) -> Iterator[Finding]:
         yield _wrong_log_z(f"learned {learned:.4f}, {kind}", learned, true, tolerance)
 
 
+def _log_z_tolerance(part: Certified) -> float:
+    """Return the accepted error of a learned log Z, nats; larger for a trained network."""
+    is_near = _distance(part) <= CONVERGED or (part.tv_to_optimum is not None and part.tv_to_optimum <= CONVERGED)
+    return _LOG_Z_TOLERANCE + _half_width(part) + (2 * CONVERGED if is_near else 0)
+
+
+def _learns_log_z(part: Certified) -> bool:
+    """Return whether log Z is wrong by no more than the loss of the network allows: it is still learned."""
+    learned, trained = part.certificate.learned_log_z, part.trained
+    if learned is None or trained is None:
+        return False
+    error = abs(learned - _true_log_z(part)[0])
+    return _log_z_tolerance(part) < error <= trained.reach
+
+
 def _is_near_optimum(part: Certified) -> bool:
-    return part.tv_to_optimum is not None and part.tv_to_optimum <= CONVERGED
+    return part.tv_to_optimum is not None and part.tv_to_optimum <= CONVERGED and not _learns_log_z(part)
 
 
 def _true_log_z(part: Certified) -> tuple[float, str]:

@@ -56,6 +56,7 @@ class Case:
     policy: Any
     context: Any
     task: Any = RewardsScores()  # noqa: RUF009 (nothing changes it)
+    trained: Any = None  # None: the policy
 
     @staticmethod
     def of(
@@ -83,7 +84,7 @@ class Case:
             task=self.task,
             policy=policy,
             objective=self.objective,
-            trained=policy,
+            trained=self.trained or self.policy,
             evaluator=ScoresByKey(scores),
             store=CertificateStore(*[Empty()] * 2),  # type: ignore[arg-type]
             step=1,

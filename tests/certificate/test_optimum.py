@@ -1,5 +1,6 @@
 """The exact optimum of every objective is the target; planted errors of objectives are reported by name."""
 
+import importlib
 import math
 from dataclasses import replace
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from gflownet.certificate.result import EstimatedCertificate
+from gflownet.certificate.result import Check, EstimatedCertificate
 from gflownet.certificate.words import CONVERGED, _content, errors, findings, has_converged, sentence
+from gflownet.data import sampler
+from gflownet.mdp.action import GraphActionType
 from gflownet.metrics.statistics import Interval
 from gflownet.objectives.base import Loss
 from gflownet.objectives.config import AlgoConfig
@@ -150,12 +153,48 @@ def test_offset_of_reported_log_z_is_reported(space):
     assert lines[-1].endswith("true 3.6943, +1.0000")
 
 
-def test_offset_of_learned_log_z_is_reported(space):
+def test_log_z_that_is_still_learned_has_one_verdict(space):
     case = Case.of(space)
     torch.nn.init.constant_(case.objective.log_z.base, 3.0)
     names, lines = verdict(case)
-    assert names == ["offset of log Z"]
-    assert lines[-1] == "log Z: ERROR, offset of log Z: learned 3.0000, true 3.6943, -0.6943"
+    assert names == []
+    loss = "total variation 0.0000 and a loss of 0.482: log Z is not learned yet"
+    assert lines[1] == f"network: not converged: {loss}, limit {CONVERGED}; train for longer"
+    assert lines[2] == "log Z: learned 3.0000, true 3.6943; not judged before the network has converged"
+
+
+@pytest.mark.parametrize(
+    ("road", "max_states"), [("sample_forward", 1_000), ("assembled", 1_000), ("sample_forward", 5)]
+)
+def test_removal_too_many_in_uniform_backward_is_named(space, road, max_states, monkeypatch):
+    """log P_B is -log(removals + 1) in the trajectories of one sampler; those into terminal states are right."""
+    usual = getattr(sampler, road)
+
+    def planted(*args, **kwargs):
+        batch = usual(*args, **kwargs)
+        stops = batch.actions.kind == int(GraphActionType.Stop)
+        return replace(batch, log_backward=torch.where(stops, 0.0, -((-batch.log_backward).exp() + 1).log()))
+
+    for module in ("subject", "certify"):
+        monkeypatch.setattr(importlib.import_module(f"gflownet.certificate.{module}"), road, planted, raising=False)
+    names, lines = verdict(Case.of(space), max_states=max_states)
+    assert names[0] == Check.UNIFORM.value
+    if max_states > 5:
+        assert names[1:] == ["loss at the exact optimum"]
+        where = "at once" if road == "sample_forward" else "step by step"
+        assert lines[0].endswith(f"at flows that balance R, expected 0, on trajectories sampled {where}")
+
+
+def test_distance_that_the_loss_does_not_show_is_an_error(space, monkeypatch):
+    """The loss is that of another network: it is 0 while the sampler's total variation is large."""
+    case = Case.of(space)
+    exact = Case.of(space)
+    with torch.no_grad():
+        case.policy.forward_logits[:5] += 3.0
+    case.trained = exact.policy
+    names, lines = verdict(case)
+    assert names == ["loss of the network"]
+    assert "at which more training changes nothing" in lines[1]
 
 
 def test_log_z_of_estimated_certificate_is_compared(space):
@@ -278,7 +317,7 @@ def test_noise_of_the_network_is_not_an_error(space):
     assert not has_converged(part)
     assert part.tv_to_optimum == pytest.approx(part.certificate.figures()["total_variation"], abs=1e-6)
     first = findings(certificate, part)[0].text
-    assert first.startswith("of trajectory balance is the target (total variation 0.0000, loss 0.0000 on 15 traj")
+    assert first.startswith("of trajectory balance is the target (total variation 0.0000, loss 0.0000 on 271 traj")
 
 
 def test_objective_with_other_target_has_no_optimum(space):

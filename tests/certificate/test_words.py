@@ -33,7 +33,8 @@ def test_print_certificate_ends_with_verdict(right, tmp_path):
     assert lines[start + 1 : start + 5] == [
         "  rules:         hold: 56 transitions checked, from all 16 states; "
         "16 automorphism counts repeated by another method",
-        "  exact optimum: of trajectory balance is the target (total variation 0.0000, loss 0.0000 on 15 trajectories)",
+        "  exact optimum: of trajectory balance is the target "
+        "(total variation 0.0000, loss 0.0000 on 271 trajectories)",
         "  network:       trained enough: total variation 0.0000, limit 0.05",
         "  log Z:         right: learned 3.6943, true 3.6943",
     ]

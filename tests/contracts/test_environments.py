@@ -9,6 +9,7 @@ from gflownet.envs.graph_building import GraphBuildingEnv, LabelledDAGEnv
 from gflownet.mdp.states import Attribute
 from gflownet.testing import EnvironmentContract
 from tests.contracts.environments import CONVOLUTIONS, ENVIRONMENTS, operation_graphs, recurrent_stacks, tensor_graphs
+from tests.oracles.networkx_states import oracle_of, search_classes
 
 MAX_STATES = 6_000
 # Environments with hundreds or thousands of states, and others of a class of which smaller ones are checked.
@@ -21,6 +22,7 @@ LARGE = {
     *("tensor_graph", "tensor_graph_equal_inputs", "tensor_graph_new_indices", "tensor_graph_joined"),
 }
 SMALLER = {
+    "undirected_3": lambda: GraphBuildingEnv(["a", "b"], max_nodes=3),
     "undirected_attributes_2": lambda: GraphBuildingEnv(
         ["a"],
         max_nodes=2,
@@ -92,3 +94,21 @@ def contract_of(name: str) -> EnvironmentContract:
 )
 def test_environment(name, check):
     contract_of(name).run(check)
+
+
+# More than half a second of networkx; others of these classes are counted for every commit.
+COUNTED_SLOWLY = {
+    *(*LARGE, "operation_graph_layouts", "operation_graph_positions", "operation_graph_ports"),
+    *("computation_graph_many_ends", "tensor_graph_joined_2", "cells_nb101"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in COUNTED_SLOWLY)) for name in CASES]
+)
+def test_numbers_of_states_and_actions_equal_an_independent_enumeration(name):
+    """A mask that hides actions in both directions breaks no rule of the transitions that are left."""
+    graph = contract_of(name).state_graph
+    classes, terminal = search_classes(oracle_of(contract_of(name).env))
+    num_actions = sum(each.graph["num_actions"] for each in classes)
+    assert (len(graph), len(graph.terminal), len(graph.parent)) == (len(classes), len(terminal), num_actions)

@@ -134,21 +134,26 @@ def _set_attributes(attributes: tuple[Attribute, ...], values: list[int]) -> dic
 
 
 def search_classes(oracle: GraphBuildingOracle) -> tuple[list[nx.Graph], list[nx.Graph]]:
-    """Return one graph of each isomorphism class of states, and those that are terminal, by search with the rules."""
+    """Return one graph of each isomorphism class of states, and those that are terminal, by search with the rules.
+
+    The graph attribute `num_actions` of each is the number of its legal forward actions.
+    """
     buckets: dict[str, list[nx.Graph]] = defaultdict(list)
     terminal, frontier = [], [oracle.initial()]
     while frontier:
         graph = frontier.pop()
         labelled = graph.copy()
-        nx.set_node_attributes(labelled, {v: str(data) for v, data in graph.nodes(data=True)}, "label")
-        ranks = {(s, t): f"{d['order']}{d['attributes'] or ''}" for s, t, d in graph.edges(data=True)}
+        labels = {v: f"{data['type']}{sorted(data['attributes'].items())}" for v, data in graph.nodes(data=True)}
+        nx.set_node_attributes(labelled, labels, "label")
+        ranks = {(s, t): f"{d['order']}{sorted(d['attributes'].items()) or ''}" for s, t, d in graph.edges(data=True)}
         ranks = {(s, t): "".join(sorted((rank, ranks.get((t, s), "")))) for (s, t), rank in ranks.items()}
         nx.set_edge_attributes(labelled, ranks, "rank")
         bucket = buckets[nx.weisfeiler_lehman_graph_hash(labelled.to_undirected(), node_attr="label", edge_attr="rank")]
-        if any(DiGraphMatcher(labelled, other, dict.__eq__, dict.__eq__).is_isomorphic() for other in bucket):
+        if any(_matcher(labelled)(labelled, other, dict.__eq__, dict.__eq__).is_isomorphic() for other in bucket):
             continue
         bucket.append(labelled)
         actions = oracle.forward(graph)
+        labelled.graph["num_actions"] = len(actions)
         terminal += [labelled] * (GraphAction(GraphActionType.Stop) in actions)
         frontier += [oracle.apply(graph, a) for a in actions if a.action_type != GraphActionType.Stop]
     return [graph for bucket in buckets.values() for graph in bucket], terminal
@@ -156,5 +161,8 @@ def search_classes(oracle: GraphBuildingOracle) -> tuple[list[nx.Graph], list[nx
 
 def num_automorphisms(graph: nx.Graph) -> int:
     """Return the number of automorphisms by listing them."""
-    matcher = DiGraphMatcher if isinstance(graph, nx.DiGraph) else GraphMatcher
-    return sum(1 for _ in matcher(graph, graph, dict.__eq__, dict.__eq__).isomorphisms_iter())
+    return sum(1 for _ in _matcher(graph)(graph, graph, dict.__eq__, dict.__eq__).isomorphisms_iter())
+
+
+def _matcher(graph: nx.Graph) -> type[GraphMatcher]:
+    return DiGraphMatcher if isinstance(graph, nx.DiGraph) else GraphMatcher
