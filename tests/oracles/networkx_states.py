@@ -164,5 +164,5 @@ def num_automorphisms(graph: nx.Graph) -> int:
     return sum(1 for _ in _matcher(graph)(graph, graph, dict.__eq__, dict.__eq__).isomorphisms_iter())
 
 
-def _matcher(graph: nx.Graph) -> type[GraphMatcher]:
+def _matcher(graph: nx.Graph) -> type[GraphMatcher] | type[DiGraphMatcher]:
     return DiGraphMatcher if isinstance(graph, nx.DiGraph) else GraphMatcher
