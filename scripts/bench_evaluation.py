@@ -6,7 +6,7 @@ Whole runs of the digits search in processes of their own, all sides in turn: ev
 time, without the first steps. Policy and candidates share the cores.
 
 Candidates of 0.5 CPU seconds: the same ones inline and on the pool, in turn. Overhead: candidates without work, one per
-job. Busy share: asynchronous training with candidates of 2 s that use no core, like trainings on another machine.
+job; for a user's function with an optimiser, without its own tenth of a second. Busy share: asynchronous training with candidates of 2 s that use no core, like trainings on another machine.
 Store: rows of a digits search, on SQLite and on a PostgreSQL server that the script starts.
 """
 
@@ -16,6 +16,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -28,14 +29,17 @@ from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.executors.choice import build_executor, num_cores
 from gflownet.evaluation.job import Job
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStatus, EvaluationStore
+from gflownet.graphs.assignment import Assignment
 from scripts.bench import Row, at_least, at_most, figure, finish, interleaved, median_ratio, parse_arguments, skip
 from scripts.evaluation_sides import (
+    FUNCTION_S,
     NUM_SKIPPED_STEPS,
     Computes,
     NoWork,
     Numbered,
     Waits,
     WaitsShortly,
+    choices_task,
     evaluations_per_second,
     run_search,
     task_of,
@@ -52,6 +56,7 @@ NUM_STEPS, NUM_STEPS_QUICK = 60, 8
 NUM_COMPUTED, NUM_COMPUTED_QUICK = 12, 4
 NUM_EMPTY_JOBS = 1_000
 MAX_OVERHEAD_MS = {"pool": 2.0, "ray": 5.0}
+NUM_FUNCTION_JOBS, MAX_FUNCTION_OVERHEAD_S = 24, 0.05
 MIN_BUSY_SHARE, MIN_SPEEDUP = 0.95, 1.9
 STORE_BATCH = 100
 MIN_ROWS_PER_SECOND, MAX_OPEN_S = 2_500, 0.2
@@ -114,9 +119,26 @@ def overhead_rows(names: list[str]) -> list[Row]:
     return rows
 
 
-def _run_jobs(executor: Executor, num: int) -> None:
+def function_rows(names: list[str]) -> list[Row]:
+    """Return the time per evaluation of a user's function with an optimiser, without that of the function."""
+    rows, task = [], choices_task()
+    candidates = [Assignment.of({"width": number}) for number in range(NUM_FUNCTION_JOBS)]
+    for name in names:
+        config = EvaluationConfig(executor=cast(Any, name), capacity=1)
+        with build_executor(task, config) as executor:
+            _run_jobs(executor, executor.capacity, candidates)  # processes start, the optimiser is imported
+            start = time.perf_counter()
+            _run_jobs(executor, NUM_FUNCTION_JOBS, candidates)
+            seconds = (time.perf_counter() - start) * executor.capacity / NUM_FUNCTION_JOBS
+        label = f"{name}: overhead per evaluation of a function of {FUNCTION_S:g} s with an optimiser"
+        rows.append(at_most(label, seconds - FUNCTION_S, "s", MAX_FUNCTION_OVERHEAD_S))
+    return rows
+
+
+def _run_jobs(executor: Executor, num: int, candidates: Sequence[Any] | None = None) -> None:
     """Run `num` jobs of one candidate, at most two per place at the same time."""
-    waiting, running = [Job((Numbered(number),), (number,)) for number in range(num)], []
+    candidates = candidates or [Numbered(number) for number in range(num)]
+    waiting, running = [Job((candidates[number],), (number,)) for number in range(num)], []
     while waiting or running:
         while waiting and len(running) < 2 * executor.capacity:
             running.append(executor.submit(waiting.pop(), deadline=60.0))
@@ -197,6 +219,7 @@ def main() -> int:
         *search_rows(quick=arguments.quick),
         *computing_rows(quick=arguments.quick),
         *overhead_rows(["pool", "ray"] if arguments.ray else ["pool"]),
+        *function_rows(["inline", "pool", "ray"] if arguments.ray else ["inline", "pool"]),
         *busy_rows(quick=arguments.quick),
         *store_rows(quick=arguments.quick),
     ]

@@ -6,15 +6,20 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from gflownet.config import load_config
+import torch
+
+from gflownet.config import load_config, with_task_options
 from gflownet.evaluation.task import GFNTask, Score
+from tasks.choices import ChoicesTask, ChoicesTaskConfig
 
 # Steps at the start of a run that are not counted: processes start, caches fill.
 NUM_SKIPPED_STEPS = 5
+FUNCTION_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,21 @@ class WaitsShortly(Waits):
     """Takes half a second per candidate, for quick runs."""
 
     seconds = 0.5
+
+
+def trained(choices: Mapping[str, Any], seed: int) -> float:
+    """Score after a step of an optimiser and a tenth of a second: a function of a user for task=choices."""
+    end = time.perf_counter() + FUNCTION_S
+    weight = torch.nn.Parameter(torch.ones(1))
+    torch.optim.SGD([weight], lr=0.1).step()
+    time.sleep(max(0.0, end - time.perf_counter()))
+    return 0.5
+
+
+def choices_task() -> ChoicesTask:
+    """Return the task that scores by `trained`."""
+    options = ["task_options.score=scripts.evaluation_sides:trained", "task_options.test=''"]
+    return ChoicesTask(with_task_options(load_config("choices", options), ChoicesTaskConfig))
 
 
 def task_of(kind: type[GFNTask]) -> GFNTask:

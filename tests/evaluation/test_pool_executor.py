@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
 from gflownet.evaluation import dispatcher as dispatcher_module
 from gflownet.evaluation import job as job_module
@@ -22,10 +25,15 @@ from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Handle
 from gflownet.evaluation.executors.devices import CORE
 from gflownet.evaluation.executors.machine import memory, num_cores, num_kills_without_memory
+from gflownet.evaluation.executors.owner import _Loader, _names_optimisers
 from gflownet.evaluation.executors.pool import PickledTask, PoolExecutor
+from gflownet.evaluation.executors.process_state import ProcessState
 from gflownet.evaluation.executors.worker import MessageKind, _prepare
 from gflownet.evaluation.job import EvaluationStatus, Job
 from gflownet.evaluation.store.evaluations import EvaluationStore
+from gflownet.evaluation.store.fingerprint import project_modules
+from gflownet.graphs.assignment import Assignment
+from tasks.choices import ChoicesTask, ChoicesTaskConfig
 from tests.evaluation.candidates import StubCandidate, config_with
 from tests.evaluation.poison_tasks import PoisonTask
 from tests.evaluation.warm_task import WarmTask
@@ -213,14 +221,52 @@ def test_task_of_main_script_needs_a_guard(monkeypatch, tmp_path, script, is_ref
         assert PickledTask.of(task).is_of_main_script
 
 
+def choices_task() -> ChoicesTask:
+    """Return a task that scores by a function, whose module names torch.optim and is not that of the task."""
+    options = ["task_options.score=tests.evaluation.warm_task:trained", "task_options.test=''"]
+    return ChoicesTask(with_task_options(load_config("choices", options), ChoicesTaskConfig))
+
+
+def test_modules_of_a_function_of_the_task_are_searched_for_optimisers():
+    loader = _Loader(io.BytesIO(pickle.dumps(choices_task())))
+    loader.load()
+    assert "tests.evaluation.warm_task" in loader.modules
+    assert _names_optimisers(project_modules(loader.modules))
+
+
 @pytest.mark.slow
-def test_task_is_warm_before_its_first_candidate():
-    with PoolExecutor(WarmTask(), config_with("evaluation.capacity=1").evaluation) as pool:
-        handle = submit(pool, "any")
-        assert status_of(pool, handle) is OK
-    assert handle.outcomes is not None
-    assert handle.outcomes[0].score is not None
-    assert handle.outcomes[0].score.value == 1.0
+@pytest.mark.parametrize("make", [WarmTask, choices_task])
+def test_task_is_warm_and_keeps_its_process(make):
+    """Row 98: the first optimiser, torch's loaders and scikit-learn change the process, but cost none."""
+    with PoolExecutor(make(), config_with("evaluation.capacity=1").evaluation) as pool:
+        lines, processes = list[str](), set[int]()
+        pool.notify = lines.append
+        for number in range(3):
+            candidate = Assignment.of({"width": number}) if make is choices_task else StubCandidate(f"any {number}")
+            handle = pool.submit(Job((candidate,), (number,)), deadline=60)
+            assert status_of(pool, handle) is OK
+            assert handle.outcomes is not None
+            assert handle.outcomes[0].score is not None
+            assert handle.outcomes[0].score.value == 1.0
+            processes |= {process.pid for process in owner_of(pool).children()}
+    assert (len(processes), lines) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "changed"),
+    [
+        ("TORCHINDUCTOR_CACHE_DIR", "/tmp/a", ""),  # row 98
+        ("POISON", "1", "os.environ['POISON']"),
+        ("PATH", None, "os.environ['PATH']"),
+        ("PATH", "/poison", "os.environ['PATH']"),
+    ],
+)
+def test_change_of_the_environment_is_named_unless_it_is_of_torch(monkeypatch, name, value, changed):
+    state = ProcessState()
+    monkeypatch.delenv(name, raising=False)
+    if value is not None:
+        monkeypatch.setenv(name, value)
+    assert state.changed() == changed
 
 
 def test_worker_warms_its_task_up_before_it_is_ready():

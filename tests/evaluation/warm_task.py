@@ -1,7 +1,8 @@
-"""A task that prepares its worker process and names torch.optim, whose first use imports much."""
+"""A task and a function of choices that name torch.optim, whose first use imports much."""
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import cached_property
 from typing import Any, cast
@@ -35,3 +36,15 @@ class WarmTask(GFNTask):
 
     def evaluate(self, graph: StubCandidate, *, seed: int) -> Score:
         return Score(0.5 * ("data" in vars(self)) + 0.5 * ("torch._dynamo" in sys.modules))
+
+
+def trained(choices: dict[str, Any], seed: int) -> Score:
+    """Score 1 for an imported module of optimisers; use an optimiser, a loader with processes, and scikit-learn."""
+    is_warm = "torch._dynamo" in sys.modules
+    from sklearn.linear_model import Ridge
+
+    weight = torch.nn.Parameter(torch.ones(1))
+    OPTIMISER([weight], lr=0.1).step()
+    assert list(torch.utils.data.DataLoader([seed], num_workers=1)) == [seed]
+    Ridge().fit([[0.0], [1.0]], [0.0, 1.0])
+    return Score(float(is_warm), metrics={"process": float(os.getpid())})

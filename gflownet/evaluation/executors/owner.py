@@ -6,6 +6,7 @@ No candidate runs in it, so it survives every end of a worker; it adopts and end
 from __future__ import annotations
 
 import importlib
+import io
 import math
 import os
 import pickle
@@ -18,10 +19,12 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import NamedTuple, NoReturn
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 import threadpoolctl
 import torch
@@ -38,7 +41,7 @@ from gflownet.evaluation.executors.worker import (
     work,
 )
 from gflownet.evaluation.job import EvaluationStatus, Outcome
-from gflownet.evaluation.store.fingerprint import code_digest, modules_of
+from gflownet.evaluation.store.fingerprint import code_digest, modules_of, project_modules
 from gflownet.evaluation.task import GFNTask
 
 # Time for a worker to be ready, seconds; it is not part of a deadline.
@@ -54,7 +57,7 @@ _LOOK_EVERY_S = 0.1
 _MESSAGE_LIMIT = struct.pack("ll", 5, 0)
 # The first optimiser of torch.optim in a process imports this module: a second or more.
 _OPTIMISER_MODULE = "torch._dynamo"
-_OPTIMISER = re.compile(r"\btorch\.optim\b|\bfrom torch import .*\boptim\b")
+_OPTIMISER = re.compile(r"\boptim\b")
 
 
 class Order(NamedTuple):
@@ -64,6 +67,18 @@ class Order(NamedTuple):
     job: bytes | None  # pickled; None: end the job of this number, or shorten its deadline if there is one
     deadline: float | None = None  # seconds per outcome
     needs_new_process: bool = False
+
+
+class _Loader(pickle.Unpickler):
+    """Unpickles an object, and keeps the names of the modules whose classes and functions it refers to."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.modules: set[str] = set()
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        self.modules.add(module_name)
+        return super().find_class(module_name, global_name)
 
 
 def own(settings: PoolSettings, main: Connection) -> NoReturn:
@@ -98,13 +113,13 @@ def _loaded(settings: PoolSettings) -> GFNTask:
     Raises:
         UserError: its code is not that of the main process, or its modules start threads or use a GPU.
     """
-    task = pickle.loads(settings.task)
+    loader = _Loader(io.BytesIO(settings.task))
+    task = loader.load()
     name = type(task).__name__
     modules = modules_of(type(task))
     if code_digest(modules) != settings.source:
         raise UserError(f"the code of task {name} changed during the run; resume=true scores with the new code")
-    users = [path for module, path in modules.items() if not module.startswith(("gflownet.", "tasks."))]
-    if any(_OPTIMISER.search(path.read_text(errors="replace")) for path in users):
+    if _names_optimisers(modules | project_modules(filter(_is_of_user, loader.modules))):  # also of held functions
         importlib.import_module(_OPTIMISER_MODULE)
     if threading.active_count() > 1 or torch.cuda.is_initialized():
         wrong = "CUDA in use" if torch.cuda.is_initialized() else threading.enumerate()[-1].name
@@ -112,6 +127,16 @@ def _loaded(settings: PoolSettings) -> GFNTask:
     threadpoolctl.threadpool_limits(1)
     torch.set_num_threads(1)
     return task
+
+
+def _names_optimisers(modules: Mapping[str, Path]) -> bool:
+    """Return whether a module of the user names torch.optim."""
+    users = [path for module, path in modules.items() if _is_of_user(module)]
+    return any(_OPTIMISER.search(path.read_text(errors="replace")) for path in users)
+
+
+def _is_of_user(module: str) -> bool:
+    return not module.startswith(("gflownet.", "tasks."))
 
 
 def end_of(code: int) -> str:

@@ -283,7 +283,8 @@ class PoolExecutor(Executor):
                 if content.changed not in self._changes:
                     self._changes.add(content.changed)
                     self.notify(
-                        f"a candidate has changed {content.changed}: after each that does, its process is replaced"
+                        f"a candidate has changed {content.changed}: after each that does, its process is replaced; "
+                        "undo the change in its code, or make it before the run or where its module is imported"
                     )
         return None
 

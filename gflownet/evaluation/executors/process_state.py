@@ -24,6 +24,19 @@ _OPEN_FILES = Path("/proc/self/fd")
 _OF_DRIVERS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "anon_inode:")  # 42 on an H100, on first use
 _OWN = f"{__name__.partition('.')[0]}."
 _MISSING = object()
+# Variables that the first optimiser of torch sets, its profiler, torch.compile, and the import of scikit-learn.
+_OF_LIBRARIES = {
+    "DISABLE_CUPTI_LAZY_REINIT",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
+    "TEARDOWN_CUPTI",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_WARM_POOL",
+    "TRITON_CACHE_DIR",
+    "TRITON_LIBDEVICE_PATH",
+    "TRITON_PTXAS_PATH",
+    "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
+}
 _ADDED_TO_CLASSES = ("__annotations__", "__slotnames__")
 
 
@@ -59,7 +72,8 @@ class ProcessState:
             return "the number of open files"
         now = _values()
         if now != self._values:
-            return next(name for name, value in now.items() if value != self._values[name])
+            names = {**self._values, **now}
+            return next(name for name in names if now.get(name, _MISSING) != self._values.get(name, _MISSING))
         bound = list(chain.from_iterable(self._bindings))
         is_same = len(bound) == len(self._bound) and all(map(is_, bound, self._bound))  # 0.8 ms for 16,000 names
         if is_same and len(sys.modules) == self._num_modules:
@@ -95,17 +109,23 @@ def _values() -> dict[str, Any]:
     os.umask(mask)
     return {name: read() for name, (read, _) in _TORCH_SETTINGS.items()} | {
         "the working folder": _folder(),
-        "os.environ": dict(os.environ),
+        **{f"os.environ[{name!r}]": value for name, value in os.environ.items() if name not in _OF_LIBRARIES},
         "the file mask": mask,
         "sys.stdin, stdout or stderr": (sys.stdin, sys.stdout, sys.stderr),
         "sys.path": list(sys.path),
         "warnings.filters": [each for each in warnings.filters if each[0] == "error"],  # imports add others
         "the recursion limit": sys.getrecursionlimit(),
-        "a signal handler": [signal.getsignal(number) for number in _CATCHABLE],
+        "a signal handler": [_handler(number) for number in _CATCHABLE],
         "a timer": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
         "the garbage collector": gc.isenabled(),
         "the priority": os.nice(0),
     }
+
+
+def _handler(number: int) -> Any:
+    """Return the handler of a signal; that of torch's loaders of data, which calls the earlier one, is the default."""
+    handler = signal.getsignal(number)
+    return signal.SIG_DFL if str(getattr(handler, "__module__", "")).startswith("torch.") else handler
 
 
 def _folder() -> str:

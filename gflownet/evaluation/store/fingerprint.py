@@ -117,16 +117,23 @@ def source_digest(task_class: type) -> str:
 
 def function_digest(function: Callable[..., Any]) -> str:
     """Return a digest of the code of a function, as `source_digest` does for a class. Raises as it does."""
-    modules: dict[str, Path] = {}
-    _add_module(function.__module__, modules)
-    return code_digest(modules)
+    return code_digest(_modules_behind([function.__module__]))
 
 
 def modules_of(task_class: type) -> dict[str, Path]:
     """Return names and files of the modules behind a class; a package counts where something is imported from it."""
+    return _modules_behind(base.__module__ for base in task_class.__mro__)
+
+
+def project_modules(names: Iterable[str]) -> dict[str, Path]:
+    """Return names and files of those modules that are in no installed package, and of what they import likewise."""
+    return _modules_behind(name for name in names if (path := _file_of(name)) and not _is_installed(path))
+
+
+def _modules_behind(names: Iterable[str]) -> dict[str, Path]:
     modules: dict[str, Path] = {}
-    for base in task_class.__mro__:
-        _add_module(base.__module__, modules)
+    for name in names:
+        _add_module(name, modules)
     return modules
 
 
