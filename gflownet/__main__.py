@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import gflownet
 from gflownet.cli.arguments import COMMANDS, print_plain_messages, program, run_command
@@ -19,8 +20,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         complete()
     if argv is None:
         print_plain_messages()
+        _import_from_working_folder()
     arguments = list(sys.argv[1:] if argv is None else argv)
     return run_command(lambda: _run(arguments))
+
+
+def _import_from_working_folder() -> None:
+    """Let module:function name modules of the working folder, as after python -m; the script does not by itself."""
+    with suppress(FileNotFoundError):  # the folder was deleted
+        if not sys.flags.safe_path and os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
 
 
 def _run(arguments: Sequence[str]) -> int:

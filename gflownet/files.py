@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import gzip
 import hashlib
 import io
 import json
+import logging
 import math
 import os
 import re
@@ -29,6 +31,7 @@ MAX_BYTES = 2**30
 CHECKSUM = "checksum"  # last field of the objects in run.json, status.json, metrics.jsonl, top_architectures.json
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class Closing:
@@ -83,8 +86,22 @@ def cached(name: str, key: str, *, compute: Callable[[], bytes], parse: Callable
 
 
 def cache_folder() -> Path:
-    """Return the folder of this user for results that can be computed again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "gflownet"
+    """Return the folder of this user for results that can be computed again; without a home one where none is kept."""
+    return user_folder("XDG_CACHE_HOME", "~/.cache") or Path(os.devnull) / "gflownet"
+
+
+def user_folder(variable: str, default: str) -> Path | None:
+    """Return this package's folder in the one that a variable names, else in a default one; None without a home."""
+    home = os.environ.get(variable) or os.path.expanduser(default)
+    if not home.startswith("~"):
+        return Path(home) / "gflownet"
+    _warn_without_home()  # neither HOME nor a line in the passwd file
+    return None
+
+
+@functools.cache
+def _warn_without_home() -> None:
+    _log.warning("no home directory: nothing is cached, and run folders may need --trust later; set HOME to a folder")
 
 
 def json_text(content: Any, *, indent: int | None = None) -> str:

@@ -6,7 +6,8 @@ Whole runs of the digits search in processes of their own, all sides in turn: ev
 time, without the first steps. Policy and candidates share the cores.
 
 Candidates of 0.5 CPU seconds: the same ones inline and on the pool, in turn. Overhead: candidates without work, one per
-job; for a user's function with an optimiser, without its own tenth of a second. Busy share: asynchronous training with candidates of 2 s that use no core, like trainings on another machine.
+job; a user's function with an optimiser, without its own tenth of a second. Busy share: asynchronous training with
+candidates of 2 s that use no core, like trainings on another machine.
 Store: rows of a digits search, on SQLite and on a PostgreSQL server that the script starts.
 """
 

@@ -61,7 +61,11 @@ def num_calls(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize(
     ("number", "status", "executor"),
-    [(signal.SIGINT, 130, "inline"), pytest.param(signal.SIGTERM, 143, "pool", marks=pytest.mark.slow)],
+    [
+        (signal.SIGUSR1, 138, "inline"),  # of a scheduler
+        pytest.param(signal.SIGINT, 130, "inline", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 143, "pool", marks=pytest.mark.slow),
+    ],
 )
 def test_signal_ends_evaluation_and_run_resumes_exactly(finished, tmp_path, capsys, number, status, executor):
     folder, children = tmp_path / "run", child_processes()

@@ -1,4 +1,4 @@
-"""Graceful stop on Ctrl-C, SIGTERM and SIGHUP, and output to closed pipes and terminals."""
+"""Graceful stop on Ctrl-C, SIGTERM, SIGHUP and SIGUSR1, and output to closed pipes and terminals."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ STOP_MESSAGE = (
 # Seconds from a SIGTERM or SIGHUP to the end of the process, and to the end of a step that it has begun.
 END_S = 5.0
 ABANDON_S = 2.0
+# SIGUSR1 is the notice of a scheduler, with minutes left: like Ctrl-C, the report may take its time.
+_WITHOUT_END = (signal.SIGINT, signal.SIGUSR1)
+_ONCE = (signal.SIGHUP, signal.SIGUSR1)
 # Words of their command lines; the resource tracker goes on and cleans up.
 _PROCESSES = {"multiprocessing.forkserver", "multiprocessing.spawn"}
 
@@ -161,13 +164,13 @@ def stop_signals(
 ) -> Iterator[StopRequest]:
     """Turn the first signal into a request to stop; a second one ends the process.
 
-    A second SIGHUP is ignored: a closed terminal sends one, and its shell another. SIGHUP is left alone if it is
-    ignored already, as after nohup.
+    A second SIGHUP is ignored: a closed terminal sends one, and its shell another; so is a second SIGUSR1 of a
+    scheduler. SIGHUP is left alone if it is ignored already, as after nohup.
 
-    By default of SIGINT, SIGTERM and SIGHUP. `message` is written to stderr on the first signal. `ends_process`: after
-    a SIGTERM or SIGHUP, the process ends after END_S at the latest.
+    By default of SIGINT, SIGTERM, SIGHUP and SIGUSR1. `message` is written to stderr on the first signal.
+    `ends_process`: after a SIGTERM or SIGHUP, the process ends after END_S at the latest.
     """
-    request, kinds = StopRequest(), kinds or (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    request, kinds = StopRequest(), kinds or (*_WITHOUT_END, signal.SIGTERM, signal.SIGHUP)
     usual = {kind: signal.getsignal(kind) for kind in kinds}
     if usual.get(signal.SIGHUP) == signal.SIG_IGN:
         del usual[signal.SIGHUP]
@@ -175,11 +178,11 @@ def stop_signals(
     def on_signal(number: int, frame: FrameType | None) -> None:
         request.signal = number
         for kind, handler in usual.items():
-            signal.signal(kind, signal.SIG_IGN if kind == signal.SIGHUP else handler)
+            signal.signal(kind, signal.SIG_IGN if kind in _ONCE else handler)
         if number == signal.SIGHUP:
             discard_output_of_closed_terminal()
         request.mark(number)
-        if ends_process and number != signal.SIGINT:
+        if ends_process and number not in _WITHOUT_END:
             threading.Thread(target=request.end_process, args=(number,), daemon=True).start()
         sys.stderr.write(message)
         request.react()

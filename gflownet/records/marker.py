@@ -22,6 +22,7 @@ MARKER_FORMAT = 1
 LOCK_NAME = ".lock"  # locked by the process of the run
 PAGE_NAME = "report.html"
 COMPARISON_FORMAT = "gflownet comparison 1"  # first field of the JSON of compared runs
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of a file system without file locks
 _LOCK_WAIT_S, _NUM_LOOKS = 0.5, 10  # other commands hold the lock for a moment
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -132,10 +133,25 @@ def is_locked(path: Path) -> bool:
         return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
+    except OSError as error:
+        return error.errno not in _NO_LOCKS
     else:
         return False
+    finally:
+        os.close(descriptor)
+
+
+def check_locks(folder: Path) -> None:
+    """Raise UserError for a folder on a file system without locks of files."""
+    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            raise UserError(
+                f"log_dir: expected a file system with file locks, got {folder} ({error.strerror}); choose a folder on "
+                f"a local disk, such as log_dir=/tmp/{folder.name}"
+            ) from None
     finally:
         os.close(descriptor)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gflownet.errors import UserError
-from gflownet.files import parse_json, read_yaml
+from gflownet.files import parse_json, read_yaml, user_folder
 from gflownet.plugins import foreign_names, is_available, is_module_class, refusal
 
 MARKER_NAME = "run.json"
@@ -54,8 +54,8 @@ def trusting(is_trusted: bool) -> Iterator[None]:
 
 def mark_of(content: Mapping[str, Any]) -> str:
     """Return the mark of the content of run.json; empty if the key cannot be read or created."""
-    home = os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
-    key = _key(Path(home) / "gflownet" / KEY_NAME)
+    home = user_folder("XDG_CONFIG_HOME", "~/.config")
+    key = b"" if home is None else _key(home / KEY_NAME)
     text = json.dumps([content.get(name) for name in _MARKED], sort_keys=True)
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest() if key else ""
 
@@ -187,7 +187,7 @@ def _key(path: Path) -> bytes:
         if len(key) == _KEY_BYTES and state.st_uid == os.getuid() and not stat.S_IMODE(state.st_mode) & 0o077:
             return key
         reason = f"expected {_KEY_BYTES} bytes that only this user can read"
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         reason = str(error)
     _log.warning("%s: %s; run folders are not marked as this user's, and may need --trust later", path, reason)
     return b""

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from gflownet.errors import UserError
 from gflownet.files import TEMPORARY_SUFFIX, cannot_write, write_whole
-from gflownet.records.marker import LOCK_NAME
+from gflownet.records.marker import LOCK_NAME, check_locks
 
 FORMAT_VERSION = 4  # of the trainer's state; tests/checkpoints/ holds one file of each version
 NUM_CHECKPOINTS = 2
@@ -194,8 +194,9 @@ class RunLock:
     """Exclusive lock of a run folder; the operating system releases it when the process ends."""
 
     def __init__(self, folder: Path) -> None:
-        """Acquire the lock. Raises UserError when another run holds it."""
+        """Acquire the lock. Raises UserError when another run holds it, or where the file system has no locks."""
         folder.mkdir(parents=True, exist_ok=True)
+        check_locks(folder)
         self._lock = FileLock(folder / LOCK_NAME)
         try:
             self._lock.acquire(timeout=_LOCK_WAIT_S, poll_interval=_LOCK_WAIT_S / 10)

@@ -28,6 +28,8 @@ from gflownet.workers.transport import Address, Channel, Listener
 Produce = Callable[[WorkerInfo, Endpoint], Iterator[Any]]
 _EXIT_TIMEOUT_S = 1.0  # between the moment a dying process closes its pipes and its end
 
+_SHARED_MEMORY = "/dev/shm"
+
 
 class WorkerError(RuntimeError):
     """A worker failed, died or missed its deadline."""
@@ -49,7 +51,8 @@ class MessageStream(IterableDataset):
         """Prepare this worker and return its stream."""
         info = get_worker_info()
         assert info is not None, "called in a worker"
-        for kind in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all; the main process kills workers
+        # A terminal or a scheduler sends them to all; the main process kills workers.
+        for kind in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(kind, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         exit_with_parent()
@@ -192,6 +195,9 @@ class WorkerPool(Closing):
                 return
             except (EOFError, OSError) as error:
                 reason = repr(error)
+                if not os.access(_SHARED_MEMORY, os.W_OK):
+                    reason = f"expected a writable {_SHARED_MEMORY}, in which workers share semaphores, got {error}"
+                    reason += "; set num_workers=0, or mount it writable"
             finally:
                 started = set(multiprocessing.active_children()) - earlier
                 self._processes = {process.pid or 0: process for process in started}

@@ -49,6 +49,7 @@ from multiprocessing.spawn import prepare
 descriptor, parent = map(int, sys.argv[1:])
 signal.signal(signal.SIGALRM, lambda *_: os.getppid() == parent or os._exit(1))
 signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a scheduler sends it to all; the main process ends its workers
 prepare(pickle.load(sys.stdin.buffer))
 own, settings = pickle.load(sys.stdin.buffer)
 own(settings, Connection(descriptor))
