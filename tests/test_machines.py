@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import logging
 import os
 import pwd
 import subprocess
@@ -19,6 +18,7 @@ from gflownet import files
 from gflownet.errors import UserError
 from gflownet.evaluation.executors import machine
 from gflownet.evaluation.executors.machine import memory, memory_per_process, num_cores
+from gflownet.records.trust import mark_of
 from tests.small_run import SMALL, run
 
 GROUPS = {
@@ -69,22 +69,37 @@ def test_memory_share_in_which_torch_cannot_start_is_refused(monkeypatch, size, 
         assert memory_per_process(None, capacity=4) == size * 10**6 // 5
 
 
-def test_run_of_a_user_without_home_works_with_one_line(monkeypatch, tmp_path, caplog):
+@pytest.fixture
+def without_home(monkeypatch) -> None:
+    """Take the home directory of this user away, and its line in the passwd file."""
+
     def no_line(uid: int) -> None:
         raise KeyError(f"getpwuid(): uid not found: {uid}")
 
     for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", no_line)
-    monkeypatch.chdir(tmp_path)
     files._warn_without_home.cache_clear()
-    with caplog.at_level(logging.WARNING):
-        assert run(tmp_path / "run", "num_training_steps=2") == 0
-        assert len(list(gflownet.sample(tmp_path / "run", 2))) == 2
-        gflownet.load(tmp_path / "run", weights=False)
-    assert [line for line in caplog.messages if "home" in line] == [
-        "no home directory: nothing is cached, and run folders may need --trust later; set HOME to a folder"
-    ]
+
+
+NO_HOME = "no home directory: nothing is cached, and run folders may need --trust later; set HOME to a folder"
+
+
+def test_user_without_home_has_no_cache_and_no_key(without_home, monkeypatch, tmp_path, caplog):
+    monkeypatch.chdir(tmp_path)
+    assert files.cached("data.npz", "key", compute=lambda: b"1", parse=int) == 1
+    assert mark_of({}) == ""
+    assert caplog.messages == [NO_HOME]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_run_of_a_user_without_home_works_with_one_line(without_home, monkeypatch, tmp_path, caplog):
+    monkeypatch.chdir(tmp_path)
+    assert run(tmp_path / "run", "num_training_steps=2") == 0
+    assert len(list(gflownet.sample(tmp_path / "run", 2))) == 2
+    gflownet.load(tmp_path / "run", weights=False)
+    assert [line for line in caplog.messages if "home" in line] == [NO_HOME]
     assert not (tmp_path / "~").exists()
 
 
