@@ -45,6 +45,6 @@ def trained(choices: dict[str, Any], seed: int) -> Score:
 
     weight = torch.nn.Parameter(torch.ones(1))
     OPTIMISER([weight], lr=0.1).step()
-    assert list(torch.utils.data.DataLoader([seed], num_workers=1)) == [seed]
+    assert list(torch.utils.data.DataLoader(cast(Any, [seed]), num_workers=1)) == [seed]
     Ridge().fit([[0.0], [1.0]], [0.0, 1.0])
     return Score(float(is_warm), metrics={"process": float(os.getpid())})
