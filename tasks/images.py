@@ -55,6 +55,11 @@ class ImagesConfig:
     ignored: int = option(IGNORED, "class of pixels or positions without a target, such as 255")
     size: int = option(0, "height and width to which the images of a folder are resized; 0: as they are", NOT_NEGATIVE)
     alpha: str = option("white", "colour behind transparent pixels, by name or #rrggbb; keep: a fourth channel")
+    group: str = option(
+        "",
+        "examples of one group, such as a patient, stay in one split: FILE.csv of file and group or a pattern as "
+        "'(patient\\d+)_' for a folder, an array of an npz file (groups by default)",
+    )
     duplicates: Literal["refuse", "together", "keep"] = option(
         "refuse", "examples of one split that are in another: refuse more than 5 %, together in one split, or keep"
     )

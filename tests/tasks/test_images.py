@@ -111,7 +111,7 @@ def test_account_of_a_folder_names_what_is_left_out(tmp_path):
     (folder / "empty").mkdir()
     save(folder / "above.png", 0)
     splits = load(folder)
-    (line,) = splits.account
+    line, *_ = splits.account
     assert line.startswith(
         "29 images read (train: 29; cat: 10, dog: 10, eel ß: 9); 1 first of several frames; left out: "
     )
@@ -178,7 +178,7 @@ def test_16_bits_and_floats_are_scaled(tmp_path):
         save(tmp_path / "a" / f"{k}.png", deep)
         save(tmp_path / "b" / f"{k}.tif", unit if k % 2 else deep)
     save(tmp_path / "b" / "celsius.tif", unit * 100)
-    images, (line,) = all_images(tmp_path), load(tmp_path).account
+    images, (line, *_) = all_images(tmp_path), load(tmp_path).account
     assert images[:, 0, 0, 0].unique().tolist() == pytest.approx([0.25, 40_000 / 65_535])
     assert "1 damaged (b/celsius.tif: ValueError expected values from 0 to 1, got 25 to 25; an npz file takes" in line
     resized = all_images(tmp_path, size=4)
@@ -361,6 +361,9 @@ def test_npz_of_medmnist_keeps_its_splits(tmp_path):
     assert task.account == (
         "arrays read: train_images and train_labels [40, 8, 8, 3], val_images and val_labels [12, 8, 8, 3], "
         "test_images and test_labels [10, 8, 8, 3]; left out: none",
+        "splits, stratified by class:",
+        "  training    40 rows, classes 0: 20, 1: 20",
+        *task.account[3:5],
         "images [8, 8, 3]: the last axis is that of channels",
     )
     assert str(make_task(medmnist(tmp_path / "b.npz", colour=False)).input_shape) == "image [1, 8, 8]"
@@ -487,5 +490,5 @@ def test_class_with_the_name_of_a_split(tmp_path):
     for place, name in enumerate(("bus", "train")):
         for k in range(6):
             save(tmp_path / name / f"{k}.png", 100 * place + k)
-    (line,) = load(tmp_path).account
+    line, *_ = load(tmp_path).account
     assert line == "12 images read (train: 12; bus: 6, train: 6); left out: none"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import io
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from itertools import chain
@@ -25,23 +25,30 @@ from gflownet.errors import UserError, accounted, counted
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.data.checks import check_dataset, check_numbering, check_present, check_repeated, check_splits
 from gflownet.evaluation.data.examples import IGNORED, DatasetSplit, Examples, Split, Splits, output_shape
-from gflownet.evaluation.data.files import read_file
+from gflownet.evaluation.data.files import numbered_groups, read_file
 from gflownet.evaluation.data.labelled_arrays import LabelledArrays, class_values, labelled
+from gflownet.evaluation.data.splits import (
+    TEST_SHARE,
+    TRAIN_SHARE,
+    VALIDATION_SHARE,
+    Division,
+    Rows,
+    account_of_splits,
+    check_classes_of_splits,
+    order_of_dates,
+    stratified_parts,
+)
 from gflownet.evaluation.data.table_files import Reading
 from gflownet.evaluation.data.table_fitting import account_of, fitted, table_of_numbers
 from gflownet.files import cached
 from gflownet.plugins import load_function
 from gflownet.training.random_states import seeded
 from gflownet.translation.array_inputs import ArrayInputs
-from gflownet.translation.table_columns import Target
+from gflownet.translation.table_columns import ColumnKind, Target
 
-# Shares of the examples; where a data set brings its own validation or test examples, theirs are trained on.
-TRAIN_SHARE = 0.6
-VALIDATION_SHARE = TEST_SHARE = 0.2
 # Examples of a data set, of which each split gets one or more.
 MIN_EXAMPLES = 5
 _CONSTANT = 1e-12  # largest deviation of values that count as constant
-_NUM_FOLDS = 5  # of which one validates and one tests
 # Grey values of the images of scikit-learn's digits run from 0 to 16.
 MAX_GREY_VALUE = 16.0
 
@@ -111,9 +118,10 @@ def _split_and_checked(data: LabelledArrays, source: str, *, key: str, seed: int
         line = f"{key}: {num:,} of {len(equal):,} rows are equal to another one in all inputs; {words}"
         data, equal = replace(data, account=(*data.account, line)), equal if can_stay else None
     try:
-        splits = split(data, seed=seed, equal=equal)
+        splits = split(data, seed=seed, equal=equal, key="" if source in NAMES else key)
     except UserError as error:
-        raise UserError(f"{key}: {error}") from None
+        with accounted(error.account):
+            raise UserError(f"{key}: {error}") from None
     if reading.duplicates == "refuse" and source not in NAMES:
         check_repeated(splits, key=key)
     return splits
@@ -128,6 +136,7 @@ def _with_targets(data: LabelledArrays) -> LabelledArrays:
         return replace(data, **parts)
     line = f"{counted(int((~has_target).sum()), 'example')} without a class at any position left out"
     arrays = {"inputs": data.inputs[has_target], "targets": data.targets[has_target]}
+    arrays |= {} if data.groups is None else {"groups": data.groups[has_target]}
     return replace(data, **parts, **arrays, account=(*data.account, line))
 
 
@@ -153,16 +162,29 @@ def _check_targets(data: LabelledArrays, *, key: str) -> None:
         raise UserError(f"{key}: expected classes that repeat, got {num} in {num_examples} examples; {setting}")
 
 
-def split(data: LabelledArrays, *, seed: int, equal: np.ndarray | None = None) -> Splits:
+def split(data: LabelledArrays, *, seed: int, equal: np.ndarray | None = None, key: str = "") -> Splits:
     """Return the splits of a data set, stratified by class; validation and test examples that it has stay.
 
-    Examples with the same number in `equal` [N] are in one split, unless groups or times decide.
+    Examples with the same number in `equal` [N] are in one split, unless groups or times decide. `key`: option that
+    names the data, for the account of the splits; empty: none.
+
+    Raises:
+        UserError: too few groups or times, or a split with one class only.
     """
     is_classes = not np.issubdtype(data.targets.dtype, np.floating)
-    labels = data.targets if is_classes and data.targets.ndim == 1 else np.zeros(len(data.targets), dtype=int)
-    parts = _parts(data, labels, seed=seed, equal=equal)
-    inputs, columns, given = data.inputs, None, [None, data.validation, data.test]
+    has_labels = is_classes and data.targets.ndim == 1
+    labels = data.targets if has_labels else np.zeros(len(data.targets), dtype=int)
+    division = Division(
+        labels,
+        data.groups,
+        data.times,
+        equal,
+        has_validation=data.validation is not None,
+        has_test=data.test is not None,
+    )
+    parts, given = division.rows(seed=seed), [None, data.validation, data.test]
     target = Target(data.target, is_classes, class_values(data.labels or ()))
+    inputs, columns = data.inputs, None
     if (table := data.table or table_of_numbers(inputs)) is not None:
         columns = fitted(table, parts[0], target)
         inputs = columns.features({column.name: cells for column, cells in table.items()})
@@ -176,59 +198,41 @@ def split(data: LabelledArrays, *, seed: int, equal: np.ndarray | None = None) -
     ]
     classes = int(data.targets.max()) + 1 if is_classes else None
     arrays = None if columns else data.arrays or ArrayInputs(target, data.scale)
-    lines = [part.account for part in (data.validation, data.test) if part]
-    about = (*data.account, *chain(*lines), *(columns.account() if columns else ()))
-    return Splits(*three, layout=data.layout, num_outputs=classes, columns=columns, arrays=arrays, account=about)
+    lines = chain(*(part.account for part in (data.validation, data.test) if part))
+    about = [*data.account, *lines, *(columns.account() if columns else ())]
+    with accounted(about):
+        about += _account_of_splits(data, division, parts, key=key)
+    return Splits(*three, layout=data.layout, num_outputs=classes, columns=columns, arrays=arrays, account=tuple(about))
 
 
-def _parts(data: LabelledArrays, labels: np.ndarray, *, seed: int, equal: np.ndarray | None) -> Sequence[np.ndarray]:
-    """Return the indices of the training, validation and test examples, in order of time or by group if it has them.
+def _account_of_splits(data: LabelledArrays, division: Division, parts: Rows, *, key: str) -> list[str]:
+    """Return the lines about the splits and about dates; none without `key`.
 
-    Validation or test examples that the data brings have none.
+    Raises:
+        UserError: a split with one class only.
     """
-    has_validation, has_test = data.validation is not None, data.test is not None
-    validation = (not has_validation) * VALIDATION_SHARE
-    train = TRAIN_SHARE + has_validation * VALIDATION_SHARE + has_test * TEST_SHARE
-    if data.times is not None:
-        ends = np.round(len(labels) * np.array([train, train + validation])).astype(int)
-        return np.split(np.argsort(data.times, kind="stable"), ends)
-    if data.groups is not None:
-        return _grouped_parts(data.groups, labels, has_validation=has_validation, has_test=has_test, seed=seed)
-    if equal is not None:
-        first = np.unique(equal)
-        parts = stratified_parts(labels[first], (train, validation), seed=seed)
-        return [np.flatnonzero(np.isin(equal, first[part])) for part in parts]
-    return stratified_parts(labels, (train, validation), seed=seed)
+    has_labels, given = data.has_classes and data.targets.ndim == 1, (None, data.validation, data.test)
+    labels = [
+        division.labels[rows] if part is None else part.targets if has_labels else np.zeros(len(part.targets), int)
+        for rows, part in zip(parts, given, strict=True)
+    ]
+    names = [*map(str, data.labels or range(int(data.targets.max()) + 1))] if has_labels else []
+    numbers = np.concatenate(labels)
+    if has_labels and not 0 <= numbers.min() <= numbers.max() < len(names):
+        return []  # refused by check_splits
+    lines = list(account_of_splits(division, parts, labels, names)) if key else []
+    with accounted(lines):
+        check_classes_of_splits(labels, names)
+    return lines + [*_dates(data, key)] * bool(key and data.times is None and data.targets.ndim == 1)
 
 
-def _grouped_parts(
-    groups: np.ndarray, labels: np.ndarray, *, has_validation: bool, has_test: bool, seed: int
-) -> Sequence[np.ndarray]:
-    """Return three parts with disjoint groups, by fifths: validation, test (unless they are given), the remainder."""
-    from sklearn.model_selection import StratifiedGroupKFold
-
-    if (num := len(np.unique(groups))) < _NUM_FOLDS:
-        raise UserError(f"expected {_NUM_FOLDS} or more groups, got {num}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a class with fewer members than folds
-        folds = StratifiedGroupKFold(_NUM_FOLDS, shuffle=True, random_state=seed).split(labels, labels, groups)
-        fifths = [part for _, part in folds]
-    none = np.zeros(0, dtype=int)
-    test = none if has_test else fifths.pop()
-    validation = none if has_validation else fifths.pop(0)
-    return np.sort(np.concatenate(fifths)), validation, test
-
-
-def stratified_parts(labels: np.ndarray, shares: tuple[float, float], *, seed: int) -> tuple[np.ndarray, ...]:
-    """Return the indices of three parts, each with its share of every label; the third part is the remainder."""
-    rng = np.random.default_rng(seed)
-    parts: tuple[list[np.ndarray], ...] = ([], [], [])
-    for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        ends = np.round(len(members) * np.array([shares[0], shares[0] + shares[1]])).astype(int)
-        for part, indices in zip(parts, np.split(members, ends), strict=True):
-            part.append(indices)
-    return tuple(np.sort(np.concatenate(part)) for part in parts)
+def _dates(data: LabelledArrays, key: str) -> Iterator[str]:
+    """Yield a line for each column of dates in whose order the rows are, or with which the target drifts."""
+    for column, cells in (data.table or {}).items():
+        words = order_of_dates(cells, data.targets) if column.kind is ColumnKind.DATE else ""
+        if words:
+            setting = f"{key.rpartition('.')[0]}.time={column.name}"
+            yield f"{key}: column {column.name}: {words}; {shlex.quote(setting)} tests on later rows"
 
 
 def standardised(splits: Splits, *, per_channel: bool = False) -> Splits:
@@ -380,9 +384,11 @@ def _of_callable(loaded: Any, *, key: str, source: str, seed: int, **kinds: Any)
     if isinstance(loaded, Dataset):
         check_dataset(loaded, key=key)
         return _split_dataset(loaded, seed=seed)
-    if isinstance(loaded, Sequence) and len(loaded) == 2:
+    if isinstance(loaded, Sequence) and len(loaded) in (2, 3):
         where = f"{key}: {source}"
-        return labelled(*_arrays(loaded, where=where), where=where, **kinds)
+        arrays = labelled(*_arrays(loaded[:2], where=where), where=where, **kinds)
+        groups = [numbered_groups(each, num=len(arrays.targets), where=where) for each in loaded[2:]]
+        return replace(arrays, groups=groups[0]) if groups else arrays
     raise UserError(
         f"{key}: expected {source} to return (inputs, targets), a Dataset, a mapping of train, validation and test, or "
         f"Splits, got {type(loaded).__name__}"
@@ -424,7 +430,7 @@ def _arrays(pair: Sequence[Any], *, where: str) -> tuple[np.ndarray, np.ndarray]
 def _split_dataset(dataset: Dataset[Any], *, seed: int) -> Splits:
     targets = DatasetSplit(dataset).targets
     labels = np.zeros(len(targets), dtype=int) if targets.is_floating_point() or targets.ndim > 1 else targets.numpy()
-    parts = stratified_parts(labels, (TRAIN_SHARE, VALIDATION_SHARE), seed=seed)
+    parts = stratified_parts(labels, (TRAIN_SHARE, VALIDATION_SHARE, TEST_SHARE), seed=seed)
     return Splits(*(DatasetSplit(_Part(dataset, part.tolist(), targets[part])) for part in parts))
 
 

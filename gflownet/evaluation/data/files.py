@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -71,6 +73,8 @@ def read_file(
             options: Any = {"key": key, "where": where, "kind": reading.kind, "layout": layout}
             options["ignored"] = reading.ignored
             arrays = _labelled(pairs.pop("train"), account, train=train, **options)
+            if train is None and (groups := _groups_of_npz(file, reading, where=where)) is not None:
+                arrays = replace(arrays, groups=numbered_groups(groups, num=len(arrays.targets), where=where))
             given = {split: _labelled(pair, account, train=arrays, **options) for split, pair in pairs.items()}
             return replace(arrays, **given, account=tuple(account))
     except UserError:
@@ -155,6 +159,9 @@ def _read_images(
         inputs = np.stack([each.repeat(channels // len(each), 0) for each in pixels])  # grey as RGB
         of_part = np.stack([targets[place] for place in places])
         parts[part] = LabelledArrays(inputs, of_part, labels=labels or None, scale=arrays.scale, arrays=arrays)
+        if part == "train" and train is None and reading.group:
+            names = groups_of_files([read[place][3] for place in places], reading.group, key=key)
+            parts[part] = replace(parts[part], groups=numbered_groups(names, num=len(names), where=where))
     return replace(parts.pop("train"), **parts, account=tuple(account))
 
 
@@ -289,6 +296,62 @@ def _npz(path: Path, account: list[str], *, key: str) -> dict[str, Pair]:
     others = sorted(names[each] for each in names.keys() - {each for pair in pairs.values() for each in pair})
     account.append(f"arrays read: {words}; left out: {', '.join(others) or 'none'}")
     return read
+
+
+def _groups_of_npz(path: Path, reading: Reading, *, where: str) -> np.ndarray | None:
+    """Return the array of groups of an npz file: that of the options, or `groups`; None without one."""
+    if not path.name.endswith(".npz"):
+        if reading.group:
+            raise UserError(f"{where}: expected groups with an npz file or a folder of images, got {reading.group}")
+        return None
+    with np.load(path, allow_pickle=False) as arrays:
+        name = reading.group or "groups"
+        if name in arrays.files:
+            return arrays[name]
+        if reading.group:
+            raise UserError(f"{where}: expected an array {name} of groups, got {', '.join(sorted(arrays.files))}")
+    return None
+
+
+def groups_of_files(names: Sequence[str], source: str, *, key: str) -> list[str]:
+    """Return the group of each file of a folder.
+
+    Args:
+        names: relative to the folder.
+        source: a CSV file of file and group, or a pattern (of `re`) whose parentheses hold the group, such as
+            `(patient\\d+)_`.
+        key: option that names the folder.
+
+    Raises:
+        UserError: a pattern without parentheses, or a file without a group.
+    """
+    option = f"{key.rpartition('.')[0]}.group"
+    if source.endswith(".csv"):
+        if not Path(source).is_file():
+            raise UserError(f"{option}: no such file: {source}")
+        rows = csv.reader(io.StringIO(read_bytes(Path(source)).decode("utf-8-sig")))
+        group_of = {row[0].strip(): row[1].strip() for row in rows if len(row) > 1}
+        found = [group_of.get(name) or group_of.get(Path(name).name) for name in names]
+    else:
+        try:
+            pattern = re.compile(source)
+        except re.error as error:
+            raise UserError(f"{option}: expected FILE.csv or a pattern of files, got {source} ({error})") from None
+        if not pattern.groups:
+            raise UserError(f"{option}: expected FILE.csv, or a pattern with the group in parentheses, got {source}")
+        matches = [pattern.search(name) for name in names]
+        found = [match and "|".join(part or "" for part in match.groups()) for match in matches]
+    if missing := [name for name, group in zip(names, found, strict=True) if not group]:
+        raise UserError(f"{option}: expected a group of every file, got none of {_shown(missing)} by {source}")
+    return [group for group in found if group]
+
+
+def numbered_groups(groups: Any, *, num: int, where: str) -> np.ndarray:
+    """Return groups [N] as integers. Raises UserError for another number of them."""
+    array = np.asarray(groups)
+    if array.shape != (num,):
+        raise UserError(f"{where}: expected {num:,} groups, one per example, got {list(array.shape)}")
+    return np.unique(array, return_inverse=True)[1]
 
 
 def _ucr(path: Path, account: list[str]) -> dict[str, Pair]:

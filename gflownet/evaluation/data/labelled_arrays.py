@@ -181,14 +181,15 @@ def _numbered_positions(
 ) -> tuple[np.ndarray, tuple[str, ...] | None]:
     """Return the classes [N, *positions] of numbers or texts as int64, IGNORED where there is none, and their texts."""
     is_text = targets.dtype.kind in "US"
-    values = targets.astype(str) if is_text else targets.astype(np.int64)
+    labels = None if train is None else train.labels
+    values: np.ndarray = targets.astype(str) if is_text else targets.astype(np.int64)
     if not is_text and (values != targets).any():
         raise UserError(f"{where}: expected whole numbers as classes, got {targets[values != targets][0]}")
     has_target = values != ("" if is_text else ignored)
-    labels = None if train is None else train.labels
+    values = values.astype(str) if labels else values  # as long as its longest text, never cut to that of others
     if not (is_text or labels or (kind == "classes" and train is None)):
         return np.where(has_target, values, IGNORED), None
-    names = np.unique(values[has_target]) if labels is None else np.array(labels).astype(values.dtype)
+    names = np.unique(values[has_target]) if labels is None else np.array(labels)
     order = np.argsort(names)
     places = order[np.searchsorted(names, values, sorter=order).clip(max=len(names) - 1)]
     if (is_new := has_target & (names[places] != values)).any():
