@@ -36,12 +36,14 @@ from gflownet.operations.signatures import (
 )
 from gflownet.operations.tensor_shape import CHANNELS_FIRST, FLOATS, Layout, Shape, ShapeError
 from gflownet.operations.values import hashable, thawed
-from gflownet.operations.vocabulary import Parameter
+from gflownet.operations.vocabulary import Parameter, depends_on_batch
 from gflownet.plugins import load_function
 
 _SMALL = 2**16  # numbers in a module of torch.nn and its inputs: with data it runs 10 times as fast as without
 _HAS_RUN = "_has_run_without_data"  # attribute of a module
-_MIN_BATCH = 13  # examples of a run without data; no other axis has this size, so that it shows where the batch is
+# Examples of a run without data, a size of no other axis and in no setting; a second run with others shows that the
+# first axis of the output is that of the batch.
+_MIN_BATCH, _OTHER_BATCH = 13, 101
 BATCH_FIRST = "batch_first"
 OUTPUT, LAYOUT = "output", "layout"  # settings besides the arguments
 _COMPLEX = {"real": ".real", "imag": ".imag", "abs": ".abs()", "angle": ".angle()"}  # parts of complex numbers
@@ -387,7 +389,9 @@ def _run(row: type[ModuleOperation], inputs: tuple[tuple[str, Shape], ...], text
         raise ShapeError(f"expected {call} to accept {' and '.join(map(str, shapes.values()))}, {reason}") from error
     key = row, text, *(len(shape.sizes) for _, shape in inputs)
     if key not in _mixing:
-        _mixing[key] = _is_mixing(row, module, shapes, settings, part)
+        is_declared = getattr(row.module_class, "infer_shape", None) is not None
+        is_other = not is_declared and _output(row, module, shapes, settings, batch=_OTHER_BATCH)[0] != sizes
+        _mixing[key] = is_other or _is_mixing(row, module, shapes, settings, part)
     if _mixing[key]:
         raise ShapeError("expected an output for each example alone, got one that depends on the others of the batch")
     num_parameters = sum(each.numel() for each in _parameters(module) if each.requires_grad)
@@ -427,15 +431,31 @@ def _called(
 ) -> tuple[Any, int, int, tuple[str, ...]]:
     """Return the result of a call, the size of its batch, the time steps it stands for, and the changed inputs."""
     torch = import_module("torch")
-    batch = batch or next(n for n in count(_MIN_BATCH) if all(n not in shape.sizes for shape in shapes.values()))
+    used = {size for shape in shapes.values() for size in shape.sizes} | _integers(settings.values())
+    batch = batch or next(n for n in count(_MIN_BATCH) if n not in used)
     tensors = {port: _tensor(shape, batch, device).clone() for port, shape in shapes.items()}
     num_steps = 1
     if _is_recurrent(row):  # slow without data
         num_steps = tensors[INPUT_PORT].shape[1]
         tensors[INPUT_PORT] = tensors[INPUT_PORT][:, :1]
     with torch.device(device), torch.no_grad():
-        result = _result_of(row, module, shapes, settings, tensors)
+        try:
+            result = _result_of(row, module, shapes, settings, tensors)
+        except Exception:
+            if module is None or device != "meta" or not module.training:
+                raise
+            try:  # in training some layers read numbers of their state, such as the batches that they have seen
+                result = _result_of(row, module.eval(), shapes, settings, tensors)
+            finally:
+                module.train()
     return result, batch, num_steps, tuple(port for port, tensor in tensors.items() if tensor._version)
+
+
+def _integers(values: Iterable[Any]) -> set[int]:
+    """Return the integers in settings."""
+    nested = [each for each in values if isinstance(each, list | tuple)]
+    inner = [each.values() for each in values if isinstance(each, Mapping)]
+    return {each for each in values if type(each) is int}.union(*map(_integers, (*nested, *inner)))
 
 
 def _is_mixing(
@@ -461,24 +481,20 @@ def _is_mixing(
             module = row.build(shapes, settings)
             if module is not None:
                 module.eval()
-            pairs, outputs = {port: _pair(shape) for port, shape in shapes.items()}, []
-            for place in range(2):
-                torch.default_generator.manual_seed(0)
-                tensors = {port: pair[place] for port, pair in pairs.items()}
-                outputs.append(_result_of(row, module, shapes, settings, tensors, part)[0])
-            return not torch.allclose(*outputs, rtol=1e-3, equal_nan=True)
+            for each in _parameters(module):  # a gate that starts at zero hides what is behind it
+                if each.is_floating_point() and bool((each == each.flatten()[:1]).all()):
+                    each.normal_()
+            inputs = {port: _three(shape) for port, shape in shapes.items()}
+            return depends_on_batch(partial(_result_of, row, module, shapes, settings, part=part), inputs)
     except Exception:  # raised by the module
         return False
 
 
-def _pair(shape: Shape) -> tuple[Any, Any]:
-    """Return two batches of two examples with equal first ones."""
+def _three(shape: Shape) -> Any:
+    """Return a batch of three examples; tokens are 0 and 1."""
     torch = import_module("torch")
-    if shape.layout is Layout.TOKENS:
-        first = torch.zeros(2, *shape.sizes, dtype=torch.long)
-        return first, first + torch.arange(2)[:, None]
-    first = torch.rand(2, *shape.sizes)
-    return first, torch.stack((first[0], 3 * first[1] + 1))
+    is_tokens = shape.layout is Layout.TOKENS
+    return torch.randint(0, 2, (3, *shape.sizes)) if is_tokens else torch.rand(3, *shape.sizes)
 
 
 @lru_cache(maxsize=2**12)
@@ -511,16 +527,23 @@ def _path(row: type[ModuleOperation], settings: Mapping[str, Any]) -> tuple[int 
 
 
 def _output(
-    row: type[ModuleOperation], module: Any, shapes: Mapping[str, Shape], settings: Mapping[str, Any]
+    row: type[ModuleOperation],
+    module: Any,
+    shapes: Mapping[str, Shape],
+    settings: Mapping[str, Any],
+    *,
+    batch: int | None = None,
 ) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
     """Return the sizes of the output without the batch, its code as a part of the result, and the changed inputs.
+
+    `batch`: examples of the run; None: a number that shows where they are.
 
     Raises:
         ShapeError: not one floating tensor [B, ...].
     """
     is_tensor, path = import_module("torch").is_tensor, _path(row, settings)
-    result = _small_call(row, module, shapes, settings) or _called(row, module, shapes, settings, "meta")
-    output, batch, num_steps, written = result
+    result = None if batch else _small_call(row, module, shapes, settings)
+    output, batch, num_steps, written = result or _called(row, module, shapes, settings, "meta", batch)
     if row.name.startswith("torch.nn:"):
         setattr(module, _HAS_RUN, True)
     part = ""

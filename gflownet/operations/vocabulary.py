@@ -10,7 +10,7 @@ Letters: B batch, J enabled in-edges of a node, d width of their messages, D out
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -301,12 +301,49 @@ def _function_activation(name: str, function: Any) -> type[Activation]:
             results.append(called(z))
         if not all(torch.allclose(results[0], each, equal_nan=True) for each in results):
             raise ValueError(f"activation: expected no random numbers, got {name}: name it as an operation")
-        cube, is_alone = z.view(2, 4, 8), True
-        with suppress(Exception):  # raised by a function of [B, D] alone
-            is_alone = torch.allclose(called(cube)[0], called(cube[[0, 0]])[0], equal_nan=True)
-        if not is_alone:
-            raise ValueError(f"activation: expected each example alone, got {name}, which mixes a batch [2, 4, 8]")
+        for sizes in ((32,), (4, 8)):
+            values, mixes = torch.rand(3, *sizes, generator=torch.Generator().manual_seed(0)), False
+            with suppress(Exception):  # raised by a function of [B, D] alone
+                mixes = depends_on_batch(lambda x: called(x["x"]), {"x": values})
+            if mixes:
+                shape = ", ".join(map(str, values.shape))
+                raise ValueError(f"activation: expected each example alone, got {name}, which mixes a batch [{shape}]")
     return kind
+
+
+def depends_on_batch(call: Callable[[Mapping[str, Any]], Any], inputs: Mapping[str, Any]) -> bool:
+    """Return whether the output of an example depends on the others of its batch, on its place in it, or on its size.
+
+    Args:
+        call: from a tensor [B, ...] per port to one [B, ...]; random numbers of torch are seeded.
+        inputs: three examples per port; tokens are 0 and 1.
+    """
+    torch = import_module("torch")
+
+    def run(rows: Sequence[int], seed: int = 0, changed: int | None = None) -> Any:
+        batch = {port: tensor[rows] for port, tensor in inputs.items()}
+        for tensor in batch.values() if changed is not None else ():
+            old = tensor[changed]
+            tensor[changed] = 3 * old + 1 if tensor.is_floating_point() else 1 - old
+        torch.default_generator.manual_seed(seed)  # of the CPU alone
+        return call(batch)
+
+    def equal(output: Any, rows: Sequence[int]) -> bool:
+        same = output.shape == whole[rows].shape
+        return same and torch.allclose(output, whole[rows], rtol=1e-3, atol=1e-5, equal_nan=True)
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        whole, every = run([0, 1, 2]), range(3)
+        for place in every:
+            others = [each for each in every if each != place]
+            if not equal(run([0, 1, 2], changed=place)[others], others):
+                return True
+        if not equal(run([0, 1, 2], seed=1), [0, 1, 2]):
+            return False  # random numbers differ by place
+        try:
+            return not (equal(run([2, 0, 1]), [2, 0, 1]) and equal(run([1]), [1]))
+        except Exception:  # it refuses another order or a batch of one
+            return True
 
 
 @cache

@@ -18,6 +18,9 @@ from gflownet.translation.model import StepModule, TranslatedModel
 from gflownet.translation.model_set import ModelSet
 
 ONNX_PACKAGES = ("onnx", "onnxscript")
+_MAX_MESSAGE = 2**31 - 1  # bytes of a message of protobuf
+# Largest difference of outputs of an ONNX model, in units of 1 + the largest one.
+_ROUNDING = {torch.float16: 0.05, torch.float32: 1e-3, torch.float64: 1e-6}
 
 
 def export_program(model: TranslatedModel, *, batch_size: int = 2) -> ExportedProgram:
@@ -44,7 +47,8 @@ def to_onnx(model: TranslatedModel | ModelSet, path: str | Path, *, batch_size: 
 
     Raises:
         ImportError: the packages of the extra [onnx] are missing.
-        ValueError: a model in bfloat16, or one that ONNX cannot hold: no file is written.
+        ValueError: a model in bfloat16, one that ONNX cannot hold, or one whose outputs differ there (compared where
+            onnxruntime is installed): no file is written.
     """
     missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
     if missing:
@@ -71,8 +75,9 @@ def to_onnx(model: TranslatedModel | ModelSet, path: str | Path, *, batch_size: 
             dynamo=True,
             verbose=False,
         )
-    assert program is not None
-    _check_onnx(program.model_proto, path)
+        assert program is not None
+        _check_onnx(program.model_proto, path)
+        _compare_onnx(program.model_proto, module, example, path)
     program.save(str(path), external_data=False)
     for source, suffix in ((model.columns, ".columns.json"), (model.arrays, ".arrays.json")):
         if source is not None:
@@ -87,6 +92,46 @@ def _check_onnx(content: Any, path: str | Path) -> None:
         checker.check_model(content, full_check=True)
     except (checker.ValidationError, shape_inference.InferenceError) as error:
         raise ValueError(f"{path}: expected a valid ONNX model, got: {' '.join(str(error).split())}") from None
+
+
+@torch.no_grad()
+def _compare_onnx(content: Any, module: nn.Module, example: tuple[Tensor, ...], path: str | Path) -> None:
+    """Compare the outputs of an ONNX model with those of the module, on random inputs, where onnxruntime is installed.
+
+    Not compared: a model with operators or types that onnxruntime lacks, or above the 2 GB of a message.
+
+    Raises:
+        ValueError: an output differs by more than rounding.
+    """
+    if find_spec("onnxruntime") is None or content.ByteSize() > _MAX_MESSAGE:
+        return
+    import onnxruntime  # pyright: ignore[reportMissingImports]
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(x.shape, generator=generator).to(x) if x.is_floating_point() else x.clone() for x in example]
+    try:
+        session = onnxruntime.InferenceSession(content.SerializeToString(), options, ["CPUExecutionProvider"])
+        names = [each.name for each in session.get_inputs()]
+        found = session.run(None, {name: x.cpu().numpy() for name, x in zip(names, inputs, strict=True)})
+    except Exception:  # it lacks an operator or a type
+        return
+    outputs = module(*inputs)
+    for name, ours, theirs in zip(
+        (each.name for each in session.get_outputs()),
+        [outputs] if isinstance(outputs, Tensor) else outputs,
+        found,
+        strict=True,
+    ):
+        expected, values = ours.double().cpu(), torch.as_tensor(theirs).double()
+        limit = _ROUNDING[ours.dtype] * (1 + float(expected.abs().nan_to_num(0, 0, 0).max()))
+        if values.shape != expected.shape or not torch.allclose(values, expected, 0, limit, equal_nan=True):
+            first = expected.flatten()[:1].tolist(), values.flatten()[:1].tolist()
+            raise ValueError(
+                f"{path}: expected an ONNX model with the outputs of the model, got others at {name} (such as "
+                f"{first[1]} for {first[0]}): the exporter of torch writes an operation wrongly; see export_program"
+            )
 
 
 def _onnx_stable_sort() -> Callable[..., Any]:

@@ -251,6 +251,66 @@ def test_module_that_mixes_the_examples_of_a_batch_is_refused(name: str, argumen
     assert "expected an output for each example alone, got one that depends on the others" in problem.message
 
 
+@pytest.mark.parametrize(
+    ("applied", "shape"),
+    [
+        ({"name": "torch:cumsum", "dim": 0}, VECTOR),
+        ({"name": "torch:cumsum", "dim": -3}, SEQUENCE),
+        ({"name": "torch:roll", "shifts": 1}, VECTOR),
+        ({"name": "torch:flip", "dims": [0]}, VECTOR),
+        ({"name": "torch:msort"}, SEQUENCE),
+        ({"name": "torch:tril"}, VECTOR),  # by the place in the batch
+        ({"name": "torch:squeeze"}, VECTOR),  # of a batch of one
+        ({"name": "torch:reshape", "shape": [-1, 2]}, VECTOR),  # more rows than examples
+    ],
+)
+def test_function_that_mixes_the_examples_of_a_batch_is_refused(applied: Any, shape: Shape) -> None:
+    (problem,) = one_node(applied, shape).validate()
+    assert "expected an output" in problem.message
+    assert "for each example alone" in problem.message or "with the batch first" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("applied", "sizes"),
+    [
+        ({"name": "torch.nn:GRU", "hidden_size": 4, "num_layers": 13, "output": 1}, (13, 4)),
+        ({"name": "torch:reshape", "shape": [-1, 13, 2]}, (13, 2)),
+        ({"name": "torch.nn:Linear", "out_features": 13}, (2, 13)),
+    ],
+)
+def test_batch_is_found_beside_sizes_of_any_number(applied: Any, sizes: tuple[int, ...]) -> None:
+    graph = one_node(applied, Shape.of((2, 13)))
+    assert graph.validate() == []
+    assert to_pytorch_model(graph)(torch.zeros(5, 2, 13)).shape == (5, *sizes)
+
+
+def test_number_of_the_batch_is_no_size_of_a_setting() -> None:
+    assert one_node({"name": "torch.nn:BatchNorm1d", "momentum": None}, VECTOR).validate() == []  # reads its state
+    messages = [p.message for p in one_node({"name": "torch:reshape", "shape": [13, -1]}, Shape.of(26)).validate()]
+    assert ["expected an output with the batch first" in message for message in messages] == [True]
+
+
+TWO_PORTS: dict[str, Any] = {
+    "torch:sub": ({}, ("input", "other"), torch.sub),
+    "torch:matmul": ({}, ("input", "other"), torch.matmul),
+    "torch.nn:Bilinear": ({"out_features": 3}, ("input1", "input2"), None),
+    "torch.nn:MultiheadAttention": ({"num_heads": 2, "output": 0}, ("query", "key", "value"), None),
+}
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize("name", TWO_PORTS)
+def test_tensors_reach_the_ports_of_their_edges(name: str, is_reversed: bool) -> None:
+    """Equal shapes at all ports, so that swapped tensors fit: their values tell."""
+    settings, ports, function = TWO_PORTS[name]
+    order = ports[::-1] if is_reversed else ports
+    model = to_pytorch_model(one_node({"name": name, **settings}, *[Shape.of((6, 6))] * len(ports), ports=order))
+    tensors = torch.randn(len(ports), 2, 6, 6, generator=torch.Generator().manual_seed(0))
+    of_port = dict(zip(order, tensors, strict=True))
+    result = (function or module_of(model))(*(of_port[port] for port in ports))
+    assert torch.allclose(model(*tensors), result[0] if isinstance(result, tuple) else result)
+
+
 MIXING = """
 from torch import nn
 
@@ -262,6 +322,17 @@ class Centred(nn.Module):
     def forward(self, x):
         x = self.layer(x)
         return x - x.mean(self.axis, keepdim=True)
+
+class Gated(Centred):
+    def __init__(self, in_features: int):
+        super().__init__(in_features)
+        self.gate = nn.Parameter(nn.Linear(1, 1).weight.detach()[0] * 0)
+
+    def forward(self, x):
+        return x + self.gate * super().forward(x).sum(1, keepdim=True)
+
+def first(x):
+    return x - x[:1]
 
 class Statistics(Centred):
     def __init__(self, in_features: int):
@@ -279,8 +350,9 @@ def test_class_of_a_user_is_run_to_see_whether_it_mixes_examples(
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mixing_modules_50.py").write_text(MIXING)
     state, centred = torch.random.get_rng_state(), "mixing_modules_50:Centred"
-    (problem,) = one_node({"name": centred}, VECTOR).validate()
-    assert "expected an output for each example alone" in problem.message
+    for name in (centred, "mixing_modules_50:Gated", "mixing_modules_50:first"):
+        (problem,) = one_node({"name": name}, VECTOR).validate()
+        assert "expected an output for each example alone" in problem.message
     assert one_node({"name": centred, "axis": -1}, VECTOR).validate() == []
     assert one_node({"name": "mixing_modules_50:Statistics"}, VECTOR).validate() == []
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -638,7 +710,9 @@ def test_function_by_name_is_an_activation(name: str) -> None:
         ("torch.nn:RReLU", "expected no random numbers, got torch.nn:RReLU: name it as an operation"),
         ("torch.nn:GLU", r"expected a tensor \[2, 3\] of dtype torch.float32, got RuntimeError"),
         ("torch.nn:Threshold", "expected torch.nn:Threshold without arguments"),
-        ("torch.nn:Softmax", r"expected each example alone, got torch.nn:Softmax, which mixes a batch \[2, 4, 8\]"),
+        ("torch.nn:Softmax", r"expected each example alone, got torch.nn:Softmax, which mixes a batch \[3, 4, 8\]"),
+        ("torch:msort", r"expected each example alone, got torch:msort, which mixes a batch \[3, 32\]"),
+        ("torch:tril", r"expected each example alone, got torch:tril, which mixes a batch \[3, 32\]"),
         ("torch:no_such", "expected a subclass of Activation, got 'torch:no_such', which __init__.py does not define"),
     ],
 )

@@ -199,3 +199,15 @@ def test_latency_is_measured_and_leaves_the_model_as_it_was():
     assert model.state_manager.tensors is kept
     with pytest.raises(ValueError, match="got 0 and 100"):
         measure_latency(model, batch_size=0)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself
+def test_onnx_that_computes_something_else_is_refused(tmp_path):
+    """The exporter of torch 2.13 ignores divisor_override."""
+    pytest.importorskip("onnxruntime")
+    pool = {"name": "torch.nn:AvgPool2d", "kernel_size": 2, "divisor_override": 3}
+    nodes = [image_input(3, 4, 4), {"id": 1, "node_type": "output", "operation": pool}]
+    model = to_pytorch_model(graph_of(nodes, [(0, 1)]))
+    with pytest.raises(ValueError, match="expected an ONNX model with the outputs of the model, got others at y"):
+        to_onnx(model, tmp_path / "pool.onnx")
+    assert list(tmp_path.iterdir()) == []
