@@ -98,7 +98,6 @@ PAGES: Mapping[str, str] = {
     "search.sampler.": "search-proposals",
     "search.width": "search-proposals",
     "search.surrogate.": "search-surrogate",
-    "search.surrogate.proxies": "search-signals",
     "search.acquisition.": "search-surrogate",
     "search.proposals.": "search-proposals",
     "final.": "final-stage",
