@@ -41,7 +41,6 @@ PAGES: Mapping[str, str] = {
     "algo.": "objectives",
     "algo.options": "extending",
     "algo.subtb.": "objectives/subtb",
-    "algo.soft_q.": "objectives/munchausen",
     "algo.actor_critic.": "objectives/a2c",
     "algo.actor_critic.clip": "objectives/ppo",
     "algo.actor_critic.num_epochs": "objectives/ppo",
