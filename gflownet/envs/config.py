@@ -107,10 +107,6 @@ class RecurrentStackConfig:
         "projections that an RHN layer may adapt, + between several",
     )
     betas: list[str] = option(["on", "off"], "whether the gate's pre-activation is adapted")
-    residuals: list[str] = option(["on"], "whether a GRU or LSTM layer adds its input to its output: on, off")
-    units: list[int] = option(
-        [], "widths of GRU and LSTM cells, besides the stack's width", AT_LEAST_ONE, may_be_empty=True
-    )
     widths: list[int] = option(
         [], "widths to choose from; empty: the task sets it by a parameter budget", AT_LEAST_ONE, may_be_empty=True
     )

@@ -6,18 +6,15 @@ A prefix is an operation with the values set so far; a complete prefix is an ope
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import Any, NamedTuple
 
 from gflownet.graphs.composite import Composite
 from gflownet.graphs.operation import OPERATIONS, AppliedOperation, graph_name, operation, read_operation
 from gflownet.graphs.operation_shapes import MERGES
 from gflownet.mdp.states import Attribute
-from gflownet.operations.modules import WITHDRAWN, successor
 from gflownet.operations.operation import REQUIRED, WEIGHT_PORT, Category
 from gflownet.operations.values import hashable, thawed
 from gflownet.operations.vocabulary import Parameter, activation
@@ -78,7 +75,6 @@ class OperationChoices:
     ) -> None:
         operations = [graph_name(name) for name in operations]
         choices = {graph_name(name): values for name, values in choices.items()}
-        _check_withdrawn(operations, choices)
         _check_names(operations, choices)
         self.operations = tuple(_offered(name, choices.get(name, {}), activations=activations) for name in operations)
         self._applied: dict[Prefix, AppliedOperation] = {}
@@ -138,26 +134,6 @@ class OperationChoices:
                 name = self.operations[index].name
                 raise ValueError(f"env.operation_graph.operations: {expected}, got {name} with {got}")
         return tuple(next(iter(ports[index])) for index in range(len(self.operations)))
-
-
-def _check_withdrawn(operations: Sequence[str], choices: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ValueError for withdrawn operations, with the lines of a config that offer their successors."""
-    withdrawn = {name: _successor(name, choices.get(name, {})) for name in (*operations, *choices) if name in WITHDRAWN}
-    if withdrawn:
-        names = [withdrawn[name][0] if name in withdrawn else name for name in operations]
-        others = {name: values for name, values in choices.items() if name not in withdrawn}
-        lines = {"operations": names, "choices": {**others, **dict(withdrawn.values())}}
-        written = " and ".join(f"{key}: {json.dumps(thawed(hashable(line)))}" for key, line in lines.items())
-        raise ValueError(f"env.operation_graph: {', '.join(withdrawn)} was withdrawn; write {written}")
-
-
-def _successor(name: str, choices: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the operation that covers a withdrawn one, and its values."""
-    of_node = {key: values for key, values in choices.items() if key in (ACTIVATION, MERGE)}
-    settings = {key: _listed(values) for key, values in choices.items() if key not in of_node}
-    cases = [successor(name, dict(zip(settings, case, strict=True))) for case in product(*settings.values())]
-    values = {key: [*dict.fromkeys(hashable(case[key]) for case in cases)] for key in cases[0]}
-    return values.pop("name")[0], {**values, **of_node}
 
 
 def _listed(values: Any) -> tuple[Hashable, ...]:

@@ -1,7 +1,7 @@
 """Stacks of recurrent layers, built layer by layer: the cell of each layer and its options.
 
 Only choices that change the architecture are made, so that different terminal states are different stacks: adapters
-only in RHN layers, sizes of RHN layers only in stacks with one, units and the residual only in GRU and LSTM layers.
+only in RHN layers, sizes of RHN layers only in stacks with one.
 `gflownet.rhn.config.read_stack` reads a finished stack.
 
 Letters: B states, N places, D maximum number of layers.
@@ -22,14 +22,11 @@ from gflownet.mdp.environment import Rule, Rules
 from gflownet.mdp.states import UNSET, Attribute, GraphStates
 
 RHN, REPEAT = "rhn", "repeat"
-GATED_CELLS = ("gru", "lstm")
-CELLS = (RHN, *GATED_CELLS)
+CELLS = (RHN, "gru", "lstm")
 PROJECTIONS = ("gate", "up", "down")  # projections of a feed-forward network, joined by +
-BETAS = RESIDUALS = ("on", "off")
-SAME_WIDTH = "width"  # in place of a number of units: as wide as the stack
+BETAS = ("on", "off")
 NOTHING = "none"  # shown for a place that the architecture does not have
 WIDTH, RANK, RATIO = "width", "rank", "ratio"
-RESIDUAL, UNITS = "residual", "units"  # of each GRU and LSTM layer, if the config leaves a choice
 
 
 class RecurrentStackEnv(SlotEnv):
@@ -47,10 +44,9 @@ class RecurrentStackEnv(SlotEnv):
         self._allowed = torch.tensor([[value in options for value in values] for options in self.choices.values()])
         # [N] layer of each place from 0, -1 for places of the whole stack
         self._layer = torch.tensor([int(name.rstrip("]").partition("[")[2] or 0) - 1 for name in self.choices])
-        # [N] bool, places of the cell of a layer, of sizes of all RHN layers, of GRU and LSTM layers
+        # [N] bool, places of the cell of a layer, of sizes of all RHN layers
         self._is_cell = torch.tensor([name.startswith("cell") for name in self.choices])
         self._is_of_rhn = torch.tensor([name in (RANK, RATIO) for name in self.choices])
-        self._is_of_gated = torch.tensor([name.startswith((RESIDUAL, UNITS)) for name in self.choices])
         self._cells = self._is_cell.nonzero().squeeze(1)  # [D] places of the cells
 
     def shown(self, position: int) -> str:
@@ -81,7 +77,7 @@ class RecurrentStackEnv(SlotEnv):
         }
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        filled, is_rhn, last = self.filled(states), self._has_cell(states, RHN), self._depth(states) - 1
+        filled, is_rhn, last = self.filled(states), self._has_rhn(states), self._depth(states) - 1
         # Sizes of all RHN layers are chosen with the first of them, the width before any layer.
         first_rhn = is_rhn.int().argmax(1, keepdim=True)
         is_of_last = torch.where(self._is_of_rhn, first_rhn, self._layer) == last
@@ -97,19 +93,16 @@ class RecurrentStackEnv(SlotEnv):
         """Return the number of layers, [B, 1]."""
         return (self.filled(states) & self._is_cell).sum(1, keepdim=True)
 
-    def _has_cell(self, states: GraphStates, *cells: str) -> Tensor:
-        """Return the mask of layers with one of these cells, [B, D] bool."""
+    def _has_rhn(self, states: GraphStates) -> Tensor:
+        """Return the mask of RHN layers, [B, D] bool."""
         value = states.node_attr[:, self._cells, 0]
-        matches = [value == self.values.index(cell) for cell in cells if cell in self.values]
-        return torch.stack(matches).any(0) if matches else torch.zeros_like(value, dtype=torch.bool)
+        return value == self.values.index(RHN) if RHN in self.values else torch.zeros_like(value, dtype=torch.bool)
 
     def _needed(self, states: GraphStates) -> Tensor:
         """Return the mask of places that exist for these cells, [B, N] bool."""
-        is_rhn, is_gated = self._has_cell(states, RHN), self._has_cell(states, *GATED_CELLS)
+        is_rhn = self._has_rhn(states)
         whole = torch.where(self._is_of_rhn, is_rhn.any(1, keepdim=True), True)
-        layer = self._layer.clamp(min=0)
-        options = torch.where(self._is_of_gated, is_gated[:, layer], is_rhn[:, layer])
-        per_layer = torch.where(self._is_cell, self._layer < self._depth(states), options)
+        per_layer = torch.where(self._is_cell, self._layer < self._depth(states), is_rhn[:, self._layer.clamp(min=0)])
         return torch.where(self._layer < 0, whole, per_layer)
 
     def _has_own_values(self, states: GraphStates) -> Tensor:
@@ -131,11 +124,6 @@ def choices_of(config: RecurrentStackConfig) -> dict[str, tuple[str, ...]]:
         if has_rhn:
             choices[f"projections[{layer}]"] = tuple(config.projections)
             choices[f"beta[{layer}]"] = _switches(config.betas)
-        if set(config.cells) & set(GATED_CELLS):
-            if config.units:
-                choices[f"{UNITS}[{layer}]"] = (SAME_WIDTH, *map(str, config.units))
-            if _switches(config.residuals) != ("on",):
-                choices[f"{RESIDUAL}[{layer}]"] = _switches(config.residuals)
     return choices
 
 
@@ -147,15 +135,15 @@ def _switches(values: Sequence[str]) -> tuple[str, ...]:
 def check_choices(config: RecurrentStackConfig) -> None:
     """Raise ValueError for the first option with an invalid value."""
     every = ["+".join(p for p, bit in zip(PROJECTIONS, (4, 2, 1), strict=True) if m & bit) for m in range(1, 8)]
-    for name, allowed in (("cells", CELLS), ("projections", every), ("betas", BETAS), ("residuals", RESIDUALS)):
+    for name, allowed in (("cells", CELLS), ("projections", every), ("betas", BETAS)):
         values = list(_switches(getattr(config, name)))
         if not values or len(set(values)) < len(values) or not set(values) <= set(allowed):
             raise ValueError(
                 f"env.recurrent_stack.{name}: expected different ones of {', '.join(allowed)}, got {values}"
             )
-    for name in ("ranks", "ratios", "widths", "units"):
+    for name in ("ranks", "ratios", "widths"):
         values = [f"{value:g}" for value in getattr(config, name)]
-        if len(set(values)) < len(values) or not (values or name in ("widths", "units")):
+        if len(set(values)) < len(values) or not (values or name == "widths"):
             raise ValueError(f"env.recurrent_stack.{name}: expected different numbers, got {values}")
 
 

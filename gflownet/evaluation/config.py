@@ -57,7 +57,6 @@ class TrainingConfig:
         "none", "of cross-entropy: balanced: every class has the same share of the loss"
     )
     augment: list[str] = option([], "random changes of training batches, some of crop, flip, noise and mixup")
-    score_epochs: int = option(1, "last epochs over which the validation score is averaged", AT_LEAST_ONE)
 
 
 Distribution = Literal["constant", "uniform", "loguniform", "gamma", "beta"]

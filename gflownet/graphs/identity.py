@@ -221,8 +221,7 @@ def _completed(operation: Any) -> Any:
     if is_built_in(name):
         try:
             applied = read_operation({**operation, "name": name})
-            later = {key: each.default for key, each in applied.row.settings.items() if each.is_later}
-            settings = {key: value for key, value in applied.items if key not in later or value != later[key]}
+            settings = dict(applied.items)
         except ValueError:
             return operation
     return {"name": name, "settings": {key: _plain_number(value) for key, value in settings.items()}}

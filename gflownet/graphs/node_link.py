@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, cast
 
 from gflownet.graphs.elements import DEFAULT_WEIGHT, TENSOR_ATTRIBUTES, Edge, GraphElements, Node, NodeType, is_dense
-from gflownet.operations.modules import WITHDRAWN
 from gflownet.operations.values import checked_int, shown, thawed
 
 _GRAPH_FIELDS = ("directed", "multigraph", "graph", "nodes", "edges", "subgraphs")
@@ -137,7 +135,7 @@ def read_nodes(data: Mapping[str, Any], *, is_subgraph: bool = False) -> Iterato
         owner = f"nodes[{position}]"
         _check_fields(entry, (*_NODE_FIELDS, *short), owner)
         node_id = checked_int(_required(entry, "id", owner), owner, "id")
-        entry = _migrated(_with_attributes(entry, short, f"node {node_id}"))
+        entry = _with_attributes(entry, short, f"node {node_id}")
         entry = {**_default_type(entry), **entry}
         _required(entry, "node_type", f"node {node_id}")
         fields = {"output_size": None, **entry, "node_id": node_id}
@@ -155,7 +153,7 @@ def read_edges(data: Mapping[str, Any], *, is_subgraph: bool = False) -> Iterato
     for position, entry in sorted(entries, key=lambda item: isinstance(item[1], Mapping) and "edge_id" not in item[1]):
         owner = f"edges[{position}]"
         _check_fields(entry, (*_EDGE_FIELDS, *short), owner)
-        fields = _migrated(_with_attributes(entry, short, owner))
+        fields = _with_attributes(entry, short, owner)
         fields.pop("key", None)
         if "edge_id" in fields:
             fields["edge_id"] = checked_int(fields["edge_id"], owner, "edge_id")
@@ -187,18 +185,6 @@ def _with_attributes(entry: Mapping[str, Any], names: Sequence[str], owner: str)
                 raise ValueError(f"{owner}: expected {name} once, got it as a field and under attributes")
         remaining["attributes"] = {**attributes, **short}
     return remaining
-
-
-def _migrated(fields: Fields) -> Fields:
-    """Return a node or an edge whose operation of earlier versions is the one of torch that covers it."""
-    attributes = fields.get("attributes")
-    operation = attributes.get("operation") if isinstance(attributes, Mapping) else None
-    if not isinstance(operation, Mapping) or operation.get("name") not in WITHDRAWN:
-        return fields
-    with suppress(TypeError):  # other settings than it had: an unknown operation
-        module = WITHDRAWN[operation["name"]](**{key: item for key, item in operation.items() if key != "name"})
-        return {**fields, "attributes": {**cast(Fields, attributes), "operation": module}}
-    return fields
 
 
 def _default_type(entry: Mapping[str, Any]) -> Fields:

@@ -6,7 +6,6 @@ are imported on first use.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gflownet.errors import UserError
-from gflownet.operations.modules import WITHDRAWN, function_operation, module_operation, successor
+from gflownet.operations.modules import function_operation, module_operation
 from gflownet.operations.operation import Operation, complete_settings, is_port, setting_errors
 from gflownet.operations.signatures import named_function
 from gflownet.operations.tensor_shape import Shape, ShapeError
@@ -141,8 +140,6 @@ def operation(name: str) -> type[Operation]:
     if name in OPERATIONS:
         return OPERATIONS.load(name)
     home = OPERATIONS.home(name)
-    if home in WITHDRAWN:
-        raise UserError(f"operation: {name} was withdrawn; write {json.dumps(successor(name))}")
     function = None
     with suppress(UserError):  # the error of a class names the contract
         function = load_function("operation", home)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -14,7 +13,6 @@ BackwardName = Literal["uniform", "learned", "maxent", "tlm", "pessimistic"]
 BACKWARD_NAMES: tuple[str, ...] = get_args(BackwardName)
 SymmetryName = Literal["reward", "flows", "actions", "none"]
 SYMMETRY_NAMES: tuple[str, ...] = get_args(SymmetryName)
-Weighting = Literal["within", "geometric", "equal_within", "equal"]
 
 _ROOM = "gflownet.objectives"
 OBJECTIVES = ExtensionPoint(
@@ -67,19 +65,6 @@ class SubTrajectoryBalanceConfig:
     """Options of sub-trajectory balance."""
 
     decay: float = option(0.9, "lambda: a sub-trajectory of n steps has weight lambda^n", Interval(0))
-    weighting: Weighting = option(
-        "within",
-        "within: weights lambda^n sum to one in each trajectory; geometric: over the whole batch; "
-        "equal_within, equal: the same with equal weights",
-    )
-
-
-@dataclass
-class SoftQConfig:
-    """Options of Munchausen soft Q-learning."""
-
-    munchausen: float = option(0.15, "alpha: share of the log-policy added to the reward", DECAY)
-    lowest_log_policy: float = option(-25.0, "lower bound of the log-policy in the reward", Interval(-math.inf, 0))
 
 
 @dataclass
@@ -168,7 +153,6 @@ class AlgoConfig:
     )
     tb: TrajectoryBalanceConfig = field(default_factory=TrajectoryBalanceConfig)
     subtb: SubTrajectoryBalanceConfig = field(default_factory=SubTrajectoryBalanceConfig)
-    soft_q: SoftQConfig = field(default_factory=SoftQConfig)
     actor_critic: ActorCriticConfig = field(default_factory=ActorCriticConfig)
     relative: RelativeConfig = field(default_factory=RelativeConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)

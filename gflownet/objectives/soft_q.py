@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from gflownet.mdp.answer import Answer
-from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Loss
-from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.state_flows import FlowObjective
 from gflownet.objectives.trajectory_balance import total_loss
 
@@ -54,7 +52,5 @@ class SoftQ(FlowObjective):
 class Munchausen(SoftQ):
     """Soft Q-learning with alpha log pi(a | s) added to the reward, with a lower bound (Vieillard et al. 2020)."""
 
-    def __init__(self, context: GraphBuildingEnvContext, config: AlgoConfig) -> None:
-        super().__init__(context, config)
-        self.munchausen = config.soft_q.munchausen
-        self.lowest_log_policy = config.soft_q.lowest_log_policy
+    munchausen = 0.15
+    lowest_log_policy = -25.0

@@ -21,15 +21,13 @@ from gflownet.objectives.trajectory_balance import total_loss
 class SubTrajectoryBalance(StateFlowObjective):
     """Regression to zero of log F(s_i) P_F(s_i..s_j) - log F(s_j) P_B(s_i..s_j) for all i < j, weighted lambda^(j - i).
 
-    The weights (`algo.subtb.weighting`) sum to one within each trajectory (eq. 8) or over all sub-trajectories of the
-    batch, where long trajectories have more weight. lambda = 0 is detailed balance; a large lambda is trajectory
-    balance with F(s0) for Z.
+    The weights sum to one within each trajectory (eq. 8). lambda = 0 is detailed balance within trajectories; a large
+    lambda is trajectory balance with F(s0) for Z.
     """
 
     def __init__(self, context: GraphBuildingEnvContext, config: AlgoConfig) -> None:
         super().__init__(context, config)
-        self.decay = 1.0 if config.subtb.weighting.startswith("equal") else config.subtb.decay
-        self.is_within = config.subtb.weighting in ("within", "equal_within")
+        self.decay = config.subtb.decay
 
     def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
         """Return the weighted mean loss."""
@@ -49,12 +47,10 @@ class SubTrajectoryBalance(StateFlowObjective):
         num_steps = position[None, :] - position[:, None]
         inside = (num_steps > 0) & (position[None, None, :] < num_states[:, None, None])
         # Divide by the largest power, a common factor, so that no power of lambda overflows.
-        longest = num_states - 1 if self.is_within else (num_states - 1).max()
-        largest = longest if self.decay > 1 else torch.ones_like(longest)
-        power = (num_steps - largest[..., None, None]).double()
+        largest = num_states - 1 if self.decay > 1 else torch.ones_like(num_states)
+        power = (num_steps - largest[:, None, None]).double()
         weight = torch.where(inside, self.decay ** torch.where(inside, power, 0.0), 0.0)
-        total = weight.sum((1, 2), keepdim=True) * len(num_states) if self.is_within else weight.sum()
-        return (weight / total).float()
+        return (weight / (weight.sum((1, 2), keepdim=True) * len(num_states))).float()
 
 
 class ForwardLookingSubTrajectoryBalance(SubTrajectoryBalance):

@@ -57,12 +57,12 @@ class SelfAttention(Operation):
             "heads": HEADS,
             **_FLAGS,
             "rotary": Setting(BOOL, False),
-            "kv_heads": Setting(OPTIONAL_POSITIVE_INT, None, is_later=True),
-            "head_size": Setting(OPTIONAL_POSITIVE_INT, None, is_later=True),
-            "norm": Setting(BOOL, False, is_later=True),
-            "window": Setting(OPTIONAL_POSITIVE_INT, None, is_later=True),
-            "distances": Setting(DISTANCES, None, is_later=True),
-            "carry": Setting(BOOL, False, is_later=True),
+            "kv_heads": Setting(OPTIONAL_POSITIVE_INT, None),
+            "head_size": Setting(OPTIONAL_POSITIVE_INT, None),
+            "norm": Setting(BOOL, False),
+            "window": Setting(OPTIONAL_POSITIVE_INT, None),
+            "distances": Setting(DISTANCES, None),
+            "carry": Setting(BOOL, False),
         }
     )
     examples = (

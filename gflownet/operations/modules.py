@@ -103,7 +103,7 @@ _PART = Parameter(
 )
 _LAYOUTS = tuple(each.value for each in FLOATS)
 _LAYOUT = Parameter(f"one of {', '.join(_LAYOUTS)}", lambda value: value in _LAYOUTS)
-_OF_OUTPUT = {OUTPUT: Setting(_PART, None, is_later=True), LAYOUT: Setting(_LAYOUT, None, is_later=True)}
+_OF_OUTPUT = {OUTPUT: Setting(_PART, None), LAYOUT: Setting(_LAYOUT, None)}
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def _row(
     filled = FILLED if not sizes or sizes[0] in FILLED else {**FILLED, sizes[0]: _width}
     settings = {key: setting_of(each, signature, is_filled=key in filled) for key, each in every.items()}
     if BATCH_FIRST in settings:
-        settings[BATCH_FIRST] = Setting(_FIRST, None, is_later=True)
+        settings[BATCH_FIRST] = Setting(_FIRST, None)
     fields = {"name": name, "module_class": module_class, "arguments": arguments, "form": form, "outside": outside}
     fields |= {"filled": filled, "ports": form.ports, "optional_ports": form.optional_ports, "signature": signature}
     fields |= {"settings": {**_OF_OUTPUT, **settings}, "category": category_of(leaf), "__doc__": module_class.__doc__}
@@ -569,52 +569,3 @@ def _output(
     if num_steps > 1 and path == (0,):
         sizes = (num_steps, *sizes[1:])
     return sizes, part if sizes else f"{part}[:, None]", written
-
-
-def _transposed(
-    axes: int, features: int, kernel_size: int = 4, stride: int = 2, padding: str = "same", **others: Any
-) -> dict[str, Any]:
-    """Return a transposed convolution; the padding `same` gave stride * size positions."""
-    excess = (kernel_size - 1) * others.get("dilation", 1) + 1 - stride
-    cut = max(0, -(-excess // 2))
-    pads = {"padding": cut, "output_padding": 2 * cut - excess} if padding == "same" else {}
-    sizes = {"out_channels": features, "kernel_size": kernel_size, "stride": stride}
-    return {"name": f"torch.nn:ConvTranspose{axes}d", **sizes, **pads, **others}
-
-
-def _group_norm(groups: int = 1, epsilon: float = 1e-5, affine: bool = True) -> dict[str, Any]:
-    return {"name": "torch.nn:GroupNorm", "num_groups": groups, "eps": epsilon, "affine": affine}
-
-
-def _moved(name: str, key: str, values: Sequence[int], layout: str | None) -> dict[str, Any]:
-    """Return a function that changes the axes; the layout followed from their number."""
-    layout = layout or {1: "vector", 2: "sequence", 3: "image"}.get(len(values) - 1)
-    return {"name": name, key: values, "layout": layout}
-
-
-# Operations of earlier versions, each as a function of its settings: the class or function that stored graphs mean.
-WITHDRAWN: Mapping[str, Callable[..., Mapping[str, Any]]] = {
-    "opaque": lambda module, arguments=MappingProxyType({}): {"name": module, **arguments},
-    "transposed_conv1d": partial(_transposed, 1),
-    "transposed_conv2d": partial(_transposed, 2),
-    "group_norm": _group_norm,
-    "flatten": lambda: {"name": "torch.nn:Flatten"},
-    "first_channels": lambda features: {"name": "slice", "stop": features},
-    "difference": lambda: {"name": "torch:sub"},
-    "scale": lambda scale=0.5: {"name": "torch:mul", "other": scale},
-    "select": lambda position=0: {"name": "torch:select", "dim": 1, "index": position},
-    "reshape": lambda sizes, layout=None: _moved("torch:reshape", "shape", [-1, *sizes], layout),
-    "permute": lambda order, layout=None: _moved("torch:permute", "dims", [0, *(1 + axis for axis in order)], layout),
-}
-# Values of their settings without a default.
-_EXAMPLES: Mapping[str, Any] = {"module": "torch.nn:Mish", "features": 16, "sizes": [4, 4], "order": [1, 0]}
-
-
-def successor(name: str, settings: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, Any]:
-    """Return the operation that covers a withdrawn one, with examples of missing required settings."""
-    parameters = inspect.signature(WITHDRAWN[name]).parameters
-    examples = {key: value for key, value in _EXAMPLES.items() if key in parameters}
-    try:
-        return WITHDRAWN[name](**{**examples, **settings})
-    except TypeError:  # settings that it never had
-        return WITHDRAWN[name](**examples)

@@ -74,8 +74,6 @@ class Setting:
     parameter: Parameter  # the expected value in words, and the test of a value
     default: Any = REQUIRED
     choices: tuple[Any, ...] = ()  # values that a search offers unless its config names others
-    # Younger than stored graphs with the operation: left out of their identity where it has its default.
-    is_later: bool = False
 
 
 @dataclass(frozen=True)

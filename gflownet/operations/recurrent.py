@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SEQUENCE = Shape.of((4, 3))
 # The state after the last time step is handed to the next call.
-_CARRY = Setting(BOOL, False, is_later=True)
+_CARRY = Setting(BOOL, False)
 
 
 class _GatedLayer(Operation):

@@ -187,15 +187,15 @@ def setting_of(argument: inspect.Parameter, signature: str, *, is_filled: bool) 
         names = [*members.__members__, *(each.value for each in members)]
         parameter = Parameter(f"one of {', '.join(map(str, names))}", lambda value: value is None or value in names)
     if argument.kind is argument.VAR_POSITIONAL:
-        return Setting(parameter, (), is_later=True)
+        return Setting(parameter, ())
     if is_filled:
-        return Setting(parameter, None, is_later=True)
+        return Setting(parameter, None)
     if default is argument.empty:
         return Setting(parameter)
     home = f"{getattr(default, '__module__', '')}:{getattr(default, '__qualname__', '')}"
     home = re.sub(r"^torch\.nn\.modules\.\w+:", "torch.nn:", home)
     named = home if callable(default) and is_module_class(home) else None
-    return Setting(parameter, hashable(default) if _is_json(default) else named, is_later=True)
+    return Setting(parameter, hashable(default) if _is_json(default) else named)
 
 
 def _is_json(value: Any) -> bool:

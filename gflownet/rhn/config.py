@@ -231,7 +231,7 @@ def read_stack(choices: Mapping[str, Any], *, width: int = 1, bottleneck: int = 
     """Return a finished stack.
 
     Args:
-        choices: values by place: width, rank, ratio, cell[1], projections[1], beta[1], residual[1], units[1], cell[2].
+        choices: values by place: width, rank, ratio, cell[1], projections[1], beta[1], cell[2].
             "none" or a missing place: not a choice of this stack.
         width: of a stack without a choice of its width.
         bottleneck: of RHN layers.
@@ -248,11 +248,6 @@ def read_stack(choices: Mapping[str, Any], *, width: int = 1, bottleneck: int = 
 
 def _layer(values: Mapping[str, str], place: str) -> StackLayer:
     cell = values["cell" + place]
-    if cell in GATED_CELLS:
-        units = values.get("units" + place, "width")
-        return StackLayer(
-            cell, residual=values.get("residual" + place, "on") == "on", units=None if units == "width" else int(units)
-        )
     if cell != "rhn":
         return StackLayer(cell)
     missing = [name for name in ("rank", "ratio", "projections" + place, "beta" + place) if name not in values]

@@ -20,7 +20,6 @@ from gflownet.search.acquisition import Boxes, boxes_above, build_acquisition, l
 from gflownet.search.config import ACQUISITIONS
 from gflownet.search.history import History
 from gflownet.search.method import SearchSetup
-from gflownet.search.proxies import ProxyFeatures
 from gflownet.search.surrogate import Prediction, Surrogate
 
 _MIN_VARIANCE = 1e-10  # of a prediction
@@ -104,14 +103,10 @@ class CandidateModel:
     """
 
     def __init__(self, setup: SearchSetup) -> None:
-        self._task, options = setup.task, setup.config.surrogate
+        self._task = setup.task
         num_objectives = len(self._task.chosen_objectives)
         self.surrogates: list[Surrogate] = [setup.build_surrogate() for _ in range(max(1, num_objectives))]
         self.caps = [Cap(name, limit, setup.build_surrogate()) for name, limit in self._task.limits.items()]
-        self._proxies: ProxyFeatures | None = None
-        if options.proxies:
-            env = setup.context.env
-            self._proxies = ProxyFeatures(env, setup.task, options.proxies, seed=setup.seed)
         self.has_objectives, self._acquisition = num_objectives > 0, build_acquisition(setup.config.acquisition)
         self._acquisition_name = setup.config.acquisition.name
         self._best = -math.inf  # warped score of the best feasible observation
@@ -123,8 +118,8 @@ class CandidateModel:
         return self.surrogates[0]
 
     def encode(self, states: GraphStates) -> Any:
-        """Return the features of terminal states, with their proxies."""
-        return self.surrogate.encode(states, None if self._proxies is None else self._proxies(states))
+        """Return the features of terminal states."""
+        return self.surrogate.encode(states)
 
     def targets(self, history: History) -> Tensor:
         """Return what the surrogates predict: [n, 1] measured scores or [n, K] utilities, float64."""
@@ -170,10 +165,6 @@ class CandidateModel:
         columns = [each.unwarp(each.predict(features).mean).double().clamp(min=0) for each in self.surrogates]
         probability = self._log_feasibility(features).exp()
         return probability[:, None] * torch.stack(columns, 1) if self.has_objectives else probability * columns[0]
-
-    def enumeration_limit(self, num: int) -> int:
-        """Return the largest number of architectures of a space to score as a whole: `num`, fewer with slow proxies."""
-        return num if self._proxies is None else self._proxies.affordable(num)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the hyperparameters of all surrogates."""

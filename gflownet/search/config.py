@@ -75,9 +75,6 @@ class SurrogateConfig:
 
     name: str = option("auto", SURROGATES.help("model"))
     options: Any = option({}, "options of the model, search.surrogate.options.NAME=VALUE")
-    proxies: list[str] = option(
-        [], "numbers from the untrained model as features: naswot, jacov, synflow, parameters, multiply_adds"
-    )
 
 
 @dataclass

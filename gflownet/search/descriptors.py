@@ -1,7 +1,6 @@
 """Numbers that describe architectures of any environment: sizes, paths, settings with an order, counts, shapes.
 
-They are computed for a whole batch from the graphs and the vocabulary. Isomorphic states have equal numbers. Sizes that
-only a task knows (`GFNTask.cost`) are added by `search.surrogate.proxies`.
+They are computed for a whole batch from the graphs and the vocabulary. Isomorphic states have equal numbers.
 
 Letters: B states, N nodes, P parts of a label, V values, S places, D numbers.
 """
@@ -24,7 +23,6 @@ from gflownet.envs.operation_graph import OperationFacts, OperationGraphEnv
 from gflownet.envs.slots import SlotEnv
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import NO_EDGE, UNSET, GraphStates, LabelledGraphs
-from gflownet.search.proxies import mean_and_deviation
 from gflownet.workers.process import stream_seed
 
 Columns = list[tuple[str, "Group", Tensor]]  # name, group and values [B] of each number
@@ -89,6 +87,13 @@ class Descriptors:
             columns += self._shapes(states)
         names, groups, values = zip(*columns, strict=True)
         return names, groups, torch.stack([value.double() for value in values], 1)
+
+
+def mean_and_deviation(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation [D] of the finite values of each column of [n, D]; 1 for a constant one."""
+    mean = values.nanmean(0)
+    deviation = (values - mean).square().nanmean(0).sqrt()
+    return mean, torch.where(deviation > _CONSTANT * (1 + mean.abs()), deviation, 1.0)
 
 
 def path_numbers(graphs: LabelledGraphs) -> Columns:

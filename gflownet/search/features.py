@@ -71,29 +71,14 @@ class WeisfeilerLehman:
     def __init__(self, env: Environment, *, num_rounds: int) -> None:
         self.env, self.num_rounds = env, num_rounds
 
-    def encode(self, states: GraphStates, numbers: Tensor | None = None, groups: Tensor | None = None) -> GraphFeatures:
-        """Return the features of B states, with numeric features [B, D] and their groups [D].
-
-        Without groups each one is a group, next to the numbers of nodes and edges.
-
-        Raises:
-            ValueError: numeric features of the wrong shape, or not finite.
-        """
-        if numbers is None:
-            numbers = torch.empty(len(states), 0)
-        if numbers.dim() != 2 or len(numbers) != len(states):
-            raise ValueError(f"numeric features: expected [{len(states)}, D], got {list(numbers.shape)}")
-        if not bool(numbers.isfinite().all()):
-            row, column = (~numbers.isfinite()).nonzero()[0].tolist()
-            raise ValueError(f"numeric feature {column} of graph {row}: expected a finite number")
+    def encode(self, states: GraphStates) -> GraphFeatures:
+        """Return the features of B states; the numbers of nodes and edges are a group each."""
         size = max(1, _MAX_ENTRIES // max(1, states.exists.shape[1] ** 2))
         starts = range(0, max(len(states), 1), size)
         graphs = [self.env.labelled_graphs(states[first : first + size]) for first in starts]
         labels, counts, blocks = zip(*map(self._histograms, graphs), strict=True)
-        if groups is None:
-            numbers = torch.cat([torch.cat([sizes(each) for each in graphs]), numbers.double()], 1)
-            groups = torch.arange(numbers.shape[1])
-        return GraphFeatures(torch.cat(labels), torch.cat(counts), blocks[0], numbers.double(), groups)
+        numbers = torch.cat([sizes(each) for each in graphs])
+        return GraphFeatures(torch.cat(labels), torch.cat(counts), blocks[0], numbers, torch.arange(numbers.shape[1]))
 
     def _histograms(self, graphs: LabelledGraphs) -> tuple[Tensor, Tensor, Tensor]:
         """Return labels and counts [B, L] and blocks [L]: rounds, parts of labels (of several parts), named places."""

@@ -40,10 +40,9 @@ class RandomForest(CrossValidated):
         self._variance = 0.0  # that the trees leave unexplained
         self._last: tuple[Tensor, Tensor] | None = None  # features and the outputs of the trees [T, B]
 
-    def encode(self, states: GraphStates, extra: Tensor | None = None) -> Tensor:
+    def encode(self, states: GraphStates) -> Tensor:
         """Return the numbers of B terminal states, [B, D] float64."""
-        numbers = self._descriptors(states)
-        return numbers if extra is None else torch.cat([numbers, extra.double()], 1)
+        return self._descriptors(states)
 
     def prepare(self) -> None:
         """Import the trees, which takes a second."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.search.config import SurrogateConfig
-from gflownet.search.descriptors import Descriptors, Group
+from gflownet.search.descriptors import Descriptors
 from gflownet.search.features import GraphFeatures, WeisfeilerLehman
 from gflownet.search.regression import CrossCovariance, Hyperparameters, Regression, best_and_random
 from gflownet.search.surrogate import CrossValidated, Prediction, Warping, check_scores, next_fit
@@ -43,18 +43,15 @@ class GaussianProcess(CrossValidated):
         self._regression: Regression | None = None
         self._crosses: list[CrossCovariance] = []  # of the features of the last predictions, latest first
 
-    def encode(self, states: GraphStates, extra: Tensor | None = None) -> GraphFeatures:
-        """Return the features of B terminal states, with numeric features [B, D]."""
-        labels = self._encoder.encode(states, extra)
-        return labels if self._descriptors is None else self.with_descriptors(labels, states, extra)
+    def encode(self, states: GraphStates) -> GraphFeatures:
+        """Return the features of B terminal states."""
+        labels = self._encoder.encode(states)
+        return labels if self._descriptors is None else self.with_descriptors(labels, states)
 
-    def with_descriptors(self, labels: GraphFeatures, states: GraphStates, extra: Tensor | None) -> GraphFeatures:
+    def with_descriptors(self, labels: GraphFeatures, states: GraphStates) -> GraphFeatures:
         """Return features with the numbers of the descriptors, and the labels of features without them."""
         assert self._descriptors is not None
         groups, numbers = self._descriptors.groups, self._descriptors(states)
-        if extra is not None:
-            own = torch.arange(extra.shape[1]) + len(Group)  # a distance for each
-            groups, numbers = torch.cat([groups, own]), torch.cat([numbers, extra.double()], 1)
         return replace(labels, numbers=numbers, groups=groups.unique(return_inverse=True)[1])
 
     def fit(self, features: GraphFeatures, scores: Tensor) -> None:

@@ -70,10 +70,10 @@ class Automatic(Surrogate):
         self.correlations = [0.0] * len(self.models)  # of left out observations with their predictions
         self._num_fitted = 0  # observations at the last choice of weights
 
-    def encode(self, states: GraphStates, extra: Tensor | None = None) -> ModelFeatures:
-        labels = self._labels.encode(states, extra)
-        numbers = self._numbers.with_descriptors(labels, states, extra)  # with the same labels, kept once
-        return ModelFeatures((labels, numbers, *(model.encode(states, extra) for model in self.models[2:])))
+    def encode(self, states: GraphStates) -> ModelFeatures:
+        labels = self._labels.encode(states)
+        numbers = self._numbers.with_descriptors(labels, states)  # with the same labels, kept once
+        return ModelFeatures((labels, numbers, *(model.encode(states) for model in self.models[2:])))
 
     def warp(self, scores: Tensor) -> Tensor:
         """Return warped scores; all models have one warping."""

@@ -85,13 +85,8 @@ class Surrogate(Configurable, ABC):
         self.env, self.config, self.seed = env, config, seed
 
     @abstractmethod
-    def encode(self, states: GraphStates, extra: Tensor | None = None) -> Any:
-        """Return the features of B terminal states: an object with a length and an index.
-
-        Args:
-            states: the architectures.
-            extra: [B, D] numeric features, such as zero-cost proxies; None: none.
-        """
+    def encode(self, states: GraphStates) -> Any:
+        """Return the features of B terminal states: an object with a length and an index."""
 
     def prepare(self) -> None:
         """Load what `fit` needs: called while the first candidates train."""

@@ -60,8 +60,7 @@ class SurrogateSearch(SearchMethod):
         self._num_fitted = 0  # architectures of the history at the last fit
         self._mean = 0.0  # of the warped scores of the last fit
         self._kept: dict[int, Pool] = {}  # best candidates of the last two pools, by call
-        max_num = self.model.enumeration_limit(self.config.proposals.num_enumerated)
-        states = enumerated(self.env, max_num=max_num)
+        states = enumerated(self.env, max_num=self.config.proposals.num_enumerated)
         self.space = None if states is None else ScoredSpace(self.env, states)
 
     @property

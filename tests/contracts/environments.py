@@ -250,7 +250,6 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     "choices": choices,
     "choices_capped": capped_choices,
     "recurrent_stack": recurrent_stacks,
-    "recurrent_stack_of_options": lambda: recurrent_stacks(residuals=["on", "off"], units=[8], betas=["on"]),
     "recurrent_stack_of_gru": lambda: recurrent_stacks(cells=["gru"], max_depth=3, widths=[8, 16]),
     "tensor_graph": lambda: tensor_graphs(inputs={"a": (2, 2), "b": (2, 3)}),
     "tensor_graph_equal_inputs": lambda: tensor_graphs(inputs={"a": (2, 2), "b": (2, 2)}, functions=()),

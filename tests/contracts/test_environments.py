@@ -17,8 +17,8 @@ LARGE = {
     *("undirected", "undirected_fixed_size", "undirected_attributes", "directed", "directed_attributes"),
     *("labelled_dag", "cells"),
     *("computation_graph", "computation_graph_two_hidden", "computation_graph_ordered"),
-    *("recurrent_stack", "recurrent_stack_of_options"),
-    *("operation_graph", "operation_graph_tight", "operation_graph_projections", "operation_graph_modules"),
+    *("recurrent_stack", "operation_graph", "operation_graph_tight"),
+    *("operation_graph_projections", "operation_graph_modules"),
     *("tensor_graph", "tensor_graph_equal_inputs", "tensor_graph_new_indices", "tensor_graph_joined"),
 }
 SMALLER = {
@@ -51,9 +51,7 @@ SMALLER = {
         max_parameters=95,
         max_hidden_nodes=1,
     ),
-    "recurrent_stack_of_options_1": lambda: recurrent_stacks(
-        residuals=["on", "off"], units=[8], betas=["on"], max_depth=1
-    ),
+    "recurrent_stack_1": lambda: recurrent_stacks(betas=["on"], max_depth=1),
     "tensor_graph_equal_inputs_1": lambda: tensor_graphs(inputs={"a": (2,), "b": (2,)}),
     "tensor_graph_joined_2": lambda: tensor_graphs(
         inputs={"a": (2,), "s": ()}, operations=("*", "-"), max_operations=2, max_rank=0

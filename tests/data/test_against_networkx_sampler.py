@@ -30,7 +30,7 @@ REPEATED = {
     *("catalogue_of_cells", "undirected", "undirected_attributes", "directed", "directed_7", "fixed_length", "cells"),
     *("choices", "computation_graph", "computation_graph_two_hidden", "computation_graph_ordered_output"),
     *("operation_graph", "operation_graph_tight", "operation_graph_layouts", "recurrent_stack", "tensor_graph"),
-    *("recurrent_stack_of_options", "tensor_graph_equal_inputs", "tensor_graph_joined"),
+    *("tensor_graph_equal_inputs", "tensor_graph_joined"),
 }
 
 

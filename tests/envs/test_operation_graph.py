@@ -1,7 +1,5 @@
 """Operation graphs: limits of real modules, walks that never end early, tables, counts by brute force, and errors."""
 
-from typing import Any
-
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -343,22 +341,6 @@ def test_invalid_options_raise(options, message, monkeypatch):
     config = EnvConfig(operation_graph=OperationGraphConfig(**options))
     with pytest.raises(ValueError, match=message):
         OperationGraphContext.build_env(config, input_sizes=[Shape.of([3, 8, 8]), 7], output_sizes=[5])
-
-
-def test_error_of_withdrawn_operations_has_lines_that_can_be_pasted():
-    """The lines offer the values of the earlier choices, next to those of the other operations."""
-    withdrawn = {"transposed_conv2d": {"features": [4, 8], "activation": "gelu"}, "group_norm": {"groups": [1, 2]}}
-    options = {"operations": ["flatten", "conv2d", *withdrawn], "choices": {**CONVOLUTIONS, **withdrawn}}
-    with pytest.raises(ValueError, match="flatten, transposed_conv2d, group_norm was withdrawn; write ") as raised:
-        operation_graphs(**options)
-    lines = str(raised.value).partition("; write ")[2].split(" and choices: ")
-    pasted: Any = OmegaConf.create(f"{lines[0]}\nchoices: {lines[1]}")
-    offered = {each.name: each.choices for each in operation_graphs(**pasted).choices.operations}
-    assert list(offered) == ["torch.nn:Flatten", "conv2d", "torch.nn:ConvTranspose2d", "torch.nn:GroupNorm"]
-    transposed = offered["torch.nn:ConvTranspose2d"]
-    assert (transposed["out_channels"], transposed["padding"], transposed["activation"]) == ((4, 8), (1,), ("gelu",))
-    assert offered["torch.nn:GroupNorm"]["num_groups"] == (1, 2)
-    assert offered["conv2d"]["features"] == (4, 8)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.contracts.environments import recurrent_stacks
 def num_stacks(config: RecurrentStackConfig) -> int:
     """Return the number of architectures by the rule of product."""
     num_rhn = len(config.projections) * len(config.betas) if "rhn" in config.cells else 0
-    num_others = len(set(config.cells) - {"rhn"}) * len(config.residuals) * (1 + len(config.units))
+    num_others = len(set(config.cells) - {"rhn"})
     sizes = len(config.ranks) * len(config.ratios)
     total = 0
     for depth in range(1, config.max_depth + 1):
@@ -34,8 +34,7 @@ def num_stacks(config: RecurrentStackConfig) -> int:
         {},
         {"ratios": [1.0, 2.0]},
         {"cells": ["rhn"], "max_depth": 3, "betas": ["on"], "ranks": [4]},
-        {"residuals": ["off", "on"], "units": [4, 8], "ratios": [1.0]},
-        {"cells": ["gru"], "residuals": ["off"], "units": [16], "max_depth": 3},
+        {"cells": ["gru"], "max_depth": 3},
         {"cells": ["lstm", "gru"], "max_depth": 4, "widths": [8, 16, 32]},
     ],
 )
@@ -48,18 +47,17 @@ def test_recurrent_stack_count_matches_rule_of_product(changes: dict) -> None:
 
 
 def test_read_stack_returns_chosen_layers() -> None:
-    env = RecurrentStackEnv(RecurrentStackConfig(max_depth=4, widths=[8], units=[3], residuals=["on", "off"]))
+    env = RecurrentStackEnv(RecurrentStackConfig(max_depth=4, widths=[8]))
     names = env.vocabulary.node_types
     choices = {"width": "8", "cell[1]": "rhn", "projections[1]": "gate+down", "beta[1]": "off", "rank": "4"}
-    choices |= {"ratio": "1", "cell[2]": "repeat", "cell[3]": "lstm", "units[3]": "3", "residual[3]": "off"}
-    choices |= {"cell[4]": "gru", "units[4]": "width", "residual[4]": "on"}
+    choices |= {"ratio": "1", "cell[2]": "repeat", "cell[3]": "lstm", "cell[4]": "gru"}
     stack = Assignment(names, tuple(choices.get(name, "none") for name in names))
     assert env.terminal(env.states_of([stack]), 0) == stack
     config = read_stack(stack.as_dict(), width=5, bottleneck=7)
     assert config.layers == (
         StackLayer("rhn", rank=4, projections=("gate", "down"), beta=False, ratio=1.0),
         StackLayer("repeat"),
-        StackLayer("lstm", residual=False, units=3),
+        StackLayer("lstm"),
         StackLayer("gru"),
     )
     assert (config.width, config.bottleneck) == (8, 7)
@@ -100,8 +98,6 @@ def test_recurrent_stack_requires_complete_layer_before_next() -> None:
         ({"cells": ["rnn"]}, r"env.recurrent_stack.cells: .*got \['rnn'\]"),
         ({"projections": ["up+gate"]}, r"env.recurrent_stack.projections: expected different ones of .*gate\+up"),
         ({"betas": ["on", "on"]}, r"env.recurrent_stack.betas: expected different ones of on, off"),
-        ({"residuals": []}, r"env.recurrent_stack.residuals: expected different ones of on, off, got \[\]"),
-        ({"units": [4, 4]}, r"env.recurrent_stack.units: expected different numbers, got \['4', '4'\]"),
         ({"ranks": []}, r"env.recurrent_stack.ranks: expected different numbers, got \[\]"),
         ({"widths": [8, 8]}, r"env.recurrent_stack.widths: expected different numbers, got \['8', '8'\]"),
     ],
@@ -112,10 +108,9 @@ def test_recurrent_stack_invalid_options_raise(option: dict, message: str) -> No
 
 
 def test_on_and_off_of_yaml_are_read() -> None:
-    options = [f"env.recurrent_stack.{name}=[off,on]" for name in ("betas", "residuals")]
-    config: Any = load_config("language", options)
+    config: Any = load_config("language", ["env.recurrent_stack.betas=[off,on]"])
     choices = choices_of(config.env.recurrent_stack)
-    assert choices["beta[1]"] == choices["residual[2]"] == ("off", "on")
+    assert choices["beta[1]"] == ("off", "on")
 
 
 def test_recurrent_stack_context_from_config() -> None:

@@ -8,6 +8,7 @@ import torch
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.config import OBJECTIVES, AlgoConfig, BackwardName, SymmetryName
 from gflownet.objectives.relative import RelativeTrajectoryBalance
+from gflownet.objectives.soft_q import Munchausen
 from tests.objectives.spaces import log_symmetries, make_batch, rewards_of
 from tests.oracles.tabular import (
     Classes,
@@ -38,7 +39,7 @@ COMBINATIONS: list[tuple[SymmetryName, BackwardName]] = [
     ("actions", "pessimistic"),
 ]
 LogForward = dict[tuple[int, int, bool], float]  # of one labelled action: (s, s', is Stop); for Stop, s' = s
-ALPHA = AlgoConfig().soft_q.munchausen
+ALPHA = Munchausen.munchausen
 
 
 def _maximum_entropy(space: Classes, config: AlgoConfig) -> tuple[dict[Pair, float], dict[int, float]]:

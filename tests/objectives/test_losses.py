@@ -18,10 +18,8 @@ from gflownet.objectives.config import (
     REGRESSIONS,
     ActorCriticConfig,
     AlgoConfig,
-    SoftQConfig,
     SubTrajectoryBalanceConfig,
     TrajectoryBalanceConfig,
-    Weighting,
 )
 from gflownet.objectives.steps import BACKWARD_LOSSES
 from tests.objectives.balanced import prior_policy, random_prior
@@ -42,8 +40,8 @@ from tests.oracles.equivalent_actions import equivalent_actions_of, read_class_s
 ACTOR_CRITIC = ActorCriticConfig(entropy=0.3, value_weight=0.7, clip=0.1)
 
 
-def subtb(weighting: Weighting, decay: float) -> AlgoConfig:
-    return AlgoConfig(method="subtb", subtb=SubTrajectoryBalanceConfig(decay=decay, weighting=weighting))
+def subtb(decay: float) -> AlgoConfig:
+    return AlgoConfig(method="subtb", subtb=SubTrajectoryBalanceConfig(decay=decay))
 
 
 # name: (config, reference loss)
@@ -52,20 +50,15 @@ CASES = {
     "vargrad": (AlgoConfig(method="vargrad"), losses.vargrad),
     "db": (AlgoConfig(method="db"), losses.detailed_balance),
     "fl_db": (AlgoConfig(method="fl_db"), partial(losses.detailed_balance, forward_looking=True)),
-    "subtb_within": (subtb("within", 0.8), partial(losses.sub_trajectory_balance, decay=0.8, within=True)),
-    "subtb_geometric": (subtb("geometric", 1.3), partial(losses.sub_trajectory_balance, decay=1.3, within=False)),
-    "subtb_equal_within": (subtb("equal_within", 0.5), partial(losses.sub_trajectory_balance, decay=1.0, within=True)),
-    "subtb_equal": (subtb("equal", 0.5), partial(losses.sub_trajectory_balance, decay=1.0, within=False)),
+    "subtb": (subtb(0.8), partial(losses.sub_trajectory_balance, decay=0.8)),
+    "subtb_growing": (subtb(1.3), partial(losses.sub_trajectory_balance, decay=1.3)),
     "fl_subtb": (
-        replace(subtb("within", 0.8), method="fl_subtb"),
-        partial(losses.sub_trajectory_balance, decay=0.8, within=True, forward_looking=True),
+        replace(subtb(0.8), method="fl_subtb"),
+        partial(losses.sub_trajectory_balance, decay=0.8, forward_looking=True),
     ),
     "modified_db": (AlgoConfig(method="modified_db"), losses.modified_detailed_balance),
     "soft_q": (AlgoConfig(method="soft_q"), losses.soft_q),
-    "munchausen": (
-        AlgoConfig(method="munchausen", soft_q=SoftQConfig(munchausen=0.3, lowest_log_policy=-1.0)),
-        partial(losses.soft_q, alpha=0.3, lowest=-1.0),
-    ),
+    "munchausen": (AlgoConfig(method="munchausen"), partial(losses.soft_q, alpha=0.15, lowest=-25.0)),
     "relative_tb": (AlgoConfig(method="relative_tb"), losses.relative),
     "order_preserving": (AlgoConfig(method="order_preserving"), losses.order_preserving),
     "a2c": (
@@ -79,9 +72,9 @@ CASES = {
     "max_likelihood": (AlgoConfig(method="max_likelihood"), losses.max_likelihood),
 }
 WITHOUT_BACKWARD = ("a2c", "ppo")
-CLASS_COUNTING = ("tb", "vargrad", "db", "subtb_within", "soft_q", "order_preserving")
+CLASS_COUNTING = ("tb", "vargrad", "db", "subtb", "soft_q", "order_preserving")
 COMPARING = ("vargrad", "order_preserving")  # losses over several trajectories with the same conditioning
-PENALISED = ("tb", "vargrad", "db", "subtb_within", "modified_db", "soft_q", "relative_tb", "fl_db", "munchausen")
+PENALISED = ("tb", "vargrad", "db", "subtb", "modified_db", "soft_q", "relative_tb", "fl_db", "munchausen")
 
 
 def reference_loss(name: str, case: Case) -> Callable[..., float]:

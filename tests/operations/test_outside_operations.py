@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import itertools
-import json
 import pickle
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from gflownet.graphs import ComputationGraph, to_dot, to_svg
-from gflownet.graphs.operation import operation, operation_errors, read_operation
+from gflownet.graphs.operation import operation, read_operation
 from gflownet.graphs.operation_costs import graph_cost
-from gflownet.operations.modules import WITHDRAWN
 from gflownet.operations.operation import Operation
 from gflownet.plugins import load_class
 from gflownet.translation import to_pytorch_model, to_source
@@ -334,61 +329,6 @@ def test_arguments_nest() -> None:
     namespace: dict = {}
     exec(to_source(graph), namespace)
     assert torch.equal(namespace["Model"]()(x), 5 * x)
-
-
-def test_opaque_of_stored_graphs_is_the_module() -> None:
-    """Graphs of earlier versions: `opaque` with `module` and `arguments`, in nodes, subgraphs and on edges."""
-    arguments = {"in_features": 4, "out_features": 2}
-    stored = {"name": "opaque", "module": "torch.nn:Linear", "arguments": arguments}
-    now = {"name": "torch.nn:Linear", **arguments}
-    assert chain(stored, shape=(4,)).to_dict() == chain(now, shape=(4,)).to_dict()
-    data = {"nodes": [{"id": 0, "node_type": "input", "shape": [4]}, {"id": 1, "subgraph": "s", "node_type": "output"}]}
-    data["edges"] = [{"source": 0, "target": 1}]
-    inner = chain(stored, shape=(4,)).to_dict()
-    inner["nodes"][1]["operation"] = stored
-    graph = ComputationGraph.from_dict({**data, "subgraphs": {"s": inner}})
-    assert to_pytorch_model(graph)(torch.randn(3, 4)).shape == (3, 2)
-    on_edge = {"nodes": data["nodes"][:1], "edges": [{"source": 0, "target": 1, "operation": stored}]}
-    on_edge["nodes"] = [*on_edge["nodes"], {"id": 1, "node_type": "output", "operation": {"name": "identity"}}]
-    assert ComputationGraph.from_dict(on_edge).to_dict()["edges"][0]["operation"] == now
-
-
-@pytest.mark.parametrize(
-    ("stored", "shape", "layout", "expected"),
-    [
-        ({"name": "flatten"}, (3, 2, 4), None, lambda x: x.flatten(1)),
-        ({"name": "scale", "scale": -2.0}, (3,), None, lambda x: -2 * x),
-        ({"name": "select", "position": -1}, (4, 3), None, lambda x: x[:, -1]),
-        ({"name": "reshape", "sizes": [6, 4], "layout": "signal"}, (3, 2, 4), None, lambda x: x.view(-1, 6, 4)),
-        ({"name": "permute", "order": [1, 0]}, (3, 4), "signal", lambda x: x.mT),
-        ({"name": "group_norm", "groups": 2}, (4, 5), "signal", lambda x: F.group_norm(x, 2)),
-        ({"name": "first_channels", "features": 2}, (4, 5), "signal", lambda x: x[:, :2]),
-    ],
-)
-def test_withdrawn_operation_of_stored_graphs(stored: dict, shape: Any, layout: Any, expected: Any) -> None:
-    graph, x = chain(stored, shape=shape, layout=layout), torch.randn(2, *shape)
-    if "layout" in (now := graph.to_dict()["nodes"][1]["operation"]):  # of the row, which torch's function would keep
-        assert now["layout"] == stored.get("layout", "sequence")
-    torch.testing.assert_close(to_pytorch_model(graph)(x), expected(x))
-    unknown = chain({**stored, "unknown": 1}, shape=shape, layout=layout)
-    assert [each.code for each in unknown.validate()] == ["unknown_operation"]
-
-
-@pytest.mark.parametrize("name", WITHDRAWN)
-def test_error_of_withdrawn_operation_has_one_that_can_be_pasted(name: str) -> None:
-    (problem,) = chain({"name": name, "unknown": 1}, shape=(4, 5), layout="signal").validate()
-    start, _, written = problem.message.partition("; write ")
-    assert start == f"node 1: operation: {name} was withdrawn"
-    assert [*operation_errors(json.loads(written))] == []
-
-
-def test_withdrawn_transposed_convolution_multiplies_positions_by_stride() -> None:
-    for kernel_size, stride, dilation in itertools.product((1, 2, 3, 4, 5), (2, 3), (1, 2)):
-        stored = {"name": "transposed_conv2d", "features": 2, "kernel_size": kernel_size, "stride": stride}
-        graph = chain({**stored, "dilation": dilation, "padding": "same"}, shape=(3, 4, 5))
-        assert to_pytorch_model(graph)(torch.randn(2, 3, 4, 5)).shape == (2, 2, 4 * stride, 5 * stride)
-    valid = chain({"name": "transposed_conv1d", "features": 2, "padding": "valid"}, shape=(3, 4), layout="signal")
-    assert to_pytorch_model(valid)(torch.randn(2, 3, 4)).shape == (2, 2, 10)
 
 
 def test_identity_and_drawing_import_no_outside_class(tmp_path, monkeypatch) -> None:

@@ -131,10 +131,8 @@ def detailed_balance(trajectories, frozen, batch, *, forward_looking=False, pena
     return mean(terms)
 
 
-def sub_trajectory_balance(
-    trajectories, frozen, batch, *, decay, within, forward_looking=False, penalty: Penalty = SQUARED
-):
-    means, all_weights, all_terms = [], 0.0, 0.0
+def sub_trajectory_balance(trajectories, frozen, batch, *, decay, forward_looking=False, penalty: Penalty = SQUARED):
+    means = []
     for steps, reward in zip(trajectories, log_rewards(batch), strict=True):
         flows, weights, terms = state_flows(steps, reward, forward_looking=forward_looking), 0.0, 0.0
         for i in range(len(steps)):
@@ -144,8 +142,7 @@ def sub_trajectory_balance(
                 weights += weight
                 terms += weight * penalty(flows[i] + inner - flows[j])
         means.append(terms / weights)
-        all_weights, all_terms = all_weights + weights, all_terms + terms
-    return mean(means) if within else all_terms / all_weights
+    return mean(means)
 
 
 def modified_detailed_balance(trajectories, frozen, batch, *, penalty: Penalty = SQUARED):

@@ -62,18 +62,18 @@ def test_mixture_has_mean_and_variance_of_its_parts():
 
 
 def test_automatic_encodes_as_its_models_and_once(env, monkeypatch):
-    states, extra = random_terminal_states(env, 9, seed=0), torch.arange(9.0)[:, None]
+    states = random_terminal_states(env, 9, seed=0)
     surrogate, calls = Automatic(env, SurrogateConfig(), seed=0), list[int]()
     original = Descriptors._numbers
     monkeypatch.setattr(Descriptors, "_numbers", lambda self, batch: calls.append(len(batch)) or original(self, batch))
-    parts = surrogate.encode(states, extra).parts
+    parts = surrogate.encode(states).parts
     assert calls == [9]
-    labels, numbers, forest = (model.encode(states, extra) for model in surrogate.models)
+    labels, numbers, forest = (model.encode(states) for model in surrogate.models)
     assert torch.equal(parts[2], forest)
     for part, expected in zip(parts[:2], (labels, numbers), strict=True):
         assert all(torch.equal(getattr(part, each.name), getattr(expected, each.name)) for each in fields(part))
     assert parts[1].labels is parts[0].labels
-    other = surrogate.encode(states[:5], extra[:5]).parts
+    other = surrogate.encode(states[:5]).parts
     assert torch.equal(other[2], forest[:5])
 
 

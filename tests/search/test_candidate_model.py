@@ -1,4 +1,4 @@
-"""Values of candidates: improvement, hypervolume, feasibility and proxies together, on a table of cells."""
+"""Values of candidates: improvement, hypervolume, and feasibility together, on a table of cells."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def task_of(table: str, *options: str) -> CellsTask:
 class Search:
     """Evaluations of random cells."""
 
-    def __init__(self, table: str, *options: str, num: int = 40, proxies: tuple[str, ...] = ()) -> None:
+    def __init__(self, table: str, *options: str, num: int = 40) -> None:
         self.task = copy.copy(task_of(table, *options))
         config: Any = self.task.config
         context: Any = ENVIRONMENTS.load("cells").from_config(
             config.env, input_sizes=(), output_sizes=(), num_cond_dim=self.task.num_cond_dim
         )
         self.env, self.history = context.env, History(context.env)
-        surrogate = SurrogateConfig(proxies=list(proxies))
+        surrogate = SurrogateConfig()
         unused: Any = None
         self.setup = SearchSetup(
             context=context,
@@ -148,12 +148,6 @@ def test_candidate_model_skips_failures_in_caps(table):
     search = Search(table, f"evaluation.constraints.{LATENCY}=4.0", num=8)
     search.history.metrics[0] = {}
     assert bool(search.log_values().isfinite().all())
-
-
-def test_candidate_model_uses_proxies(table):
-    search = Search(table, proxies=("parameters", "multiply_adds"))
-    assert search.model.encode(search.new).numbers.shape == (len(search.new), 4)  # of nodes and edges too
-    assert not torch.equal(search.log_values(), Search(table).log_values())
 
 
 def test_constraint_on_an_unknown_metric_is_refused(table):

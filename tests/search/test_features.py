@@ -1,9 +1,11 @@
 """Batched Weisfeiler-Lehman features compared with histograms of strings."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from gflownet.search.features import Points, WeightedDistances, WeisfeilerLehman
+from gflownet.search.features import GraphFeatures, Points, WeightedDistances, WeisfeilerLehman
 from tests.contracts.environments import ENVIRONMENTS, cells, computation_graphs
 from tests.oracles.weisfeiler_lehman import all_histograms, squared_distance
 from tests.search.terminal_states import random_terminal_states, renamed_nodes
@@ -74,11 +76,16 @@ def test_sizes_are_the_numbers_of_nodes_and_edges():
     assert len(expected.unique(dim=0)) > 3
 
 
+def with_numbers(features: GraphFeatures, numbers: torch.Tensor) -> GraphFeatures:
+    numbers = torch.cat([features.numbers, numbers.double()], 1)
+    return replace(features, numbers=numbers, groups=torch.arange(numbers.shape[1]))
+
+
 def test_median_scales_match_medians_of_all_distances(monkeypatch):
     states = random_terminal_states(computation_graphs(max_hidden_nodes=4, max_edges=8), 20, seed=3)
     numbers = torch.stack([torch.arange(20.0).square(), torch.zeros(20)], 1)
     encoder = WeisfeilerLehman(computation_graphs(max_hidden_nodes=4, max_edges=8), num_rounds=2)
-    points = Points(encoder.encode(states, numbers))
+    points = Points(with_numbers(encoder.encode(states), numbers))
     expected = [float(each[each > 0].median()) for each in points.distances(points)[:-1]]
     for num_rows in (7, 128):
         monkeypatch.setattr("gflownet.search.features._MEDIAN_ROWS", num_rows)
@@ -90,20 +97,10 @@ def test_weighted_distances_match_the_sum_of_all():
     env = computation_graphs(max_hidden_nodes=4, max_edges=8)
     states = random_terminal_states(env, 60, seed=3)
     numbers = 1e4 + torch.randn(60, 2, generator=torch.Generator().manual_seed(4)).double()
-    features = WeisfeilerLehman(env, num_rounds=2).encode(states, numbers)
+    features = with_numbers(WeisfeilerLehman(env, num_rounds=2).encode(states), numbers)
     for weights in ([0.5, 0.0, 2.0, 1.0, 0.2, 0.3, 0.0, 3.0], [0.0] * 6 + [1.0, 2.0], [0.0, 1.0] + [0.0] * 6):
         used = torch.tensor(weights, dtype=torch.float64)
         expected = torch.tensordot(used, Points(features[:40]).distances(Points(features)), 1)
         result = WeightedDistances(features[:40], used)(features)
         torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-9)
         assert float(result[:40].diagonal().max()) < 1e-9
-
-
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [(torch.zeros(2, 1), r"expected \[3, D\], got \[2, 1\]"), (torch.tensor([[0.0], [0.0], [torch.nan]]), "graph 2")],
-)
-def test_invalid_numeric_features_raise(numbers, message):
-    env = cells("nb201")
-    with pytest.raises(ValueError, match=message):
-        WeisfeilerLehman(env, num_rounds=1).encode(random_terminal_states(env, 3, seed=0), numbers)

@@ -187,14 +187,3 @@ def test_number_of_rows_is_limited_to_best_and_random():
     assert len(rows) == 5
     assert rows == sorted(rows)
     assert best_and_random(values, 7, seed=3).tolist() == list(range(7))
-
-
-def test_numeric_features_improve_prediction(env, states):
-    gp, numbers = process(env), torch.rand(3 * NUM, 1, generator=torch.Generator().manual_seed(1)).double()
-    scores, errors = 10 * numbers[:, 0] + 0.1 * scores_of(states), []
-    for extra in (None, numbers):
-        features = gp.encode(states, extra)
-        gp.fit(features[: 2 * NUM], scores[: 2 * NUM])
-        error = gp.unwarp(gp.predict(features[2 * NUM :]).mean) - scores[2 * NUM :]
-        errors.append(float(error.square().mean()))
-    assert errors[1] < 0.1 * errors[0]

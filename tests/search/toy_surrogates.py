@@ -12,7 +12,7 @@ from gflownet.search.surrogate import Prediction, Surrogate
 class RidgeRegression(Surrogate):
     """Bayesian linear regression on the counts of types and values, and on which value every place has."""
 
-    def encode(self, states: GraphStates, extra: Tensor | None = None) -> Tensor:
+    def encode(self, states: GraphStates) -> Tensor:
         types = torch.nn.functional.one_hot(states.node_type.long() + 1, 12).sum(1)
         values = torch.nn.functional.one_hot(states.node_attr.long() + 1, 12).flatten(2).flatten(1)
         return torch.cat([types, values, states.has_edge.sum((1, 2))[:, None]], 1).double()

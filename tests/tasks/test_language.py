@@ -138,7 +138,7 @@ def test_words_name_cells_sizes_and_repetitions(task: LanguageTask) -> None:
 
 
 def test_different_stacks_have_different_words() -> None:
-    task = make_task("env.recurrent_stack.residuals=[on,off]", "env.recurrent_stack.units=[16]")
+    task = make_task()
     words = {task.words(candidate): candidate for candidate in walked(task, 20)}
     assert len(words) == len(set(words.values())) > 10
 
@@ -296,7 +296,7 @@ def test_bits_and_cache_are_objectives(blocks: LanguageTask) -> None:
 
 @pytest.mark.parametrize("space", ["stacks", "cells", "blocks"])
 def test_candidates_of_random_walks_are_scored(space: str, cells: LanguageTask, blocks: LanguageTask) -> None:
-    options = ("task_options.num_steps=1", "env.recurrent_stack.residuals=[on,off]", "env.recurrent_stack.units=[5]")
+    options = ("task_options.num_steps=1",)
     task = {"stacks": make_task(*options), "cells": cells, "blocks": blocks}[space]
     starts = {"stacks": ("rhn", "gru", "lstm"), "cells": ("cell ",), "blocks": ("(", *BLOCKS)}[space]
     for candidate in walked(task, 3):

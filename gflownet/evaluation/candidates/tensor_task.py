@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
-from statistics import fmean, median
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -248,14 +248,14 @@ class TensorTask(GFNTask):
     def score_of(self, candidate: Any, training: ModelTraining) -> Score:
         """Return the score of a model after its training."""
         quality, size = self.quality(training.values), self.num_parameters(training.model)
-        metrics = {f"validation_{self.measure.metric.name}": training.values[-1], "train_loss": training.train_loss}
-        metric = fmean(training.values[-self._evaluation.training.score_epochs :])
+        metric = training.values[-1]
+        metrics = {f"validation_{self.measure.metric.name}": metric, "train_loss": training.train_loss}
         measured = {name: self._measured(name, candidate, training.model, metric) for name in self.measured_objectives}
         return Score(self.value(quality, size), size, metrics | measured, training.model)
 
     def quality(self, values: Sequence[float]) -> float:
-        """Return the mean score of the last `score_epochs` values of the validation metric."""
-        return fmean(self.measure.score(value) for value in values[-self._evaluation.training.score_epochs :])
+        """Return the score of the last value of the validation metric."""
+        return self.measure.score(values[-1])
 
     def value(self, quality: float, num_parameters: int) -> float:
         """Return the quality scaled by the size of the model, see evaluation.size_weight."""
@@ -337,7 +337,7 @@ class TensorTask(GFNTask):
     def _full(self) -> Length:
         """The full training, measured only where its score needs it."""
         num = self._evaluation.num_epochs
-        return Length(num, num, max(0, num - self._evaluation.training.score_epochs))
+        return Length(num, num, num - 1)
 
     def _continued_many(self, starts: Sequence[Start], length: Length) -> Iterator[ModelTraining | Exception]:
         """Yield the training of each candidate up to an epoch, in order; a function of candidate and seed."""
