@@ -71,12 +71,13 @@ class GFNTrainer(Components):
             about = (type(self.task).__doc__ or "").strip().partition("\n")[0]
             plan = asdict(self.plan) | {"about": about}
             with run.recorded(config.report, plan=plan, start_seconds=self.start_seconds):
-                self._take_stages(run, SearchStage(self, evaluator), evaluator, quarantine)
+                self._take_stages(run, evaluator, quarantine)
         return run.stop.signal
 
-    def _take_stages(self, run: Run, search: SearchStage, evaluator: Dispatcher, quarantine: Quarantine) -> None:
+    def _take_stages(self, run: Run, evaluator: Dispatcher, quarantine: Quarantine) -> None:
         """Search, take the final stage, certify, and write the report, also after an error."""
         final, certificate = FinalTrainingsStage(self, evaluator), CertificateStage(self, evaluator)
+        search = SearchStage(self, evaluator, final)
         report = ReportStage(self, evaluator, quarantine, final=final, certificate=certificate)
         try:
             with run.logger.live():

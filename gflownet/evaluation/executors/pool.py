@@ -37,6 +37,8 @@ from gflownet.evaluation.task import GFNTask
 _ADVICE = "move it to a module that other processes can import, or set evaluation.executor=inline"
 # One thread per process; the libraries read these when they are loaded. torch.cuda.is_available makes no context.
 _ENVIRONMENT = {
+    "KMP_DUPLICATE_LIB_OK": "True",  # both are set by scikit-learn, which references import
+    "KMP_INIT_AT_FORK": "FALSE",
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"),
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
