@@ -133,6 +133,8 @@ class GFNTrainer(Components):
         executor = run.open(self.build_executor())
         executor.notify = lambda line: run.logger.print(line)
         run.stop.react = executor.interrupt
+        if not run.folder.resumed:  # a resumed run may have nothing left to evaluate
+            executor.start()
         num_evaluated = run.store.num_evaluations(run=self.run_id)
         if self.halving is not None:
             self.halving.restore(run.store)

@@ -17,7 +17,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.candidates import trainer as training_module
 from gflownet.evaluation.candidates.references import model_method
 from gflownet.evaluation.candidates.tensor_task import TensorTask, automatic_batch_size
-from gflownet.evaluation.candidates.trainer import ModelTrainer, CandidateDivergedError
+from gflownet.evaluation.candidates.trainer import CandidateDivergedError, ModelTrainer
 from gflownet.evaluation.data.datasets import load_splits
 from gflownet.evaluation.data.examples import Split, Splits
 from gflownet.evaluation.execution import restored, run_job
