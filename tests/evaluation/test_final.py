@@ -264,6 +264,7 @@ def test_random_candidates_trained_before_the_races_give_the_same_result(tmp_pat
                 stage.advance()
             assert len(task.calls) == 2 * is_early
             result = stage.run([finalists(rows, 6)], step=9, random_finalists=best_random)
+            assert [each.seed for each in store if each.key in "cd" and each.step == 2] == [RANDOM_REPEAT] * 2
             raced = [(each.record.key, each.scores, each.posterior) for each in (*result.top, *result.random_top)]
             results.append((raced, result.references, {each.identity: (each.score, each.step) for each in store}))
     assert results[0] == results[1]
