@@ -287,11 +287,11 @@ def test_model_method_is_trained_once_for_each_seed_and_length(monkeypatch):
     monkeypatch.setattr(task, "quality", lambda values: 0.5 + len(trained) / 100)
     monkeypatch.setattr(task, "test_score", lambda model: 0.5)
     method = model_method(task, "LeNet-5", lenet5, 1, 10)
-    first, again, further = (method.result(seeds) for seeds in ([1], [1], [2, 1]))
+    first, again, further = (cast(Any, method.result(seeds)) for seeds in ([1], [1], [2, 1]))
     assert first == again
     assert further.validation == (0.52, 0.51)
     monkeypatch.setattr(task.config.final, "epochs", 3)
-    longer = model_method(task, "LeNet-5", lenet5, 1, 10).result([1])
+    longer: Any = model_method(task, "LeNet-5", lenet5, 1, 10).result([1])
     assert (len(trained), longer.name, longer.num_parameters) == (3, "LeNet-5, 3 epochs", 61_706)
     names: dict[str, Any] = {}
     exec(longer.code, names)
