@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from gflownet.errors import UserError
 from gflownet.evaluation.candidates.references import (
     classifier_or_regressor,
-    estimator_reference,
-    model_reference,
-    references_at_positions,
+    estimator_method,
+    methods_at_positions,
+    model_method,
 )
 from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.evaluation.data.checks import with_shaped_targets
 from gflownet.evaluation.data.datasets import splits_of, standardised, with_standard_targets
 from gflownet.evaluation.data.examples import IGNORED, Split, Splits
-from gflownet.evaluation.task import Reference
+from gflownet.evaluation.task import ReferenceMethod
 from gflownet.options import NOT_NEGATIVE, option
 from gflownet.translation.array_inputs import ArrayInputs
 
@@ -90,23 +90,23 @@ class ImagesTask(TensorTask):
         splits = with_standard_targets(splits)
         return standardised(splits, per_channel=True) if options.normalise == "channel" else splits
 
-    def references(self, *, seeds: Sequence[int]) -> Sequence[Reference]:
-        """Return the scores of scikit-learn's RandomForest and MLP and, for images of 28 x 28, of LeNet-5.
+    def reference_methods(self) -> Sequence[ReferenceMethod]:
+        """Return scikit-learn's RandomForest and MLP and, for images of 28 x 28, LeNet-5.
 
-        For targets of positions: of the best constant prediction, and a linear layer at each position.
+        For targets of positions: the best constant prediction, and a linear layer at each position.
         """
         if self.output_shape.positions:
-            return references_at_positions(self, seeds=seeds)
+            return methods_at_positions(self)
         forest = classifier_or_regressor(self, "ensemble.RandomForestClassifier", "ensemble.RandomForestRegressor")
         mlp = classifier_or_regressor(self, "neural_network.MLPClassifier", "neural_network.MLPRegressor")
-        references = [
-            estimator_reference(self, "scikit-learn RandomForest", forest, seeds=seeds),
-            estimator_reference(self, "scikit-learn MLP", mlp, seeds=seeds),
+        methods = [
+            estimator_method(self, "scikit-learn RandomForest", forest),
+            estimator_method(self, "scikit-learn MLP", mlp),
         ]
         channels, *size = self.input_shape.sizes
         if tuple(size) == _LENET_SIZE:
-            references.append(model_reference(self, "LeNet-5", lenet5, channels, self.num_outputs, seeds=seeds))
-        return [reference for reference in references if reference is not None]
+            methods.append(model_method(self, "LeNet-5", lenet5, channels, self.num_outputs))
+        return methods
 
 
 def as_images(splits: Splits, *, source: str) -> Splits:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from gflownet.evaluation.candidates.references import classifier_or_regressor, estimator_reference, model_reference
+from gflownet.evaluation.candidates.references import classifier_or_regressor, estimator_method, model_method
 from gflownet.evaluation.candidates.tensor_task import TensorTask
 from gflownet.evaluation.data.datasets import load_splits
 from gflownet.evaluation.data.examples import Splits
-from gflownet.evaluation.task import Reference
+from gflownet.evaluation.task import ReferenceMethod
 
 
 class MNIST1DTask(TensorTask):
@@ -22,14 +22,13 @@ class MNIST1DTask(TensorTask):
     def data(self) -> Splits:
         return load_splits("mnist1d", key="task", seed=self.config.evaluation.split_seed)
 
-    def references(self, *, seeds: Sequence[int]) -> Sequence[Reference]:
-        """Return the scores of scikit-learn's MLP and of the convolutions of the paper."""
+    def reference_methods(self) -> Sequence[ReferenceMethod]:
+        """Return scikit-learn's MLP and the convolutions of the paper."""
         mlp = classifier_or_regressor(self, "neural_network.MLPClassifier", "neural_network.MLPRegressor")
-        references = [
-            estimator_reference(self, "scikit-learn MLP", mlp, seeds=seeds),
-            model_reference(self, "published convolution", published_convolution, seeds=seeds),
-        ]
-        return [reference for reference in references if reference is not None]
+        return (
+            estimator_method(self, "scikit-learn MLP", mlp),
+            model_method(self, "published convolution", published_convolution),
+        )
 
 
 def published_convolution() -> nn.Module:

@@ -8,12 +8,12 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from gflownet.errors import UserError
-from gflownet.evaluation.candidates.references import OPTIONAL, classifier_or_regressor, estimator_reference
+from gflownet.evaluation.candidates.references import OPTIONAL, classifier_or_regressor, estimator_method
 from gflownet.evaluation.candidates.supervised import SupervisedTask
 from gflownet.evaluation.data.checks import with_shaped_targets
 from gflownet.evaluation.data.datasets import splits_of, standardised, with_standard_targets
 from gflownet.evaluation.data.examples import Split, Splits
-from gflownet.evaluation.task import Reference
+from gflownet.evaluation.task import ReferenceMethod
 from gflownet.options import option
 
 _ESTIMATORS = {
@@ -64,16 +64,13 @@ class TableTask(SupervisedTask):
         splits = with_shaped_targets(splits, key="task_options.data")
         return with_standard_targets(standardised(flat(splits, source=self.config.task_options.data)))
 
-    def references(self, *, seeds: Sequence[int]) -> Sequence[Reference]:
-        """Return the scores of estimators with their defaults on the same inputs, of other packages where installed."""
-        references = [
-            estimator_reference(
-                self, name, classifier_or_regressor(self, f"{path}Classifier", f"{path}Regressor"), seeds=seeds
-            )
+    def reference_methods(self) -> Sequence[ReferenceMethod]:
+        """Return estimators with their defaults on the same inputs, of other packages where installed."""
+        return [
+            estimator_method(self, name, classifier_or_regressor(self, f"{path}Classifier", f"{path}Regressor"))
             for name, path in _ESTIMATORS.items()
             if not path.startswith(OPTIONAL) or find_spec(path.partition(".")[0])
         ]
-        return [reference for reference in references if reference is not None]
 
 
 def flat(splits: Splits, *, source: str) -> Splits:

@@ -22,7 +22,7 @@ from gflownet.report.page import read_run
 from gflownet.report.verdict import spent_on
 from gflownet.rhn.checkpoint import description_of
 from gflownet.rhn.network import RecurrentStack
-from gflownet.run.final_stage import _races, best_tested, sizes_of
+from gflownet.run.final_stage import FinalTrainingsStage, _races, best_tested, sizes_of
 from gflownet.train import main
 from gflownet.training.random_states import candidate_seed
 from tasks.digits import DigitsTask
@@ -257,3 +257,18 @@ def test_range_without_networks_of_the_run_has_a_race_of_random_ones():
     assert [row.metrics["parameters"] for row in race.records] == [150]
     assert (race.num_trainings, race.num_before) == (4, 2)
     assert _races(parts, random[2:], 4, sizes=sizes, before=()) == []
+
+
+@pytest.mark.parametrize(
+    ("isolates", "seconds", "num_final", "begins"),
+    [(True, 0, 3, 1), (False, 0, 3, 0), (True, 9, 3, 0), (True, 0, 0, 0)],
+)
+def test_random_architectures_begin_early_in_other_processes_without_a_limit_of_time(
+    isolates, seconds, num_final, begins, monkeypatch
+):
+    calls = list[Any]()
+    monkeypatch.setattr(FinalTrainingsStage, "begin", lambda self, run: calls.append(run))
+    plan = SimpleNamespace(num_final=num_final, seconds=seconds)
+    evaluator = SimpleNamespace(executor=SimpleNamespace(isolates=isolates))
+    FinalTrainingsStage(cast(Any, SimpleNamespace(plan=plan)), cast(Any, evaluator)).begin_early(cast(Any, None))
+    assert len(calls) == begins

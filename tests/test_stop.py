@@ -169,3 +169,36 @@ def test_signal_during_the_start_of_a_process_prints_no_traceback(tmp_path):
         wait_until(lambda: any(child.children() for child in children()), seconds=STOP_S)
         process.send_signal(signal.SIGTERM)
         assert process.communicate(timeout=60) == ("abandoned\n", "")
+
+
+INTERRUPTED_BLOCKS = """
+import cProfile, threading
+from gflownet.cli.interrupts import Interruption
+
+def interrupted(sends, catches):
+    interruption = Interruption(KeyboardInterrupt)
+    try:
+        with interruption.block():
+            try:
+                if sends:
+                    sender = threading.Thread(target=interruption.interrupt)
+                    sender.start()
+                    sender.join()
+                    while True:
+                        pass
+            except KeyboardInterrupt:
+                if not catches:
+                    raise
+    except KeyboardInterrupt:
+        return True
+    return False
+
+with cProfile.Profile():
+    print([interrupted(*each) for each in [(False, False), (True, False), (True, True), (False, False)]])
+"""
+
+
+def test_interruptible_blocks_go_on_under_a_profiler(checkout: Path):
+    command = [sys.executable, "-c", INTERRUPTED_BLOCKS]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("[False, True, False, False]\n", "")

@@ -42,8 +42,8 @@ class Trains(RewardsHiddenNodes):
     def evaluate(self, graph, *, seed):
         return Score((1 + num_hidden(graph)) / 10 + seed % 1000 / 100_000, num_parameters=len(graph.edges))
 
-    def references(self, *, seeds):
-        return [Reference("majority class", [0.05, 0.06], [0.05, 0.05], 1)]
+    def reference(self, *, seeds):
+        return Reference("majority class", [0.05] * len(seeds), [0.05] * len(seeds), 1)
 
 
 class RewardsNodesOrEdges(RewardsHiddenNodes):

@@ -39,6 +39,7 @@ class Interruption:
         """Take the class of the exception: no Exception, so that the block does not handle it."""
         self._error = error
         self._thread: int | None = None  # of the running block
+        self._is_sent = False  # an exception from another thread to the block
         self._lock = threading.RLock()
 
     @contextmanager
@@ -50,9 +51,10 @@ class Interruption:
             yield
         finally:
             with self._lock:
-                thread, self._thread = self._thread, None
-                if thread is not None:
-                    _raise_in(thread, None)
+                self._thread = None
+                if self._is_sent:
+                    self._is_sent = False
+                    self._receive()
 
     def interrupt(self) -> None:
         """End the running block, if there is one; called by signal handlers in the main thread, or by other threads.
@@ -62,15 +64,25 @@ class Interruption:
         with self._lock:
             thread = self._thread
             if thread is not None and thread != threading.get_ident():
-                _raise_in(thread, self._error)
+                self._is_sent = True
+                self._send(thread)
         if thread == threading.get_ident():
             raise self._error
 
+    def _send(self, thread: int) -> None:
+        """Raise the exception in a thread, soon and once."""
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(self._error))
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raise an exception in a thread; None: remove one that is not raised yet."""
-    exception = ctypes.py_object() if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)
+    def _receive(self) -> None:
+        """Catch an exception that may not have been raised yet.
+
+        To remove it instead (NULL) leaves the flag of a pending one set: each later call of a function is slower, and
+        under a profiler, such as cProfile, Python 3.11 waits for ever at the next call until the flag is gone.
+        """
+        with suppress(self._error):
+            self._send(threading.get_ident())
+            while True:  # it is raised at the next jump at the latest
+                pass
 
 
 @dataclass

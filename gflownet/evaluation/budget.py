@@ -11,7 +11,7 @@ from typing import Any
 from gflownet.errors import UserError
 from gflownet.evaluation.config import BudgetConfig
 from gflownet.evaluation.execution import describe
-from gflownet.evaluation.job import EvaluationStatus, Outcome
+from gflownet.evaluation.job import EvaluationStatus, Outcome, ReferenceName
 from gflownet.evaluation.task import GFNTask
 
 # The alarm rings this much after the end of the seconds, because its clock is another one.
@@ -91,6 +91,8 @@ class Budget:
         All are REFUSED: another budget may accept them.
         """
         start = time.perf_counter()
+        if isinstance(graph, ReferenceName):
+            return None
         try:
             reason = task.refusal(graph) or self._excess(task, graph)
         except Exception as error:  # raised by the user's task

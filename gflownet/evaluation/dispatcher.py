@@ -336,7 +336,8 @@ class Dispatcher(AsynchronousEvaluator):
 
     def _record(self, ticket: Ticket, outcome: Outcome) -> None:
         ticket.outcome = outcome
-        words = self.task.words(ticket.request.candidate) if outcome.status is EvaluationStatus.OK else ""
+        is_scored = outcome.status is EvaluationStatus.OK and outcome.score is not None
+        words = self.task.words(ticket.request.candidate) if is_scored else ""
         record = record_of(ticket, outcome, run=self.run, floor_score=self.config.floor_score, words=words)
         if outcome.status is not EvaluationStatus.REFUSED:
             self._jobs.measure(outcome.seconds)

@@ -19,9 +19,10 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save
 
 from gflownet.errors import UserError
-from gflownet.evaluation.job import MAX_ERROR_LENGTH, EvaluationStatus, Job, Outcome
-from gflownet.evaluation.task import CandidateTraining, GFNTask, Score
+from gflownet.evaluation.job import MAX_ERROR_LENGTH, EvaluationStatus, Job, Outcome, ReferenceName
+from gflownet.evaluation.task import CandidateTraining, GFNTask, Reference, Score
 from gflownet.operations.values import shown
+from gflownet.training.random_states import seeded
 from gflownet.training.steps import map_tensors
 
 # The largest integer of a store.
@@ -154,7 +155,9 @@ def restored(training: bytes | None) -> dict[str, Any] | None:
     return None if training is None else torch.load(io.BytesIO(training), weights_only=True)
 
 
-def _results(task: GFNTask, job: Job) -> Iterable[Score | CandidateTraining | np.ndarray | Exception]:
+def _results(task: GFNTask, job: Job) -> Iterable[Score | CandidateTraining | np.ndarray | Reference | Exception]:
+    if isinstance(job.candidates[0], ReferenceName):
+        return _references(task, job)
     if job.split:
         return _outputs(task, job)
     if not job.trains:
@@ -169,6 +172,18 @@ def _outputs(task: GFNTask, job: Job) -> Iterator[np.ndarray | Exception]:
     for candidate, weights in zip(job.candidates, job.trainings, strict=True):
         try:
             yield task.outputs(candidate, load_tensors(weights or b""), split=job.split).numpy()
+        except Exception as error:
+            yield error
+
+
+def _references(task: GFNTask, job: Job) -> Iterator[Reference | Exception]:
+    """Yield the result of each reference method for one seed; without scores where it has none."""
+    methods = {method.name: method for method in task.reference_methods()}
+    for candidate, seed in zip(job.candidates, job.seeds, strict=True):
+        try:
+            with seeded(seed):
+                result = methods[candidate.canonical_key()].result([seed])
+            yield result or Reference("", (), ())
         except Exception as error:
             yield error
 
@@ -190,6 +205,8 @@ def outcome_of(task: GFNTask, result: Any, seconds: float) -> Outcome:
         return failure(result, seconds)
     if isinstance(result, np.ndarray):
         return Outcome(EvaluationStatus.OK, seconds, outputs=result)
+    if isinstance(result, Reference):
+        return Outcome(EvaluationStatus.OK, seconds, reference=result)
     curve: tuple[float, ...] = ()
     try:
         if isinstance(result, CandidateTraining):

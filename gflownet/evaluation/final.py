@@ -7,6 +7,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, groupby
 from typing import Any
 
 from torch import Tensor
@@ -16,12 +17,11 @@ from gflownet.evaluation.candidates.sets import WeightFolder
 from gflownet.evaluation.config import FinalConfig
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.execution import describe
-from gflownet.evaluation.job import TEST_METRIC, EvaluationStatus, Request, Ticket
+from gflownet.evaluation.job import TEST_METRIC, EvaluationStatus, ReferenceName, Request, Ticket
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief, Race, rank_correlation
 from gflownet.evaluation.store.evaluations import EvaluationRecord
-from gflownet.evaluation.task import GFNTask, Reference
+from gflownet.evaluation.task import GFNTask, Reference, joined
 from gflownet.graphs.canonical import Candidate
-from gflownet.training.random_states import candidate_seed
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,7 @@ def with_test_scores(
     )
 
 
+_OK = EvaluationStatus.OK
 _WAIT_S = 0.2
 # Seeds of one finalist that train side by side: of five, each takes about .55 of its time alone.
 _SEEDS_AT_ONCE = 4
@@ -167,26 +168,36 @@ class _Heat:
 
     finalists: Finalists
     race: Race
+    graphs: Sequence[Candidate]  # of the finalists
     num_left: int  # trainings that no earlier process has done
     seconds_left: float
     rounds: Iterator[list[tuple[int, int]]] = field(init=False)
+    round: list[tuple[int, Ticket]] = field(default_factory=list)  # the current one: finalists and their trainings
+    is_over: bool = False
     tickets: list[list[Ticket]] = field(init=False)  # of each finalist
 
     def __post_init__(self) -> None:
         self.rounds = self.race.rounds()
         self.tickets = [[] for _ in self.finalists.records]
 
-    def add(self, finalist: int, ticket: Ticket) -> None:
-        """Add a finished training; nothing for an unfinished one."""
-        if ticket.record is None:
-            return
-        self.tickets[finalist].append(ticket)
-        self.race.scores[finalist].append(ticket.record.score)
-        if ticket.record.status is not EvaluationStatus.OK:
-            self.race.failed.add(finalist)
-        if ticket.outcome is not None:
-            self.num_left -= 1
-            self.seconds_left -= ticket.outcome.seconds
+    def all_tickets(self) -> Iterator[Ticket]:
+        """Yield the trainings so far."""
+        yield from chain(*self.tickets)
+        yield from (ticket for _, ticket in self.round)
+
+    def end_round(self) -> None:
+        """Add the finished trainings of the round."""
+        for finalist, ticket in self.round:
+            if ticket.record is None:
+                continue
+            self.tickets[finalist].append(ticket)
+            self.race.scores[finalist].append(ticket.record.score)
+            if ticket.record.status is not EvaluationStatus.OK:
+                self.race.failed.add(finalist)
+            if ticket.outcome is not None:
+                self.num_left -= 1
+                self.seconds_left -= ticket.outcome.seconds
+        self.round = []
 
     def architectures(self, weights: WeightFolder | None) -> Iterator[TopArchitecture]:
         """Yield the finalists with their trainings, the kept weights of the first, and posterior means."""
@@ -210,9 +221,9 @@ class FinalTrainings:
     """Trains architectures on new seeds. A stop request ends it; finished trainings are in the store and the result."""
 
     dispatcher: Dispatcher  # without limits of the number of evaluations
+    references: Dispatcher  # of the reference methods, which have no rows
     config: FinalConfig
     from_dict: Callable[[dict[str, Any]], Candidate]  # builds a terminal object from node-link data
-    step: int  # of the search
     report_line: Callable[[str], None]
     report_progress: FinalProgress = lambda stage, done, total, rows: None
     is_stopped: bool = False
@@ -220,8 +231,8 @@ class FinalTrainings:
     def __post_init__(self) -> None:
         self._task = self.dispatcher.task
         self._notes: list[str] = []
-        self._rows: list[EvaluationRecord] = []  # of finished trainings
-        self._num_planned = 0
+        self._singles: list[Ticket] = []  # of random architectures
+        self._methods: list[Ticket] = []  # of each reference method and seed
 
     @property
     def fidelity(self) -> int | None:
@@ -237,30 +248,35 @@ class FinalTrainings:
         self,
         finalists: Sequence[Finalists],
         *,
-        random_candidates: Sequence[Candidate] = (),
+        step: int,
         random_finalists: Callable[[Sequence[EvaluationRecord]], Sequence[Finalists]] = lambda records: (),
         num_planned: int = 0,
     ) -> FinalStage:
         """Race the finalists of the search, in one race or one per range of sizes, and of random architectures.
 
-        `random_candidates` are evaluated as in the search, with another seed; `random_finalists` returns the races of
-        the successful ones. `num_planned` are the trainings of random architectures; 0: one of each.
+        Comes after `begin`. `random_finalists` returns the races of the successful random candidates. `num_planned` are
+        their trainings; 0: one of each. `step` is that of the search.
         """
-        num_compared, num_own = num_planned or len(random_candidates), sum(each.num_trainings for each in finalists)
-        self._num_planned = num_own + num_compared
-        compared = f"{counted(len(random_candidates), 'random architecture')}, {counted(num_compared, 'training')}"
+        num_random = len(self._singles)
+        num_compared, num_own = num_planned or num_random, sum(each.num_trainings for each in finalists)
+        compared = f"{counted(num_random, 'random architecture')}, {counted(num_compared, 'training')}"
         num_finalists = sum(len(each.records) for each in finalists)
         raced = f"{counted(num_finalists, 'finalist')}, {counted(num_own, 'training')}"
         self.report_line(f"final stage: {raced} on new seeds; {compared}")
-        heats = list(map(self._heat, finalists))
-        singles = self._round(heats, [Request(candidate, repeat=RANDOM_REPEAT) for candidate in random_candidates])
-        rows = [ticket.record for ticket in singles or () if ticket.record is not None]
-        chosen = random_finalists([row for row in rows if row.status is EvaluationStatus.OK])
-        heats += [] if self.is_stopped else map(self._heat, chosen)
-        search_heats, random_heats = heats[: len(finalists)], heats[len(finalists) :]
-        while not self.is_stopped and self._round(heats) is not None:
-            pass
-        is_complete, weights = not self.is_stopped, self.dispatcher.weights
+        search_heats, random_heats = list(map(self._heat, finalists)), list[_Heat]()
+        is_drawn = False  # whether the random finalists are known
+        while not self.is_stopped:
+            if not is_drawn and all(ticket.record is not None for ticket in self._singles):
+                chosen, is_drawn = random_finalists([row for row in self._random_rows() if row.status is _OK]), True
+                random_heats += map(self._heat, chosen)
+            if not self._proceed([*search_heats, *random_heats], step, num_own + num_compared) and is_drawn:
+                break
+            self.advance(timeout=_WAIT_S)
+        for heat in (*search_heats, *random_heats):
+            heat.end_round()
+        for dispatcher in (self.dispatcher, self.references):
+            dispatcher.flush()
+        rows, is_complete, weights = self._random_rows(), not self.is_stopped, self.dispatcher.weights
         parts = (search_heats, random_heats)
         top, random_top = ([each for heat in part for each in heat.architectures(weights)] for part in parts)
         complete = [each for each in top if each.scores and not each.errors] if self.has_other_length else []
@@ -279,6 +295,9 @@ class FinalTrainings:
             is_complete=is_complete,
         )
 
+    def _random_rows(self) -> list[EvaluationRecord]:
+        return [ticket.record for ticket in self._singles if ticket.record is not None]
+
     def _heat(self, finalists: Finalists) -> _Heat:
         race = Race(
             finalists.prior,
@@ -289,24 +308,36 @@ class FinalTrainings:
             num_at_once=_SEEDS_AT_ONCE if self._task.trains_seeds_together else 1,
             is_shifted=self.has_other_length,
         )
-        return _Heat(finalists, race, finalists.num_trainings - finalists.num_before, finalists.seconds)
+        graphs = [self.from_dict(json.loads(record.graph)) for record in finalists.records]
+        return _Heat(finalists, race, graphs, finalists.num_trainings - finalists.num_before, finalists.seconds)
 
-    def _round(self, heats: Sequence[_Heat], singles: Sequence[Request] = ()) -> list[Ticket] | None:
-        """Take the next round of each race together; return the tickets of single requests, None without any work."""
-        places = [(heat, finalist, request) for heat in heats for finalist, request in self._chosen(heat)]
-        if not places and not singles:
-            return None
-        tickets = self._complete([request for _, _, request in places] + [*singles])
-        for (heat, finalist, _), ticket in zip(places, tickets, strict=False):
-            heat.add(finalist, ticket)
-        return tickets[len(places) :]
+    def _proceed(self, heats: Sequence[_Heat], step: int, num_planned: int) -> bool:
+        """Start the next round of each race whose last one is finished; return whether any result is missing.
+
+        The races do not wait for each other.
+        """
+        for heat in heats:
+            while not heat.is_over and all(ticket.record is not None for _, ticket in heat.round):
+                heat.end_round()
+                chosen = self._chosen(heat)
+                tickets = self.dispatcher.submit([request for _, request in chosen], step=step)
+                heat.round = [(finalist, ticket) for (finalist, _), ticket in zip(chosen, tickets, strict=True)]
+                heat.is_over = not chosen
+        tickets = [*self._singles, *(ticket for heat in heats for ticket in heat.all_tickets())]
+        rows = [ticket.record for ticket in tickets if ticket.record is not None]
+        methods = self._methods
+        num_done, is_missing = sum(ticket.record is not None for ticket in methods), len(rows) < len(tickets)
+        if is_missing or num_done == len(methods):
+            self.report_progress("final stage, trainings", len(rows), max(len(rows), num_planned), rows)
+        else:
+            self.report_progress("final stage, references", num_done, len(methods), rows)
+        return is_missing or num_done < len(methods)
 
     def _chosen(self, heat: _Heat) -> list[tuple[int, Request]]:
         """Return the next trainings of a race within its plan; those of earlier processes are read from the store."""
         records, offset, length = heat.finalists.records, heat.finalists.offset, self.fidelity
-        graphs = [self.from_dict(json.loads(record.graph)) for record in records]
         wanted = [
-            (finalist, Request(graphs[finalist], repeat=offset + seed, fidelity=length, tests=True))
+            (finalist, Request(heat.graphs[finalist], repeat=offset + seed, fidelity=length, tests=True))
             for finalist, seed in next(heat.rounds, ())
         ]
         known = self.dispatcher.store.find_many([request.identity for _, request in wanted])
@@ -319,38 +350,46 @@ class FinalTrainings:
                 num_new -= row is None
         return chosen
 
-    def _complete(self, requests: Sequence[Request]) -> list[Ticket]:
-        """Return the tickets of requests, some without a row after a stop request, and report the progress."""
-        if self.is_stopped or not requests:
-            return []
-        tickets = self.dispatcher.submit(requests, step=self.step)
-        try:
-            while len(rows := [ticket.record for ticket in tickets if ticket.record is not None]) < len(tickets):
-                self._show([*self._rows, *rows])
-                self.dispatcher.advance(timeout=_WAIT_S)
-            self._rows += rows
-            self._show(self._rows)
-        except EvaluationStoppedError:
-            self.is_stopped = True
-        except BaseException:
-            self.dispatcher.close()  # gives back its claims
-            raise
-        self.dispatcher.evaluations([], step=self.step)  # writes the last rows
-        return tickets
+    def begin(self, random_candidates: Callable[[], Sequence[Candidate]], *, step: int) -> None:
+        """Start what depends on no result of the search: the reference methods, and random candidates.
 
-    def _show(self, rows: Sequence[EvaluationRecord]) -> None:
-        self.report_progress("final stage, trainings", len(rows), max(len(rows), self._num_planned), rows)
+        Random candidates are trained as in the search, with another seed. `step` is that of their rows.
+        """
+        try:
+            names = [ReferenceName(method.name) for method in self._task.reference_methods()]
+        except Exception as error:
+            names = []
+            self._notes.append(f"no reference: {describe(error)}")
+        seeds = range(1, 1 + self.config.num_seeds)
+        requests = [Request(name, repeat=k) for name in names for k in seeds]
+        self._methods = self.references.submit(requests, step=step)
+        requests = [Request(candidate, repeat=RANDOM_REPEAT) for candidate in random_candidates()]
+        self._singles = self.dispatcher.submit(requests, step=step)
+
+    def advance(self, *, timeout: float = 0.0) -> None:
+        """Wait for a finished training, and start the next ones."""
+        try:
+            if self.dispatcher.num_in_flight:
+                self.dispatcher.advance(timeout=timeout)
+            if self.references.num_in_flight:
+                self.references.advance(timeout=0.0 if self.dispatcher.num_in_flight else timeout)
+        except BaseException as error:
+            self.dispatcher.close()  # gives back its claims
+            self.references.close()
+            if not isinstance(error, EvaluationStoppedError):
+                raise
+            self.is_stopped = True
 
     def _references(self) -> tuple[Reference, ...]:
-        """Return the task's references; an error becomes a note."""
+        """Return the results of the reference methods; an error becomes a note."""
         if self.is_stopped:
             return ()
-        self.report_progress("final stage, references", 0, 1, self._rows)
-        seeds = [candidate_seed(self.dispatcher.seed, "reference", k) for k in range(1, 1 + self.config.num_seeds)]
-        try:
-            references = tuple(self._task.references(seeds=seeds))
-        except Exception as error:
-            self._notes.append(f"no reference: {describe(error)}")
-            return ()
-        self.report_progress("final stage, references", 1, 1, self._rows)
-        return references
+        references = list[Reference]()
+        for name, tickets in groupby(self._methods, lambda ticket: ticket.request.candidate.canonical_key()):
+            outcomes = [ticket.outcome for ticket in tickets if ticket.outcome is not None]
+            results = [outcome.reference for outcome in outcomes if outcome.reference is not None]
+            if failed := next((outcome for outcome in outcomes if outcome.reference is None), None):
+                self._notes.append(f"no reference {name}: {failed.error or failed.status.value}")
+            elif any(result.name for result in results):
+                references.append(joined(results))
+        return tuple(references)

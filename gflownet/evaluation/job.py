@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.evaluations import EvaluationRecord, Identity
 from gflownet.evaluation.store.rows import EvaluationStatus as EvaluationStatus
-from gflownet.evaluation.task import GFNTask, Score
+from gflownet.evaluation.task import GFNTask, Reference, Score
 from gflownet.graphs.canonical import Candidate
 from gflownet.training.random_states import candidate_seed
 
@@ -61,6 +62,23 @@ class Outcome:
     test_error: str | None = None
     weights: bytes | None = field(default=None, repr=False)  # safetensors, if the job returns them
     outputs: np.ndarray | None = field(default=None, repr=False, compare=False)  # on the split of the job
+    reference: Reference | None = None  # of one seed of a ReferenceName
+
+
+@dataclass(frozen=True)
+class ReferenceName:
+    """A reference method of the task in the place of a candidate."""
+
+    name: str
+
+    def canonical_key(self) -> str:
+        return self.name
+
+    def canonical_hash(self) -> str:
+        return "reference"  # all methods get the same seeds
+
+    def to_dict(self) -> dict[str, str]:
+        return {"reference": self.name}
 
 
 # Entry of a row's metrics with the test score, where the request measures it.
@@ -270,11 +288,10 @@ class JobQueue:
         is_group = self._trains_together or self._mean_seconds <= SHORT_S
         if first.is_alone or not (is_group or self._trains_seeds):
             return tickets
-        if not is_group:  # of one graph; the places are divided among the graphs
-            num_places = max(1, num_places // len({_key(ticket) for ticket in (first, *self._tickets)}))
         may_share = self._may_share if is_group else self._are_seeds
+        # Seeds that train together round differently: neither places nor other evaluations may change their number.
+        num_places = num_places if is_group else 1
         size = math.ceil((1 + sum(may_share(first, ticket) for ticket in self._tickets)) / num_places)
-        size = size if is_group else max(size, 2)  # a seed alone has no gain
         while self._tickets and len(tickets) < size and may_share(first, self._tickets[0]):
             tickets.append(self._tickets.popleft())
         return tickets
@@ -283,12 +300,17 @@ class JobQueue:
         one, other = first.request, second.request
         # Further seeds of one graph save no training, and may be trained with the first.
         own = {name: getattr(other, name) for name in ("candidate", "repeat", "saves_training", "training")}
-        return not second.is_alone and replace(one, **own) == other
+        return not (second.is_alone or isinstance(one.candidate, ReferenceName)) and replace(one, **own) == other
 
     def _are_seeds(self, first: Ticket, second: Ticket) -> bool:
         is_saved = first.request.saves_training, second.request.saves_training  # a saved training is alone
-        return _key(first) == _key(second) and is_saved == (False, False) and self._may_share(first, second)
+        is_same = (_key(first), _is_random(first)) == (_key(second), _is_random(second))
+        return is_same and is_saved == (False, False) and self._may_share(first, second)
 
 
 def _key(ticket: Ticket) -> str:
     return ticket.request.candidate.canonical_key()
+
+
+def _is_random(ticket: Ticket) -> bool:
+    return ticket.request.repeat >= RANDOM_REPEAT

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -61,6 +62,20 @@ class Reference:
     test: Sequence[float]
     num_parameters: int | None = None
     code: str = ""  # lines of Python that build the untrained model; empty: none
+
+
+@dataclass(frozen=True)
+class ReferenceMethod:
+    """A standard method, trained with each seed in a job of its own."""
+
+    name: str
+    result: Callable[[Sequence[int]], Reference | None]  # of seeds
+
+
+def joined(references: Sequence[Reference]) -> Reference:
+    """Return the result of a method for all seeds of its results."""
+    validation, test = chain(*(each.validation for each in references)), chain(*(each.test for each in references))
+    return replace(references[0], validation=tuple(validation), test=tuple(test))
 
 
 class CandidateTraining(ABC):
@@ -291,10 +306,16 @@ class GFNTask(Configurable, ABC):
         """Return the result of a standard method on the same data, one score per seed, for the closing table."""
         return None
 
+    def reference_methods(self) -> Sequence[ReferenceMethod]:
+        """Return the standard methods of the closing table; by default `reference`, where it is overridden."""
+        if type(self).reference is GFNTask.reference:
+            return ()
+        return (ReferenceMethod("of the task", lambda seeds: self.reference(seeds=seeds)),)
+
     def references(self, *, seeds: Sequence[int]) -> Sequence[Reference]:
-        """Return the results of standard methods for the closing table; by default that of `reference`, if any."""
-        reference = self.reference(seeds=seeds)
-        return () if reference is None else (reference,)
+        """Return the results of all standard methods, one score per seed."""
+        results = (method.result(seeds) for method in self.reference_methods())
+        return [result for result in results if result is not None]
 
     def remarks(self) -> Sequence[str]:
         """Return lines about the data that a run prints at its start."""

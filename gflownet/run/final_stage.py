@@ -47,35 +47,68 @@ class FinalTrainingsStage(Stage):
     parts: Components
     evaluator: Dispatcher  # of the search
     result: FinalStage | None = None  # before, and without trainings: off, after a signal, or without any success
+    _trainings: FinalTrainings | None = None
+    _even_share: float = 0.0  # of the random architectures, drawn evenly over sizes
 
     def run(self, run: Run) -> None:
         """Train until the end or a signal; a resumed run continues with the next training."""
         with run.phase(Phase.FINAL):
-            self.result = final_stage(self.parts, self.evaluator, run)
+            self.result = final_stage(self, run)
+
+    def begin(self, run: Run) -> FinalTrainings:
+        """Start what depends on no result of the search: random architectures and reference methods."""
+        if self._trainings is None:
+            self._trainings = _trainings(self.parts, self.evaluator, run)
+            self._trainings.begin(self._random_candidates, step=self.parts.search.round)
+        return self._trainings
+
+    def begin_early(self, run: Run) -> None:
+        """Start it while the sampler is trained, where other processes do it and no limit of time is shared with it."""
+        plan = self.parts.plan
+        if plan.num_final and self.evaluator.executor.isolates and not plan.seconds:
+            self.begin(run)
+
+    def advance(self) -> None:
+        """Collect finished trainings and start the next ones, if any have begun."""
+        if self._trainings is not None:
+            self._trainings.advance()
+
+    def _random_candidates(self) -> Sequence[Candidate]:
+        num = self.parts.plan.num_random
+        candidates, self._even_share = random_candidates(self.parts, num) if num else ([], 0.0)
+        return candidates
 
 
-def final_stage(parts: Components, evaluator: Dispatcher, run: Run) -> FinalStage | None:
+def _trainings(parts: Components, evaluator: Dispatcher, run: Run) -> FinalTrainings:
+    """Return the trainings of the final stage; they end with the run."""
+    stores = run.store, NoStore()
+    dispatcher, references = (
+        run.open(closing(parts.build_evaluator(store, evaluator.executor, stopped=lambda: run.is_stopped)))
+        for store in stores
+    )
+    dispatcher.on_result, dispatcher.weights = evaluator.on_result, evaluator.weights
+    return FinalTrainings(
+        dispatcher,
+        references,
+        config=parts.config.final,
+        from_dict=parts.env.terminal_type.from_dict,
+        report_line=run.logger.print,
+        report_progress=lambda name, done, total, rows: run.logger.stage(
+            name, done, total, {**final_metrics(rows), "seconds": evaluator.budget.seconds}
+        ),
+    )
+
+
+def final_stage(stage: FinalTrainingsStage, run: Run) -> FinalStage | None:
     """Train the best architectures of a run on new seeds; None if off, after a signal or without any success."""
-    config, plan, store = parts.config, parts.plan, run.store
+    parts, plan, store = stage.parts, stage.parts.plan, run.store
     if not plan.num_final or run.is_stopped:
         return None
     records = best_within(store, store.count(), parts.task.limits)
     if not records:
         return None
 
-    dispatcher = parts.build_evaluator(store, evaluator.executor, stopped=lambda: run.is_stopped)
-    dispatcher.on_result, dispatcher.weights = evaluator.on_result, evaluator.weights
-    trainings = FinalTrainings(
-        dispatcher,
-        config=config.final,
-        from_dict=parts.env.terminal_type.from_dict,
-        step=parts.step,
-        report_line=run.logger.print,
-        report_progress=lambda name, done, total, rows: run.logger.stage(
-            name, done, total, {**final_metrics(rows), "seconds": evaluator.budget.seconds}
-        ),
-    )
-    sizes = sizes_of(parts, records)
+    trainings, sizes = stage.begin(run), sizes_of(parts, records)
     before = [row for row in store if row.run == parts.run_id and row.fidelity == (trainings.fidelity or 0)]
     spent = [row for row in before if 0 < row.seed < RANDOM_REPEAT]
 
@@ -84,8 +117,7 @@ def final_stage(parts: Components, evaluator: Dispatcher, run: Run) -> FinalStag
         raced = [row for row in before if row.seed > RANDOM_REPEAT]
         return _races(parts, rows, plan.num_random_final, sizes=sizes, before=raced, offset=RANDOM_REPEAT)
 
-    randoms, even_share = random_candidates(parts, plan.num_random) if plan.num_random else ([], 0.0)
-    stage = trainings.run(
+    final = trainings.run(
         _races(
             parts,
             records,
@@ -95,13 +127,13 @@ def final_stage(parts: Components, evaluator: Dispatcher, run: Run) -> FinalStag
             seconds=plan.seconds_after(parts.progress.seconds) - math.fsum(row.seconds for row in spent),
             predicted=_predicted(parts, records),
         ),
-        random_candidates=randoms,
+        step=parts.step,
         random_finalists=random_finalists,
         num_planned=plan.num_compared,
     )
-    num = parts.progress.num_distinct + sum(len(each.scores) for each in stage.top)
-    stage = replace(stage, num_trainings=num, sizes=sizes, even_share=even_share)
-    return with_set(parts, evaluator, run, stage)
+    num = parts.progress.num_distinct + sum(len(each.scores) for each in final.top)
+    final = replace(final, num_trainings=num, sizes=sizes, even_share=stage._even_share)
+    return with_set(parts, stage.evaluator, run, final)
 
 
 def final_metrics(rows: Sequence[EvaluationRecord]) -> dict[str, float]:

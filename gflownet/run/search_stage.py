@@ -18,6 +18,7 @@ from gflownet.records.status import Phase
 from gflownet.report.architectures import Leader, current_leaders
 from gflownet.run.components import Components
 from gflownet.run.failures import SkippedSteps, refuse_failures
+from gflownet.run.final_stage import FinalTrainingsStage
 from gflownet.run.plan import NUM_REPORTED
 from gflownet.run.progress import ExecutorStatus
 from gflownet.run.run import Run
@@ -32,9 +33,9 @@ from gflownet.training.random_states import get_random_state, set_random_state
 class SearchStage(StepStage):
     """Search until the last step, a signal or the end of the budget."""
 
-    def __init__(self, parts: Components, evaluator: Dispatcher) -> None:
-        """Take the evaluator of the search."""
-        self._parts, self._evaluator = parts, evaluator
+    def __init__(self, parts: Components, evaluator: Dispatcher, final: FinalTrainingsStage) -> None:
+        """Take the evaluator of the search, and the stage whose first trainings run while the sampler is trained."""
+        self._parts, self._evaluator, self._final = parts, evaluator, final
         halving = parts.halving
         self._search: AsynchronousEvaluator = evaluator if halving is None else HalvingEvaluator(evaluator, halving)
         self._executors = ExecutorStatus(evaluator)
@@ -72,6 +73,7 @@ class SearchStage(StepStage):
         def watch() -> None:
             run.logger.view.show({"seconds": evaluator.budget.seconds, **self._executors.metrics()})
             run.refresh()
+            self._final.advance()
 
         evaluator.watch = watch
         parts.learner.on_skip = lambda error, batch: self.skipped.add(run, self.step + 1, error, batch)
@@ -85,6 +87,7 @@ class SearchStage(StepStage):
         if run.is_stopped or not parts.trains_sampler or not len(observed(parts.search.history)):
             return
         with run.phase(Phase.SAMPLER):
+            self._final.begin_early(run)
             if not parts.sampler.is_trained:
                 num = counted(len(parts.search.history), "evaluation")
                 run.logger.print(f"the sampler is trained on predictions from {num}")
@@ -117,6 +120,7 @@ class SearchStage(StepStage):
                     yield parts.progress.add(step) | step.metrics
                 else:
                     self._num_open += 1
+                    self._final.advance()
                     run.logger.view.stage(Phase.SAMPLER, self._num_open, parts.plan.num_steps)
                     parts.progress.samples, parts.progress.new_failures = StepSamples.of((), step.log_rewards), []
                     yield step.metrics

@@ -71,12 +71,13 @@ class GFNTrainer(Components):
             about = (type(self.task).__doc__ or "").strip().partition("\n")[0]
             plan = asdict(self.plan) | {"about": about}
             with run.recorded(config.report, plan=plan, start_seconds=self.start_seconds):
-                self._take_stages(run, SearchStage(self, evaluator), evaluator, quarantine)
+                self._take_stages(run, evaluator, quarantine)
         return run.stop.signal
 
-    def _take_stages(self, run: Run, search: SearchStage, evaluator: Dispatcher, quarantine: Quarantine) -> None:
+    def _take_stages(self, run: Run, evaluator: Dispatcher, quarantine: Quarantine) -> None:
         """Search, take the final stage, certify, and write the report, also after an error."""
         final, certificate = FinalTrainingsStage(self, evaluator), CertificateStage(self, evaluator)
+        search = SearchStage(self, evaluator, final)
         report = ReportStage(self, evaluator, quarantine, final=final, certificate=certificate)
         try:
             with run.logger.live():
@@ -132,6 +133,8 @@ class GFNTrainer(Components):
         executor = run.open(self.build_executor())
         executor.notify = lambda line: run.logger.print(line)
         run.stop.react = executor.interrupt
+        if not run.folder.resumed:  # a resumed run may have nothing left to evaluate
+            executor.start()
         num_evaluated = run.store.num_evaluations(run=self.run_id)
         if self.halving is not None:
             self.halving.restore(run.store)

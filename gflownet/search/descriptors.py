@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import IntEnum
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,32 +47,60 @@ class Group(IntEnum):
     ENDS = 6
 
 
+class _Scale(NamedTuple):
+    """Random architectures in numbers, and the D numbers that vary over them."""
+
+    mean: Tensor
+    deviation: Tensor
+    columns: Tensor  # [D]
+    names: tuple[str, ...]  # D
+    groups: Tensor  # [D]
+
+
 class Descriptors:
     """Standardised numbers of terminal states; those that are equal for all random architectures are left out."""
 
     def __init__(self, env: Environment, *, seed: int) -> None:
-        """Measure random architectures, which depend on the seed."""
-        self.env = env
+        """Take the seed of the random architectures; they are measured on first use."""
+        self.env, self._seed = env, seed
         self._shapes = ShapeNumbers(env) if isinstance(env, OperationGraphEnv) else None
-        generator = torch.Generator().manual_seed(stream_seed(seed, _REFERENCES))
-        references = uniform_states(env, _NUM_REFERENCES, generator=generator)
-        graphs = env.labelled_graphs(references)
-        types = graphs.labels[:, :, 0].unique()
-        self._types = types[types != UNSET].tolist()
-        names, groups, values = self._numbers(references)
-        self._mean, self._deviation = mean_and_deviation(values)
-        varying = (values - self._mean).nan_to_num(0.0).abs().amax(0) > _CONSTANT * (1 + self._mean.abs())
-        self._columns = varying.nonzero().squeeze(1)
-        self.names = tuple(names[column] for column in self._columns.tolist())
-        self.groups = torch.tensor(groups)[self._columns]  # [D]
         self._last: tuple[GraphStates, Tensor] | None = None  # of the last call: several models read the same numbers
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names [D]."""
+        return self._scale.names
+
+    @property
+    def groups(self) -> Tensor:
+        """Return the groups [D]."""
+        return self._scale.groups
+
+    @cached_property
+    def _references(self) -> GraphStates:
+        generator = torch.Generator().manual_seed(stream_seed(self._seed, _REFERENCES))
+        return uniform_states(self.env, _NUM_REFERENCES, generator=generator)
+
+    @cached_property
+    def _types(self) -> list[int]:
+        types = self.env.labelled_graphs(self._references).labels[:, :, 0].unique()
+        return types[types != UNSET].tolist()
+
+    @cached_property
+    def _scale(self) -> _Scale:
+        names, groups, values = self._numbers(self._references)
+        mean, deviation = mean_and_deviation(values)
+        varying = (values - mean).nan_to_num(0.0).abs().amax(0) > _CONSTANT * (1 + mean.abs())
+        columns = varying.nonzero().squeeze(1)
+        names = tuple(names[column] for column in columns.tolist())
+        return _Scale(mean, deviation, columns, names, torch.tensor(groups)[columns])
 
     def __call__(self, states: GraphStates) -> Tensor:
         """Return the numbers [B, D] float64 of terminal states, 0 for an unknown one."""
         if self._last is None or self._last[0] is not states:
             starts = range(0, max(len(states), 1), _CHUNK)
             values = torch.cat([self._numbers(states[first : first + _CHUNK])[2] for first in starts])
-            values = ((values - self._mean) / self._deviation)[:, self._columns]
+            values = ((values - self._scale.mean) / self._scale.deviation)[:, self._scale.columns]
             self._last = states, values.nan_to_num(0.0).clamp(-_BOUND, _BOUND).round(decimals=_DECIMALS)
         return self._last[1]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -56,12 +57,18 @@ class ModelFeatures:
         return ModelFeatures(tuple(part[index] for part in self.parts))
 
 
+@lru_cache(maxsize=1)
+def _descriptors(env: Environment, seed: int) -> Descriptors:
+    """Return the numbers of architectures, which the surrogates of several objectives share."""
+    return Descriptors(env, seed=seed)
+
+
 class Automatic(Surrogate):
     """The weighted mean of the models that predict left out observations best."""
 
     def __init__(self, env: Environment, config: SurrogateConfig, *, seed: int) -> None:
         super().__init__(env, config, seed=seed)
-        descriptors = Descriptors(env, seed=seed)
+        descriptors = _descriptors(env, seed)
         self._labels = GaussianProcess(env, config, seed=seed)
         self._numbers = GaussianProcess(env, config, seed=seed, descriptors=descriptors)
         forest = RandomForest(env, config, seed=seed, descriptors=descriptors)

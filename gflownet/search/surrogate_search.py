@@ -60,8 +60,12 @@ class SurrogateSearch(SearchMethod):
         self._num_fitted = 0  # architectures of the history at the last fit
         self._mean = 0.0  # of the warped scores of the last fit
         self._kept: dict[int, Pool] = {}  # best candidates of the last two pools, by call
+
+    @cached_property
+    def space(self) -> ScoredSpace | None:
+        """All architectures of a small space, None for a large one; visiting them takes up to a second."""
         states = enumerated(self.env, max_num=self.config.proposals.num_enumerated)
-        self.space = None if states is None else ScoredSpace(self.env, states)
+        return None if states is None else ScoredSpace(self.env, states)
 
     @property
     def surrogate(self) -> Surrogate:
@@ -97,7 +101,8 @@ class SurrogateSearch(SearchMethod):
     def work(self, round: int) -> Generator[Mapping[str, float]]:
         """Prepare the first fit, while the first design trains."""
         if not self._num_fitted:
-            self.surrogate.prepare()
+            self.model.prepare()
+            _ = self.space
             yield {}
 
     @abstractmethod

@@ -27,7 +27,7 @@ from gflownet.evaluation.final import (
 from gflownet.evaluation.racing import RANDOM_REPEAT, Belief
 from gflownet.evaluation.store.claims import NoStore
 from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
-from gflownet.evaluation.task import CandidateTraining, Reference, Score
+from gflownet.evaluation.task import CandidateTraining, Reference, ReferenceMethod, Score
 from gflownet.files import write_whole
 from gflownet.training.random_states import candidate_seed
 from tests.evaluation.candidates import StubCandidate, StubTask, dispatcher_of, record
@@ -115,7 +115,8 @@ def trainings(
         folder, rows = folder_of(store), list(store)
         dispatcher.weights = WeightFolder(folder, 0, write=write_whole, keeps_all=False, records=rows)
     parts: dict[str, Any] = {"from_dict": candidate_of, "report_line": lambda _: None}
-    return FinalTrainings(dispatcher, config=FinalConfig(**options), step=9, **parts)
+    references = dispatcher_of(task, NoStore(), dispatcher.executor, seed=SEED, stopped=stopped)
+    return FinalTrainings(dispatcher, references, config=FinalConfig(**options), **parts)
 
 
 def finalists(rows: Sequence[EvaluationRecord], num_trainings: int, *, num_before: int = 0, offset: int = 0):
@@ -123,6 +124,11 @@ def finalists(rows: Sequence[EvaluationRecord], num_trainings: int, *, num_befor
     means = np.array([row.score for row in rows])
     belief = Belief(means, np.full(len(rows), 10.0))
     return Finalists(rows, lambda noise: belief, 0.01, num_trainings, num_before=num_before, offset=offset)
+
+
+def best_random(records: Sequence[EvaluationRecord]) -> list[Finalists]:
+    best = sorted(records, key=lambda record: -record.score)[:1]
+    return [finalists(best, 3, offset=RANDOM_REPEAT)] if best else []
 
 
 def run_final(
@@ -135,13 +141,9 @@ def run_final(
 ) -> FinalStage:
     """Race rows with `num` trainings, and the best one of some random candidates with 3."""
 
-    def of_random(records: Sequence[EvaluationRecord]) -> list[Finalists]:
-        best = sorted(records, key=lambda record: -record.score)[:1]
-        return [finalists(best, 3, offset=RANDOM_REPEAT)] if best else []
-
-    candidates = [StubCandidate(key) for key in others]
+    stage.begin(lambda: [StubCandidate(key) for key in others], step=2)
     chosen = finalists(rows, num, num_before=num_before)
-    return stage.run([chosen], random_candidates=candidates, random_finalists=of_random)
+    return stage.run([chosen], step=9, random_finalists=best_random)
 
 
 def expected_scores(key: str, base: float, num: int, *, offset: int = 0) -> list[float]:
@@ -165,7 +167,7 @@ def test_final_stage_ranks_by_new_seeds(store, kind):
     assert list(best_random.scores) == pytest.approx(expected_scores("random", 0.3, 3, offset=RANDOM_REPEAT))
     assert (final.num_random, final.num_random_trainings) == (2, 5)
     assert final.is_complete
-    assert final.references == (Reference("a standard method", [0.5] * 3, [0.25] * 3, 11),)
+    assert final.references == (Reference("a standard method", (0.5,) * 3, (0.25,) * 3, 11),)
     assert [each.key for each in store.top(10)] == ["lucky", "good"]  # new seeds are no rows of the search
     if kind is TrainedTask:
         seed = candidate_seed(SEED, StubCandidate(order[0]).canonical_hash(), 1)
@@ -217,7 +219,7 @@ def test_stopped_final_stage_keeps_finished_trainings(store):
     num_before = sum(len(each.scores) for each in final.top)
     assert 0 < num_before < 12
     assert not final.is_complete
-    assert (final.random_top, final.num_random, final.references) == ((), 0, ())
+    assert (final.random_top, final.references) == ((), ())
     complete = run_final(trainings(TrainedTask(task.outcomes), store, num_seeds=4), rows, 12, others=["d"])
     assert complete.is_complete
     assert complete.random_top
@@ -236,14 +238,36 @@ def test_failed_trainings_count_as_floor_score(store):
 
 
 def test_failing_reference_is_a_note(store):
-    class NoReference(NoisyTask):
-        def reference(self, *, seeds):
-            raise RuntimeError("no data")
+    class Failing(NoisyTask):
+        def reference_methods(self):
+            def failing(seeds: Sequence[int]) -> Reference:
+                raise RuntimeError("no data")
 
-    final = run_final(trainings(NoReference({"a": 0.5}), store, num_seeds=1), [row("a")], 1)
-    assert final.references == ()
-    (note,) = final.notes
-    assert note.startswith("no reference: RuntimeError: no data")
+            return [ReferenceMethod("forest", failing), *super().reference_methods(), ReferenceMethod("none", len)]  # pyright: ignore[reportArgumentType]
+
+    final = run_final(trainings(Failing({"a": 0.5}), store, num_seeds=2), [row("a")], 1)
+    assert final.references == (Reference("a standard method", (0.5, 0.5), (0.25, 0.25), 11),)
+    assert [note.partition(" (")[0] for note in final.notes] == [
+        "no reference forest: RuntimeError: no data",
+        "no reference none: Failing.evaluate: expected a Score, got int",
+    ]
+
+
+def test_random_candidates_trained_before_the_races_give_the_same_result(tmp_path):
+    rows, results = [row("a", score=0.9), row("b", score=0.85)], []
+    for is_early in (False, True):
+        with EvaluationStore(tmp_path / f"{is_early}.sqlite") as store:
+            task = TrainedTask({"a": 0.8, "b": 0.8, "c": 0.1, "d": 0.2})
+            stage = trainings(task, store, num_seeds=3)
+            stage.begin(lambda: [StubCandidate("c"), StubCandidate("d")], step=2)
+            while is_early and stage.dispatcher.num_in_flight + stage.references.num_in_flight:
+                stage.advance()
+            assert len(task.calls) == 2 * is_early
+            result = stage.run([finalists(rows, 6)], step=9, random_finalists=best_random)
+            assert [each.seed for each in store if each.key in "cd" and each.step == 2] == [RANDOM_REPEAT] * 2
+            raced = [(each.record.key, each.scores, each.posterior) for each in (*result.top, *result.random_top)]
+            results.append((raced, result.references, {each.identity: (each.score, each.step) for each in store}))
+    assert results[0] == results[1]
 
 
 def test_equal_means_rank_smaller_model_first():

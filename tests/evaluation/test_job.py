@@ -1,8 +1,12 @@
-"""The queue of evaluations: seeds of one graph share a job, divided among the places."""
+"""The queue of evaluations: seeds of one graph share a job, whatever else is queued."""
 
 import math
+from dataclasses import replace
+
+import pytest
 
 from gflownet.evaluation.job import Deadlines, JobQueue, Request, Ticket
+from gflownet.evaluation.racing import RANDOM_REPEAT
 from tests.evaluation.candidates import StubCandidate, StubTask
 
 
@@ -31,11 +35,18 @@ def jobs_of(queue: JobQueue, *, num_places: int) -> list[tuple[str, int, float |
     return jobs
 
 
-def test_seeds_of_a_graph_share_a_job_and_every_place_has_one():
+@pytest.mark.parametrize("num_places", [1, 2, 8])
+def test_seeds_of_a_graph_share_a_job_whatever_else_is_queued(num_places: int):
     queue, _ = queue_of("abc", num_seeds=4)
     keys = [StubCandidate(key).canonical_key() for key in "abc"]
-    sizes = [(0, 4), (1, 4), (2, 2), (2, 2)]
-    assert jobs_of(queue, num_places=2) == [(keys[k], num, 10.0 * num) for k, num in sizes]
+    assert jobs_of(queue, num_places=num_places) == [(key, 4, 40.0) for key in keys]
+
+
+def test_seeds_of_a_finalist_and_of_its_random_twin_train_in_two_jobs():
+    queue, _ = queue_of("a", num_seeds=3)
+    request = Request(StubCandidate("a"), repeat=RANDOM_REPEAT + 1, fidelity=3)
+    queue.extend([Ticket(request, 0), Ticket(replace(request, repeat=RANDOM_REPEAT + 2), 0)])
+    assert [num for _, num, _ in jobs_of(queue, num_places=1)] == [3, 2]
 
 
 def test_seeds_train_alone_after_a_lost_job_and_without_a_task_for_it():

@@ -15,9 +15,9 @@ from torch import nn
 from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
 from gflownet.evaluation.candidates import trainer as training_module
-from gflownet.evaluation.candidates.references import model_reference
+from gflownet.evaluation.candidates.references import model_method
 from gflownet.evaluation.candidates.tensor_task import TensorTask, automatic_batch_size
-from gflownet.evaluation.candidates.trainer import CandidateDivergedError
+from gflownet.evaluation.candidates.trainer import CandidateDivergedError, ModelTrainer
 from gflownet.evaluation.data.datasets import load_splits
 from gflownet.evaluation.data.examples import Split, Splits
 from gflownet.evaluation.execution import restored, run_job
@@ -278,20 +278,20 @@ def test_regression_of_a_table_learns():
     assert score.value > 0.25
 
 
-def test_model_reference_has_the_code_that_builds_its_network():
-    task: Any = SimpleNamespace(
-        config=SimpleNamespace(final=SimpleNamespace(epochs=3)),
-        trainer=SimpleNamespace(continue_training=lambda *_, **__: None),
-        measure=None,
-        num_parameters=lambda model: sum(weight.numel() for weight in model.parameters()),
-        value=lambda score, size: score,
-        quality=lambda values: 0.5,
-        test_score=lambda model: 0.5,
-    )
-    reference = model_reference(task, "LeNet-5", lenet5, 1, 10, seeds=[1])
+def test_model_method_is_trained_once_for_each_seed_and_length(monkeypatch):
+    task, trained = build(), []
+    monkeypatch.setattr(ModelTrainer, "continue_training", lambda *arguments, **_: trained.append(arguments))
+    monkeypatch.setattr(task, "quality", lambda values: 0.5 + len(trained) / 100)
+    monkeypatch.setattr(task, "test_score", lambda model: 0.5)
+    method = model_method(task, "LeNet-5", lenet5, 1, 10)
+    first, again, further = (cast(Any, method.result(seeds)) for seeds in ([1], [1], [2, 1]))
+    assert first == again
+    assert further.validation == (0.52, 0.51)
+    monkeypatch.setattr(task.config.final, "epochs", 3)
+    longer: Any = model_method(task, "LeNet-5", lenet5, 1, 10).result([1])
+    assert (len(trained), longer.name, longer.num_parameters) == (3, "LeNet-5, 3 epochs", 61_706)
     names: dict[str, Any] = {}
-    exec(reference.code, names)
-    assert (reference.name, reference.num_parameters) == ("LeNet-5, 3 epochs", 61_706)
+    exec(longer.code, names)
     assert task.num_parameters(names["model"]) == 61_706
 
 

@@ -50,13 +50,19 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in _OF_TIMES} for row in rows]
 
 
-@pytest.mark.parametrize("method", ["surrogate", "gflownet"])
-def test_two_runs_on_a_pool_have_equal_stores(method, tmp_path):
-    options = (f"search.method={method}", "budget.evaluations=12", "search.train_sampler=false", "search.width=8")
+@pytest.mark.parametrize(
+    ("options", "num_rows"),
+    [
+        (("search.method=gflownet", "search.train_sampler=false"), 12),
+        # Random architectures train while the sampler does.
+        (("search.method=surrogate", "final.top=2", "final.num_seeds=2", "final.num_random=5"), 16),
+    ],
+)
+def test_two_runs_on_a_pool_have_equal_stores(options, num_rows, tmp_path):
     for name in ("one", "other"):
-        assert main([*_TOY, *options, f"log_dir={tmp_path / name}"]) == 0
+        assert main([*_TOY, *options, "budget.evaluations=12", "search.width=8", f"log_dir={tmp_path / name}"]) == 0
     assert rows_of(tmp_path / "one") == rows_of(tmp_path / "other")
-    assert len(rows_of(tmp_path / "one")) == 12
+    assert len(rows_of(tmp_path / "one")) == num_rows
 
 
 def _killed_when(folder: Path, num_rows: int, command: list[str]) -> None:

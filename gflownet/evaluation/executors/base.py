@@ -42,6 +42,9 @@ class Executor(Closing, ABC):
     def capacity(self) -> int:
         """Return the number of jobs that run at the same time."""
 
+    def start(self) -> None:
+        """Start what the first job needs, such as processes, so that it waits less. No effect later."""
+
     @abstractmethod
     def submit(self, job: Job, *, deadline: float | None) -> Handle:
         """Start a job, or queue it where all places are taken.

@@ -37,6 +37,8 @@ from gflownet.evaluation.task import GFNTask
 _ADVICE = "move it to a module that other processes can import, or set evaluation.executor=inline"
 # One thread per process; the libraries read these when they are loaded. torch.cuda.is_available makes no context.
 _ENVIRONMENT = {
+    "KMP_DUPLICATE_LIB_OK": "True",  # both are set by scikit-learn, which references import
+    "KMP_INIT_AT_FORK": "FALSE",
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"),
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
@@ -156,7 +158,8 @@ class _Submission:
 
 
 class PoolExecutor(Executor):
-    """Runs jobs in worker processes, one per slot: a core, or a share of a GPU; they start with the first jobs.
+    """Runs jobs in worker processes, one per slot: a core, or a share of a GPU; they start with the first jobs, their
+    owner with `start`.
 
     Another process owns the workers (`owner`): it loads the task once, forks them, ends them at the deadline, and ends
     all that they leave behind. A lost device costs its slots: their jobs run on the others.
@@ -194,6 +197,14 @@ class PoolExecutor(Executor):
     @property
     def capacity(self) -> int:
         return len(self._settings.slots) - len(self._lost)
+
+    def start(self) -> None:
+        if self._owner is None:
+            self._num_lost_starts += 1
+            try:
+                self._owner = _OwnerProcess(self._settings, imports_main=self._imports_main)
+            except OSError as error:
+                raise self._start_error(describe(error)) from None
 
     def submit(self, job: Job, *, deadline: float | None) -> Handle:
         content = pickled(job, "candidates: expected graphs")
@@ -245,12 +256,8 @@ class PoolExecutor(Executor):
             UserError: no process can be started.
         """
         while self._waiting and not (self._suspects and self._running):
-            if self._owner is None:
-                self._num_lost_starts += 1
-                try:
-                    self._owner = _OwnerProcess(self._settings, imports_main=self._imports_main)
-                except OSError as error:
-                    raise self._start_error(describe(error)) from None
+            self.start()
+            assert self._owner is not None
             handle = self._waiting.popleft()
             self._running[handle.backend.order.number] = handle
             self._owner.send(handle.backend.order)
