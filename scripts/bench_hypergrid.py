@@ -3,7 +3,7 @@
     python scripts/bench_hypergrid.py [--quick] [--json FILE]
 
 Both sides have the same network, an MLP with two hidden layers of 256 and one-hot coordinates, trajectory balance with
-a uniform P_B and Adam. A training step samples its batch. gfnx runs in its own environment and process, each activity as
+a uniform P_B and Adam. A training step samples its batch. gfnx runs in its own environment and process, an activity as
 one jitted function; both sides take turns of several batches on one thread. Times are CPU seconds of the process that
 did the work; ratios are medians of the rounds' ratios. scripts/peers/gfnx.txt has the commands that install gfnx; its
 rows are missing otherwise.
@@ -11,7 +11,9 @@ rows are missing otherwise.
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from itertools import product
@@ -38,13 +40,7 @@ UNITS = {"sample": "ms per batch", "train": "ms per step"}
 
 def rows_of(*, num_rounds: int, repeats: int) -> list[Row]:
     """Return the times of all cells and the ratios, without gfnx's where it is not installed."""
-    grids = {
-        (dims, batch): Ours(HypergridEnv(dims, SIDE), policy_class=MLPPolicy, width=WIDTH, layers=NUM_LAYERS, batch=batch)
-        for dims, batch, _ in CELLS
-    }
-    sides = {
-        ("ours", cell): partial(cpu_seconds, getattr(grids[cell[:2]], f"{cell[2]}_batch"), repeats) for cell in CELLS
-    }
+    sides = {("ours", cell): partial(cpu_seconds, _our_side(*cell), repeats) for cell in CELLS}
     with ExitStack() as stack:
         try:
             peer = stack.enter_context(PeerProcess(find_environment("gfnx"), "gfnx_side.py", variables=ONE_THREAD))
@@ -52,17 +48,30 @@ def rows_of(*, num_rounds: int, repeats: int) -> list[Row]:
             skip("rows of gfnx", str(error))
         else:
             sides |= {("gfnx", cell): partial(_gfnx_seconds, peer, *cell, repeats) for cell in CELLS}
-        seconds = interleaved(sides, rounds=num_rounds)
+        interleaved(sides, rounds=1, warm_up=0)
+        gc.collect()
+        gc.freeze()  # as in take_turns of sampling_sides.py
+        seconds = interleaved(sides, rounds=num_rounds, warm_up=0)
     rows = [
         figure(f"{_label(*cell)}: {side}", 1_000 * median(times), UNITS[cell[2]])
         for (side, cell), times in seconds.items()
     ]
-    ratios = {cell: median_ratio(seconds["gfnx", cell], seconds["ours", cell]) for side, cell in seconds if side == "gfnx"}
-    return rows + [at_least(f"{_label(*cell)}: ours against gfnx", x, "x", GOALS[cell[2]]) for cell, x in ratios.items()]
+    ratios = {
+        cell: median_ratio(seconds["gfnx", cell], seconds["ours", cell]) for side, cell in seconds if side == "gfnx"
+    }
+    return rows + [
+        at_least(f"{_label(*cell)}: ours against gfnx", x, "x", GOALS[cell[2]]) for cell, x in ratios.items()
+    ]
 
 
 def _label(num_dims: int, batch: int, activity: str) -> str:
     return f"{activity}, {' x '.join([str(SIDE)] * num_dims)}, batch {batch}"
+
+
+def _our_side(num_dims: int, batch: int, activity: str) -> Callable[[], object]:
+    """Return a function that samples a batch with an untrained policy, or takes a training step."""
+    side = Ours(HypergridEnv(num_dims, SIDE), policy_class=MLPPolicy, width=WIDTH, layers=NUM_LAYERS, batch=batch)
+    return side.sample_batch if activity == "sample" else side.train_batch
 
 
 def _gfnx_seconds(peer: PeerProcess, num_dims: int, batch: int, activity: str, repeats: int) -> float:

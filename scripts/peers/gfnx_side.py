@@ -46,9 +46,7 @@ class Side:
         sizes = [settings.num_dims * settings.side, *[settings.width] * settings.num_layers, settings.num_dims + 1]
         initial = jax.nn.initializers.he_uniform()
         keys = jax.random.split(key, len(sizes))
-        layers = [
-            (initial(k, (m, n)), jnp.zeros(n)) for k, m, n in zip(keys[1:], sizes[:-1], sizes[1:], strict=True)
-        ]
+        layers = [(initial(k, (m, n)), jnp.zeros(n)) for k, m, n in zip(keys[1:], sizes[:-1], sizes[1:], strict=True)]
         weights = {"layers": layers, "log_z": jnp.zeros(())}
         rates = {"layers": optax.adam(settings.learning_rate), "log_z": optax.adam(settings.learning_rate_log_z)}
         optimiser = optax.multi_transform(rates, {"layers": "layers", "log_z": "log_z"})
