@@ -18,7 +18,7 @@ from torch import Tensor
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import ActionBatch, ActionMasks, GraphActionType
-from gflownet.mdp.answer import MAX_AHEAD, AnswersBothWays, ask, ask_both, state_table
+from gflownet.mdp.answer import AnswersBothWays, ask, ask_both, max_ahead, state_table
 from gflownet.mdp.categorical import GraphActionCategorical, sent
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
@@ -78,7 +78,7 @@ def sample_forward(
     device = _device_of_states(context, policy)
     table = state_table(context) if device == _CPU else None
     encoding = conditioning.encoding
-    if table is not None and table.suits(encoding, conditioning.limit, num=MAX_AHEAD * len(encoding)):
+    if table is not None and table.suits(encoding, conditioning.limit, num=max_ahead(len(encoding))):
         walks = table.walk(policy, encoding, exploration.of, generator)
         actions, backward = table.actions(walks)
         states, log_backward = table.states[walks.state], table.log_backward[walks.after]
