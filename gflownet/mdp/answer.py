@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -235,17 +235,17 @@ class StateTable:
 
     def rows(self, places: Tensor) -> Batch:
         """Return the states at some places as a dense batch."""
+        shared, fields = self._fields
         num = places.shape[0]
-        return {
-            key: x.expand(num, *x.shape[1:]) if x.shape[0] == 1 else x.index_select(0, places)
-            for key, x in self._fields.items()
-        }
+        rows = {key: x.expand(num, *x.shape[1:]) for key, x in shared.items()}
+        return rows | {key: x[places] for key, x in fields.items()}
 
     @cached_property
-    def _fields(self) -> Mapping[str, Tensor]:
-        """Return the fields of the batch; one row of those that are equal in all states."""
+    def _fields(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+        """Return one row of each field that is equal in all states, and the other fields of the batch."""
         fields = {key: self.batch[key] for key in self.batch.keys()}  # noqa: SIM118
-        return {key: x[:1] if bool((x == x[:1]).all()) else x for key, x in fields.items()}
+        shared = {key: x[:1] for key, x in fields.items() if isinstance(x, Tensor) and bool((x == x[:1]).all())}
+        return shared, {key: x for key, x in fields.items() if key not in shared}
 
     @cached_property
     def next_states(self) -> np.ndarray:
