@@ -8,7 +8,7 @@ untrained, with 3 layers. A training step is a step of the trainer on one batch:
 Adam. Freed memory stays with the process, as in the trainer.
 
 torchgfn runs in its own environment and process, once with its default memory management and once with freed memory
-kept. scripts/peers/requirements.txt has the commands that install it; its rows are missing otherwise.
+kept. scripts/peers/torchgfn.txt has the commands that install it; its rows are missing otherwise.
 """
 
 from __future__ import annotations

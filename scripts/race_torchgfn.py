@@ -16,7 +16,7 @@ The sides differ in each library's own behaviour: our log Z starts at the estima
 mean log-reward, distinct states of a batch are evaluated once, remembered terminal states are distinct and drawn
 evenly; torchgfn keeps the log-probabilities of sampling where it can, remembers a terminal state once per sample
 (train_hypergrid_buffer.py), and draws all replayed trajectories from its buffer (train_hypergrid.py).
-scripts/peers/requirements.txt has the commands that install torchgfn; the race needs it.
+scripts/peers/torchgfn.txt has the commands that install torchgfn; the race needs it.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def main() -> int:
     entries, seeds = (QUICK, SEEDS_QUICK) if arguments.quick else (FULL, SEEDS)
     rows: list[Row] = []
     try:
-        python = find_environment()
+        python = find_environment("torchgfn")
     except PeerError as error:
         skip("race_torchgfn.py", str(error))
         return finish([], json_path=arguments.json)

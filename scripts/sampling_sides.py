@@ -85,12 +85,13 @@ class Ours:
         *,
         policy_class: Callable[..., Policy] = DenseTransformerPolicy,
         width: int = 64,
+        layers: int = NUM_LAYERS,
         batch: int = 64,
         context_class: type[GraphBuildingEnvContext] = GraphBuildingEnvContext,
     ) -> None:
         torch.manual_seed(SEED)
         self.context = context_class(env).with_layout(policy_class.layout)
-        self.policy = policy_class(self.context, ModelConfig(num_layers=NUM_LAYERS, num_emb=width))
+        self.policy = policy_class(self.context, ModelConfig(num_layers=layers, num_emb=width))
         self.conditioning = Conditioning(torch.zeros(batch, self.context.num_cond_dim), torch.ones(batch))
         self.generator = torch.Generator().manual_seed(SEED)
         objective = TrajectoryBalance(self.context, AlgoConfig())
@@ -110,9 +111,10 @@ class Ours:
 
     def train(self) -> Turn:
         """Time a training step on a batch of new trajectories."""
-        return _timed(self._trained_batch)
+        return _timed(self.train_batch)
 
-    def _trained_batch(self) -> TrajectoryBatch:
+    def train_batch(self) -> TrajectoryBatch:
+        """Take a training step and return its batch."""
         rollout = next(self._rollouts)
         self._learner.learn(rollout)
         return rollout.trajectories
@@ -165,7 +167,7 @@ def torchgfn_sides(stack: ExitStack, max_nodes: int, num_actions: int, *, batch:
     Raises:
         PeerError: torchgfn is not installed.
     """
-    python, sides = find_environment(), {}
+    python, sides = find_environment("torchgfn"), {}
     for name, variables in TORCHGFN.items():
         process = stack.enter_context(PeerProcess(python, "torchgfn_side.py", variables=variables))
         for length, num in ((FIXED, num_actions), (FREE, None)):

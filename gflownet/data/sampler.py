@@ -18,7 +18,7 @@ from torch import Tensor
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import ActionBatch, ActionMasks, GraphActionType
-from gflownet.mdp.answer import AnswersBothWays, StateTable, ask, ask_both, state_table
+from gflownet.mdp.answer import AnswersBothWays, ask, ask_both, max_ahead, state_table
 from gflownet.mdp.categorical import GraphActionCategorical, sent
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from gflownet.graphs.canonical import Candidate
 
 _CPU = torch.device("cpu")
-_MAX_PER_TRAJECTORY = 4  # states per trajectory that are evaluated at once where all states are few
 _CROWDED = 0.9  # share of distinct states up to which the next step removes duplicate states
 
 
@@ -78,9 +77,12 @@ def sample_forward(
     exploration = Exploration(random_action_prob, temperature)
     device = _device_of_states(context, policy)
     table = state_table(context) if device == _CPU else None
-    most = _MAX_PER_TRAJECTORY * len(conditioning.beta)
-    if table is not None and table.suits(conditioning.encoding, conditioning.limit, num=most):
-        step = _tabulated(table, policy, conditioning.encoding, generator, exploration)
+    encoding = conditioning.encoding
+    if table is not None and table.suits(encoding, conditioning.limit, num=max_ahead(len(encoding))):
+        walks = table.walk(policy, encoding, exploration.of, generator)
+        actions, backward = table.actions(walks)
+        states, log_backward = table.states[walks.state], table.log_backward[walks.after]
+        step = Step(states, walks.trajectory, actions, backward, log_backward)
         return _joined(context.env, step, conditioning, Origin.SAMPLED)
     steps = sampled_steps(context, policy, conditioning, generator, exploration, device)
     steps = steps if device == _CPU else [_in_main_memory(steps, device)]
@@ -133,17 +135,6 @@ def limited_states(env: Environment, num: int, limit: Tensor | None) -> GraphSta
         expected = " and ".join(f"{cap:,} {name}" for cap, name in caps)
         raise UserError(f"limit: expected a network with at most {expected}, got none")
     return states
-
-
-def _tabulated(
-    table: StateTable, policy: PolicyFunction, encoding: Tensor, generator: torch.Generator, exploration: Exploration
-) -> Step:
-    """Return all steps of one trajectory per conditioning [B, C], all equal, from one evaluation of the policy."""
-    with torch.inference_mode():
-        categorical = exploration.of(policy(table.batch, encoding[:1].expand(len(table.states), -1))[0])
-    walks = table.walk(categorical, len(encoding), generator)
-    actions, backward = table.actions(walks)
-    return Step(table.states[walks.state], walks.trajectory, actions, backward, table.log_backward[walks.after])
 
 
 def sample_backward(

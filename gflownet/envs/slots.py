@@ -23,7 +23,7 @@ from gflownet.mdp.environment import SIZES, Environment, Rule, Rules
 from gflownet.mdp.isomorphism import CanonicalForms, combine_codes
 from gflownet.mdp.states import UNSET, Attribute, GraphStates, GraphVocabulary
 
-_MAX_STATES = 1_024  # that are listed; the number of assignments is at most this
+_MAX_STATES = 8_192  # that are listed; the number of assignments is at most this
 Caps = tuple[int | None, int | None]  # of `SIZES`; None: no cap
 _BITS = 62  # bits of a code into which places are packed
 
@@ -59,13 +59,16 @@ class SlotEnv(Environment):
         if (len(self.values) + 1) ** self.vocabulary.max_nodes > _MAX_STATES:
             return None
         levels = [self.initial_states(1)]
+        codes = self.identify(levels[0])
         while len(levels[-1]):
             graph, actions = self.forward_masks(levels[-1]).without_stop().positions()
             after = self.apply(levels[-1][graph], actions)  # no state is on two levels: each fills one place more
-            codes, owner = SlotEnv.identify(self, after).unique(return_inverse=True)
-            levels.append(after[torch.empty_like(codes).scatter_(0, owner, torch.arange(len(owner)))])
-        states = GraphStates.cat(levels)
-        return states if len(self.identify(states).unique()) == len(states) else None
+            distinct, owner = SlotEnv.identify(self, after).unique(return_inverse=True)
+            levels.append(after[torch.empty_like(distinct).scatter_(0, owner, torch.arange(len(owner)))])
+            codes = torch.cat([codes, self.identify(levels[-1])])
+            if len(codes.unique()) < len(codes):
+                return None
+        return GraphStates.cat(levels)
 
     def terminal(self, states: GraphStates, index: int) -> Assignment:
         filled = states.node_attr[index, :, 0].tolist()

@@ -7,7 +7,7 @@ type t, A = sum of R_t C_t slots of a graph, L legal actions of all graphs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -180,8 +180,8 @@ class GraphActionCategorical:
         return self._logits.softmax(1).cumsum(1, dtype=torch.float64)
 
     @torch.no_grad()
-    def sampler(self, generator: torch.Generator) -> Callable[[np.ndarray], np.ndarray]:
-        """Return a function that samples one slot for each of some graphs, [K] int64, as `sample` does.
+    def cumulated(self) -> np.ndarray:
+        """Return the cumulative distributions, [B, A] float64, for `sampled_slots`.
 
         Raises:
             FloatingPointError: a graph has nan or inf logits; the message names it.
@@ -190,13 +190,7 @@ class GraphActionCategorical:
         is_valid = cumulated[:, -1] > 0
         if not is_valid.all():
             refuse_invalid(torch.where(torch.from_numpy(is_valid), 0, INVALID))
-
-        def sample(graphs: np.ndarray) -> np.ndarray:
-            uniform = torch.rand((len(graphs), 1), dtype=torch.float64, generator=generator, device=_CPU).numpy()
-            rows = cumulated[graphs]
-            return (rows > uniform * _BELOW_ONE * rows[:, -1:]).argmax(1)
-
-        return sample
+        return cumulated
 
     def slots_of(self, actions: Tensor, *, graphs: Tensor) -> Tensor:
         """Return the slots of legal actions (type, row, column) [K, 3] of some graphs, [K] int64."""
@@ -269,6 +263,12 @@ class GraphActionCategorical:
         slot = self._layout.find(ActionBatch(*actions.to(self._logits.device).unbind(1)))
         exists, slot = slot >= 0, slot.clamp(min=0)
         return slot, exists & self._mask[graphs, slot]
+
+
+def sampled_slots(cumulated: np.ndarray, generator: torch.Generator) -> np.ndarray:
+    """Return one slot for each cumulative distribution [K, A], [K] int64, as `GraphActionCategorical.sample` does."""
+    uniform = torch.rand((len(cumulated), 1), dtype=torch.float64, generator=generator, device=_CPU).numpy()
+    return (cumulated > uniform * _BELOW_ONE * cumulated[:, -1:]).argmax(1)
 
 
 def refuse_invalid(kinds: Tensor) -> None:

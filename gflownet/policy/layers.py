@@ -85,6 +85,7 @@ class PlaceCodes(nn.Module):
         self.num_places, self.num_codes = len(sizes), sum(sizes)
         # Each place has one extra code for the value -1, "empty".
         starts = torch.tensor([0, *sizes[:-1]]).cumsum(0) + 1
+        self.starts: Tensor
         self.register_buffer("starts", starts, persistent=False)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -92,7 +93,8 @@ class PlaceCodes(nn.Module):
         parts = [batch["node_attr"].flatten(1)] if "node_attr" in batch else []
         if self.has_edges:
             parts.append(batch["edge_type"].flatten(1))
-        return torch.cat(parts, 1).long() + self.get_buffer("starts")
+        codes = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        return codes.long() + self.starts
 
 
 def check_fixed_nodes(context: GraphBuildingEnvContext, *, name: str, places_only: bool) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from gflownet.mdp.action import GraphActionType
@@ -78,5 +77,5 @@ def split_logits(
 ) -> Sequence[Tensor]:
     """Split logits [B, A] of all action types into one tensor [B, R, C] per type."""
     shapes = rows_and_columns(context, kinds)
-    parts = torch.split(logits, [rows * columns for rows, columns in shapes], 1)
-    return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
+    parts = logits.split_with_sizes([rows * columns for rows, columns in shapes], 1)  # not wrapped in Python
+    return [part.view(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -1,4 +1,4 @@
-"""Answer JSON lines; used by the files of this folder that run in torchgfn's environment."""
+"""Answer JSON lines; used by the files of this folder that run in a peer's environment."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 
 def serve(handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Answer each line of the input with one line, `{"error": ...}` after an exception."""
     answers, sys.stdout = sys.stdout, sys.stderr  # library output is not an answer
-    torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     for line in sys.stdin:
         try:

@@ -1,4 +1,4 @@
-"""Run torchgfn in its own virtual environment and process; requirements.txt has the commands that install it."""
+"""Run a peer (torchgfn, gfnx) in its own virtual environment and process; PEER.txt has the commands that install it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 AS_IT_COMES: Mapping[str, str] = {}
 # For glibc the equivalent of gflownet.workers.process.keep_freed_memory.
 KEEPS_FREED_MEMORY: Mapping[str, str] = {
@@ -20,22 +19,23 @@ KEEPS_FREED_MEMORY: Mapping[str, str] = {
 
 
 class PeerError(RuntimeError):
-    """torchgfn is not installed or its process failed; the message is one line."""
+    """A peer is not installed or its process failed; the message is one line."""
 
 
-def find_environment() -> Path:
-    """Return the Python of torchgfn's environment in the user's cache folder.
+def find_environment(peer: str) -> Path:
+    """Return the Python of a peer's environment in the user's cache folder.
 
     Raises:
         PeerError: it is not installed or has other versions.
     """
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(cache) / "gflownet-bench" / "torchgfn"
-    for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines():
+    folder = Path(cache) / "gflownet-bench" / peer
+    requirements = Path(__file__).with_name(f"{peer}.txt")
+    for line in requirements.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             name, version = line.replace("-", "_").split("==")
             if not list(folder.glob(f"lib/python*/site-packages/{name}-{version}*.dist-info")):
-                raise PeerError(f"{line} is not installed in {folder}: see scripts/peers/requirements.txt")
+                raise PeerError(f"{line} is not installed in {folder}: see scripts/peers/{peer}.txt")
     return folder / "bin" / "python"
 
 

@@ -7,23 +7,52 @@ import torch
 
 from gflownet.certificate.exact import enumerate_states
 from gflownet.data import sampler
-from gflownet.envs.slots import HypergridEnv
+from gflownet.envs.slots import HypergridEnv, SlotEnv
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp import answer
+from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.answer import StateTable, state_table
 from gflownet.mdp.context import GraphBuildingEnvContext
-from gflownet.mdp.states import GraphStates
+from gflownet.mdp.environment import Rule, Rules
+from gflownet.mdp.states import UNSET, Attribute, GraphStates
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.mlp import MLPPolicy
 from tests.contracts.environments import ENVIRONMENTS
 
 NUM = 64
-TABULATED = ("hypergrid", "bit_sequence", "catalogue")
+TABULATED = ("hypergrid", "bit_sequence", "catalogue", "large", "of a user")
+
+
+class LadderEnv(SlotEnv):
+    """A user's environment: a place may be filled with a value that is above that of the place before it."""
+
+    def __init__(self) -> None:
+        super().__init__(("low", "middle", "high"), Attribute("height", (1, 2, 3, 4, 5, 6, 7, 8)))
+
+    def forward_rules(self, states: GraphStates) -> Rules:
+        values = states.node_attr[..., 0].long()
+        below = torch.nn.functional.pad(values[:, :-1], (1, 0), value=-1)
+        above = torch.nn.functional.pad(values[:, 1:], (0, 1), value=UNSET)
+        column = torch.arange(8)
+        fits = (column > below[..., None]) & ((above == UNSET)[..., None] | (column < above[..., None]))
+        return {
+            GraphActionType.Stop: [Rule.of_graph("all places are empty", self.filled(states).any(1))],
+            GraphActionType.SetNodeAttr: [
+                Rule("the place is filled", states.node_attr == UNSET),
+                Rule("values ascend", fits),
+            ],
+        }
+
+    def backward_rules(self, states: GraphStates) -> Rules:
+        return {GraphActionType.RemoveNodeAttr: [Rule("the place is empty", states.node_attr != UNSET)]}
+
+
+MADE = {"large": lambda: HypergridEnv(3, 8), "of a user": LadderEnv}
 
 
 @pytest.fixture(params=TABULATED)
 def context(request):
-    return GraphBuildingEnvContext(ENVIRONMENTS[request.param]()).with_layout(MLPPolicy.layout)
+    return GraphBuildingEnvContext((ENVIRONMENTS | MADE)[request.param]()).with_layout(MLPPolicy.layout)
 
 
 @pytest.fixture
@@ -82,29 +111,48 @@ def test_outputs_are_those_of_distinct_states(context, policy, monkeypatch):
     log_prob, numbers = outputs.log_prob(batch.actions), outputs.numbers
     assert outputs.first is not None
     assert bool(batch.states[outputs.first[outputs.owner]].equals(batch.states).all())
-    assert outputs.num_distinct == len(table_of(context).codes)
+    num_states, num_distinct = len(table_of(context).codes), len(batch.states.node_attr.unique(dim=0))
+    assert outputs.num_distinct == (num_states if num_states <= len(rows) else num_distinct)
     without_table(monkeypatch)
     expected = answer.ask(context, policy, batch.states, rows)
     torch.testing.assert_close(log_prob, expected.log_prob(batch.actions))
     torch.testing.assert_close(numbers, expected.numbers)
 
 
-def test_policy_is_called_once_for_equal_conditioning(context, policy):
-    calls = []
+@pytest.mark.parametrize("num_conditionings", [1, 3, NUM])
+def test_policy_reads_each_pair_of_state_and_conditioning_once(context, policy, num_conditionings, monkeypatch):
+    """Under one conditioning, a small space takes one call; the trajectories are always those sampled step by step."""
+    calls, batches = [], []
 
     def counted(batch, rows):
-        calls.append(len(rows))
+        calls.append(torch.cat([batch["node_attr"].flatten(1).double(), rows], 1))
         return policy(batch, rows)
 
-    generator = torch.Generator().manual_seed(0)
-    sampler.sample_forward(context, counted, conditioning=conditioning(), generator=generator)
-    assert calls == [len(table_of(context).codes)]
-    calls.clear()
-    encoding = torch.arange(NUM, dtype=torch.float64)[:, None] / NUM
-    unequal = Conditioning(encoding, torch.ones(NUM))
-    sampler.sample_forward(context, counted, conditioning=unequal, generator=generator)
-    assert len(calls) > 1
-    assert calls[0] == NUM
+    encoding = (torch.arange(NUM, dtype=torch.float64) % num_conditionings)[:, None] / NUM
+    conditions = Conditioning(encoding, torch.ones(NUM))
+    for sampled_by in (counted, policy):
+        options = {"conditioning": conditions, "generator": torch.Generator().manual_seed(0)}
+        batches.append(sampler.sample_forward(context, sampled_by, **options))
+        without_table(monkeypatch)
+    pairs = torch.cat(calls)
+    assert len(pairs.unique(dim=0)) == len(pairs)
+    assert max(map(len, calls)) <= 4 * NUM
+    num_states = len(context.env.every_state())
+    assert num_conditionings > 1 or num_states > 4 * NUM or list(map(len, calls)) == [num_states]
+    by_table, by_step = batches
+    if num_conditionings < NUM:  # states of later steps are evaluated with those of earlier ones
+        assert len(calls) < by_table.trajectory.bincount().max()
+    assert bool(by_table.terminal.equals(by_step.terminal).all())
+    assert torch.equal(by_table.trajectory, by_step.trajectory)
+
+
+def test_sparse_table_suits_whole_spaces_only():
+    """Slots of a sparse batch depend on its states."""
+    context = GraphBuildingEnvContext(HypergridEnv(2, 8))
+    rows = conditioning().encoding
+    assert table_of(context).suits(rows, None, num=NUM)
+    assert not table_of(context).suits(rows, None, num=NUM - 1)
+    assert not table_of(context).suits(torch.arange(2)[:, None], None, num=NUM)
 
 
 def test_logits_that_are_no_numbers_raise(context, policy):
@@ -123,5 +171,6 @@ class UnorderedHypergridEnv(HypergridEnv):
 
 def test_environments_with_symmetries_or_many_states_have_no_table():
     assert HypergridEnv(2, 8).every_state() is not None
-    envs = UnorderedHypergridEnv(2, 8), HypergridEnv(4, 8), ENVIRONMENTS["operation_graph"]()
+    assert HypergridEnv(4, 8).every_state() is not None
+    envs = UnorderedHypergridEnv(2, 8), HypergridEnv(5, 8), ENVIRONMENTS["operation_graph"]()
     assert [env.every_state() for env in envs] == [None] * len(envs)
