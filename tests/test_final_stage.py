@@ -115,6 +115,7 @@ def test_run_saves_weights_of_recurrent_stacks(tmp_path, capsys):
         *TINY_RUN,
         *TINY_TASKS["language"],
         "task_options.num_parameters=10000",
+        "budget.evaluations=4",
         "final.top=1",
         "final.num_random=0",
     ]

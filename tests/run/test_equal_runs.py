@@ -50,7 +50,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in _OF_TIMES} for row in rows]
 
 
-@pytest.mark.parametrize("method", ["surrogate", "gflownet"])
+@pytest.mark.parametrize("method", ["surrogate", pytest.param("gflownet", marks=pytest.mark.slow)])
 def test_two_runs_on_a_pool_have_equal_stores(method, tmp_path):
     options = (f"search.method={method}", "budget.evaluations=12", "search.train_sampler=false", "search.width=8")
     for name in ("one", "other"):
