@@ -21,7 +21,7 @@ import pytest
 
 REFERENCE_S = 2.4  # of `import torch` where the limit of a test was set
 LIMIT_S = 3.0
-MARGIN = 1.3  # CPU seconds rise by up to a fifth on a busy machine
+MARGIN = 2.1  # a busy machine takes a fifth more, and a test may start the first process that imports torch
 BUDGET = 250  # times `import torch`
 MODULE_S = 0.003  # of a module that a test is the first of its process to import
 _KEY = "cpu seconds"
@@ -127,7 +127,7 @@ class _Meter:
             if self._own > MARGIN * limit:
                 report.outcome = "failed"
                 report.longrepr = (
-                    f"expected at most {limit:.2g} CPU seconds, got {self._own:.2g}; make it smaller or slow"
+                    f"expected at most {limit:.2g} CPU seconds, got {self._own:.2g}; shrink it or mark it slow"
                 )
         return report
 

@@ -23,7 +23,7 @@ _WITH_REPORT = ("report.every=0",)
 SEARCHES: dict[str, tuple[str, ...]] = {
     # Scores computed from the graph; the only kind with several steps and checkpoints.
     "toy": (*SMALL, "final.top=3", "final.num_seeds=2", "final.num_random=6"),
-    "digits": ("--config", "digits", *TINY_RUN),
+    "digits": ("--config", "digits", *TINY_RUN, "search.random.even_share=0.75"),
     "images": ("--config", "images", *TINY_RUN, *TINY_TASKS["images"]),
     "choices": ("--config", "choices", *TINY_RUN),
     "table": ("--config", "table", *TINY_RUN),

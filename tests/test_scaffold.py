@@ -20,7 +20,15 @@ from gflownet.scaffold import write_package
 from gflownet.scaffold.__main__ import KINDS, main
 from tests.installed_package import dist_info, install
 
-SHORT = ("num_training_steps=2", "budget.evaluations=4", "search.train_sampler=false", "final.top=0", "wandb.mode=disabled", "report.every=null", "certify=false")
+SHORT = (
+    "num_training_steps=2",
+    "budget.evaluations=4",
+    "search.train_sampler=false",
+    "final.top=0",
+    "wandb.mode=disabled",
+    "report.every=null",
+    "certify=false",
+)
 of_every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
