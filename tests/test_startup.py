@@ -26,7 +26,7 @@ print("by a run:", [name for name in {SLOW_PACKAGES} if name in sys.modules])
 
 
 def test_run_imports_no_slow_package(tmp_path: Path, checkout: Path) -> None:
-    environment = {"PYTHONPATH": str(checkout), "PATH": ""}
+    environment = {"PYTHONPATH": str(checkout), "PATH": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", CODE], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
