@@ -123,7 +123,12 @@ class _Meter:
         report = yield
         is_measured = call.when == "call" and report.passed and item.get_closest_marker("slow") is None
         if is_measured and self._own > self._limit_s / 4:
-            limit = self._limit_s * (self._config.option.import_torch or import_seconds()) / REFERENCE_S
+            marker = item.get_closest_marker("cpu_seconds")
+            limit = (
+                (marker.args[0] if marker else self._limit_s)
+                * (self._config.option.import_torch or import_seconds())
+                / REFERENCE_S
+            )
             if self._own > MARGIN * limit:
                 report.outcome = "failed"
                 report.longrepr = (
@@ -169,7 +174,11 @@ class _Suite:
         result = yield  # of pytest-xdist: all processes have ended
         total = self._workers_s + resource_seconds(has_children=not self._workers_s)
         option, path = self._config.option, self._config.option.cpu_seconds
-        is_whole = self._config.args_source is pytest.Config.ArgsSource.TESTPATHS and not option.keyword
+        is_whole = (
+            not option.collectonly
+            and self._config.args_source is pytest.Config.ArgsSource.TESTPATHS
+            and not option.keyword
+        )
         if is_whole and option.markexpr == "not slow":
             limit = self._budget * (option.import_torch or import_seconds())
             self._line = f"{total:.0f} CPU seconds of {limit:.0f}, {self._budget} times `import torch`"
