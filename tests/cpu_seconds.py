@@ -1,7 +1,7 @@
 """CPU seconds of tests, and their limits: of a test that is not marked slow, and of the whole suite.
 
 User and system time of the process and of its finished children. Limits are multiples of `import torch` on the machine.
-`make test ARGS="--cpu-seconds FILE.json"` writes the CPU seconds of every file, fixture and test.
+`make test ARGS="--cpu-seconds=FILE.json"` writes the CPU seconds of every file, fixture and test.
 """
 
 from __future__ import annotations
