@@ -51,6 +51,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("method", ["surrogate", pytest.param("gflownet", marks=pytest.mark.slow)])
+@pytest.mark.cpu_seconds(8)
 def test_two_runs_on_a_pool_have_equal_stores(method, tmp_path):
     options = (f"search.method={method}", "budget.evaluations=12", "search.train_sampler=false", "search.width=8")
     for name in ("one", "other"):

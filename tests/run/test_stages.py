@@ -182,6 +182,7 @@ def assert_equal(folder: Path, whole: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.cpu_seconds(5)
 def test_resume_after_sigterm_is_exact(
     name: str, whole: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
