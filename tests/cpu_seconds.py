@@ -137,8 +137,7 @@ class _Meter:
         return report
 
     def pytest_sessionfinish(self) -> None:
-        if hasattr(self._config, "workeroutput"):
-            self._config.workeroutput[_KEY] = _seconds()
+        getattr(self._config, "workeroutput", {})[_KEY] = _seconds()
 
 
 class _Suite:

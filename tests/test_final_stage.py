@@ -69,6 +69,7 @@ def test_evaluations_for_test_scores_are_announced(kind):
     assert len(task.calls) == (kind is HasTest)
 
 
+@pytest.mark.cpu_seconds(5)
 def test_saved_models_have_the_reported_scores(copied_run, capsys):
     folder = copied_run("digits")
     task, entries = DigitsTask(load_config(str(folder / "config.yaml"))), entries_of(folder)
