@@ -17,6 +17,7 @@ import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
 from gflownet.cli import interrupts
+from tests import cpu_seconds
 from tests.finished_runs import CopiedRun, FinishedRuns, copy_finished
 from tests.postgres_server import missing_server, new_database, running_server
 
@@ -120,10 +121,20 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return request.getfixturevalue("postgres")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    cpu_seconds.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    cpu_seconds.register(config)
+    gc.disable()  # until all modules are imported
+
+
 def pytest_collection_finish() -> None:
     """Exclude the imported modules from garbage collections, which take 0.3 s each with them."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def checkout_status() -> set[str]:

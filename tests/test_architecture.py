@@ -296,6 +296,7 @@ CHECKS = (
 )
 
 
+@pytest.mark.cpu_seconds(5)
 def test_source_tree_satisfies_every_check(checkout: Path) -> None:
     """One test, because the checks share the parsed files."""
     assert [problem for check in CHECKS for problem in check(checkout)] == []

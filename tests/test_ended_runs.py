@@ -137,11 +137,11 @@ class Ending:
 OWN = "tests.test_ended_runs:"
 ENDINGS = {
     "fast": (
-        Ending("tests.toy_tasks:DiesOnce", -signal.SIGKILL),
         Ending(f"{OWN}HangsUp", 129, "step 4 is abandoned: a resumed run continues from the last checkpoint"),
         Ending(f"{OWN}StuckReport", 143, end_s=5.0, is_resumed=False),
     ),
     "slow": (
+        Ending("tests.toy_tasks:DiesOnce", -signal.SIGKILL),
         Ending("tests.toy_tasks:Terminates", 143, "best architectures"),
         Ending(f"{OWN}StuckStart", -signal.SIGTERM),
         Ending(f"{OWN}StuckStep", 143, "step 4 is abandoned"),

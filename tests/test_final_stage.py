@@ -69,6 +69,7 @@ def test_evaluations_for_test_scores_are_announced(kind):
     assert len(task.calls) == (kind is HasTest)
 
 
+@pytest.mark.cpu_seconds(5)
 def test_saved_models_have_the_reported_scores(copied_run, capsys):
     folder = copied_run("digits")
     task, entries = DigitsTask(load_config(str(folder / "config.yaml"))), entries_of(folder)
@@ -92,7 +93,7 @@ def test_saved_models_have_the_reported_scores(copied_run, capsys):
         f"{random} in {spent['random reference'].num} trainings; the run had {num}",
         "scikit-learn MLPClassifier",
     ]
-    assert num == 10
+    assert num == 9, "of ten, of which one is left to a new sample"
     assert "scikit-learn MLPClassifier (" in shown.split("mean score of sampled")[0]  # the winner comes first
     assert "best of 2 random" in shown
     random = gflownet.load(folder / "random_architecture.json")
@@ -115,6 +116,7 @@ def test_run_saves_weights_of_recurrent_stacks(tmp_path, capsys):
         *TINY_RUN,
         *TINY_TASKS["language"],
         "task_options.num_parameters=10000",
+        "budget.evaluations=4",
         "final.top=1",
         "final.num_random=0",
     ]

@@ -16,6 +16,7 @@ HALVING = (
     *TINY_RUN,
     "task=digits",
     "search.method=gflownet",
+    "budget.evaluations=0",
     "num_training_steps=3",
     "algo.num_from_policy=6",
     "env.max_hidden_nodes=3",

@@ -122,6 +122,7 @@ def test_checkout_runs(is_installed: bool, checkout: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["wheel", pytest.param("sdist", marks=pytest.mark.slow)])
+@pytest.mark.cpu_seconds(5)
 def test_archive_installs(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     python = make_python(tmp_path / "env")
     install(python, request.getfixturevalue(kind), cwd=tmp_path)

@@ -20,7 +20,15 @@ from gflownet.scaffold import write_package
 from gflownet.scaffold.__main__ import KINDS, main
 from tests.installed_package import dist_info, install
 
-SHORT = ("num_training_steps=2", "final.top=0", "wandb.mode=disabled", "report.every=null", "certify=false")
+SHORT = (
+    "num_training_steps=2",
+    "budget.evaluations=4",
+    "search.train_sampler=false",
+    "final.top=0",
+    "wandb.mode=disabled",
+    "report.every=null",
+    "certify=false",
+)
 of_every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -45,6 +53,7 @@ def test_package_has_valid_files(kind, tmp_path):
         assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.cpu_seconds(4)
 def test_package_of_a_task_passes_its_test_and_runs(tmp_path, monkeypatch):
     """In this process, on the search path with its entry points, as an editable install."""
     write_package("task", "generated", parent=tmp_path)

@@ -159,7 +159,7 @@ def test_closing_line_without_policy(tmp_path, capsys, monkeypatch):
 
 
 def test_every_method_ends_with_a_sampler(tmp_path, capsys):
-    for method in ("random", "evolution", "local_search", "tpe"):
+    for method in ("random", "tpe"):
         folder = tmp_path / method
         assert run(folder, f"search.method={method}", "budget.evaluations=6") == 0
         assert "sampler: no sample was evaluated" in capsys.readouterr().out

@@ -27,6 +27,7 @@ SETTINGS = (
     "cond.temperature.dist_params=[1,4]",
     "cond.focus.use=true",
     "cond.focus.cosim=0.8",
+    "budget.evaluations=0",
     "num_training_steps=4",
     "algo.num_from_policy=4",
     "env.max_hidden_nodes=4",

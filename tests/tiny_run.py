@@ -6,9 +6,13 @@ from pathlib import Path
 from gflownet.run.logging import TIME_KEYS
 from tests.recorded_space import RECORDED_DIGITS, RECORDED_MNIST1D
 
-# Two steps of the default search, as small as it gets.
+# Every stage of the default search, as small as it gets; a policy that is trained on scores makes two steps.
 TINY_RUN = (
     "num_training_steps=2",
+    "budget.evaluations=10",
+    "search.random.even_share=0",
+    "search.sampler.num_likelihood_updates=1",
+    "search.sampler.num_updates=1",
     "algo.num_from_policy=2",
     "model.num_layers=1",
     "model.num_emb=8",

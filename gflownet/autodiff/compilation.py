@@ -139,6 +139,10 @@ class Program:
         """Return the number of torch calls that compute something; views are not counted."""
         return self._code.num_operations
 
+    def prepare(self) -> None:
+        """Compile the differentiable form, which torch.compile and torch.export cannot do while they trace a call."""
+        _ = self._code.differentiable
+
     def __call__(self, *tensors: Any) -> Any:
         """Return the outputs for one tensor per leaf of `leaves`, or for a mapping of leaves to tensors.
 

@@ -70,6 +70,7 @@ class GraphModule(nn.Module):
         """Copy the values of the stored leaves; `function` takes the inputs, then these; see `to_module`."""
         super().__init__()
         self._function, self._differentiation = function, differentiation
+        function.value.prepare()
         self._as_tuple = as_tuple
         self._num_inputs = len(function.leaves) - len(values)
         self._keys: list[str] = []

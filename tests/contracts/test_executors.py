@@ -219,8 +219,8 @@ def test_crash_affects_only_its_job(isolated):
     assert crashed[0].is_transient
 
 
-def test_isolates_holds_for_executors_with_processes(executors):
-    assert {name for name in EXECUTORS if executors[name].isolates} == EXECUTORS.keys() - IN_PROCESS
+def test_isolates_holds_for_executors_with_processes():
+    assert [each.isolates for each in (InlineExecutor, PoolExecutor, RayExecutor)] == [False, True, True]
 
 
 def test_deadline_ends_a_job_and_counts_from_its_start(isolated):

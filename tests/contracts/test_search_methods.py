@@ -14,6 +14,7 @@ from gflownet.search import loop as loop_module
 from gflownet.search.config import GFLOWNET, SEARCH_METHODS
 from gflownet.search.loop import SearchLoop
 from tests.search.searches import (
+    RIDGE,
     DirectEvaluator,
     FailsOrRefuses,
     UnorderedEvaluator,
@@ -92,7 +93,7 @@ def test_proposals_are_terminal_and_repeatable(method, space):
 def test_seed_changes_proposals(method):
     codes = []
     for seed in (1, 2):
-        trainer = searching(method, f"seed={seed}")
+        trainer = searching(method, f"seed={seed}", RIDGE)
         codes.append([trainer.env.identify(states).tolist() for states in proposals(trainer, 3, batch_size=2)])
     assert codes[0] != codes[1]
 
@@ -119,7 +120,7 @@ def test_restored_search_equals_uninterrupted_one(name):
 
 @pytest.mark.parametrize("name", SEARCH_METHODS)
 def test_candidates_in_order_depend_on_no_timing(name):
-    options = ("budget.evaluations=12", "search.batch_size=2", "search.width=4", "algo.num_from_policy=2")
+    options = ("budget.evaluations=12", "search.batch_size=2", "search.width=4", "algo.num_from_policy=2", RIDGE)
     runs = [searching(name, *options) for _ in range(3)]
     for seed, run in enumerate(runs[:2]):
         run_search(run, UnorderedEvaluator(run.task, seed=seed))
@@ -137,7 +138,7 @@ def test_candidates_in_order_depend_on_no_timing(name):
 def test_search_ends_when_the_space_is_exhausted(method, monkeypatch):
     monkeypatch.setattr(loop_module, "_MAX_REPEATS", 10)
     places = "env.choices.places={c: [0], d: [0]}"  # 9 settings are left
-    loop, _ = run_search(searching(method, places, "budget.evaluations=200", "search.batch_size=3"))
+    loop, _ = run_search(searching(method, places, "budget.evaluations=200", "search.batch_size=3", RIDGE))
     assert loop.end
     assert 1 <= loop.history.num_new <= 9
     assert not loop.history.in_flight
@@ -149,6 +150,7 @@ def test_asynchronous_search_spends_its_budget_on_candidates_that_are_not_refuse
         "search.batch_size=2",
         "budget.evaluations=12",
         "search.train_sampler=false",
+        RIDGE,
     )
     trainer = searching(method, *options, *STATUSES)
     loop = trainer.search

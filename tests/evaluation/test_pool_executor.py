@@ -104,6 +104,7 @@ def test_killed_worker_loses_only_its_job(pool):
     assert errors == {None, "its process was killed by SIGKILL"}
 
 
+@pytest.mark.cpu_seconds(6)
 def test_killed_owner_loses_no_job_but_that_of_its_killer(pool):
     handles = [submit(pool, f"sleep 0.5 {number}") for number in range(4)]
     pool.wait(handles, timeout=0.2)
@@ -301,6 +302,7 @@ def test_worker_warms_its_task_up_before_it_is_ready():
         ("raise_broken_text", FAILED, "BrokenTextError: its text raised RuntimeError"),
     ],
 )
+@pytest.mark.cpu_seconds(5)
 def test_poison_affects_only_its_row(tmp_path, log, pool, poison, status, error):
     log.write_text("")
     names = [f"good {number}" for number in range(7)]

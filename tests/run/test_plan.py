@@ -122,6 +122,7 @@ class NoisyNodes(RewardsHiddenNodes):
         return replace(score, value=score.value + seed % 100 / 5_000)
 
 
+@pytest.mark.cpu_seconds(5)
 def test_budget_holds_over_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     """Search and final stage together do no training beyond the budget, also when it grows."""
     folder = tmp_path / "run"

@@ -106,6 +106,8 @@ CASES = {
         _TO_CONTINUE,
     ),
 }
+# A killed process writes nothing at its end, in any stage; the others are ended by SIGTERM.
+KILLED = ("middle of a step", "final stage", "language")
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +182,7 @@ def assert_equal(folder: Path, whole: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.cpu_seconds(5)
 def test_resume_after_sigterm_is_exact(
     name: str, whole: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,7 +201,9 @@ def test_resume_after_sigterm_is_exact(
     assert_equal(folder, whole(name))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in KILLED)) for name in CASES]
+)
 def test_resume_after_kill_is_exact(name: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
     case, folder = CASES[name], tmp_path / "killed" / "run"
     killed(case, folder)

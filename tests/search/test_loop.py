@@ -183,6 +183,7 @@ def test_size_of_rounds_is_that_of_the_options():
 @pytest.mark.parametrize("method", ["surrogate", "surrogate_gflownet"])
 def test_times_of_evaluations_decide_no_candidates(method, monkeypatch):
     options = (TRAINS, RIDGE, "search.batch_size=0", "search.num_initial=4", "search.proposals.num_enumerated=0")
+    options += ("search.proposals.updates_per_evaluation=0.5",)
     names = []
     for seed in range(3):  # of the order in which candidates finish, and of the times that the search measures
         clock = Random(seed)

@@ -95,6 +95,7 @@ def test_compile_captures_a_whole_step(data):
 
 @GRAPHS
 @pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself
+@pytest.mark.cpu_seconds(4)
 def test_onnx_gives_the_same_numbers(data, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
