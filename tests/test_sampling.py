@@ -1,6 +1,7 @@
 """gflownet.sample: conditioning, moving average, errors."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -124,13 +125,13 @@ def test_sample_unused_conditioning_raises(several, given, message):
         gflownet.sample(several, 2, **given)
 
 
-def test_sample_choices_scored_by_a_function(tmp_path, capsys):
+def test_sample_choices_scored_by_a_function(tmp_path, capsys, asked):
     """Such a task has no training data, so no translation settings."""
     folder = tmp_path / "run"
     config = {
         "task": "choices",
         "task_options": {"score": "tests.test_sampling:score_of_width"},
-        "env": {"name": "choices", "choices": {"places": {"width": [1, 2], "depth": [1, 2]}}},
+        "env": {"name": "choices", "choices": {"places": {"width": [1, 2, 3, 4], "depth": [1, 2, 3, 4, 5, 6]}}},
     }
     (tmp_path / "widths.yaml").write_text(json.dumps(config))  # YAML contains JSON
     assert main(["--config", str(tmp_path / "widths.yaml"), *TINY_RUN, f"log_dir={folder}"]) == 0
@@ -138,7 +139,17 @@ def test_sample_choices_scored_by_a_function(tmp_path, capsys):
     known = gflownet.sample(folder, 4, varied=True, seed=1)
     assert [set(setting.as_dict()) for setting in known] == [{"width", "depth"}] * 4
     assert capsys.readouterr().err == ""
-    new = gflownet.sample(folder, 5, seed=1)
-    assert len(new) < 4, "of four architectures some are evaluated"
-    found = f"{len(new)} new architecture{'' if len(new) == 1 else 's'} of 5 found"
+    new = gflownet.sample(folder, 25, seed=1)
+    assert 0 < len(new) < 24, "of 24 architectures some are evaluated"
+    found = f"{len(new)} new architecture{'' if len(new) == 1 else 's'} of 25 found"
     assert capsys.readouterr().err == f"{found}; varied (--varied) gives known ones, too\n"
+
+    best = gflownet.sample(folder, 1, seed=1)
+
+    def samples_again(seed):
+        asked.clear()
+        return gflownet.sample(folder, 1, seed=seed) != best or len(asked) > 0
+
+    assert [samples_again(seed) for seed in (1, 2, 1, 1)] == [False, True, True, False]
+    os.utime(last_checkpoint(folder, option="run").path, ns=(0, 0))
+    assert samples_again(1), "other files"

@@ -142,7 +142,7 @@ def with_test_scores(
 
 _OK = EvaluationStatus.OK
 _WAIT_S = 0.2
-# Seeds of one finalist that train side by side: of five, each takes about .55 of its time alone.
+# Seeds of one finalist that train side by side: of four, each takes .36 to .7 of its time alone.
 _SEEDS_AT_ONCE = 4
 
 # Receives the name of a stage, its completed and its whole work, and the rows of all finished trainings; called often.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -90,6 +90,7 @@ class RestoredPolicy:
 
     trainer: GFNTrainer
     policy: PolicyFunction  # for sampling
+    _last: dict[str, TrajectoryBatch] = field(default_factory=dict)  # best samples of the last call, by its arguments
 
     @cached_property
     def predict(self) -> PredictedOnce | None:
@@ -103,7 +104,11 @@ class RestoredPolicy:
         """Yield batches of `num` trajectories in all; conditions as in `sample`, with `caps` by metric."""
         generator = torch.Generator().manual_seed(seed)
         if not varied and self.predict is not None:
-            batch = self._best(self.predict, num, generator, conditions)
+            key = repr((num, seed, sorted(conditions.items())))
+            batch = self._last.get(key) or self._best(self.predict, num, generator, conditions)
+            self._last.clear()
+            if len(batch) == num:  # fewer have a line each time
+                self._last[key] = batch
             yield from [batch] if len(batch) else []
             return
         for start in range(0, num, _BATCH_SIZE):
