@@ -2,9 +2,6 @@
 
     python scripts/bench_candidates.py [--quick] [--json FILE]
 
-The same for steps on the signals of mnist1d: an expert's plain loop (fused AdamW, modules as they are), ours, and four
-seeds as one model, for eight networks from the smallest to the largest of random ones.
-
 Architectures are drawn by uniformly random legal actions, like the first ones of a search. Both sides translate, train
 and validate the same candidates from the same seeds, batch after batch in turn, with an empty translation cache, on one
 thread; times are CPU time. One by one is autograd and one fused optimiser per candidate (tests/oracles/training.py).
@@ -15,7 +12,6 @@ from __future__ import annotations
 import gc
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -23,19 +19,15 @@ from time import process_time
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from torch import nn
 
 from gflownet.config import load_config
 from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.candidates.supervised import SupervisedTask
 from gflownet.evaluation.candidates.tensor_task import TensorTask
-from gflownet.evaluation.candidates.trainer import Length, ModelTraining
-from gflownet.evaluation.data.examples import num_steps
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.run.trainer import GFNTrainer
-from gflownet.training.random_states import seeded
 from gflownet.translation import clear_translation_cache
-from scripts.bench import Row, at_least, figure, finish, interleaved, median_ratio, parse_arguments
+from scripts.bench import Row, at_least, figure, finish, median_ratio, parse_arguments
 from tests.oracles.training import score_one_by_one
 
 BATCH_SIZE = 16  # candidates per turn
@@ -43,8 +35,6 @@ NUM_BATCHES, NUM_BATCHES_QUICK = 13, 5
 GOAL = 3.0
 MIN_SAME_SHARE = 0.9  # rounding moves an example across a decision boundary now and then
 SIDES = ("one by one", "at once")
-NUM_DRAWN, NUM_SEEDS = 64, 4
-STEP_GOALS = {"plain loop / ours": 1.3, "ours / four seeds as one": 1.5}
 
 
 def sample_architectures(num: int, name: str = "digits", *overrides: str) -> tuple[TensorTask, list[ComputationGraph]]:
@@ -80,64 +70,6 @@ def evaluate(
     return process_time() - start, accuracies
 
 
-def step_rows(*, quick: bool) -> list[Row]:
-    """Return the CPU time of a step of eight networks of mnist1d, and the ratios of three ways in turn."""
-    task, graphs = sample_architectures(NUM_DRAWN, "mnist1d")
-    order = sorted(graphs, key=lambda graph: _multiply_adds(task, graph))
-    networks = order[NUM_DRAWN // 16 :: NUM_DRAWN // 8]
-    ratios: dict[str, list[float]] = {"plain loop / ours": [], "ours / four seeds as one": []}
-    milliseconds = list[float]()
-    for graph in networks:
-        sides = {name: partial(_step_milliseconds, task, graph, name) for name in ("plain", "ours", "stacked")}
-        found = interleaved(sides, rounds=1 if quick else 5)
-        milliseconds.append(median(found["ours"]))
-        for name, (slow, fast) in zip(ratios, (("plain", "ours"), ("ours", "stacked")), strict=True):
-            ratios[name].append(median_ratio(found[slow], found[fast]))
-    label = f"mnist1d, {len(networks)} networks"
-    rows = [figure(f"{label}: a step", sum(milliseconds) / len(milliseconds), "CPU ms")]
-    for name, values in ratios.items():
-        rows.append(at_least(f"{label}: {name}", median(values), "x", None if quick else STEP_GOALS[name]))
-        rows.append(figure(f"{label}: {name}, largest network", values[-1], "x"))
-    return rows
-
-
-def _multiply_adds(task: TensorTask, graph: ComputationGraph) -> int:
-    cost = task.cost(graph)
-    assert cost is not None
-    return cost.flops
-
-
-def _step_milliseconds(task: TensorTask, graph: ComputationGraph, side: str) -> float:
-    """Return the CPU milliseconds per step and training of one epoch, with the start of the training."""
-    num, length = (NUM_SEEDS if side == "stacked" else 1), Length(1, task.config.evaluation.num_epochs)
-    models = []
-    for seed in range(num):
-        with seeded(seed):
-            models.append(ModelTraining(task.build_model(graph), torch.Generator().manual_seed(seed)))
-    start = process_time()
-    if side == "plain":
-        _plain_epoch(models[0].model, task)
-    elif side == "ours":
-        task.trainer.continue_training(models[0], length)
-    else:
-        task.trainer.continue_side_by_side(models, length)
-    return 1e3 * (process_time() - start) / num / num_steps(task.train, task.trainer.config.batch_size)
-
-
-def _plain_epoch(model: nn.Module, task: TensorTask) -> None:
-    """Train an epoch as a tutorial does, with torch's fused optimiser and schedule."""
-    config, train = task.trainer.config, task.train
-    total = config.num_epochs * num_steps(train, config.batch_size)
-    optimiser = torch.optim.AdamW(model.parameters(), weight_decay=config.training.weight_decay, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, config.learning_rate, total)
-    for inputs, targets in train.shuffled(config.batch_size, torch.Generator().manual_seed(0)):
-        optimiser.zero_grad()
-        loss = nn.functional.cross_entropy(model(inputs), targets, label_smoothing=config.training.label_smoothing)
-        loss.backward()
-        optimiser.step()
-        schedule.step()
-
-
 def main() -> int:
     """Run the benchmark and return the exit status."""
     arguments = parse_arguments(__doc__)
@@ -164,7 +96,6 @@ def main() -> int:
         at_least(f"{label}: same accuracy", sum(a == b for a, b in pairs) / len(pairs), "share", MIN_SAME_SHARE),
         figure(f"{label}: largest difference of accuracy", max(abs(a - b) for a, b in pairs)),
     ]
-    rows += step_rows(quick=arguments.quick)
     return finish(rows, json_path=arguments.json)
 
 

@@ -64,7 +64,7 @@ def test_mixture_has_mean_and_variance_of_its_parts():
 def test_automatic_encodes_as_its_models_and_once(env, monkeypatch):
     states = random_terminal_states(env, 9, seed=0)
     surrogate, calls = Automatic(env, SurrogateConfig(), seed=0), list[int]()
-    surrogate.encode(states[:2], extra[:2])  # measures random architectures
+    surrogate.encode(states[:2])  # measures random architectures
     original = Descriptors._numbers
     monkeypatch.setattr(Descriptors, "_numbers", lambda self, batch: calls.append(len(batch)) or original(self, batch))
     parts = surrogate.encode(states).parts
