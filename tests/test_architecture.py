@@ -27,7 +27,7 @@ SHRINKING_ROOMS = {
     "report": 3_935,
 }
 NUM_PACKAGE_FILES = 393
-NUM_DOC_WORDS = 88_043
+NUM_DOC_WORDS = 88_052
 # Lines that a room may have below its number before that has to follow.
 SLACK = 150
 # Top-level folders with Python code.

@@ -72,7 +72,7 @@ def test_forms_of_masks(tmp_path, form, labels):
     )
     assert classes_are(task, lambda classes: numbers[classes])
     assert task.account[0] == "10 images with a mask read (train: 10); left out: none"
-    assert task.account[2].startswith("targets: one of 3 classes at each of 12 x 16 positions; ")
+    assert task.account[-1].startswith("targets: one of 3 classes at each of 12 x 16 positions; ")
 
 
 @pytest.mark.parametrize(
