@@ -69,7 +69,8 @@ def search_rows(*, quick: bool) -> list[Row]:
 
     def rate(name: str) -> float:
         with tempfile.TemporaryDirectory() as folder:
-            rows = run_search(Path(folder) / "run", f"num_training_steps={num_steps}", *SIDES[name])
+            options = "search.method=gflownet", f"num_training_steps={num_steps}"
+            rows = run_search(Path(folder) / "run", *options, *SIDES[name])
         return evaluations_per_second(rows)
 
     rates = interleaved({name: lambda name=name: rate(name) for name in SIDES}, rounds=1 if quick else 3, warm_up=0)
