@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -259,12 +259,11 @@ def test_cancel_of_a_finished_job_has_no_effect(executor):
 @pytest.mark.parametrize("name", ["pool", pytest.param("slots", marks=pytest.mark.slow)])
 def test_close_leaves_no_process(name):
     task, before = PoisonTask(Path(os.devnull)), processes()
-    executor = EXECUTORS[name](task)
-    assert processes() == before
-    handles = [executor.submit(stub_job(key), deadline=None) for key in ("compute_forever", "good", "fork")]
-    assert executor.wait(handles[1:], timeout=60)
-    assert len(processes()) > len(before)
-    executor.close()
+    with EXECUTORS[name](task) as executor:
+        assert processes() == before
+        handles = [executor.submit(stub_job(key), deadline=None) for key in ("compute_forever", "good", "fork")]
+        assert executor.wait(handles[1:], timeout=60)
+        assert len(processes()) > len(before)
     executor.close()
     wait_until(lambda: processes() == before, seconds=60)
 
@@ -300,5 +299,9 @@ def test_candidate_that_cannot_be_pickled_is_a_user_error(isolated):
 
 def processes() -> set[psutil.Process]:
     """Return all descendants except multiprocessing's tracker of shared resources, which lives as long as Python."""
-    children = psutil.Process().children(recursive=True)
-    return {process for process in children if "resource_tracker" not in " ".join(process.cmdline())}
+    found = set[psutil.Process]()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended since
+            if "resource_tracker" not in " ".join(process.cmdline()):
+                found.add(process)
+    return found
