@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gflownet.certificate.exact import Flows, StateGraph, first_positions, legal_steps
 from gflownet.certificate.result import LossAtFlows, PerturbedLoss, TrainedLoss
-from gflownet.certificate.subject import AT_ONCE, OPTIMUM, Subject
+from gflownet.certificate.subject import OPTIMUM, Subject
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.answer import ask
@@ -35,7 +35,6 @@ from gflownet.objectives.trajectory_balance import LearnedLogPartition
 _NUM_TRAJECTORIES = 128
 _NUM_SINGLES = 16  # of these, with their own loss
 _SHIFT = 1.0  # nats, of log Z; standard deviation of the noise on logits
-_EXPLORATION = 0.5  # random actions of sampled trajectories: every state is reached
 _NO_CHANGE = 1e-3  # nats, of log P_F of trajectories: their states have no choice
 _STATES = "states"  # field of a batch with the states themselves
 
@@ -139,7 +138,8 @@ def loss_at_flows(
     objective = _copied(subject.objective, context)
     tables = _tables(subject, reader, graph, balanced, log_reward)
     policy: Any = TabularPolicy(context, graph, tables)
-    batches = _trajectories(subject, graph, log_reward, conditioning, random_action_prob=_EXPLORATION)
+    samples = subject.samples(conditioning, _NUM_TRAJECTORIES)
+    batches = _trajectories(subject, graph, log_reward, conditioning, samples)
     batch = batches[_INTO_RANDOM]
     log_z, negative = balanced.flows.log_z, None
     if isinstance(objective, LearnedLogPartition):
@@ -167,8 +167,8 @@ def trained_loss(
     subject: Subject, graph: StateGraph, log_reward: Tensor, conditioning: Conditioning
 ) -> TrainedLoss | None:
     """Return the loss of the trained network on an enumerated space, see `loss_at_flows`."""
-    batches = _trajectories(subject, graph, log_reward, conditioning)
-    return largest_loss(subject, [batches[_INTO_RANDOM], batches[AT_ONCE]])
+    samples = {"sampled": subject.sampled(conditioning, _NUM_TRAJECTORIES, random_action_prob=0.0)}
+    return largest_loss(subject, list(_trajectories(subject, graph, log_reward, conditioning, samples).values()))
 
 
 @torch.no_grad()
@@ -290,15 +290,14 @@ def _trajectories(
     graph: StateGraph,
     log_reward: Tensor,
     conditioning: Conditioning,
-    *,
-    random_action_prob: float = 0.0,
+    samples: Mapping[str, TrajectoryBatch],
 ) -> dict[str, TrajectoryBatch]:
-    """Return trajectories of all kinds that training reads, with all rewards, by name."""
+    """Return trajectories into random terminal states, and samples of the policy, with all rewards, by name."""
     env = subject.context.env
     indices = torch.randperm(len(graph.terminal), generator=subject.generator(OPTIMUM))[:_NUM_TRAJECTORIES]
     ends = graph.terminal[indices]
     batches = {_INTO_RANDOM: subject.trajectories(graph.states[ends], log_reward[ends], conditioning, OPTIMUM)}
-    batches |= subject.samples(conditioning, _NUM_TRAJECTORIES, random_action_prob=random_action_prob)
+    batches |= samples
     for name, batch in batches.items():
         batches[name] = batch.with_rewards(log_reward[graph.locate(env.identify(batch.terminal))])
         if subject.objective.needs_state_rewards:

@@ -58,9 +58,8 @@ class Enumeration:
         rules = check_rules(env, graph.states, is_complete=True, seed=stream_seed(subject.seed, RULES))
         reached = [each.states[each.terminal] for each in self._graphs]
         found = [*limit_violations(env, reached, self.terminal)]
-        for conditioning in conditionings[:1]:
-            for name, batch in subject.samples(conditioning, _NUM_CHECKED, random_action_prob=0.5).items():
-                found += uniform_violations(env, batch, name)
+        for name, batch in subject.samples(conditionings[0], _NUM_CHECKED).items():
+            found += uniform_violations(env, batch, name)
         self.rules = replace(rules, violations=(*rules.violations, *found))
 
     def certified(self, index: int, conditioning: Conditioning, scores: Tensor) -> Certified:

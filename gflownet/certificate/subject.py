@@ -31,7 +31,7 @@ from gflownet.workers.process import stream_seed
 BETA_QUANTILES = (0.05, 0.5, 0.95)  # of a random inverse temperature: the certified values
 _NUM_DRAWS = 999  # of the conditioning, to compute the quantiles
 _CHUNK = 16  # candidates evaluated between two checks for a stop request: a default training step
-AT_ONCE = "sampled at once"  # of trajectories by the sampler of training
+EXPLORATION = 0.5  # share of random actions of trajectories that check the samplers: every state is reached
 # Each random choice has its own stream.
 CONDITIONING, FORWARD, BACKWARD, INTERVALS, RULES, OPTIMUM, WALKS, LOSS = range(8)
 
@@ -99,25 +99,28 @@ class Subject:
         batch = sample_backward(self.context, states, conditioning=conditionings, generator=generator)
         return batch.with_rewards(log_reward)
 
-    def samples(self, conditioning: Conditioning, num: int, *, random_action_prob: float) -> dict[str, TrajectoryBatch]:
-        """Return `num` trajectories of the policy under one conditioning, as training samples them, by their sampler.
-
-        A small space has two samplers, a table of its states and single steps; training takes one of them by the size
-        of its batches.
-        """
-        many, exploration = repeated(conditioning, num), Exploration(random_action_prob)
-        at_once = sample_forward(
+    def sampled(
+        self, conditioning: Conditioning, num: int, *, random_action_prob: float = EXPLORATION
+    ) -> TrajectoryBatch:
+        """Return `num` trajectories of the policy under one conditioning, as training samples them."""
+        return sample_forward(
             self.context,
             self.policy,
-            conditioning=many,
+            conditioning=repeated(conditioning, num),
             generator=self.generator(LOSS),
             random_action_prob=random_action_prob,
         )
-        steps = sampled_steps(
-            self.context, self.policy, many, self.generator(LOSS, 1), exploration, torch.device("cpu")
-        )
+
+    def samples(self, conditioning: Conditioning, num: int) -> dict[str, TrajectoryBatch]:
+        """Return `num` trajectories of the policy with exploration by each sampler of training.
+
+        A small space has two, a table of its states and single steps; training takes one of them by the size of its
+        batches.
+        """
+        many, cpu = repeated(conditioning, num), torch.device("cpu")
+        steps = sampled_steps(self.context, self.policy, many, self.generator(LOSS, 1), Exploration(EXPLORATION), cpu)
         by_steps = assembled(self.context.env, steps, many, Origin.SAMPLED)
-        return {AT_ONCE: at_once, "sampled step by step": by_steps}
+        return {"sampled at once": self.sampled(conditioning, num), "sampled step by step": by_steps}
 
     def log_reward(self, scores: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the log-rewards of scores [X], or of utilities [X, K], under a single conditioning, float64."""

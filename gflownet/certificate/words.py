@@ -185,7 +185,7 @@ def _log_z(part: Certified) -> Iterator[Finding]:
 
 def _log_z_tolerance(part: Certified) -> float:
     """Return the accepted error of a learned log Z, nats; larger for a trained network."""
-    is_near = _distance(part) <= CONVERGED or (part.tv_to_optimum is not None and part.tv_to_optimum <= CONVERGED)
+    is_near = _distance(part) <= CONVERGED or _reaches_optimum(part)
     return _LOG_Z_TOLERANCE + _half_width(part) + (2 * CONVERGED if is_near else 0)
 
 
@@ -198,8 +198,12 @@ def _learns_log_z(part: Certified) -> bool:
     return _log_z_tolerance(part) < error <= trained.reach
 
 
+def _reaches_optimum(part: Certified) -> bool:
+    return part.tv_to_optimum is not None and part.tv_to_optimum <= CONVERGED
+
+
 def _is_near_optimum(part: Certified) -> bool:
-    return part.tv_to_optimum is not None and part.tv_to_optimum <= CONVERGED and not _learns_log_z(part)
+    return _reaches_optimum(part) and not _learns_log_z(part)
 
 
 def _true_log_z(part: Certified) -> tuple[float, str]:

@@ -174,15 +174,9 @@ def split(data: LabelledArrays, *, seed: int, equal: np.ndarray | None = None, k
     is_classes = not np.issubdtype(data.targets.dtype, np.floating)
     has_labels = is_classes and data.targets.ndim == 1
     labels = data.targets if has_labels else np.zeros(len(data.targets), dtype=int)
-    division = Division(
-        labels,
-        data.groups,
-        data.times,
-        equal,
-        has_validation=data.validation is not None,
-        has_test=data.test is not None,
-    )
-    parts, given = division.rows(seed=seed), [None, data.validation, data.test]
+    given = [None, data.validation, data.test]
+    division = Division(labels, data.groups, data.times, equal, *(part is not None for part in given[1:]))
+    parts = division.rows(seed=seed)
     target = Target(data.target, is_classes, class_values(data.labels or ()))
     inputs, columns = data.inputs, None
     if (table := data.table or table_of_numbers(inputs)) is not None:

@@ -95,6 +95,8 @@ class Division:
             wanted = (rows for rows, share in zip(parts, self.shares, strict=True) if share > 0)
             num_classes = min(len(np.unique(self.labels[rows])) for rows in wanted)
             best = max(best, (num_classes, parts), key=lambda each: each[0])
+            if best[0] == len(np.unique(self.labels)):
+                break  # no order has more
         for name, rows, share in zip(NAMES, best[1], self.shares, strict=True):
             if share > 0 and not len(rows):
                 text = f"expected {name} rows that are in their order of time and in groups of their own, got none"
