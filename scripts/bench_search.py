@@ -4,7 +4,7 @@
 
 Sections: nb201 (12-epoch validation accuracy), nb201_long (1,000 evaluations), opgfn (12-epoch test accuracy, the
 protocol of OP-GFN), macro, recorded (trainings of digits networks), digits and mnist1d (real trainings), surrogates
-(rank correlations without a search; only here the goals are those of auto), proposals (their seconds and memory on
+(rank correlations without a search), proposals (their seconds and memory on
 15,625 cells). The other goals are those of the searched method, --searched; the other methods are figures, read from
 the stores of their runs in --out, where a repeated command continues. Tables are in --tables, $GFLOWNET_TABLES or
 shared/data beside the checkout.
@@ -37,7 +37,7 @@ from gflownet.report.compared.figures import estimate_of, paired_difference
 from gflownet.report.page import read_run
 from gflownet.run.trainer import GFNTrainer
 from scripts.bench import Row, at_least, at_most, figure, finish, skip
-from scripts.surrogate_ranks import NAMES, NUM_EVALUATIONS, NUM_SEEDS, QUICK_EVALUATIONS, proposal_rows, rank_rows
+from scripts.surrogate_ranks import NUM_EVALUATIONS, NUM_SEEDS, QUICK_EVALUATIONS, proposal_rows, rank_rows
 
 _ROOT = Path(__file__).resolve().parent.parent
 METHODS = "random,evolution,local_search,tpe,surrogate,surrogate_gflownet"
@@ -328,7 +328,7 @@ def main() -> int:
     rows: list[Row] = []
     if not chosen or "surrogates" in chosen:
         num_seeds = arguments.seeds or (QUICK_SEEDS if arguments.quick else NUM_SEEDS)
-        rows += rank_rows(tables, num_seeds=num_seeds, names=NAMES[:1] if arguments.quick else NAMES)
+        rows += rank_rows(tables, num_seeds=num_seeds)
     if not chosen or "proposals" in chosen:
         num, table = QUICK_EVALUATIONS if arguments.quick else NUM_EVALUATIONS, tables / "nb201.csv.gz"
         if table.is_file():

@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import mean
 from typing import cast
 
-import sklearn.tree  # noqa: F401  loaded before the memory at the start is read
 import torch
 from torch import Tensor
 
@@ -23,17 +22,17 @@ from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.store.rows import EvaluationStatus
 from gflownet.mdp.states import GraphStates
 from gflownet.run.trainer import GFNTrainer
-from gflownet.search.config import SURROGATES, SurrogateConfig
+from gflownet.search.config import SurrogateConfig
+from gflownet.search.gaussian_process import GaussianProcess
 from gflownet.search.method import Results
 from gflownet.search.proposals import distinct
-from gflownet.search.surrogate import Surrogate, rank_correlation
+from gflownet.search.surrogate import rank_correlation
 from gflownet.search.surrogate_search import SurrogateSearch
 from scripts.bench import Row, at_least, at_most, figure, skip
 
 _ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("auto", "gaussian_process", "random_forest")
 NUM_SEEDS, NUM_NETWORKS = 8, (64, 48)
-_MIN_ALL, _MIN_UPPER = 0.8, 0.4  # goals of auto
+_MIN_ALL, _MIN_UPPER = 0.8, 0.4  # goals
 NUM_EVALUATIONS, QUICK_EVALUATIONS = 3_000, 100
 _MAX_PROPOSAL_S, _MAX_MEGABYTES = 1.0, 500.0  # goals of a proposal
 
@@ -63,8 +62,8 @@ def spaces(tables: Path) -> list[Space]:
     ]
 
 
-def rank_rows(tables: Path, *, num_seeds: int, names: Sequence[str]) -> Iterator[Row]:
-    """Yield the correlations of each surrogate on each space, over all networks and over the better half."""
+def rank_rows(tables: Path, *, num_seeds: int) -> Iterator[Row]:
+    """Yield the correlations of the Gaussian process on each space, over all networks and over the better half."""
     for space in spaces(tables):
         if not space.table.is_file():
             skip(f"surrogates: {space.name}", f"no table {space.table.name}")
@@ -75,8 +74,7 @@ def rank_rows(tables: Path, *, num_seeds: int, names: Sequence[str]) -> Iterator
         )
         samples = [sampled(components, 2 * max(NUM_NETWORKS), seed) for seed in range(num_seeds)]
         for num in NUM_NETWORKS:
-            for name in names:
-                yield from _rows(f"surrogates: {space.name}, {num} networks, {name}", components, samples, num, name)
+            yield from _rows(f"surrogates: {space.name}, {num} networks", components, samples, num)
 
 
 def sampled(components: GFNTrainer, num: int, seed: int) -> tuple[GraphStates, Tensor]:
@@ -94,20 +92,18 @@ def sampled(components: GFNTrainer, num: int, seed: int) -> tuple[GraphStates, T
     return states[torch.tensor(rows[:num])], torch.tensor(scores[:num], dtype=torch.float64)
 
 
-def _rows(
-    title: str, components: GFNTrainer, samples: Sequence[tuple[GraphStates, Tensor]], num: int, name: str
-) -> Iterator[Row]:
+def _rows(title: str, components: GFNTrainer, samples: Sequence[tuple[GraphStates, Tensor]], num: int) -> Iterator[Row]:
     results, start = [], time.process_time()
     for seed, (states, scores) in enumerate(samples):
         first, second = slice(num), slice(num, 2 * num)
         for fitted, predicted in ((first, second), (second, first)):
-            surrogate: Surrogate = SURROGATES.load(name)(components.env, SurrogateConfig(), seed=seed)
+            surrogate = GaussianProcess(components.env, SurrogateConfig(), seed=seed)
             features = surrogate.encode(states[: 2 * num])
             surrogate.fit(features[fitted], scores[fitted])
             results.append(correlations(surrogate.predict(features[predicted]).mean, scores[predicted]))
     seconds = (time.process_time() - start) / len(results)
     over_all, upper = (mean(column) for column in zip(*results, strict=True))
-    has_goal = name == "auto" and num == max(NUM_NETWORKS)
+    has_goal = num == max(NUM_NETWORKS)
     for kind, value, goal in (("all", over_all, _MIN_ALL), ("upper half", upper, _MIN_UPPER)):
         row = f"{title}: rank correlation, {kind}"
         yield at_least(row, value, "", goal) if has_goal else figure(row, value)

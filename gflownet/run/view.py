@@ -20,7 +20,7 @@ from rich.text import Text
 from gflownet.cli.console import duration, print_line
 from gflownet.errors import printable
 from gflownet.records.status import Phase
-from gflownet.search.config import MIXED_MODELS, ORIGINS
+from gflownet.search.config import ORIGINS
 
 # Faster updates are hardly readable, and wandb keeps every one with the console output.
 MAX_REFRESHES_PER_SECOND = 2
@@ -93,10 +93,6 @@ SEARCH_LOOK = Look(
         *(
             Figure(f"proposed_{name}_total", f"proposals: {words}", words, "{:,.0f}".format, is_optional=True)
             for name, words in ORIGINS.items()
-        ),
-        *(
-            Figure(f"surrogate_weight_{name}", f"surrogate: {words}", None, "{:.0%}".format, is_optional=True)
-            for name, words in MIXED_MODELS.items()
         ),
     ),
 )

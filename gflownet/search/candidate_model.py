@@ -112,11 +112,6 @@ class CandidateModel:
         self._best = -math.inf  # warped score of the best feasible observation
         self._boxes: Boxes | None = None  # above the front of the feasible observations
 
-    def prepare(self) -> None:
-        """Load what the first fit needs."""
-        for surrogate in self.surrogates:
-            surrogate.prepare()
-
     @property
     def surrogate(self) -> Surrogate:
         """The surrogate of the score, or of the first objective."""

@@ -21,8 +21,6 @@ ORIGINS = {
     "random": "random",
     "sampler": "sampler",
 }
-# Models of the surrogate `auto`, with their words.
-MIXED_MODELS = {"labels": "Gaussian process, labels", "numbers": "Gaussian process, numbers", "forest": "random forest"}
 _ROOM = "gflownet.search"
 SEARCH_METHODS = ExtensionPoint(
     "search.method",
@@ -45,13 +43,9 @@ SURROGATES = ExtensionPoint(
     contract=f"{_ROOM}.surrogate:Surrogate",
     options_key="search.surrogate.options",
     built_in={
-        "auto": BuiltIn(
-            f"{_ROOM}.mixture:Automatic", "mixture of the two next ones and one with numbers, by cross-validation"
-        ),
-        "random_forest": BuiltIn(f"{_ROOM}.forest:RandomForest", "random forest on numbers, such as sizes and paths"),
         "gaussian_process": BuiltIn(
-            f"{_ROOM}.gaussian_process:GaussianProcess", "Gaussian process on Weisfeiler-Lehman features"
-        ),
+            f"{_ROOM}.gaussian_process:GaussianProcess", "Gaussian process on Weisfeiler-Lehman labels and on numbers"
+        )
     },
 )
 ACQUISITIONS = ExtensionPoint(
@@ -73,7 +67,7 @@ _METHOD_HELP = SEARCH_METHODS.help("search method").replace(
 class SurrogateConfig:
     """The model that predicts the score of an architecture from its graph."""
 
-    name: str = option("auto", SURROGATES.help("model"))
+    name: str = option("gaussian_process", SURROGATES.help("model"))
     options: Any = option({}, "options of the model, search.surrogate.options.NAME=VALUE")
 
 

@@ -30,7 +30,7 @@ Columns = list[tuple[str, "Group", Tensor]]  # name, group and values [B] of eac
 _NUM_REFERENCES = 256  # random architectures: they determine means, deviations and the labels that are counted
 _CHUNK = 2_048  # architectures at a time, to bound memory
 _BOUND = 4.0  # of a standardised number
-_DECIMALS = 9  # sums over nodes in another order are equal: trees compare with thresholds
+_DECIMALS = 9  # sums over nodes in another order are equal
 _CONSTANT = 1e-9  # deviation below which a number is left out
 _REFERENCES = 3  # random stream
 
@@ -64,7 +64,6 @@ class Descriptors:
         """Take the seed of the random architectures; they are measured on first use."""
         self.env, self._seed = env, seed
         self._shapes = ShapeNumbers(env) if isinstance(env, OperationGraphEnv) else None
-        self._last: tuple[GraphStates, Tensor] | None = None  # of the last call: several models read the same numbers
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,12 +96,10 @@ class Descriptors:
 
     def __call__(self, states: GraphStates) -> Tensor:
         """Return the numbers [B, D] float64 of terminal states, 0 for an unknown one."""
-        if self._last is None or self._last[0] is not states:
-            starts = range(0, max(len(states), 1), _CHUNK)
-            values = torch.cat([self._numbers(states[first : first + _CHUNK])[2] for first in starts])
-            values = ((values - self._scale.mean) / self._scale.deviation)[:, self._scale.columns]
-            self._last = states, values.nan_to_num(0.0).clamp(-_BOUND, _BOUND).round(decimals=_DECIMALS)
-        return self._last[1]
+        starts = range(0, max(len(states), 1), _CHUNK)
+        values = torch.cat([self._numbers(states[first : first + _CHUNK])[2] for first in starts])
+        values = ((values - self._scale.mean) / self._scale.deviation)[:, self._scale.columns]
+        return values.nan_to_num(0.0).clamp(-_BOUND, _BOUND).round(decimals=_DECIMALS)
 
     def _numbers(self, states: GraphStates) -> tuple[tuple[str, ...], tuple[Group, ...], Tensor]:
         """Return the names [D], the groups [D] and the values [B, D] float64 of all numbers."""

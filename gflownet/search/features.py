@@ -71,14 +71,13 @@ class WeisfeilerLehman:
     def __init__(self, env: Environment, *, num_rounds: int) -> None:
         self.env, self.num_rounds = env, num_rounds
 
-    def encode(self, states: GraphStates) -> GraphFeatures:
-        """Return the features of B states; the numbers of nodes and edges are a group each."""
+    def encode(self, states: GraphStates, numbers: Tensor, groups: Tensor) -> GraphFeatures:
+        """Return the features of B states, with their numbers [B, D] in groups [D]."""
         size = max(1, _MAX_ENTRIES // max(1, states.exists.shape[1] ** 2))
         starts = range(0, max(len(states), 1), size)
         graphs = [self.env.labelled_graphs(states[first : first + size]) for first in starts]
         labels, counts, blocks = zip(*map(self._histograms, graphs), strict=True)
-        numbers = torch.cat([sizes(each) for each in graphs])
-        return GraphFeatures(torch.cat(labels), torch.cat(counts), blocks[0], numbers, torch.arange(numbers.shape[1]))
+        return GraphFeatures(torch.cat(labels), torch.cat(counts), blocks[0], numbers, groups)
 
     def _histograms(self, graphs: LabelledGraphs) -> tuple[Tensor, Tensor, Tensor]:
         """Return labels and counts [B, L] and blocks [L]: rounds, parts of labels (of several parts), named places."""
@@ -93,12 +92,6 @@ class WeisfeilerLehman:
         histograms = [_histogram(column, block) for block, column in enumerate(columns)]
         labels, counts = (torch.cat(arrays, 1) for arrays in zip(*histograms, strict=True))
         return labels, counts, torch.cat([torch.full((x.shape[1],), k) for k, x in enumerate(columns)])
-
-
-def sizes(graphs: LabelledGraphs) -> Tensor:
-    """Return the numbers of nodes and edges [B, 2] float64, which normalised histograms do not show."""
-    num_edges = (graphs.edges != NO_EDGE).sum((1, 2))
-    return torch.stack([graphs.exists.sum(1), num_edges], 1).double()
 
 
 def rounds(graphs: LabelledGraphs, num_rounds: int) -> list[Tensor]:

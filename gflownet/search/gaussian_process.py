@@ -5,7 +5,7 @@ Letters: n observations, m of them in the model, B predicted graphs, K distances
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,49 +17,48 @@ from gflownet.search.config import SurrogateConfig
 from gflownet.search.descriptors import Descriptors
 from gflownet.search.features import GraphFeatures, WeisfeilerLehman
 from gflownet.search.regression import CrossCovariance, Hyperparameters, Regression, best_and_random
-from gflownet.search.surrogate import CrossValidated, Prediction, Warping, check_scores, next_fit
+from gflownet.search.surrogate import Prediction, Surrogate, Warping
 
 _NUM_ROUNDS = 3
 _MAX_ROWS = 1_000  # observations of a fit
 _NUM_CROSSES = 2  # a space as a whole, and the candidates out of which a batch is chosen
-_FIELDS = ("mean", "std")
+# Hyperparameters are fitted again after this share, and at least this number, of new observations.
+_GROWTH, _MIN_GROWTH = 0.08, 2
 
 
-class GaussianProcess(CrossValidated):
+class GaussianProcess(Surrogate):
     """Exact Gaussian process up to _MAX_ROWS observations; of more, the best half and random ones.
 
     Between fits of the hyperparameters, new observations extend the Cholesky factor row by row.
     """
 
-    def __init__(
-        self, env: Environment, config: SurrogateConfig, *, seed: int, descriptors: Descriptors | None = None
-    ) -> None:
-        """Keep the components; the distances of `descriptors` are added to those of labels."""
+    def __init__(self, env: Environment, config: SurrogateConfig, *, seed: int) -> None:
+        """Keep the components; `fit` sets the warping."""
         super().__init__(env, config, seed=seed)
-        self._encoder, self._descriptors = WeisfeilerLehman(env, num_rounds=_NUM_ROUNDS), descriptors
+        self._warping = Warping(0.0, 1.0)
+        self._encoder = WeisfeilerLehman(env, num_rounds=_NUM_ROUNDS)
         self._hyperparameters: Hyperparameters | None = None
         self._num_fitted = 0  # observations at the last fit of hyperparameters
         self._observed: GraphFeatures | None = None  # all n observations
         self._regression: Regression | None = None
         self._crosses: list[CrossCovariance] = []  # of the features of the last predictions, latest first
 
-    def encode(self, states: GraphStates) -> GraphFeatures:
-        """Return the features of B terminal states."""
-        labels = self._encoder.encode(states)
-        return labels if self._descriptors is None else self.with_descriptors(labels, states)
+    @cached_property
+    def _descriptors(self) -> Descriptors:
+        return Descriptors(self.env, seed=self.seed)
 
-    def with_descriptors(self, labels: GraphFeatures, states: GraphStates) -> GraphFeatures:
-        """Return features with the numbers of the descriptors, and the labels of features without them."""
-        assert self._descriptors is not None
-        groups, numbers = self._descriptors.groups, self._descriptors(states)
-        return replace(labels, numbers=numbers, groups=groups.unique(return_inverse=True)[1])
+    def encode(self, states: GraphStates) -> GraphFeatures:
+        """Return the features of B terminal states: labels, and numbers with one distance for each of their groups."""
+        groups = self._descriptors.groups.unique(return_inverse=True)[1]
+        return self._encoder.encode(states, self._descriptors(states), groups)
 
     def fit(self, features: GraphFeatures, scores: Tensor) -> None:
         """Fit to n observations."""
-        check_scores(features, scores)
+        _check(features, scores)
         self._warping = Warping.of(scores)
         values = self.warp(scores)
-        is_due = len(features) >= next_fit(self._num_fitted)
+        growth = max(_MIN_GROWTH, _GROWTH * self._num_fitted)
+        is_due = not self._num_fitted or len(features) >= self._num_fitted + growth
         if self._regression is None and self._num_fitted <= len(features) and not is_due:
             self._restore(features, values)
         elif self._observed is None or not features.starts_with(self._observed) or is_due:
@@ -81,19 +80,11 @@ class GaussianProcess(CrossValidated):
         cross.predict(regression)
         return cross.covariance(regression, row)
 
-    def held_out(self) -> Prediction:
-        """Return the predictions of the n observations, each from the others; those left out, from the model."""
-        assert self._observed is not None
-        assert self._regression is not None
-        rows, left_out = self._regression.rows, self._regression.left_out()
-        if len(rows) == len(self._observed):
-            return left_out
-        remaining = torch.arange(len(self._observed))
-        remaining = remaining[~torch.isin(remaining, rows)]
-        prediction = CrossCovariance(self._observed[remaining]).predict(self._regression)
-        order = torch.cat([rows, remaining]).argsort()
-        mean, std = (torch.cat([getattr(left_out, name), getattr(prediction, name)])[order] for name in _FIELDS)
-        return Prediction(mean, std, left_out.noise)
+    def warp(self, scores: Tensor) -> Tensor:
+        return self._warping.warp(scores)
+
+    def unwarp(self, values: Tensor) -> Tensor:
+        return self._warping.unwarp(values)
 
     def state_dict(self) -> dict[str, Any]:
         if self._hyperparameters is None:
@@ -129,3 +120,12 @@ class GaussianProcess(CrossValidated):
     def _rows(self, values: Tensor) -> Tensor:
         """Return the observations of the model, sorted: all, or the best half and random ones."""
         return best_and_random(values, _MAX_ROWS, seed=self.seed)
+
+
+def _check(features: GraphFeatures, scores: Tensor) -> None:
+    """Raise ValueError unless there is a finite score for each of at least one observation."""
+    if not len(features) or scores.shape != (len(features),):
+        raise ValueError(f"fit: expected {len(features)} scores, at least one, got shape {list(scores.shape)}")
+    if not bool(scores.isfinite().all()):
+        row = int((~scores.isfinite()).nonzero()[0])
+        raise ValueError(f"fit: expected finite scores, got {float(scores[row])} for observation {row}")

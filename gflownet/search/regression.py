@@ -217,20 +217,6 @@ class Regression:
         """Return the standard deviation of the noise of one observation."""
         return math.sqrt(float(self.posterior.variance) * self.hyperparameters.noise_variance)
 
-    def left_out(self) -> Prediction:
-        """Return the predictions [m] of the observations, each from the others (Rasmussen and Williams, eq. 5.12)."""
-        factor, posterior = self.factor, self.posterior
-        precision, error = torch.empty_like(posterior.residuals), torch.empty_like(posterior.residuals)
-        for part in torch.arange(len(factor)).split(max(1, _MAX_ENTRIES // len(factor))):
-            columns = torch.zeros(len(factor), len(part), dtype=factor.dtype)
-            columns[part, torch.arange(len(part))] = 1.0
-            inverse_factor = torch.linalg.solve_triangular(factor, columns, upper=False)
-            precision[part] = inverse_factor.square().sum(0)  # diagonal of the inverse covariance
-            error[part] = inverse_factor.T @ posterior.residuals
-        error = error / precision  # value - prediction
-        values = posterior.mean + factor @ posterior.residuals
-        return Prediction(values - error, (posterior.variance / precision).sqrt(), self.noise)
-
 
 class CrossCovariance:
     """Covariances of B graphs with the observations, extended when observations are added.

@@ -88,9 +88,6 @@ class Surrogate(Configurable, ABC):
     def encode(self, states: GraphStates) -> Any:
         """Return the features of B terminal states: an object with a length and an index."""
 
-    def prepare(self) -> None:
-        """Load what `fit` needs: called while the first candidates train."""
-
     @abstractmethod
     def fit(self, features: Any, scores: Tensor) -> None:
         """Fit the model to all n observations; features that extend those of the last call cost less.
@@ -105,7 +102,7 @@ class Surrogate(Configurable, ABC):
         """Return the distribution of the warped scores; the same object as in the last call costs less."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Return metrics of the model, such as the weights of its parts."""
+        """Return metrics of the model for its log."""
         return {}
 
     def covariance(self, features: Any, row: int) -> Tensor | None:
@@ -127,58 +124,6 @@ class Surrogate(Configurable, ABC):
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`: `fit` to the same observations then gives the same predictions."""
-
-
-class CrossValidated(Surrogate):
-    """A surrogate that predicts each of its observations from the others, at little cost."""
-
-    def __init__(self, env: Environment, config: SurrogateConfig, *, seed: int) -> None:
-        """Keep the components; `fit` sets the warping."""
-        super().__init__(env, config, seed=seed)
-        self._warping = Warping(0.0, 1.0)
-
-    def warp(self, scores: Tensor) -> Tensor:
-        return self._warping.warp(scores)
-
-    def unwarp(self, values: Tensor) -> Tensor:
-        return self._warping.unwarp(values)
-
-    @abstractmethod
-    def held_out(self) -> Prediction:
-        """Return the predictions [n] of the observations of the last fit, each without its own score."""
-
-
-# Models are fitted again after this share, and at least this number, of new observations.
-_GROWTH, _MIN_GROWTH = 0.08, 2
-
-
-def next_fit(num_fitted: int) -> float:
-    """Return the number of observations at which a model of `num_fitted` is fitted again."""
-    return num_fitted and num_fitted + max(_MIN_GROWTH, _GROWTH * num_fitted)
-
-
-def check_scores(features: Any, scores: Tensor) -> None:
-    """Raise ValueError unless there is a finite score for each of at least one observation."""
-    if not len(features) or scores.shape != (len(features),):
-        raise ValueError(f"fit: expected {len(features)} scores, at least one, got shape {list(scores.shape)}")
-    if not bool(scores.isfinite().all()):
-        row = int((~scores.isfinite()).nonzero()[0])
-        raise ValueError(f"fit: expected finite scores, got {float(scores[row])} for observation {row}")
-
-
-def mixture(parts: Sequence[Prediction], weights: Sequence[float]) -> Prediction:
-    """Return mean and deviation of a mixture of predictions with weights that sum to 1."""
-    mean = sum_of([weight * each.mean for weight, each in zip(weights, parts, strict=True)])
-    second = [
-        weight * (each.std.square() + (each.mean - mean).square()) for weight, each in zip(weights, parts, strict=True)
-    ]
-    noise = sum(weight * each.noise**2 for weight, each in zip(weights, parts, strict=True)) ** 0.5
-    return Prediction(mean, sum_of(second).sqrt(), noise)
-
-
-def sum_of(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sum of tensors of one shape."""
-    return torch.stack(list(tensors)).sum(0)
 
 
 WINDOW = 50  # latest evaluations of the running figures

@@ -99,9 +99,8 @@ class SurrogateSearch(SearchMethod):
         return {**metrics, **self.surrogate.metrics(), **(self.learn() if self._num_fitted else {})}
 
     def work(self, round: int) -> Generator[Mapping[str, float]]:
-        """Prepare the first fit, while the first design trains."""
+        """Enumerate the space, while the first design trains."""
         if not self._num_fitted:
-            self.model.prepare()
             _ = self.space
             yield {}
 

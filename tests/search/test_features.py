@@ -1,7 +1,5 @@
 """Batched Weisfeiler-Lehman features compared with histograms of strings."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -30,9 +28,16 @@ def env(request):
     return SPACES[request.param]()
 
 
+def encoded(env, states, numbers=None, *, num_rounds=NUM_ROUNDS) -> GraphFeatures:
+    """Return the features of states, with a distance for each number."""
+    numbers = torch.zeros(len(states), 0) if numbers is None else numbers
+    encoder = WeisfeilerLehman(env, num_rounds=num_rounds)
+    return encoder.encode(states, numbers.double(), torch.arange(numbers.shape[1]))
+
+
 def test_distances_match_histograms_of_strings(env):
     states = random_terminal_states(env, 24, seed=0)
-    points = Points(WeisfeilerLehman(env, num_rounds=NUM_ROUNDS).encode(states))
+    points = Points(encoded(env, states))
     graphs = env.labelled_graphs(states)
     histograms = [all_histograms(graphs, index, NUM_ROUNDS) for index in range(len(states))]
     expected = [
@@ -50,8 +55,7 @@ def test_features_of_isomorphic_states_are_equal(name):
     env = SPACES[name]()
     states = random_terminal_states(env, 40, seed=1)
     renamed = renamed_nodes(states, seed=2)
-    encoder = WeisfeilerLehman(env, num_rounds=NUM_ROUNDS)
-    left, right = encoder.encode(states), encoder.encode(renamed)
+    left, right = encoded(env, states), encoded(env, renamed)
     assert not bool(states.equals(renamed).all())
     assert torch.equal(left.labels, right.labels)
     assert torch.equal(left.counts, right.counts)
@@ -63,29 +67,15 @@ def test_isomorphic_cells_of_nas_bench_201_differ_in_places_only():
     states = env.initial_states(2)
     states.node_attr[:, :, 0] = torch.tensor([[3, 0, 1, 0, 0, 1], [3, 0, 0, 0, 1, 0]], dtype=torch.int8)
     states.node_attr[0, :, 0] = torch.tensor([0, 3, 0, 0, 0, 1], dtype=torch.int8)
-    points = Points(WeisfeilerLehman(env, num_rounds=NUM_ROUNDS).encode(states))
+    points = Points(encoded(env, states))
     assert points.distances(points)[:5, 0, 1].tolist() == pytest.approx([0, 0, 0, 0, 8 / 6])
 
 
-def test_sizes_are_the_numbers_of_nodes_and_edges():
+def test_median_scales_match_medians_of_all_distances(monkeypatch):
     env = computation_graphs(max_hidden_nodes=4, max_edges=8)
     states = random_terminal_states(env, 20, seed=3)
-    features = WeisfeilerLehman(env, num_rounds=0).encode(states)
-    expected = torch.stack([states.num_nodes, states.has_edge.sum((1, 2))], 1).double()
-    assert torch.equal(features.numbers, expected)
-    assert len(expected.unique(dim=0)) > 3
-
-
-def with_numbers(features: GraphFeatures, numbers: torch.Tensor) -> GraphFeatures:
-    numbers = torch.cat([features.numbers, numbers.double()], 1)
-    return replace(features, numbers=numbers, groups=torch.arange(numbers.shape[1]))
-
-
-def test_median_scales_match_medians_of_all_distances(monkeypatch):
-    states = random_terminal_states(computation_graphs(max_hidden_nodes=4, max_edges=8), 20, seed=3)
     numbers = torch.stack([torch.arange(20.0).square(), torch.zeros(20)], 1)
-    encoder = WeisfeilerLehman(computation_graphs(max_hidden_nodes=4, max_edges=8), num_rounds=2)
-    points = Points(with_numbers(encoder.encode(states), numbers))
+    points = Points(encoded(env, states, numbers, num_rounds=2))
     expected = [float(each[each > 0].median()) for each in points.distances(points)[:-1]]
     for num_rows in (7, 128):
         monkeypatch.setattr("gflownet.search.features._MEDIAN_ROWS", num_rows)
@@ -97,8 +87,8 @@ def test_weighted_distances_match_the_sum_of_all():
     env = computation_graphs(max_hidden_nodes=4, max_edges=8)
     states = random_terminal_states(env, 60, seed=3)
     numbers = 1e4 + torch.randn(60, 2, generator=torch.Generator().manual_seed(4)).double()
-    features = with_numbers(WeisfeilerLehman(env, num_rounds=2).encode(states), numbers)
-    for weights in ([0.5, 0.0, 2.0, 1.0, 0.2, 0.3, 0.0, 3.0], [0.0] * 6 + [1.0, 2.0], [0.0, 1.0] + [0.0] * 6):
+    features = encoded(env, states, numbers, num_rounds=2)
+    for weights in ([0.5, 0.0, 2.0, 1.0, 0.0, 3.0], [0.0] * 4 + [1.0, 2.0], [0.0, 1.0] + [0.0] * 4):
         used = torch.tensor(weights, dtype=torch.float64)
         expected = torch.tensordot(used, Points(features[:40]).distances(Points(features)), 1)
         result = WeightedDistances(features[:40], used)(features)

@@ -40,7 +40,8 @@ def scores_of(states) -> torch.Tensor:
     return states.num_nodes.double() + states.has_edge.sum((1, 2)).double().sqrt() + (states.node_type == 3).sum(1)
 
 
-HYPERPARAMETERS = Hyperparameters(torch.tensor([-1.0, -3.0, -torch.inf, 2.0, 0.5, -2.0, -1.0]).double(), -5.0)
+WEIGHTS = [-1.0, -3.0, -torch.inf, 2.0, 0.5, -2.0, -1.0, -3.0, 0.0, -4.0]
+HYPERPARAMETERS = Hyperparameters(torch.tensor(WEIGHTS, dtype=torch.float64), -5.0)
 
 
 def test_regression_matches_explicit_inverses(env, states):

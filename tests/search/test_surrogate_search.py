@@ -76,7 +76,7 @@ def test_score_model_predicts_known_and_unknown_architectures(finished):
 
 
 def test_predicted_scores_have_no_noise_of_one_evaluation(macro):
-    loop, _ = run_search(build_components([*macro, "search.surrogate.name=auto", "budget.evaluations=12"]))
+    loop, _ = run_search(build_components([*macro, "search.surrogate.name=gaussian_process", "budget.evaluations=12"]))
     method, history = method_of(loop), loop.history
     prediction = method.predicted(history.states)
     assert prediction is not None
@@ -102,7 +102,7 @@ def test_batch_avoids_copies_of_its_members(macro):
     """Proposes the best and the second best candidate, not the best one and its copy, which has nothing to add."""
     loop, _ = run_search(
         build_components(
-            [*macro, "search.surrogate.name=auto", "search.acquisition.beta=1000", "budget.evaluations=16"]
+            [*macro, "search.surrogate.name=gaussian_process", "search.acquisition.beta=1000", "budget.evaluations=16"]
         )
     )
     method = method_of(loop)
@@ -172,9 +172,9 @@ def test_search_of_a_space_with_few_architectures_ends():
     assert loop.end == "the method has no further proposals"
 
 
-def test_first_fit_is_prepared_while_the_design_trains(monkeypatch):
-    trainer, calls = build("surrogate", RIDGE, "search.num_initial=4"), []
-    method = method_of(trainer.search)
-    monkeypatch.setattr(method.surrogate, "prepare", lambda: calls.append(len(method.history)))
-    list(proposals(trainer, 3, batch_size=2))
-    assert calls == [2], "in the work after the first two of the design, not after the fit"
+def test_space_is_enumerated_while_the_design_trains():
+    trainer = build("surrogate", RIDGE, "search.num_initial=4")
+    method, steps = method_of(trainer.search), proposals(trainer, 3, batch_size=2)
+    next(steps)
+    assert "space" in vars(method)
+    assert len(method.history) == 2, "before the first fit"

@@ -12,7 +12,7 @@ from gflownet.pictures.bar_charts import Bar, Sample, bar_chart, histogram
 from gflownet.pictures.chart import Chart
 from gflownet.pictures.line_charts import Line, line_chart, moving_mean
 from gflownet.report.page.run_data import RunData
-from gflownet.search.config import MIXED_MODELS, ORIGINS
+from gflownet.search.config import ORIGINS
 
 # Share of the steps in a moving mean.
 SMOOTHED_SHARE = 0.05
@@ -37,8 +37,7 @@ def curves_of(run: RunData) -> list[Chart]:
         _curve(rows, "busy_share", "Evaluator at work", "share of the time", start=0.0, is_smoothed=True),
         _curve(rows, "hypervolume", "Hypervolume of the Pareto front", "hypervolume"),
         _proposals(rows),
-        _surrogate(rows, "weight", "Surrogate: weight of each model", "weight"),
-        _surrogate(rows, "rank", "Surrogate: rank correlation of predictions and scores", "Spearman's correlation"),
+        _curve(rows, "surrogate_rank_correlation", "Surrogate: rank correlation, last 50 proposals", "correlation"),
     ]
     return [chart for chart in built if chart is not None]
 
@@ -116,19 +115,6 @@ def _proposals(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
     ]
     title = "Proposed candidates by their origin"
     return bar_chart("proposals", title, bars, x_label="candidates", header=("origin", "candidates"))
-
-
-def _surrogate(rows: Sequence[Mapping[str, Any]], name: str, title: str, label: str) -> Chart | None:
-    """Return the figures of each model of the mixture; rank correlations also of the predictions of proposals."""
-    keys = {f"surrogate_{name}_{model}": words for model, words in MIXED_MODELS.items()}
-    if name == "rank":
-        keys["surrogate_rank_correlation"] = "mixture, last 50 proposals"
-    # Before the first fit all correlations are 0 and all weights are equal.
-    rows = [row for row in rows if any(row.get(f"surrogate_rank_{model}") for model in MIXED_MODELS)]
-    x = steps_of(rows)
-    lines = [Line(words, x, values_of(rows, key)) for key, words in keys.items() if any(key in row for row in rows)]
-    note = "By cross-validation on the evaluations so far." if len(lines) > 1 else ""
-    return line_chart(_key(f"surrogate_{name}"), title, lines, x_label=STEP, y_label=label, is_log=False, note=note)
 
 
 def _key(name: str) -> str:
