@@ -30,12 +30,23 @@ class Side:
     @property
     def words(self) -> str:
         """Return mean and interval."""
-        margin = "" if math.isnan(self.low) else f" {PLUS_MINUS} {(self.high - self.low) / 2:.4f}"
-        return f"{self.mean:.4f}{margin}"
+        return f"{self.mean:.4f}{_margin_words((self.high - self.low) / 2)}"
+
+    def margin(self, other: Side) -> float:
+        """Return half the 95 % interval of the difference of two means, NaN where one has no interval.
+
+        The root of the sum of squares of both halves: with Student's t of each side at least as wide as the interval
+        with Welch's degrees of freedom, which are not fewer than those of the smaller side (Welch 1947).
+        """
+        return math.hypot(self.high - self.low, other.high - other.low) / 2
 
     def is_apart(self, other: Side) -> bool:
-        """Return whether the intervals of two sides do not overlap; unknown ones do."""
-        return self.low > other.high or self.high < other.low
+        """Return whether the interval of the difference leaves out 0; an unknown one does not."""
+        return abs(self.mean - other.mean) > self.margin(other)
+
+
+def _margin_words(margin: float) -> str:
+    return "" if math.isnan(margin) else f" {PLUS_MINUS} {margin:.4f}"
 
 
 def side_of(name: str, entry: Mapping[str, Any]) -> Side | None:
@@ -57,7 +68,7 @@ def full_name(name: str, measure: str) -> str:
 
 
 def verdict_of(best: Side | None, references: Iterable[Side | None]) -> list[str]:
-    """Return a line for every reference: those with a measure, then those better than rank 0, equal, and beaten."""
+    """Return a line for every reference: those with a measure, then the others from the best to the worst."""
     known = [each for each in references if each is not None]
     known.sort(key=lambda each: (not each.measure, 0.0 if each.measure else -each.mean))
     return [] if best is None else [_line(best, reference) for reference in known]
@@ -78,14 +89,12 @@ def _line(best: Side, reference: Side) -> str:
     load = f"; in Python: {reference.load}" if reference.load and not reference.measure else ""
     best, start = reference.own or best, f"{reference.measure}: " if reference.measure else ""
     gain = best.mean - reference.mean
+    first, second = (best, reference) if gain > 0 else (reference, best)
+    names = f"{first.name} ({first.words})", f"{second.name} ({second.words})"
+    difference = f"{abs(gain):.4f}{_margin_words(best.margin(reference))}"
     if not best.is_apart(reference):
-        pair = f"{reference.name} ({reference.words}) equals {best.name} ({best.words})"
-        return f"{start}no clear difference: {pair} within the intervals{load}"
-    if gain > 0:
-        return f"{start}{best.name} ({best.words}) is better than {reference.name} ({reference.words}), by {gain:.4f}"
-    return (
-        f"{start}{reference.name} ({reference.words}) is better than {best.name} ({best.words}), by {-gain:.4f}{load}"
-    )
+        return f"{start}not separated: {names[0]} and {names[1]}, difference {difference}{load}"
+    return f"{start}{names[0]} is better than {names[1]}, by {difference}{load if second is best else ''}"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -67,7 +68,7 @@ def test_report_of_complete_final_stage(tmp_path):
     assert any(line.startswith("±: 95 % intervals that hold for all 2 ranks at once") for line in lines)
     assert "a note" in lines
     assert not any("interrupted" in line for line in lines)
-    assert lines[0].startswith("no clear difference: a standard method (0.9000 ± 0.0000) equals rank 0 (0.7500 ± ")
+    assert lines[0].startswith("not separated: a standard method (0.9000 ± 0.0000) and rank 0 (0.7500 ± ")
     (best,) = json.loads((tmp_path / "random_architecture.json").read_text())
     assert best["graph"]["nodes"]
     random, own = json.loads((tmp_path / "references.json").read_text())
@@ -275,14 +276,28 @@ def test_verdict_names_better_references_first():
     worse = Side("a line", 0.5, 0.4, 0.6)
     lines = verdict_of(BEST, [worse, equal, better])
     assert lines == [
-        "a forest (0.9900 ± 0.0100) is better than rank 0 (0.9500 ± 0.0100), by 0.0400",
-        "no clear difference: best of 9 random architectures (0.9450 ± 0.0150) equals rank 0 (0.9500 ± 0.0100) within "
-        "the intervals; in Python: load(it)",
-        "rank 0 (0.9500 ± 0.0100) is better than a line (0.5000 ± 0.1000), by 0.4500",
+        "a forest (0.9900 ± 0.0100) is better than rank 0 (0.9500 ± 0.0100), by 0.0400 ± 0.0141",
+        "not separated: rank 0 (0.9500 ± 0.0100) and best of 9 random architectures (0.9450 ± 0.0150), difference "
+        "0.0050 ± 0.0180; in Python: load(it)",
+        "rank 0 (0.9500 ± 0.0100) is better than a line (0.5000 ± 0.1000), by 0.4500 ± 0.1005",
     ]
     assert verdict_of(BEST, []) == []
     (unknown,) = verdict_of(BEST, [Side("one training", 0.5, math.nan, math.nan)])
-    assert unknown.startswith("no clear difference: one training (0.5000) equals")
+    assert unknown == "not separated: rank 0 (0.9500 ± 0.0100) and one training (0.5000), difference 0.4500"
+
+
+@pytest.mark.parametrize("num", [2, 3, 5, 8])
+def test_equal_sides_are_separated_in_at_most_five_of_a_hundred_draws(num):
+    draws = np.random.default_rng(num).normal(size=(2_000, 2, num))
+    equal = [side(first).is_apart(side(second)) for first, second in draws]
+    assert sum(equal) <= 0.05 * len(draws)
+    if num == 8:
+        assert sum(side(first).is_apart(side(second + 2.5)) for first, second in draws) >= 0.95 * len(draws)
+
+
+def side(scores: np.ndarray) -> Side:
+    (interval,) = simultaneous_intervals([scores.tolist()])
+    return Side("", interval.value, interval.low, interval.high)
 
 
 def test_spent_line_counts_parts():
