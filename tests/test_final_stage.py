@@ -239,6 +239,9 @@ def test_caps_are_shares_of_the_largest_size():
     assert sizes_of(sized_parts("final.caps=[10]"), rows) is None, "every row is larger"
     one_score: Any = SimpleNamespace(task=StubTask({}), config=config_with())
     assert sizes_of(one_score, rows) is None
+    of_others = sizes_of(sized_parts("final.caps=[8000,9000]"), rows)
+    assert of_others is not None
+    assert of_others.caps == sizes.caps, "no row is above the first"
     repeated = sizes_of(sized_parts("final.caps=[50,40,50.0]"), rows)
     assert repeated is not None
     assert repeated.caps == (40, 50)

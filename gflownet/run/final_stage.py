@@ -154,12 +154,15 @@ def final_metrics(rows: Sequence[EvaluationRecord]) -> dict[str, float]:
 def sizes_of(parts: Components, records: Sequence[EvaluationRecord]) -> Sizes | None:
     """Return the caps for which finalists are chosen; None unless the objectives are the score and a cost.
 
-    None, too, where every row is above the largest cap.
+    None, too, where every row is above the largest cap. Caps that no row exceeds, such as those of parameters for a
+    latency, give way to shares of the largest value.
     """
     caps, metric = tuple(sorted({*map(float, parts.config.final.caps)})), capped_objective(parts.task)
     values = [record.metrics[metric] for record in records] if metric else []
     if not values or (caps and min(values) > caps[-1]):
         return None
+    if caps and max(values) <= caps[0]:
+        caps = ()
     return Sizes(metric, caps or tuple(dict.fromkeys(_rounded_up(max(values) * share) for share in SHARES)))
 
 
