@@ -7,11 +7,16 @@ import signal
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from gflownet.evaluation.racing import RANDOM_REPEAT
 from gflownet.evaluation.store.database import STORE_NAME
+from gflownet.evaluation.store.evaluations import EvaluationStatus
+from gflownet.run.closing_stages import _random_words
 from gflownet.run.folder import CERTIFICATE_STORE_NAME, last_checkpoint
 from gflownet.run.sampling import restore, sample
 from gflownet.search.amortised_search import AmortisedPolicy
@@ -120,6 +125,17 @@ def test_closing_line_of_a_search(tmp_path, capsys):
         sampler,
     )
     assert json.loads((tmp_path / "run" / "sampler.json").read_text()) == {"words": sampler}
+
+
+def test_samples_are_compared_with_random_architectures_of_their_sizes():
+    def row(seed: int, score: float, size: int | None) -> Any:
+        return SimpleNamespace(seed=seed, hash=f"{size}", score=score, num_parameters=size, status=EvaluationStatus.OK)
+
+    own = [row(0, 0.9, 100), row(0, 0.9, 5), row(0, 0.9, 300)]
+    random = [row(RANDOM_REPEAT, score, size) for score, size in ((0.1, 99), (0.5, 100), (0.7, 300))]
+    assert _random_words({"100", "300"}, [*own, *random]) == "random of 100 to 300 parameters 0.600"
+    assert _random_words({"100", "300"}, [*own, random[0]]) == "", "none of their sizes"
+    assert _random_words({"None"}, [row(0, 0.9, None), *random]) == "random 0.433"
 
 
 def test_sampler_of_continued_search_is_trained_again(tmp_path, capsys):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from gflownet.evaluation.evaluator import best_within
 from gflownet.evaluation.final import TopArchitecture
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.racing import RANDOM_REPEAT
-from gflownet.evaluation.store.evaluations import EvaluationStore
+from gflownet.evaluation.store.evaluations import EvaluationRecord, EvaluationStore
 from gflownet.records.status import Phase
 from gflownet.report.architectures import Leader, final_leaders
 from gflownet.report.closing import report_run
@@ -44,11 +44,11 @@ _PREFERRED = 0.95  # weight of an objective that samples prefer
 NUM_LOGGED = 100  # candidates in the tables of wandb and TensorBoard at the end
 
 
-def sampler_words(parts: Components, scale: RewardScale, random_scores: Sequence[float]) -> str:
+def sampler_words(parts: Components, scale: RewardScale, rows: Sequence[EvaluationRecord]) -> str:
     """Return scores of evaluated samples of the sampler of a search, and how p compares with R on all checked ones.
 
-    p and R are those under the condition of the first sample. Without scores of random architectures their mean is
-    predicted.
+    p and R are those under the condition of the first sample. The samples are compared with the random architectures of
+    their sizes; without any, the mean score of random ones is predicted.
     """
     # Imported here: it takes a second, which runs without a sampler save.
     from gflownet.certificate import estimates
@@ -68,15 +68,27 @@ def sampler_words(parts: Components, scale: RewardScale, random_scores: Sequence
     consistency = estimates.flow_consistency(log_prob, log_reward, subsets, seed=seed)
     places = [search.history.position(code) for code in parts.env.identify(states).tolist()]
     num_known = sum(place is not None and place < sampler.num_trained_on for place in places)
-    scores, random = [each.score for each in sampler.verified], f"predicted {scale.random_score:.3f}"
-    if random_scores:
-        random = f"{mean(random_scores):.3f}"
+    scores = [each.score for each in sampler.verified]
+    compared = (
+        _random_words({each.hash for each in sampler.verified}, rows) or f"random predicted {scale.random_score:.3f}"
+    )
     verified = f"{counted(len(scores), 'new sample')}: {mean(scores):.3f}" if scores else "no sample was evaluated"
     return (
-        f"sampler: {verified} (random {random}), {num} of {len(batch)} distinct, {num_known or 'none'} evaluated "
+        f"sampler: {verified} ({compared}), {num} of {len(batch)} distinct, {num_known or 'none'} evaluated "
         f"before; log p against log R {rank_correlation(log_prob, log_reward):.2f}; flow consistency "
         f"{consistency.value:.2f}: {'converged' if consistency.high <= CONVERGED else 'not converged'}"
     )
+
+
+def _random_words(verified: Collection[str], rows: Sequence[EvaluationRecord]) -> str:
+    """Return the mean score of random architectures as large as evaluated samples, given by hash; empty without any."""
+    random = [row for row in rows if row.seed == RANDOM_REPEAT and row.status is EvaluationStatus.OK]
+    sizes, words = [row.num_parameters for row in rows if not row.seed and row.hash in verified], "random"
+    known = [size for size in sizes if size is not None]
+    if known:
+        random = [row for row in random if min(known) <= (row.num_parameters or 0) <= max(known)]
+        words += f" of {min(known):,} to {max(known):,} parameters"
+    return f"{words} {mean([row.score for row in random]):.3f}" if random else ""
 
 
 def preferences_words(parts: Components, scale: RewardScale) -> str:
@@ -200,9 +212,7 @@ class ReportStage(Stage):
         if scale is None:
             run.logger.print("sampler: none was trained")
         elif not run.is_stopped:
-            rows = (row for row in run.store if row.run == parts.run_id and row.seed == RANDOM_REPEAT)
-            random_scores = [row.score for row in rows if row.status is EvaluationStatus.OK]
-            words = sampler_words(parts, scale, random_scores)
+            words = sampler_words(parts, scale, [row for row in run.store if row.run == parts.run_id])
             run.folder.write(run.folder.path / SAMPLER_NAME, json.dumps({"words": words}))
             for line in filter(None, (words, preferences_words(parts, scale))):
                 run.logger.print(line)
