@@ -6,6 +6,7 @@ import ast
 import hashlib
 import json
 import logging
+import os
 import re
 import sys
 import sysconfig
@@ -141,7 +142,7 @@ def _add_module(module_name: str, modules: dict[str, Path]) -> None:
     name = "__main__" if module_name == _MAIN_OF_CHILD else module_name
     path = _file_of(name)
     if path is not None and not _is_standard(path):
-        _add_with_imports(name, path, _project_of(name, path), modules)
+        _add_with_imports(name, path, _project_of(name, path), modules, {})
 
 
 def code_digest(modules: dict[str, Path]) -> str:
@@ -178,31 +179,34 @@ def report_earlier_versions(store: EvaluationStore) -> None:
         )
 
 
-def _add_with_imports(name: str, path: Path, project: Path, modules: dict[str, Path]) -> None:
+def _add_with_imports(
+    name: str, path: Path, project: Path, modules: dict[str, Path], known: dict[str, tuple[str, Path] | None]
+) -> None:
     """Add a module and, recursively, the modules of the project folder that it imports."""
     if name in modules or name in _NEUTRAL:
         return
     modules[name] = path
     _, imports = _code_of(path, _package_of(name, path), path.stat().st_mtime_ns)
     for imported in imports:
-        found = _found(imported, project)
-        if found is not None and _is_in_project(*found, project=project, importer=name):
-            _add_with_imports(*found, project, modules)
+        found = _found(imported, project, known)
+        if found and found[0] not in modules and _is_in_project(*found, project=project, importer=name):
+            _add_with_imports(*found, project, modules, known)
 
 
-def _found(name: str, project: Path) -> tuple[str, Path] | None:
+def _found(name: str, project: Path, known: dict[str, tuple[str, Path] | None]) -> tuple[str, Path] | None:
     """Return the module of a dotted name: the name itself, or the module of which it is an attribute."""
-    while name:
-        path = _file_of(name) or _unloaded_file_of(name, project)
-        if path is not None:
-            return name, path
-        name = name.rpartition(".")[0]
-    return None
+    if name not in known:
+        parent = name.rpartition(".")[0]
+        above = _found(parent, project, known) if parent else None
+        has_modules = above is None or above[0] != parent or above[1].name == "__init__.py"
+        path = _file_of(name) or (_unloaded_file_of(name, project) if has_modules else None)
+        known[name] = above if path is None else (name, path)
+    return known[name]
 
 
 def _file_of(name: str) -> Path | None:
     file = getattr(sys.modules.get(name), "__file__", None)
-    return Path(file).resolve() if file is not None and file.endswith(".py") and Path(file).is_file() else None
+    return Path(file).resolve() if file is not None and file.endswith(".py") and os.path.isfile(file) else None
 
 
 def _unloaded_file_of(name: str, project: Path) -> Path | None:
