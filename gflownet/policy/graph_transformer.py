@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GINEConv, TransformerConv
 
 from gflownet.mdp.action import PAIR_TYPES, GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
@@ -99,6 +98,8 @@ class _Layer(CompilableLayer):
     """A residual layer: sum and attention over the same edges, then a feed-forward block."""
 
     def __init__(self, width: int, num_heads: int, *, is_compiled: bool) -> None:
+        from torch_geometric.nn import GINEConv, TransformerConv  # takes two CPU seconds
+
         super().__init__(is_compiled=is_compiled)
         self.norm_messages, self.norm_feed = nn.LayerNorm(width), nn.LayerNorm(width)
         self.count = GINEConv(nn.Linear(width, width))

@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch_geometric.data import Batch
 
 from gflownet.certificate.exact import StateGraph, enumerate_states
 from gflownet.certificate.rules import check_rules, limit_violations
@@ -156,6 +155,8 @@ class EnvironmentContract(Contract):
             )
 
     def check_batch_equals_collated_graphs(self) -> None:
+        from torch_geometric.data import Batch  # takes two CPU seconds
+
         context = GraphBuildingEnvContext(self.env)
         for states, _ in random_walk(self.env, num=4, seed=5):
             direct: Any = context.to_batch(states)

@@ -307,6 +307,7 @@ def test_derivatives_do_not_overflow(formula, point, expected):
         function = function.derivative()
 
 
+@pytest.mark.slow
 def test_long_formulas_are_read():
     assert Function.parse("+".join(["x"] * 5_000)) is Function.parse("5000*x")
     assert Function.parse("*".join(["x"] * 1_500)) is Function.parse("x**1500")
@@ -333,7 +334,6 @@ def test_long_formulas_are_read():
         ("lambda: 1", "unknown function 'lambda'"),
         ("power", "expected power(c) with a number c"),
         ("(" * 100_000 + "x", "expected a shorter formula"),
-        ("exp(" * 100_000 + "x", "expected a shorter formula"),
         ("(x", "column 3: expected ')', got the end of the line"),
     ],
 )

@@ -190,6 +190,7 @@ def test_saved_modules_and_programs(differentiation: Literal["program", "autogra
         torch.testing.assert_close(same(point), program(point), rtol=0.0, atol=0.0)
 
 
+@pytest.mark.slow
 def test_deep_graphs_are_copied() -> None:
     """2,100 nodes; a second chain reads the first."""
     x = build.Input([2], name="x", dtype=DOUBLE)

@@ -109,37 +109,38 @@ def test_scores_of_another_run_are_cached_at_any_step(build, store):
     assert [row.run for row in map(store.find, candidates("a", "b"))] == ["first", "second"]
 
 
-@pytest.mark.parametrize(
-    ("outcome", "reason"),
-    [
-        (math.nan, "expected a finite score, got nan"),
-        (1e300, r"expected a score in \[0, 1e\+06\], got 1e\+300"),
-        (-math.inf, "expected a finite score, got -inf"),
-        (-0.25, r"expected a score in \[0, 1e\+06\], got -0\.25"),
-        (np.float32(np.nan), "expected a finite score, got nan"),
-        ("good", "score: expected a number, got 'good'"),
-        ("0.5", "score: expected a number, got '0.5'"),
-        (True, "score: expected a number, got True"),
-        (np.bool_(True), r"score: expected a number, got .*True.*"),
-        (None, "score: expected a number, got None"),
-        (torch.zeros(2), "score: expected a number, got Tensor"),
-        (10**400, r"score: expected a number, got 1000+\.\.\.0+"),
-        (RuntimeError("no\nluck"), r"RuntimeError: no luck \(candidates\.py:\d+\)"),
-        (ValueError(), r"ValueError: \(candidates\.py:\d+\)"),
-        (TwoArgumentError("a", "b"), r"TwoArgumentError: a b \(candidates\.py:\d+\)"),
-    ],
-)
-def test_failure_is_recorded_with_its_reason_and_the_run_goes_on(build, store, outcome, reason):
-    task = StubTask({"bad": outcome, "good": 0.75})
-    floor = config_with().evaluation.floor_score
-    evaluations = build(task).evaluate(candidates("bad", "good"), step=1)
-    assert [(e.score, e.status) for e in evaluations] == [(floor, FAILED), (0.75, OK)]
-    row = store.find(StubCandidate("bad"))
-    assert (row.score, row.status, row.error) == (floor, FAILED, evaluations[0].error)
-    assert re.fullmatch(reason, row.error)
+FAILURES: list[tuple[Any, str]] = [
+    (math.nan, "expected a finite score, got nan"),
+    (1e300, r"expected a score in \[0, 1e\+06\], got 1e\+300"),
+    (-math.inf, "expected a finite score, got -inf"),
+    (-0.25, r"expected a score in \[0, 1e\+06\], got -0\.25"),
+    (np.float32(np.nan), "expected a finite score, got nan"),
+    ("good", "score: expected a number, got 'good'"),
+    ("0.5", "score: expected a number, got '0.5'"),
+    (True, "score: expected a number, got True"),
+    (np.bool_(True), r"score: expected a number, got .*True.*"),
+    (None, "score: expected a number, got None"),
+    (torch.zeros(2), "score: expected a number, got Tensor"),
+    (10**400, r"score: expected a number, got 1000+\.\.\.0+"),
+    (RuntimeError("no\nluck"), r"RuntimeError: no luck \(candidates\.py:\d+\)"),
+    (ValueError(), r"ValueError: \(candidates\.py:\d+\)"),
+    (TwoArgumentError("a", "b"), r"TwoArgumentError: a b \(candidates\.py:\d+\)"),
+]
+
+
+def test_failure_is_recorded_with_its_reason_and_the_run_goes_on(build, store):
+    bad = {f"bad {number}": outcome for number, (outcome, _) in enumerate(FAILURES)}
+    task, floor = StubTask({**bad, "good": 0.75}), config_with().evaluation.floor_score
+    *failed, good = build(task).evaluate(candidates(*bad, "good"), step=1)
+    assert (good.score, good.status) == (0.75, OK)
+    for key, evaluation, (_, reason) in zip(bad, failed, FAILURES, strict=True):
+        row = store.find(StubCandidate(key))
+        assert (evaluation.score, evaluation.status) == (row.score, row.status) == (floor, FAILED)
+        assert row.error == evaluation.error
+        assert re.fullmatch(reason, row.error)
     assert [row.key for row in store.top(5)] == ["good"]
-    (again,) = build(task).evaluate(candidates("bad"), step=2)
-    assert (again.status, again.score, again.cached) == (FAILED, floor, True)
+    for again in build(task).evaluate(candidates(*bad), step=2):
+        assert (again.status, again.score, again.cached) == (FAILED, floor, True)
 
 
 def test_failed_score_keeps_metrics_and_size(build):
@@ -148,15 +149,12 @@ def test_failed_score_keeps_metrics_and_size(build):
     assert math.isnan(evaluation.metrics["validation_accuracy"])
 
 
-@pytest.mark.parametrize(
-    ("size", "got"),
-    [(2**63, "9223372036854775808"), (-1, "-1"), (True, "True"), ("7", "'7'"), (1.5, "1.5"), (math.inf, "inf")],
-)
-def test_size_out_of_range_fails_alone(build, store, size, got):
-    task = ScoresTask({"bad": Score(0.5, size), "good": Score(0.75, 2**63 - 1)})
-    first, second = build(task).evaluate(candidates("bad", "good"), step=1)
-    assert (first.status, second.status) == (FAILED, OK)
-    assert store.find(StubCandidate("bad")).error.endswith(f"got {got}")
+def test_size_out_of_range_fails_alone(build, store):
+    sizes = {str(size): Score(0.5, size) for size in (2**63, -1, True, 1.5, math.inf)} | {"'7'": AnyScore(0.5, "7")}
+    task = ScoresTask({**sizes, "good": Score(0.75, 2**63 - 1)})
+    *failed, good = build(task).evaluate(candidates(*sizes, "good"), step=1)
+    assert ({each.status for each in failed}, good.status) == ({FAILED}, OK)
+    assert all(store.find(StubCandidate(got)).error.endswith(f"got {got}") for got in sizes)
     assert store.find(StubCandidate("good")).num_parameters == 2**63 - 1
 
 
@@ -193,12 +191,12 @@ def test_task_may_score_all_fresh_candidates_together(build):
     assert task.calls == [("a+gone+b", 3)]
 
 
-@pytest.mark.parametrize("value", [0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5)])
-def test_numbers_of_any_make_are_stored_as_python_s_own(build, store, value):
-    task = ScoresTask({"a": AnyScore(value, np.int64(7), {"accuracy": value, "loss": np.float32(np.inf)})})
-    (evaluation,) = build(task).evaluate(candidates("a"), step=1)
-    row = store.find(StubCandidate("a"))
-    for kept in (evaluation, row):
+def test_numbers_of_any_make_are_stored_as_python_s_own(build, store):
+    values = dict(zip("abcd", (0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5)), strict=True))
+    loss = np.float32(np.inf)
+    task = ScoresTask({k: AnyScore(v, np.int64(7), {"accuracy": v, "loss": loss}) for k, v in values.items()})
+    evaluations = build(task).evaluate(candidates(*values), step=1)
+    for kept in (*evaluations, *map(store.find, candidates(*values))):
         assert (kept.score, kept.status, kept.num_parameters) == (0.5, OK, 7)
         assert kept.metrics["accuracy"] == 0.5
         assert [type(x) for x in (kept.score, kept.num_parameters, *kept.metrics.values())] == [
@@ -221,20 +219,20 @@ class ScoresTask(StubTask):
         return self.outcomes[graph.key]
 
 
-@pytest.mark.parametrize(
-    ("outcome", "reason"),
-    [
-        (0.5, "ScoresTask.evaluate: expected a Score, got float"),
-        (None, "ScoresTask.evaluate: expected a Score, got NoneType"),
-        (AnyScore(0.5, metrics={"loss": "low"}), "metric 'loss': expected a number, got 'low'"),
-        (AnyScore(0.5, metrics=[0.5]), "metrics: expected a mapping, got list"),
-        (AnyScore(0.5, num_parameters="many"), "num_parameters: expected a number, got 'many'"),
-    ],
-)
-def test_invalid_score_fails_only_its_candidate(build, store, outcome, reason):
-    evaluations = build(ScoresTask({"bad": outcome, "good": Score(0.75)})).evaluate(candidates("bad", "good"), step=1)
-    assert [(e.score, e.status, e.error) for e in evaluations] == [(0.05, FAILED, reason), (0.75, OK, None)]
-    assert store.count() == 2
+INVALID: list[tuple[Any, str]] = [
+    (0.5, "ScoresTask.evaluate: expected a Score, got float"),
+    (None, "ScoresTask.evaluate: expected a Score, got NoneType"),
+    (AnyScore(0.5, metrics={"loss": "low"}), "metric 'loss': expected a number, got 'low'"),
+    (AnyScore(0.5, metrics=[0.5]), "metrics: expected a mapping, got list"),
+    (AnyScore(0.5, num_parameters="many"), "num_parameters: expected a number, got 'many'"),
+]
+
+
+def test_invalid_score_fails_only_its_candidate(build, store):
+    bad = {f"bad {number}": outcome for number, (outcome, _) in enumerate(INVALID)}
+    *failed, good = build(ScoresTask({**bad, "good": Score(0.75)})).evaluate(candidates(*bad, "good"), step=1)
+    assert [(e.score, e.status, e.error) for e in failed] == [(0.05, FAILED, reason) for _, reason in INVALID]
+    assert (good.score, good.status, store.count()) == (0.75, OK, len(bad) + 1)
 
 
 class ForgetfulTask(StubTask):

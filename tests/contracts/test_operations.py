@@ -6,7 +6,7 @@ A new row is picked up by its class attribute `examples`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,18 @@ import pytest
 import torch
 
 from gflownet.graphs.operation import OPERATIONS, operation
-from gflownet.operations.operation import Example
 from gflownet.testing import OperationContract
 from gflownet.testing.operations import inputs_of, one_node_graph
 from gflownet.translation import to_onnx, to_pytorch_model
 from tests.device_with_values import device_with_values
+from tests.fast_cases import slow_except
 from tests.known_networks.references import KNOWN_NETWORKS, SMALL, without_dropout
 from tests.translation.operation_graphs import random_graph, random_stateful_graph
 
+ON_DEVICE = {
+    *("batch_norm", "class_token", "conv2d", "cross_attention", "drop_path", "dropout", "embedding", "experts", "gru"),
+    *("learned_positions", "rotary_positions", "self_attention", "selective_scan", "tied_linear", "window_attention"),
+}
 # They depend on the class more than on the example.
 ONCE = {
     "check_every_layout_is_refused_or_computed",
@@ -32,27 +36,21 @@ ONCE = {
 }
 
 
-def cases() -> Iterator[Any]:
-    for name in OPERATIONS:
-        for index, example in enumerate(operation(name).examples):
-            yield pytest.param(name, example, id=f"{name}-{index}")
-
-
-CASES = list(cases())
-
-
 @pytest.mark.parametrize("is_complete", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("name", "example"), CASES)
-def test_operation(name: str, example: Example, is_complete: bool) -> None:
-    contract, is_first = OperationContract(name, example), example == operation(name).examples[0]
-    for check in contract.names():
-        if is_complete or is_first or check not in ONCE:
-            contract.run(check)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operation(name: str, is_complete: bool) -> None:
+    for index, example in enumerate(operation(name).examples):
+        contract = OperationContract(name, example)
+        for check in contract.names():
+            if is_complete or index == 0 or check not in ONCE:
+                contract.run(check)
 
 
-@pytest.mark.parametrize(("name", "example"), CASES)
-def test_operation_on_a_device_equals_that_on_the_cpu(name: str, example: Example) -> None:
-    assert_equal_on_a_device(one_node_graph(name, example))
+# Operations with modules of other kinds: tensors of their own, buffers, dropout, states, several inputs.
+@pytest.mark.parametrize("name", slow_except(ON_DEVICE, OPERATIONS))
+def test_operation_on_a_device_equals_that_on_the_cpu(name: str) -> None:
+    for example in operation(name).examples:
+        assert_equal_on_a_device(one_node_graph(name, example))
 
 
 @pytest.mark.slow
@@ -63,17 +61,12 @@ def test_random_graphs_on_a_device_equal_those_on_the_cpu(make: Callable[[int], 
         assert_equal_on_a_device(make(seed), memory_format=memory_format)
 
 
-GPU = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-
-
-@pytest.mark.parametrize(("name", "example"), [pytest.param(*case.values, id=case.id, marks=GPU) for case in CASES])
-def test_operation_on_a_gpu_equals_that_on_the_cpu(name: str, example: Example) -> None:
-    assert_equal_on_a_device(one_node_graph(name, example), nullcontext(torch.device("cuda", 0)))
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=GPU) for name in KNOWN_NETWORKS])
-def test_known_network_on_a_gpu_equals_that_on_the_cpu(name: str) -> None:
-    assert_equal_on_a_device(KNOWN_NETWORKS[name].graph(SMALL.get(name)), nullcontext(torch.device("cuda", 0)))
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_operations_and_known_networks_on_a_gpu_equal_those_on_the_cpu() -> None:
+    graphs = [one_node_graph(name, example) for name in OPERATIONS for example in operation(name).examples]
+    for graph in (*graphs, *(KNOWN_NETWORKS[name].graph(SMALL.get(name)) for name in KNOWN_NETWORKS)):
+        assert_equal_on_a_device(graph, nullcontext(torch.device("cuda", 0)))
 
 
 def assert_equal_on_a_device(graph: Any, on: Any = None, **settings: Any) -> None:
@@ -105,15 +98,18 @@ def test_operations_have_docstrings_and_examples() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "example"), CASES)
+@pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself
-def test_operation_onnx_equals_model(name: str, example: Example, tmp_path: Path) -> None:
+def test_operation_onnx_equals_model(name: str, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    model = to_pytorch_model(one_node_graph(name, example)).eval()
-    to_onnx(model, tmp_path / "model.onnx")
-    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    inputs = inputs_of(model)
-    state = model.pure_arguments(inputs[0].shape[0])[len(inputs) :]  # zeros
-    values = {each.name: tensor.numpy() for each, tensor in zip(session.get_inputs(), (*inputs, *state), strict=True)}
-    torch.testing.assert_close(torch.from_numpy(session.run(None, values)[0]), model(*inputs), rtol=1e-4, atol=1e-5)
+    for example in operation(name).examples:
+        model = to_pytorch_model(one_node_graph(name, example)).eval()
+        to_onnx(model, tmp_path / "model.onnx")
+        session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+        inputs = inputs_of(model)
+        state = model.pure_arguments(inputs[0].shape[0])[len(inputs) :]  # zeros
+        values = {
+            each.name: tensor.numpy() for each, tensor in zip(session.get_inputs(), (*inputs, *state), strict=True)
+        }
+        torch.testing.assert_close(torch.from_numpy(session.run(None, values)[0]), model(*inputs), rtol=1e-4, atol=1e-5)

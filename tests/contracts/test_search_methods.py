@@ -13,6 +13,7 @@ from gflownet.run.trainer import GFNTrainer
 from gflownet.search import loop as loop_module
 from gflownet.search.config import GFLOWNET, SEARCH_METHODS
 from gflownet.search.loop import SearchLoop
+from tests.fast_cases import slow_except
 from tests.search.searches import (
     RIDGE,
     DirectEvaluator,
@@ -79,7 +80,7 @@ def comparable(state: Any) -> Any:
 
 @pytest.mark.parametrize("space", [(), pytest.param(GRAPHS, marks=pytest.mark.slow)], ids=["places", "graphs"])
 def test_proposals_are_terminal_and_repeatable(method, space):
-    trainer, twin = searching(method, *space), searching(method, *space)
+    trainer, twin = (searching(method, RIDGE, *space) for _ in range(2))
     for states, same in zip(proposals(trainer, 4, batch_size=2), proposals(twin, 4, batch_size=2), strict=True):
         assert 1 <= len(states) <= 2
         assert bool(trainer.env.forward_masks(states).masks[GraphActionType.Stop].all())
@@ -94,7 +95,7 @@ def test_seed_changes_proposals(method):
     codes = []
     for seed in (1, 2):
         trainer = searching(method, f"seed={seed}", RIDGE)
-        codes.append([trainer.env.identify(states).tolist() for states in proposals(trainer, 3, batch_size=2)])
+        codes.append(trainer.env.identify(next(proposals(trainer, 1, batch_size=4))).tolist())
     assert codes[0] != codes[1]
 
 
@@ -103,6 +104,7 @@ def state_of(trainer: GFNTrainer) -> Any:
     return {key: value for key, value in state.items() if key not in ("run_id", "random_state")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEARCH_METHODS)
 def test_restored_search_equals_uninterrupted_one(name):
     options = ("budget.evaluations=10", "search.batch_size=2", "search.width=2", "replay.use=true", *STATUSES)
@@ -120,19 +122,16 @@ def test_restored_search_equals_uninterrupted_one(name):
 
 @pytest.mark.parametrize("name", SEARCH_METHODS)
 def test_candidates_in_order_depend_on_no_timing(name):
-    options = ("budget.evaluations=12", "search.batch_size=2", "search.width=4", "algo.num_from_policy=2", RIDGE)
-    runs = [searching(name, *options) for _ in range(3)]
-    for seed, run in enumerate(runs[:2]):
-        run_search(run, UnorderedEvaluator(run.task, seed=seed))
-    assert state_of(runs[0]) == state_of(runs[1])
-    stopped = UnorderedEvaluator(runs[2].task, seed=2, num_until_stop=7)
+    options = ("budget.evaluations=8", "search.batch_size=2", "search.width=4", "algo.num_from_policy=2", RIDGE)
+    run, interrupted, resumed = (searching(name, *options, *STATUSES) for _ in range(3))
+    run_search(run, UnorderedEvaluator(run.task, seed=0))
+    stopped = UnorderedEvaluator(interrupted.task, seed=2, num_until_stop=5)
     with pytest.raises(EvaluationStoppedError):
-        list(runs[2].search.steps(stopped))
-    resumed = searching(name, *options)
-    resumed.load_state_dict(stored(runs[2].state_dict()))
+        list(interrupted.search.steps(stopped))
+    resumed.load_state_dict(stored(interrupted.state_dict()))
     stopped.num_until_stop = 10**6  # it knows what is evaluated, as a store does
     run_search(resumed, stopped)
-    assert state_of(resumed) == state_of(runs[0])
+    assert state_of(resumed) == state_of(run)
 
 
 def test_search_ends_when_the_space_is_exhausted(method, monkeypatch):
@@ -144,6 +143,7 @@ def test_search_ends_when_the_space_is_exhausted(method, monkeypatch):
     assert not loop.history.in_flight
 
 
+@pytest.mark.parametrize("method", slow_except(["random"], [name for name in SEARCH_METHODS if name != GFLOWNET]))
 def test_asynchronous_search_spends_its_budget_on_candidates_that_are_not_refused(method, tmp_path):
     options = (
         "asynchronous.max_in_flight=4",

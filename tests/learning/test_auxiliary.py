@@ -166,6 +166,7 @@ def test_auxiliary_run_with_one_worker_is_reproducible(tmp_path):
     assert all("teacher_loss" in row for row in metric_rows(tmp_path / "first"))
 
 
+@pytest.mark.slow
 def test_action_values_do_not_affect_training(tmp_path):
     options = ("num_training_steps=3", "task=tests.toy_tasks:DrawsFromEveryGenerator")
     assert run(tmp_path / "without", *options) == 0

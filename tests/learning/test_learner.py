@@ -127,7 +127,7 @@ def test_memory_evicts_oldest_batch():
     assert ends == {str(rollout.trajectories.terminal.node_type.tolist()) for rollout in batches[1:]}
 
 
-@pytest.mark.parametrize("merge_isomorphic", [False, True])
+@pytest.mark.parametrize("merge_isomorphic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_learner_state_dict_continues_exactly(merge_isomorphic):
     """Four steps, a restart from a file, and three more, against seven without the restart."""
     opt = OptimizerConfig(opt="adam", schedule="linear", warmup=2)

@@ -18,10 +18,7 @@ from tests.contracts.environments import ENVIRONMENTS
 
 POLICIES = (DenseTransformerPolicy, GraphTransformerPolicy)
 # One environment per layout of the states, in the fast suite.
-QUICK = (
-    *("catalogue", "undirected_attributes", "directed", "computation_graph_recurrent", "operation_graph_projections"),
-    *("choices", "recurrent_stack", "tensor_graph"),
-)
+QUICK = (*("catalogue", "undirected_attributes", "computation_graph_recurrent", "choices", "tensor_graph"),)
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in ENVIRONMENTS]
 
 

@@ -1,22 +1,27 @@
 import math
 from collections import Counter
+from collections.abc import Iterator
+from random import Random
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gflownet.mdp.categorical import GraphActionCategorical
 from tests.oracles import categorical as oracle
 
+Case = tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], int]
 
-@st.composite
-def cases(draw):
+
+def cases(num: int) -> Iterator[tuple[Case, Random]]:
+    """Yield cases, and a generator for further choices."""
+    for rng in map(Random, range(num)):
+        yield random_case(rng), rng
+
+
+def random_case(rng: Random) -> Case:
     """Return (logits, masks, row_graphs, num_graphs): ragged, with empty groups, and at least one legal action each."""
-    num_graphs = draw(st.integers(1, 5))
-    num_types = draw(st.integers(1, 4))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    scale = draw(st.sampled_from([1.0, 30.0, 1e4]))
+    num_graphs, num_types, scale = rng.randint(1, 5), rng.randint(1, 4), rng.choice([1.0, 30.0, 1e4])
+    generator = torch.Generator().manual_seed(rng.getrandbits(31))
     logits, masks, row_graphs = [], [], []
     for _ in range(num_types):
         rows = torch.randint(0, 4, (num_graphs,), generator=generator)
@@ -42,57 +47,56 @@ def build(case, *, grad: bool = False) -> GraphActionCategorical:
     return GraphActionCategorical(logits, masks, row_graphs=row_graphs, num_graphs=num_graphs)
 
 
-@settings(max_examples=40, deadline=None)
-@given(cases())
-def test_categorical_equals_softmax_per_graph(case):
-    logits, masks, row_graphs, num_graphs = case
-    categorical = build(case)
-    for graph in range(num_graphs):
-        legal = oracle.legal_logits(logits, masks, row_graphs, graph)
-        expected = oracle.probabilities(legal)
-        assert float(categorical.logsumexp()[graph]) == pytest.approx(oracle.logsumexp(legal), rel=1e-6, abs=1e-6)
-        assert float(categorical.log_n_actions()[graph]) == pytest.approx(math.log(len(legal)), abs=1e-6)
-        assert float(categorical.entropy()[graph]) == pytest.approx(oracle.entropy(legal), abs=2e-5)
-        for action, p in expected.items():
-            actions = torch.zeros(num_graphs, 3, dtype=torch.int64)
-            actions[graph] = torch.tensor(action)
-            assert math.exp(float(categorical.log_prob(actions)[graph])) == pytest.approx(p, rel=2e-3, abs=1e-6)
-        best = tuple(categorical.argmax()[graph].tolist())
-        assert legal[best] == max(legal.values())
-
-
-@settings(max_examples=30, deadline=None)
-@given(cases(), st.floats(0.0, 1.0), st.floats(0.2, 5.0))
-def test_categorical_mixing_and_temperature(case, epsilon, temperature):
-    logits, masks, row_graphs, num_graphs = case
-    owner, log_p = build(case).tempered(temperature).mixed(epsilon).log_probs()
-    for graph in range(num_graphs):
-        legal = oracle.legal_logits(logits, masks, row_graphs, graph)
-        tempered = oracle.probabilities({a: v / temperature for a, v in legal.items()})
-        expected = [(1 - epsilon) * p + epsilon / len(legal) for p in tempered.values()]
-        assert log_p[owner == graph].exp().tolist() == pytest.approx(expected, rel=1e-2, abs=1e-5)
-
-
-@settings(max_examples=20, deadline=None)
-@given(cases(), st.integers(0, 2**31))
-def test_categorical_samples_legal_actions_only(case, seed):
-    logits, masks, row_graphs, num_graphs = case
-    categorical = build(case)
-    sampled = categorical.sample(torch.Generator().manual_seed(seed))
-    for graph in range(num_graphs):
-        legal = oracle.legal_logits(logits, masks, row_graphs, graph)
-        assert tuple(sampled[graph].tolist()) in legal
-    assert bool((categorical.log_prob(sampled) > -math.inf).all())
-    for t, mask in enumerate(masks):
+def test_categorical_equals_softmax_per_graph():
+    for case, _ in cases(25):
+        logits, masks, row_graphs, num_graphs = case
+        categorical = build(case)
         for graph in range(num_graphs):
-            for row in range(int((row_graphs[t] == graph).sum()) + 2):
-                for column in range(mask.shape[1] + 1):
-                    if (t, row, column) not in oracle.legal_logits(logits, masks, row_graphs, graph):
-                        actions = sampled.clone()
-                        actions[graph] = torch.tensor([t, row, column])
-                        assert float(categorical.log_prob(actions)[graph]) == -math.inf
-    for logits_shown, mask in zip(categorical.logits, masks, strict=True):
-        assert torch.equal(logits_shown == -math.inf, ~mask)
+            legal = oracle.legal_logits(logits, masks, row_graphs, graph)
+            expected = oracle.probabilities(legal)
+            assert float(categorical.logsumexp()[graph]) == pytest.approx(oracle.logsumexp(legal), rel=1e-6, abs=1e-6)
+            assert float(categorical.log_n_actions()[graph]) == pytest.approx(math.log(len(legal)), abs=1e-6)
+            assert float(categorical.entropy()[graph]) == pytest.approx(oracle.entropy(legal), abs=2e-5)
+            for action, p in expected.items():
+                actions = torch.zeros(num_graphs, 3, dtype=torch.int64)
+                actions[graph] = torch.tensor(action)
+                assert math.exp(float(categorical.log_prob(actions)[graph])) == pytest.approx(p, rel=2e-3, abs=1e-6)
+            best = tuple(categorical.argmax()[graph].tolist())
+            assert legal[best] == max(legal.values())
+
+
+def test_categorical_mixing_and_temperature():
+    for case, rng in cases(25):
+        epsilon, temperature = rng.choice((0.0, rng.random(), 1.0)), rng.uniform(0.2, 5.0)
+        logits, masks, row_graphs, num_graphs = case
+        owner, log_p = build(case).tempered(temperature).mixed(epsilon).log_probs()
+        for graph in range(num_graphs):
+            legal = oracle.legal_logits(logits, masks, row_graphs, graph)
+            tempered = oracle.probabilities({a: v / temperature for a, v in legal.items()})
+            expected = [(1 - epsilon) * p + epsilon / len(legal) for p in tempered.values()]
+            assert log_p[owner == graph].exp().tolist() == pytest.approx(expected, rel=1e-2, abs=1e-5)
+
+
+def test_categorical_samples_legal_actions_only():
+    for case, rng in cases(12):
+        seed = rng.getrandbits(31)
+        logits, masks, row_graphs, num_graphs = case
+        categorical = build(case)
+        sampled = categorical.sample(torch.Generator().manual_seed(seed))
+        for graph in range(num_graphs):
+            legal = oracle.legal_logits(logits, masks, row_graphs, graph)
+            assert tuple(sampled[graph].tolist()) in legal
+        assert bool((categorical.log_prob(sampled) > -math.inf).all())
+        for t, mask in enumerate(masks):
+            for graph in range(num_graphs):
+                for row in range(int((row_graphs[t] == graph).sum()) + 2):
+                    for column in range(mask.shape[1] + 1):
+                        if (t, row, column) not in oracle.legal_logits(logits, masks, row_graphs, graph):
+                            actions = sampled.clone()
+                            actions[graph] = torch.tensor([t, row, column])
+                            assert float(categorical.log_prob(actions)[graph]) == -math.inf
+        for logits_shown, mask in zip(categorical.logits, masks, strict=True):
+            assert torch.equal(logits_shown == -math.inf, ~mask)
 
 
 def test_categorical_sampling_frequencies():
@@ -115,15 +119,14 @@ def test_categorical_sampling_frequencies():
             assert counts[graph, *action] / num_draws == pytest.approx(p, abs=deviation)
 
 
-@settings(max_examples=20, deadline=None)
-@given(cases())
-def test_categorical_masked_logits_have_no_gradient(case):
-    categorical = build(case, grad=True)
-    (categorical.logsumexp().sum() + categorical.entropy().sum()).backward()
-    for values, mask in zip(case[0], case[1], strict=True):
-        if values.grad is not None:
-            assert bool((values.grad[~mask] == 0).all())
-            assert bool(values.grad.isfinite().all())
+def test_categorical_masked_logits_have_no_gradient():
+    for case, _ in cases(12):
+        categorical = build(case, grad=True)
+        (categorical.logsumexp().sum() + categorical.entropy().sum()).backward()
+        for values, mask in zip(case[0], case[1], strict=True):
+            if values.grad is not None:
+                assert bool((values.grad[~mask] == 0).all())
+                assert bool(values.grad.isfinite().all())
 
 
 def test_categorical_log_prob_gradient():

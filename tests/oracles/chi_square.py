@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from scipy.stats import chi2
+import torch
 
 MIN_EXPECTED = 5.0  # cells with a smaller expected count are merged
 
@@ -21,4 +21,5 @@ def p_value(counts: Mapping[Any, int], probabilities: Mapping[Any, float]) -> fl
             remaining = [remaining[0] + observed, remaining[1] + expected]
     cells += [tuple(remaining)] if remaining[1] > 0 else []
     statistic = sum((observed - expected) ** 2 / expected for observed, expected in cells)
-    return float(chi2.sf(statistic, len(cells) - 1))
+    half = torch.tensor([len(cells) - 1, statistic], dtype=torch.float64) / 2
+    return float(torch.special.gammaincc(*half))

@@ -12,7 +12,6 @@ from typing import Any
 
 import networkx as nx
 import torch
-from torch_geometric.data import Batch, Data
 
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import PAIR_TYPES, GraphAction
@@ -76,6 +75,8 @@ def sample_with_networkx(
     count_automorphisms: bool = False,
 ) -> list[NetworkxTrajectory]:
     """Return one trajectory per conditioning, drawn from the policy, which reads sparse batches."""
+    from torch_geometric.data import Batch
+
     trajectories = [NetworkxTrajectory([oracle.initial()]) for _ in conditioning.beta]
     alive = list(range(len(trajectories)))
     while alive:
@@ -137,8 +138,10 @@ def sample_action(choices: Sequence[tuple[GraphAction, float]], rng: Random) -> 
     return choices[index][0], math.log(weights[index] / math.fsum(weights))
 
 
-def data_of(context: GraphBuildingEnvContext, graph: NxGraph, legal: Legal) -> Data:
+def data_of(context: GraphBuildingEnvContext, graph: NxGraph, legal: Legal) -> Any:
     """Return the same data as `GraphBuildingEnvContext.to_data`."""
+    from torch_geometric.data import Data
+
     assert context.num_extra_node_features == 0
     v = context.env.vocabulary
     num_directed = graph.number_of_edges() * (1 if v.directed else 2)

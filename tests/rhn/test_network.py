@@ -67,6 +67,7 @@ def test_invalid_shapes_raise(make: Callable[[], RecurrentNetwork]) -> None:
         network(torch.zeros(1, 4, dtype=torch.long), torch.zeros(depth, 3, width))
 
 
+@pytest.mark.slow
 def test_training_is_stable_and_uses_the_previous_token() -> None:
     """The next token of a cycle depends on the last two: without recurrence the loss stays at log 2 / 2."""
     torch.manual_seed(0)

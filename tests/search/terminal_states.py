@@ -10,8 +10,8 @@ from tests.contracts.environments import ENVIRONMENTS
 
 # One environment of each kind; the others differ in sizes and options.
 _FAST = (
-    *("catalogue", "undirected_attributes", "directed", "labelled_dag", "computation_graph_ordered", "hypergrid"),
-    *("operation_graph_tight", "cells_nb101", "choices_capped", "recurrent_stack", "tensor_graph"),
+    *("catalogue", "undirected_attributes", "labelled_dag", "computation_graph_ordered", "hypergrid"),
+    *("operation_graph_tight", "choices_capped", "recurrent_stack", "tensor_graph"),
 )
 ENVIRONMENT_NAMES = [name if name in _FAST else pytest.param(name, marks=pytest.mark.slow) for name in ENVIRONMENTS]
 

@@ -119,6 +119,7 @@ def test_boxes_are_disjoint_and_fill_the_rest(num_objectives):
     assert float(volumes.sum()) == pytest.approx(1 - hypervolume(points.numpy()))
 
 
+@pytest.mark.slow
 def test_boxes_of_a_large_front_are_bounded():
     points = torch.randn(400, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64).abs()
     points = points / points.norm(dim=1, keepdim=True)

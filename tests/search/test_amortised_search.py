@@ -53,6 +53,7 @@ def graph() -> StateGraph:
     return enumerate_states(build("random").env)
 
 
+@pytest.mark.slow
 def test_policy_follows_the_acquisition(graph):
     trainer = build("surrogate_gflownet", RIDGE, *SEARCH, "search.acquisition.beta=1", "search.num_initial=8", UPDATES)
     method, distances = gflownet_of(trainer), []
@@ -118,10 +119,11 @@ def test_rewards_are_predicted_once_per_architecture():
         ("surrogate_gflownet", "algo.method=a2c", "algo.method: expected an objective that samples .* got a2c"),
         ("random", f"algo.method=vargrad {VARIED}", "algo.method: expected an objective for conditions .* got vargrad"),
         ("surrogate", "algo.method=fl_db", "algo.method: expected an objective that learns from rewards of .*fl_db"),
-        (
+        pytest.param(
             "gflownet",
             "algo.method=ppo replay.use=false search.width=8",
             "search.width: expected 0 with algo.method=ppo",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -124,6 +124,7 @@ def test_candidate_model_counts_failures_as_zero_utilities(table):
     assert [tuple(row) for row in targets[3:].tolist()] == search.history.utilities[3:]
 
 
+@pytest.mark.slow
 def test_candidate_model_prefers_feasible_candidates(table):
     """In the table, accuracy and latency grow together: the best accuracy is never feasible."""
     free, capped = Search(table), Search(table, f"evaluation.constraints.{LATENCY}=4.0")

@@ -99,7 +99,7 @@ def test_rows_added_one_by_one_match_rows_together(env, states):
     np.testing.assert_allclose(second.std.numpy(), std, rtol=1e-7)
 
 
-@pytest.mark.parametrize(("max_doubles", "tolerance"), [(2**23, 1e-12), (0, 1e-5)])
+@pytest.mark.parametrize(("max_doubles", "tolerance"), [(2**23, 1e-12), pytest.param(0, 1e-5, marks=pytest.mark.slow)])
 def test_covariances_in_parts_match_those_of_all(env, states, monkeypatch, max_doubles, tolerance):
     """Predictions that keep nothing, of 31 graphs at a time, in float64 and float32, with rows added."""
     features, values = process(env).encode(states), scores_of(states)

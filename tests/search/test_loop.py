@@ -64,7 +64,7 @@ def test_exhausted_space_ends_an_asynchronous_search(tmp_path, monkeypatch):
     assert loop.history.num_new <= 9
 
 
-@pytest.mark.parametrize("max_in_flight", [0, 4])
+@pytest.mark.parametrize("max_in_flight", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_method_without_proposals_ends_after_results_in_flight(tmp_path, max_in_flight):
     options = ("search.options.without_repeats=true", f"asynchronous.max_in_flight={max_in_flight}")
     loop, _ = finished(tmp_path, NINE_SETTINGS, "budget.evaluations=30", "search.batch_size=2", *options)
@@ -120,7 +120,9 @@ def test_candidates_in_flight_are_not_proposed_again(tmp_path, monkeypatch):
     assert (state["num_calls"], len(state["in_flight"])) == (2, 2)
 
 
-@pytest.mark.parametrize(("states", "expected"), [(None, "GraphStates"), ("initial", "terminal states")])
+@pytest.mark.parametrize(
+    ("states", "expected"), [pytest.param(None, "GraphStates", marks=pytest.mark.slow), ("initial", "terminal states")]
+)
 def test_invalid_proposals_name_the_method(tmp_path, monkeypatch, states, expected):
     trainer = build("random")
     result = trainer.env.initial_states(1) if states == "initial" else None
@@ -150,14 +152,14 @@ def test_overlapped_rounds_are_proposed_before_the_last_results(monkeypatch):
 @pytest.mark.parametrize(
     ("method", "options", "rule"),
     [
-        ("random", (), (3, 3, True)),
+        pytest.param("random", (), (3, 3, True), marks=pytest.mark.slow),
         ("random", (TRAINS,), (3, 6, True)),
-        ("random", (TRAINS, "search.width=12"), (3, 12, True)),
-        ("random", (TRAINS, "search.width=2"), (3, 3, True)),
+        pytest.param("random", (TRAINS, "search.width=12"), (3, 12, True), marks=pytest.mark.slow),
+        pytest.param("random", (TRAINS, "search.width=2"), (3, 3, True), marks=pytest.mark.slow),
         ("random", (TRAINS, "asynchronous.max_in_flight=5"), (1, 5, False)),
         ("gflownet", (TRAINS,), (4, 4, True)),
-        ("gflownet", (TRAINS, "search.width=8"), (4, 8, True)),
-        ("gflownet", (TRAINS, "asynchronous.max_in_flight=3"), (3, 3, False)),
+        pytest.param("gflownet", (TRAINS, "search.width=8"), (4, 8, True), marks=pytest.mark.slow),
+        pytest.param("gflownet", (TRAINS, "asynchronous.max_in_flight=3"), (3, 3, False), marks=pytest.mark.slow),
         ("gflownet", (TRAINS, "asynchronous.max_in_flight=3", "asynchronous.updates_per_reward=0.5"), (2, 3, False)),
     ],
 )
@@ -180,7 +182,7 @@ def test_size_of_rounds_is_that_of_the_options():
     assert build("surrogate", *options).search.rule.batch == 1, "scores that are looked up: one at a time"
 
 
-@pytest.mark.parametrize("method", ["surrogate", "surrogate_gflownet"])
+@pytest.mark.parametrize("method", ["surrogate", pytest.param("surrogate_gflownet", marks=pytest.mark.slow)])
 def test_times_of_evaluations_decide_no_candidates(method, monkeypatch):
     options = (TRAINS, RIDGE, "search.batch_size=0", "search.num_initial=4", "search.proposals.num_enumerated=0")
     options += ("search.proposals.updates_per_evaluation=0.5",)

@@ -163,6 +163,7 @@ def test_too_large_body_gives_413(has_length: bool, server: LocalServer) -> None
 
 
 @pytest.mark.parametrize("has_tokenizer", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_every_parameter_of_openais_client(
     has_tokenizer: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

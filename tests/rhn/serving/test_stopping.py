@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
 from gflownet.rhn.serving.stopping import Answer, TextStops, new_answer
@@ -36,13 +35,17 @@ def test_stop_token_ends_the_answer_after_min_tokens() -> None:
     assert run(answer_of(ends=(9,), most=9, least=2), [5, 9, 9]) == ([5, 9], FinishReason.STOP)
 
 
-TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+def random_tokens(rng: Random, *, most: int) -> list[int]:
+    return [rng.randint(0, 2) for _ in range(rng.randint(1, most))]
 
 
-@given(TOKENS, st.lists(TOKENS.map(lambda tokens: tuple(tokens[:4])), max_size=3), st.integers(1, 12))
-def test_shown_tokens_end_before_the_first_stop_string(
-    tokens: list[int], stops: list[tuple[int, ...]], most: int
-) -> None:
+def test_shown_tokens_end_before_the_first_stop_string() -> None:
+    for rng in map(Random, range(150)):
+        stops = [tuple(random_tokens(rng, most=4)) for _ in range(rng.randint(0, 3))]
+        check_shown_tokens(random_tokens(rng, most=12), stops, rng.randint(1, 12))
+
+
+def check_shown_tokens(tokens: list[int], stops: list[tuple[int, ...]], most: int) -> None:
     """Compare with a search for every stop string in every prefix."""
     shown, reason = run(answer_of(stops=tuple(stops), most=most), tokens)
     for end in range(1, len(tokens) + 1):
@@ -98,16 +101,14 @@ def text_answer(stops: list[str], most: int, least: int) -> Answer:
     return Answer(frozenset(), stop_strings, most, least)
 
 
-@settings(max_examples=150)
-@given(
-    st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=12),
-    st.lists(st.sampled_from(["a", "ab", "ba", "abab", "é", "éb", "bé", "bb", "aabc"]), max_size=3),
-    st.integers(1, 12),
-    st.integers(0, 4),
-)
-def test_shown_text_ends_before_the_first_stop_string_of_any_codec(
-    tokens: list[int], stops: list[str], most: int, least: int
-) -> None:
+def test_shown_text_ends_before_the_first_stop_string_of_any_codec() -> None:
+    for rng in map(Random, range(150)):
+        tokens = [rng.randrange(len(PIECES)) for _ in range(rng.randint(1, 12))]
+        stops = rng.choices(["a", "ab", "ba", "abab", "é", "éb", "bé", "bb", "aabc"], k=rng.randint(0, 3))
+        check_shown_text(tokens, stops, rng.randint(1, 12), rng.randint(0, 4))
+
+
+def check_shown_text(tokens: list[int], stops: list[str], most: int, least: int) -> None:
     """Compare with a search for every stop string in the text after every token."""
     least = min(least, most)
     answer, texts, shown = text_answer(stops, most, least), texts_after(tokens), 0
