@@ -269,6 +269,7 @@ def test_unused_functions_are_freed():
     assert len(Function._known) <= before + 2
 
 
+@pytest.mark.slow
 def test_deep_and_long_formulas_are_read_back():
     deep = Function.parse("tanh")
     for number in range(2_000):

@@ -82,7 +82,7 @@ def _own_caps(env: OperationGraphEnv, states, *names) -> Tensor:
     return type(env).caps_of(env, env.initial_states(len(states)), *names)
 
 
-@pytest.mark.parametrize("ignores_limits", [False, True])
+@pytest.mark.parametrize("ignores_limits", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_policy_samples_the_networks_within_each_cap_in_proportion(ignores_limits):
     """The target is R on {x: size(x) <= cap}, computed without masks."""
     case, rewards = capped_case(ignores_limits=ignores_limits, max_edges=4)

@@ -151,7 +151,9 @@ def test_terminating_log_prob_matches_exact_distribution(name):
     assert bool(((wrong.exp() - exact).abs() > 0.3 * exact)[symmetric].all())
 
 
-@pytest.mark.parametrize(("name", "learned"), [("connected_5", False), ("dag_4", True)])
+@pytest.mark.parametrize(
+    ("name", "learned"), [pytest.param("connected_5", False, marks=pytest.mark.slow), ("dag_4", True)]
+)
 def test_estimates_of_balanced_flows_are_exact(name, learned):
     """With any P_B: p(x) = R(x) / Z from one backward trajectory, ELBO = log Z = EUBO, and subsets are consistent."""
     case = make_case(name, learned=learned)
@@ -177,6 +179,7 @@ def test_estimates_of_balanced_flows_are_exact(name, learned):
     assert flow_consistency(log_prob, case.log_reward[case.ends], subsets, seed=0).value < 1e-5
 
 
+@pytest.mark.slow
 def test_evidence_bounds_enclose_log_z():
     case = make_case("connected_5", noise=0.4)
     weight = case.weights(case.samples(600, seed=6))

@@ -19,6 +19,7 @@ from gflownet.objectives.detailed_balance import DetailedBalance
 from gflownet.objectives.steps import StepReader
 from gflownet.objectives.trajectory_balance import TrajectoryBalance, total_loss
 from tests.certificate.subjects import Case
+from tests.fast_cases import slow_except
 from tests.objectives.balanced import COMBINATIONS, FLOW_OBJECTIVES, set_up_relative
 from tests.objectives.spaces import make_space, rewards_of
 from tests.oracles.tabular import Classes
@@ -26,12 +27,7 @@ from tests.oracles.tabular import Classes
 _METHODS = [(method, *scheme) for method in (*FLOW_OBJECTIVES, "fm") for scheme in COMBINATIONS]
 _VALID = [(m, symmetry, backward) for m, symmetry, backward in _METHODS if m != "fm" or backward == "uniform"]
 # Every scheme, and objectives with log Z, with flows of states and with flows of actions.
-_QUICK = {
-    ("tb", "none", "uniform"),
-    ("tb", "actions", "learned"),
-    ("db", "flows", "uniform"),
-    ("fm", "reward", "uniform"),
-}
+_QUICK = {("tb", "actions", "learned"), ("db", "flows", "uniform"), ("fm", "reward", "uniform")}
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +129,7 @@ def with_sign_error(space: Classes) -> Case:
     return case
 
 
+@pytest.mark.slow
 def test_sign_error_of_log_z_in_loss_is_reported(space):
     names, lines = verdict(with_sign_error(space))
     assert names == ["sign of log Z"]
@@ -141,12 +138,14 @@ def test_sign_error_of_log_z_in_loss_is_reported(space):
     assert lines[2] == "log Z: ERROR, sign of log Z: learned -3.6943, true 3.6943"
 
 
+@pytest.mark.slow
 def test_sign_error_of_reported_log_z_is_reported(space):
     names, lines = verdict(Case.of(space, objective=ReportsNegativeLogZ))
     assert names == ["sign of log Z"]
     assert lines[-1] == "log Z: ERROR, sign of log Z: -3.6943 at the exact optimum, true 3.6943"
 
 
+@pytest.mark.slow
 def test_offset_of_reported_log_z_is_reported(space):
     names, lines = verdict(Case.of(space, objective=ReportsLargerLogZ))
     assert names == ["offset of log Z"]
@@ -197,6 +196,7 @@ def test_distance_that_the_loss_does_not_show_is_an_error(space, monkeypatch):
     assert "at which more training changes nothing" in lines[1]
 
 
+@pytest.mark.slow
 def test_log_z_of_estimated_certificate_is_compared(space):
     certificate = with_sign_error(space).certified(max_states=5)
     assert errors(certificate) == ["sign of log Z"]
@@ -222,6 +222,7 @@ def test_estimates_of_exact_network_name_their_states(space):
     assert lines[1].startswith("log Z: right: learned 3.6943, estimated 3.6943")
 
 
+@pytest.mark.slow
 def test_single_terminal_state_is_not_judged():
     certificate = Case.of(make_space("two_coloured_3")).certified(max_states=5)
     (part,) = certificate.parts
@@ -232,6 +233,7 @@ def test_single_terminal_state_is_not_judged():
     assert findings(certificate, part)[0].text.startswith("not judged: flow consistency 0.0000 [nan, nan], too few")
 
 
+@pytest.mark.slow
 def test_log_z_of_untrained_network_is_not_judged(space):
     case = with_sign_error(space)
     case.objective = Case.of(space).objective
@@ -245,6 +247,7 @@ def test_log_z_of_untrained_network_is_not_judged(space):
     assert lines[-2].endswith(f", limit {CONVERGED}; train for longer")
 
 
+@pytest.mark.slow
 def test_no_longer_training_is_advised_where_the_optimum_is_far(space):
     case = Case.of(space, AlgoConfig(symmetry="none"))
     with torch.no_grad():
@@ -259,7 +262,7 @@ def test_no_longer_training_is_advised_where_the_optimum_is_far(space):
     assert tone == "bad"
 
 
-@pytest.mark.parametrize("max_states", [1_000, 5])
+@pytest.mark.parametrize("max_states", [1_000, pytest.param(5, marks=pytest.mark.slow)])
 def test_wrong_symmetry_term_is_reported(space, max_states):
     case = Case.of(space)
     case.objective.reader = HalvesTheSymmetry(case.context, AlgoConfig())
@@ -296,7 +299,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", slow_except(["without gradient", "one-sided"], CHANGES))
 def test_loss_that_trains_nothing_is_reported(name, space):
     changed = type("Changed", (Changed,), {"changed": lambda self, residual: CHANGES[name](residual)})
     names, lines = verdict(Case.of(space, objective=changed))
@@ -309,6 +312,7 @@ def test_negative_loss_at_the_optimum_is_reported(space):
     assert verdict(Case.of(space, objective=changed))[0] == ["loss at the exact optimum"]
 
 
+@pytest.mark.slow
 def test_noise_of_the_network_is_not_an_error(space):
     case = Case.of(space, noise=1.0)
     certificate = case.certified()

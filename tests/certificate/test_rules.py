@@ -33,14 +33,15 @@ _EXAMPLES = {
     ForgetsBridges: "violates: the numbers of bridges follow from the edges$",
     MergesColours: "differ with equal codes$",
 }
-_QUICK = ("undirected", "computation_graph_ordered", "choices")
+_QUICK = ("computation_graph_ordered", "choices")
 _FAST_SPACES = ("connected, 5 nodes",)
 _TOO_MANY = "two colours, 7 nodes"  # minutes
 
 
 @pytest.mark.parametrize(
     ("check", "planted", "is_complete"),
-    [(*error, True) for error in _ERRORS] + [(check, envs[0], False) for check, envs in PLANTED.items()],
+    [(*error, True) for error in _ERRORS]
+    + [pytest.param(check, envs[0], False, marks=pytest.mark.slow) for check, envs in PLANTED.items()],
 )
 def test_check_rules_reports_planted_error_by_name(check, planted, is_complete):
     env = planted()

@@ -40,7 +40,7 @@ def test_exact_network_raises_no_error(name):
     assert part.optimum.total_variation < 1e-6
 
 
-@pytest.mark.parametrize("planted", [CountsThreeForSix, HalvesTheLargestCount])
+@pytest.mark.parametrize("planted", [CountsThreeForSix, pytest.param(HalvesTheLargestCount, marks=pytest.mark.slow)])
 def test_wrong_automorphism_count_is_reported(planted):
     env = planted()
     certificate = Case.of(classes_of(env, enumerate_states(env))).certified()
@@ -89,6 +89,7 @@ def test_labelled_dags_agree_with_brute_force():
     assert {frozenset(graph.edge_colours) for graph in objects} == expected
 
 
+@pytest.mark.slow
 def test_graphs_with_bonds_agree_with_brute_force():
     expected = connected_graphs_with_bonds(3, colours=("a", "b"), bonds=(1, 2))
     env = GraphBuildingEnv(["a", "b"], max_nodes=3, min_nodes=3, edge_attributes=[Attribute("bond", (1, 2))])

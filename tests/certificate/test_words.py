@@ -65,6 +65,7 @@ def test_write_certificate_lists_errors_classes_and_rules(right, tmp_path):
     assert [line.partition(":")[0] for line in part["verdict"]] == ["exact optimum", "network", "log Z"]
 
 
+@pytest.mark.slow
 def test_write_certificate_names_violated_rules(tmp_path):
     env = HidesAnEdgeRemoval()
     certificate = Case.of(classes_of(env, enumerate_states(env))).certified(max_states=5)

@@ -64,14 +64,17 @@ SHARED = {
     "check_action_index_round_trip",
     "check_batch_equals_collated_graphs",
 }
-SHARED_CASES = {
-    *("undirected_attributes_2", "directed_attribute_3", "computation_graph_recurrent"),
-    *("operation_graph_tight_3", "hypergrid", "choices_capped", "tensor_graph_equal_inputs_1"),
+SHARED_CASES = {*("undirected_attributes_2", "computation_graph_recurrent", "hypergrid", "choices_capped")}
+# Other operations and sizes of an environment that has a fast case; their masks: tests/envs/test_against_networkx.py.
+REPEATED = {
+    *("operation_graph_positions", "operation_graph_layouts", "operation_graph_tokens", "operation_graph_three_ports"),
+    *("computation_graph_many_ends", "computation_graph_ordered_output", "cells_nb101", "tensor_graph_joined_2"),
+    *("choices", "recurrent_stack_of_gru"),
 }
 
 
 def is_slow(name: str, check: str) -> bool:
-    return name in LARGE or (check in SHARED and name not in SHARED_CASES)
+    return name in LARGE or name in REPEATED or (check in SHARED and name not in SHARED_CASES)
 
 
 @functools.lru_cache(maxsize=1)

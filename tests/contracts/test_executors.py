@@ -38,7 +38,7 @@ EXECUTORS: dict[str, Callable[[GFNTask], Executor]] = {
     "slots": lambda task: PoolExecutor(task, SLOTS.evaluation, devices=FakeDevices()),
     "ray": lambda task: RayExecutor(task, CONFIG.evaluation),
 }
-# Ray starts slowly, and slots of devices are a pool: one test of this contract runs on them by default.
+# Ray starts slowly, and slots of devices are a pool.
 PARAMETERS = [pytest.param(name, marks=pytest.mark.slow) if name in ("ray", "slots") else name for name in EXECUTORS]
 IN_PROCESS = {"inline"}
 ISOLATED = PARAMETERS[len(IN_PROCESS) :]
@@ -94,10 +94,12 @@ class Executors(dict[str, Executor]):
 
 @pytest.fixture(scope="module")
 def executors() -> Iterator[Executors]:
-    num_threads = torch.get_num_threads()
+    num_threads, before = torch.get_num_threads(), processes()
     torch.set_num_threads(1)  # as in a run: sums depend on the number of threads
     with ExitStack() as stack, pytest.MonkeyPatch.context() as variables:
         yield Executors(stack, variables)
+        is_ray = "RAY_ADDRESS" in os.environ  # its processes are shared by the executors of a process
+    wait_until(lambda: is_ray or processes() <= before, seconds=60)
     torch.set_num_threads(num_threads)
 
 
@@ -143,13 +145,12 @@ def without_seconds(outcome: Outcome) -> tuple:
     return outcome.status, outcome.score, outcome.curve, outcome.error, outcome.test, outcome.weights
 
 
-@pytest.mark.parametrize("executor", ["pool", pytest.param("slots", marks=pytest.mark.slow), "ray"], indirect=True)
-def test_outcomes_equal_those_of_inline(executors, executor):
+def test_outcomes_equal_those_of_inline(executors, isolated):
     graphs = [classifier_graph((size, name)) for size in SIZES for name in ("relu", "tanh")]
     pairs = [(tuple(graphs[i : i + 2]), tuple(range(i, i + 2))) for i in range(0, len(graphs), 2)]
     jobs = [Job(*pair, tests=True, returns_weights=True) for pair in pairs]
     expected = finished(executors["inline"], jobs)
-    outcomes = finished(executor, jobs)
+    outcomes = finished(isolated, jobs)
     assert [[without_seconds(each) for each in job] for job in outcomes] == [
         [without_seconds(each) for each in job] for job in expected
     ]
@@ -159,7 +160,7 @@ def test_outcomes_equal_those_of_inline(executors, executor):
     trained = [tuple(outcome.weights for outcome in job) for job in outcomes]
     split = [Job(*pair, trainings=each, split="validation") for pair, each in zip(pairs, trained, strict=True)]
     targets = DigitsTask(cast(Any, CONFIG)).validation.targets.numpy()
-    for job, scored in zip(finished(executor, split), outcomes, strict=True):
+    for job, scored in zip(finished(isolated, split), outcomes, strict=True):
         accuracies = [(cast(Any, outcome.outputs).argmax(1) == targets).mean() for outcome in job]
         assert accuracies == pytest.approx([score_of(outcome).value for outcome in scored])
 
@@ -219,6 +220,7 @@ def test_crash_affects_only_its_job(isolated):
     assert crashed[0].is_transient
 
 
+@pytest.mark.slow
 def test_isolates_holds_for_executors_with_processes():
     assert [each.isolates for each in (InlineExecutor, PoolExecutor, RayExecutor)] == [False, True, True]
 
@@ -256,7 +258,8 @@ def test_cancel_of_a_finished_job_has_no_effect(executor):
 
 
 # Ray's processes are shared by the executors of a process; their end: tests/evaluation/test_ray_executor.py.
-@pytest.mark.parametrize("name", ["pool", pytest.param("slots", marks=pytest.mark.slow)])
+@pytest.mark.slow  # the fixture looks at the end of the pool
+@pytest.mark.parametrize("name", ["pool", "slots"])
 def test_close_leaves_no_process(name):
     task, before = PoisonTask(Path(os.devnull)), processes()
     with EXECUTORS[name](task) as executor:

@@ -18,6 +18,7 @@ from gflownet.testing import ObjectiveContract
 from gflownet.testing.objectives import gradient_of, trajectories
 from gflownet.train import main
 from tests.device_with_values import device_with_values
+from tests.fast_cases import slow_except
 
 
 def test_objectives_declare_the_backward_policies_they_train() -> None:
@@ -30,29 +31,36 @@ def test_objectives_declare_the_backward_policies_they_train() -> None:
 IN_PARTS = "check_gradient_is_equal_in_parts"
 
 
-@pytest.fixture(scope="module", params=OBJECTIVES)
-def method(request) -> str:
-    return request.param
+# Objectives with different reads of the policy: steps, flows of states, incoming actions, values, prior.
+KINDS = ("tb", "fl_subtb", "fm", "ppo", "relative_tb")
+CHECKS = [name for name in ObjectiveContract.names() if name != IN_PARTS]
+# The wiring of gradients is shared by objectives of a kind; the value of each loss: tests/objectives/test_losses.py.
+SHARED = {"check_backward_policy_gets_a_gradient_or_is_refused", "check_loss_is_finite_for_trajectories_of_one_step"}
 
 
-def slow_unless(name: str, fast: tuple[str, ...]) -> Any:
-    return name if name in fast else pytest.param(name, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("check", [name for name in ObjectiveContract.names() if name != IN_PARTS])
+@pytest.mark.parametrize(
+    ("method", "check"),
+    [
+        pytest.param(method, check, marks=[pytest.mark.slow] * (check in SHARED and method not in KINDS))
+        for method in OBJECTIVES
+        for check in CHECKS
+    ],
+)
 def test_objective(method, check):
     ObjectiveContract(method).run(check)
 
 
-# Objectives with different reads of the policy: steps, flows of states, incoming actions, values, prior.
-@pytest.mark.parametrize(
-    "method", [slow_unless(name, ("tb", "fl_subtb", "fm", "ppo", "relative_tb")) for name in OBJECTIVES]
-)
+@pytest.mark.parametrize("method", slow_except(("tb", "fm"), OBJECTIVES))
 def test_objective_in_parts(method):
     ObjectiveContract(method).run(IN_PARTS)
 
 
-@pytest.mark.parametrize("options", [{}, {"backward_policy": "pessimistic", "symmetry": "actions"}], ids=["", "both"])
+@pytest.mark.parametrize("method", slow_except(("tb", "fm", "ppo"), OBJECTIVES))
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.slow), {"backward_policy": "pessimistic", "symmetry": "actions"}],
+    ids=["", "both"],
+)
 def test_gradient_on_a_device_equals_that_on_the_cpu(method, options):
     contract = ObjectiveContract(method)
     accepted = {"backward_policy": contract.objective_class.backward_policies}
@@ -83,7 +91,7 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("method", [slow_unless(name, ("fm", "ppo", "vargrad")) for name in OBJECTIVES])
+@pytest.mark.parametrize("method", slow_except(["ppo"], OBJECTIVES))
 def test_objective_run_logs_every_step(method, tmp_path):
     assert main([*SMALL_RUN, f"algo.method={method}", "num_training_steps=2", f"log_dir={tmp_path / 'run'}"]) == 0
     assert len(losses(tmp_path / "run")) == 2

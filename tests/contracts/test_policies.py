@@ -41,7 +41,10 @@ READABLE = {
 }
 PAIRS = [(policy, name) for policy in POLICIES for name in READABLE[policy]]
 # Their features are among those of the other environments.
-SLOW = ("undirected", "directed", "undirected_6", "directed_6", "computation_graph")
+SLOW = (
+    *("undirected", "undirected_attributes", "directed", "undirected_6", "directed_6", "computation_graph"),
+    *("hypergrid", "cells"),
+)
 of_one_case_each = pytest.mark.parametrize(
     ("make_policy", "name"), [(policy, READABLE[policy][0]) for policy in POLICIES], indirect=["make_policy"]
 )

@@ -16,7 +16,6 @@ from gflownet.search.loop import SearchLoop
 from tests.fast_cases import slow_except
 from tests.search.searches import (
     RIDGE,
-    DirectEvaluator,
     FailsOrRefuses,
     UnorderedEvaluator,
     build,
@@ -102,22 +101,6 @@ def test_seed_changes_proposals(method):
 def state_of(trainer: GFNTrainer) -> Any:
     state = comparable(trainer.state_dict())
     return {key: value for key, value in state.items() if key not in ("run_id", "random_state")}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SEARCH_METHODS)
-def test_restored_search_equals_uninterrupted_one(name):
-    options = ("budget.evaluations=10", "search.batch_size=2", "search.width=2", "replay.use=true", *STATUSES)
-    whole, first, second = (searching(name, *options) for _ in range(3))
-    run_search(whole)
-    evaluator = DirectEvaluator(first.task)
-    for step in first.search.steps(evaluator):
-        if step.number == 3:
-            break
-    second.load_state_dict(stored(first.state_dict()))
-    run_search(second, evaluator)
-    assert proposed(second.search) == proposed(whole.search)
-    assert state_of(second) == state_of(whole)
 
 
 @pytest.mark.parametrize("name", SEARCH_METHODS)

@@ -9,6 +9,7 @@ from gflownet.envs.slots import SlotEnv
 from gflownet.search.config import SURROGATES, SurrogateConfig
 from gflownet.search.surrogate import Surrogate
 from tests.contracts.environments import ENVIRONMENTS, cells, computation_graphs
+from tests.fast_cases import slow_except
 from tests.search.terminal_states import random_terminal_states, renamed_nodes
 
 SPACES = {
@@ -38,10 +39,7 @@ class Space:
 FAST_SPACES = ("computation_graph", "choices")
 
 
-@pytest.fixture(
-    scope="module",
-    params=[name if name in FAST_SPACES else pytest.param(name, marks=pytest.mark.slow) for name in SPACES],
-)
+@pytest.fixture(scope="module", params=slow_except(FAST_SPACES, SPACES))
 def space(request) -> Space:
     return Space(request.param)
 

@@ -13,15 +13,20 @@ from gflownet.evaluation.tasks import TASKS
 from gflownet.testing import TaskContract
 from tests.benchmark_tables import table_options
 from tests.device_with_values import device_with_values
+from tests.fast_cases import slow_except
 from tests.tiny_run import TINY_TASKS
 
 # Names of configs where they differ from the task's.
 CONFIGS = {"recorded": "recorded_digits"}
 REFERENCES = "check_references_have_one_score_per_seed"
-FAST_REFERENCES = ("digits", "cells", "tensor_mixing", "recorded")  # the others train larger networks
+FAST_REFERENCES = ("digits", "recorded")  # the others train larger networks
 
 
-@pytest.fixture(scope="module", params=TASKS)
+# Language models, networks of larger data and of a benchmark: tests/tasks has one training of each.
+SLOW = ("language", "mnist1d", "nas_bench_201_train", "cells")
+
+
+@pytest.fixture(scope="module", params=slow_except(set(TASKS) - set(SLOW), TASKS))
 def contract(request, tmp_path_factory) -> TaskContract:
     name: str = request.param
     config_name = CONFIGS.get(name, name)
@@ -55,10 +60,6 @@ def test_scores_on_a_device_equal_those_of_the_cpu(contract, num):
     assert run_job(task, jobs[-1])[0].score == here[-1].score
 
 
-@pytest.mark.parametrize(
-    "contract",
-    [name if name in FAST_REFERENCES else pytest.param(name, marks=pytest.mark.slow) for name in TASKS],
-    indirect=True,
-)
+@pytest.mark.parametrize("contract", slow_except(FAST_REFERENCES, TASKS), indirect=True)
 def test_references_of_task(contract):
     contract.run(REFERENCES)

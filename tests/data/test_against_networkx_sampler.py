@@ -30,7 +30,9 @@ REPEATED = {
     *("catalogue_of_cells", "undirected", "undirected_attributes", "directed", "directed_7", "fixed_length", "cells"),
     *("choices", "computation_graph", "computation_graph_two_hidden", "computation_graph_ordered_output"),
     *("operation_graph", "operation_graph_tight", "operation_graph_layouts", "recurrent_stack", "tensor_graph"),
-    *("tensor_graph_equal_inputs", "tensor_graph_joined"),
+    *("tensor_graph_equal_inputs", "tensor_graph_joined", "operation_graph_positions", "operation_graph_tokens"),
+    *("operation_graph_three_ports", "operation_graph_ports", "undirected_fixed_size", "cells_nb101"),
+    *("operation_graph_projections", "computation_graph_many_ends", "directed_attributes", "choices_capped"),
 }
 
 

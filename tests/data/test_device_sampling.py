@@ -29,12 +29,14 @@ from gflownet.policy.wrappers import PolicyOnDevice
 from gflownet.train import main
 from tests.contracts.environments import ENVIRONMENTS
 from tests.device_with_values import device_with_values
+from tests.fast_cases import slow_except
 from tests.waits import counted_waits
 
 CPU, META, NUM = torch.device("cpu"), torch.device("meta"), 16
 # The others have no own rules, or the same ones with other options.
 QUICK = frozenset({"undirected_attributes", "directed", "computation_graph_ordered", "operation_graph", "choices"})
-PARAMETERS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ENVIRONMENTS]
+PARAMETERS = slow_except(("directed", "choices"), ENVIRONMENTS)
+OF_DEVICES = slow_except(("computation_graph_ordered", "choices"), sorted(QUICK))
 
 
 def context_of(env: Environment) -> GraphBuildingEnvContext:
@@ -88,7 +90,7 @@ def test_step_reads_no_value_of_a_device(name, monkeypatch):
     assert waits == {"int": 1}  # of the initial states, which are made on the CPU
 
 
-@pytest.mark.parametrize("name", sorted(QUICK))
+@pytest.mark.parametrize("name", OF_DEVICES)
 def test_device_samples_the_same_actions_with_one_wait_per_step(name, monkeypatch):
     """The code for devices runs on the CPU here: equal states are evaluated each, so logits differ by rounding."""
     context = context_of(ENVIRONMENTS[name]())
@@ -131,7 +133,7 @@ def test_sparse_layout_stays_on_the_cpu():
     assert sampler._device_of_states(context_of(context.env), policy) == META
 
 
-@pytest.mark.parametrize("name", sorted(QUICK))
+@pytest.mark.parametrize("name", OF_DEVICES)
 def test_device_samples_as_the_cpu(name):
     with device_with_values() as device:
         assert_samples_as_the_cpu(name, device)

@@ -251,7 +251,7 @@ def test_exploration_temperature_before_uniform_mixture(temperature, epsilon):
 @pytest.mark.parametrize(
     ("name", "dense"),
     [
-        ("computation_graph_ordered", True),
+        pytest.param("computation_graph_ordered", True, marks=pytest.mark.slow),
         ("computation_graph_ordered", False),
         pytest.param("undirected_attributes", True, marks=pytest.mark.slow),
         pytest.param("directed_attributes", False, marks=pytest.mark.slow),

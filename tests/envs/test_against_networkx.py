@@ -57,7 +57,10 @@ CASES = {**ENVIRONMENTS, **LARGER}
 LONG_ONLY = {
     *("catalogue_of_cells", "undirected", "directed", "cells", "choices", "recurrent_stack", "operation_graph"),
     *("computation_graph", "computation_graph_two_hidden", "computation_graph_3_hidden"),
-    *("tensor_graph_joined", "tensor_graph_equal_inputs", "tensor_graph_three_operations"),
+    *("tensor_graph_joined", "tensor_graph_equal_inputs", "tensor_graph_three_operations", "tensor_graph"),
+    *("operation_graph_layouts", "operation_graph_positions", "operation_graph_three_ports", "operation_graph_tokens"),
+    *("cells_nb101", "undirected_fixed_size", "directed_attributes", "computation_graph_ordered"),
+    *("computation_graph_many_ends", "recurrent_stack_of_gru"),
 }
 
 
@@ -92,6 +95,7 @@ SMALL: dict[str, dict[str, Any]] = {
         **{"choices": {"cross_attention": {"heads": 2}}, "max_hidden_nodes": 1},
     },
 }
+MANY_STATES = {"more_costs", "more_nodes", "more_projections", "must_share", "two_and_three_ports"}
 SMALL["more_projections"] = {**SMALL["projections"], "max_edges": 5}
 
 
@@ -155,7 +159,7 @@ def test_environment_masks_steps_and_reachability_match_networkx(name, num, num_
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("more")) for name in SMALL]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in MANY_STATES)) for name in SMALL]
 )
 def test_all_actions_of_small_spaces_of_operations_match_networkx(name):
     """Legal actions of every state in both directions, and the states after them."""

@@ -100,9 +100,7 @@ def test_nas_bench_101_parameters_match_table(step):
         assert cost.num_parameters == int(row["params"]), row
 
 
-@pytest.mark.parametrize(
-    ("name", "code"), [("nb201", "234310"), ("nb201", "000000"), ("nb_macro", "01212012"), ("nb_macro", "20000000")]
-)
+@pytest.mark.parametrize(("name", "code"), [("nb201", "234310"), ("nb_macro", "01212012")])
 def test_slot_networks_of_benchmarks_as_modules(name, code):
     slots = networks(name)
     graph = slots.graph(cell_of(slots, code))

@@ -53,6 +53,7 @@ def test_nas_bench_201_codes_match_table():
     assert len(env.identify(states).unique()) == 15_625
 
 
+@pytest.mark.slow
 def test_nas_bench_macro_codes_match_table():
     env = make_env("nb_macro")
     assert isinstance(env, CellEnv)

@@ -84,6 +84,7 @@ def test_python_examples_run_and_commands_are_valid(page, checkout, monkeypatch,
         for page in [*PAGES, TABLES_PAGE]
     ],
 )
+@pytest.mark.slow
 def test_commands_run(page, tmp_path, checkout, monkeypatch):
     monkeypatch.chdir(checkout)
     for number, words in enumerate(commands_of(page)):

@@ -167,7 +167,7 @@ def check_graphs(env: OperationGraphEnv, num: int, seed: int) -> set[str]:
     return used
 
 
-@pytest.mark.parametrize("is_volume", [False, True], ids=["random", "volumes"])
+@pytest.mark.parametrize("is_volume", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["random", "volumes"])
 def test_graphs_of_a_space_train_within_their_caps(is_volume: bool) -> None:
     """30 classes in one space; in the fast version all graphs have one node."""
     env = volume_space(max_hidden_nodes=1) if is_volume else random_space(5, 30, max_hidden_nodes=1)
@@ -175,6 +175,7 @@ def test_graphs_of_a_space_train_within_their_caps(is_volume: bool) -> None:
     assert len(used) >= 4
 
 
+@pytest.mark.slow
 def test_operations_with_several_inputs_train_within_their_caps() -> None:
     used = check_graphs(random_ports(2), 8, seed=0)
     assert len(used) >= 2

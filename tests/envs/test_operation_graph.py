@@ -165,11 +165,23 @@ def test_terminal_network_holds_chosen_values():
     [
         ({"operations": ("conv2d", "max_pool2d"), "max_edges": 3}, 32),
         ({"operations": tuple(MODULES), "choices": MODULES}, 45),
-        ({"operations": tuple(VOLUMES), "choices": VOLUMES, "inputs": ((2, 4, 4, 4),), "max_parameters": 90}, 27),
-        ({**VOLUME_OUTPUT, "operations": tuple(VOLUMES), "choices": VOLUMES, "max_parameters": 90}, 28),
+        pytest.param(
+            {"operations": tuple(VOLUMES), "choices": VOLUMES, "inputs": ((2, 4, 4, 4),), "max_parameters": 90},
+            27,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {**VOLUME_OUTPUT, "operations": tuple(VOLUMES), "choices": VOLUMES, "max_parameters": 90},
+            28,
+            marks=pytest.mark.slow,
+        ),
         ({"inputs": ((3,), (4,)), "operations": ("torch:sub",), "max_edges": 4}, 26),
-        ({**ATTENTION, "inputs": ((2, 4), (3, 4)), "max_parameters": None, "align": "auto"}, 44),
-        ({**SHARED, "max_hidden_nodes": 2}, 50),
+        pytest.param(
+            {**ATTENTION, "inputs": ((2, 4), (3, 4)), "max_parameters": None, "align": "auto"},
+            44,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({**SHARED, "max_hidden_nodes": 2}, 50, marks=pytest.mark.slow),
         pytest.param({**SHARED, "inputs": ((3,), (3,)), "max_edges": 5}, 303, marks=pytest.mark.slow),
         pytest.param({**BILINEAR, "inputs": ((3,),), "max_parameters": 75, "share": True}, 246, marks=pytest.mark.slow),
         pytest.param({**BILINEAR, "inputs": ((3,), (2,)), "align": "auto"}, 444, marks=pytest.mark.slow),

@@ -60,6 +60,7 @@ def test_few_files_are_cut_in_three(tmp_path: Path) -> None:
     assert sorted(torch.cat(parts(text)).tolist()) == [97] * 100 + [98] * 100
 
 
+@pytest.mark.slow
 def test_standard_library_excludes_tests() -> None:
     text = read_bytes("", megabytes=0.5, split_seed=0)
     assert [len(part) for part in parts(text)] == [400_000, 50_000, 49_999]

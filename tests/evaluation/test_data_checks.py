@@ -39,7 +39,7 @@ def two_labels() -> np.ndarray:
     return (np.random.default_rng(1).random((NUM, 3)) < 0.5).astype(int)
 
 
-@pytest.mark.parametrize("task", ["table", "images"])
+@pytest.mark.parametrize("task", ["table", pytest.param("images", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("targets", "message", "setting"),
     [

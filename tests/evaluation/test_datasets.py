@@ -66,6 +66,7 @@ def test_tables_are_those_of_scikit_learn():
     assert torch.equal(targets.sort().values, torch.from_numpy(load_diabetes(return_X_y=True)[1]).float().sort().values)
 
 
+@pytest.mark.slow
 def test_mnist1d_is_generated_without_network_and_once(monkeypatch, tmp_path):
     monkeypatch.setattr(socket, "socket", None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -164,6 +164,7 @@ def test_mixed_slots_share_the_jobs_and_a_replaced_worker_gets_the_same_slot(tmp
         assert [outcome.score.metrics["on_device"] for outcome in results if outcome.score is not None] == [0.0, 1.0]
 
 
+@pytest.mark.slow
 def test_out_of_memory_of_one_slot_leaves_the_others_alone(tmp_path):
     names = ["a", "b", "too large", "c", "breaks the context", "d"]
     candidates = [StubCandidate(name) for name in names]
@@ -181,6 +182,7 @@ def test_out_of_memory_of_one_slot_leaves_the_others_alone(tmp_path):
     assert counts["too large"] in (2, 3), "retried alone, after the group if it was in one"
 
 
+@pytest.mark.slow
 def test_lost_device_costs_its_slots_and_the_last_one_ends_the_run(tmp_path):
     lines: list[str] = []
     with pool_of(tmp_path, "cuda:0,1", "slots_per_device=2") as pool:
@@ -241,13 +243,17 @@ def test_auto_is_the_gpus_for_tasks_that_move_to_a_device(monkeypatch, tmp_path)
     gpus = slots_of(options, devices, task=DeviceTask(tmp_path))
     assert [slot.device for slot in gpus] == ["cuda:0", "cuda:1"]
     assert slots_of(options, devices, task=PoisonTask(tmp_path)) == (CORE,) * num_cores()
+    monkeypatch.setattr(machine, "_has_cuda", lambda: False)
+    assert slots_of(evaluation("auto"), DEVICES, task=DeviceTask(tmp_path)) == (CORE,) * num_cores()
+    assert DEVICES.memories() == ()
+
+
+@pytest.mark.slow
+def test_auto_moves_tasks_to_the_gpus(tmp_path):
     with pool_of(tmp_path, "auto", "slots_per_device=1", place="meta") as pool:
         (outcome,) = outcomes(pool, "a")
         assert outcome.score is not None
         assert (outcome.score.metrics, pool.capacity) == ({"on_device": 1.0, "moved": 1.0}, 2)
-    monkeypatch.setattr(machine, "_has_cuda", lambda: False)
-    assert slots_of(evaluation("auto"), DEVICES, task=DeviceTask(tmp_path)) == (CORE,) * num_cores()
-    assert DEVICES.memories() == ()
 
 
 def test_auto_has_a_pool_for_a_gpu_of_one_core(monkeypatch, tmp_path):

@@ -112,7 +112,14 @@ def test_syntax_error_names_file_and_line(project: Callable[[dict[str, str]], ty
         source_digest(task)
 
 
-@pytest.mark.parametrize("name", ["digits", "tensor_program", "language"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("digits", marks=pytest.mark.slow),
+        "tensor_program",
+        pytest.param("language", marks=pytest.mark.slow),
+    ],
+)
 def test_built_in_tasks_depend_on_their_modules(name: str) -> None:
     modules = modules_of(TASKS.load(name))
     assert f"gflownet.tasks.{name}" in modules

@@ -66,6 +66,7 @@ def returned(true: np.ndarray, generator: np.random.Generator, *, num: int, is_r
     return float(true[race.belief.mean.argmax()])
 
 
+@pytest.mark.slow
 def test_race_returns_better_winner_than_equal_shares():
     generator, true = np.random.default_rng(2), 0.92 - 0.004 * np.arange(8)
     raced, equal = (

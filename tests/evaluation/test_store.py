@@ -294,6 +294,7 @@ def test_full_disk_raises_one_line_and_keeps_stored_rows(path, limit):
     assert query(path, "PRAGMA integrity_check") == ("ok",)
 
 
+@pytest.mark.slow
 def test_no_acknowledged_row_is_lost_by_a_kill(path):
     acknowledged = []
     for kill in range(NUM_KILLS):

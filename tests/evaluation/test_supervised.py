@@ -220,6 +220,7 @@ def assert_same_training(first: Outcome, other: Outcome) -> None:
         assert torch.equal(value, two["model"][name]), name
 
 
+@pytest.mark.slow
 def test_training_in_parts_equals_full_training():
     task = build("num_epochs=3")
     full, parts = (trained(task, ZOO, *fidelities) for fidelities in ((3,), (1, 2, 3)))

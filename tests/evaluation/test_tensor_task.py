@@ -93,6 +93,7 @@ def trained(task: TensorTask, graph: Any, *fidelities: int, schedule: int | None
     return outcomes[0]
 
 
+@pytest.mark.slow
 def test_convolutions_learn_the_digits():
     task, graph = build("evaluation.num_epochs=3", "task_options.data=digits"), network(10, (1, 8, 8))
     score, cost = task.evaluate(graph, seed=0), cast(Any, task.cost(graph))
@@ -123,10 +124,15 @@ _MUON = ("evaluation.training.optimizer=muon", "evaluation.memory_format=channel
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("evaluation.training.augment=[crop,flip,noise,mixup]", *_LABELS),
-        (*_AVERAGES, "evaluation.training.metric=auc", f"task_options.data={SOURCES}:noisy_stripes"),
+        pytest.param(("evaluation.training.augment=[crop,flip,noise,mixup]", *_LABELS), marks=pytest.mark.slow),
+        pytest.param(
+            (*_AVERAGES, "evaluation.training.metric=auc", f"task_options.data={SOURCES}:noisy_stripes"),
+            marks=pytest.mark.slow,
+        ),
         (*_MUON, "evaluation.training.class_weights=balanced", "evaluation.training.metric=f1"),
-        ("evaluation.objectives=[log_loss,latency]", "evaluation.training.metric=log_loss"),
+        pytest.param(
+            ("evaluation.objectives=[log_loss,latency]", "evaluation.training.metric=log_loss"), marks=pytest.mark.slow
+        ),
     ],
     ids=["augmentation", "data set, averages", "muon, class weights", "latency"],
 )
@@ -146,11 +152,11 @@ def test_training_on_a_device_equals_that_on_the_cpu(overrides):
 @pytest.mark.parametrize(
     "overrides",
     [
-        (),
-        ("evaluation.training.optimizer=sgd", "evaluation.training.clip=1"),
+        pytest.param((), marks=pytest.mark.slow),
+        pytest.param(("evaluation.training.optimizer=sgd", "evaluation.training.clip=1"), marks=pytest.mark.slow),
         ("evaluation.training.average=0.9", "evaluation.training.augment=[crop,flip,noise,mixup]"),
-        (f"task_options.data={SOURCES}:stripes_in_three",),
-        (f"task_options.data={SOURCES}:noisy_stripes",),
+        pytest.param((f"task_options.data={SOURCES}:stripes_in_three",), marks=pytest.mark.slow),
+        pytest.param((f"task_options.data={SOURCES}:noisy_stripes",), marks=pytest.mark.slow),
     ],
     ids=["adamw", "sgd", "average and augmentation", "data set of each split", "data set with noise"],
 )
@@ -258,6 +264,7 @@ class Counting(TensorTask):
         return nn.Sequential(nn.Embedding(NUM_TOKENS, 8), nn.Linear(8, NUM_TOKENS))
 
 
+@pytest.mark.slow
 def test_sequence_model_learns_the_next_token():
     options = ("evaluation.num_epochs=30", "evaluation.batch_size=10", "evaluation.learning_rate=0.1")
     task = Counting(cast(Any, config_with(*options)))
@@ -328,6 +335,7 @@ def one_by_one(task: TensorTask, graph: Any) -> list[Outcome]:
     return [run_job(task, Job((graph,), (seed,), fidelity=2, tests=True))[0] for seed in SEEDS]
 
 
+@pytest.mark.slow
 def test_seeds_train_side_by_side_in_channels_last(monkeypatch):
     task = build("evaluation.memory_format=channels_last", "task_options.data=digits")
     outcomes, sizes = seeds_of(task, network(10, (1, 8, 8)), monkeypatch)
@@ -337,7 +345,16 @@ def test_seeds_train_side_by_side_in_channels_last(monkeypatch):
         assert together.test == pytest.approx(alone.test, abs=0.02)
 
 
-@pytest.mark.parametrize("reason", ["format", "dropout", "failure", "muon", "data set"])
+@pytest.mark.parametrize(
+    "reason",
+    [
+        pytest.param("format", marks=pytest.mark.slow),
+        pytest.param("dropout", marks=pytest.mark.slow),
+        "failure",
+        pytest.param("muon", marks=pytest.mark.slow),
+        "data set",
+    ],
+)
 def test_seeds_train_one_by_one_where_they_cannot_be_stacked(monkeypatch, reason):
     graph = network()
     if reason == "dropout":
@@ -353,6 +370,7 @@ def test_seeds_train_one_by_one_where_they_cannot_be_stacked(monkeypatch, reason
     assert all(each.status is EvaluationStatus.OK for each in outcomes)
 
 
+@pytest.mark.slow
 def test_isomorphic_graphs_with_other_ids_train_alone(monkeypatch):
     """Their canonical keys are equal, the names and the order of their parameters are not."""
     task, graph = build("evaluation.memory_format=channels_last", "task_options.data=digits"), network(10, (1, 8, 8))

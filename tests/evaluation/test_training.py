@@ -112,7 +112,7 @@ def test_together_as_the_plain_loop_one_by_one(data):
 REGULARISED: dict[str, Any] = {"weight_decay": 0.2, "label_smoothing": 0.1, "clip": 0.3, "average": 0.7}
 
 
-@pytest.mark.parametrize("more", [{}, REGULARISED], ids=["plain", "regularised"])
+@pytest.mark.parametrize("more", [pytest.param({}, marks=pytest.mark.slow), REGULARISED], ids=["plain", "regularised"])
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 def test_together_as_one_by_one_with_each_optimiser(data, optimizer, more):
     data = Split(data.inputs.double(), data.targets)
@@ -125,7 +125,7 @@ def test_together_as_one_by_one_with_each_optimiser(data, optimizer, more):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_group_continues_as_one_by_one(data, optimizer):
     """Weights and averages after two epochs together and two alone, or two alone and two together."""
     data = Split(data.inputs.double(), data.targets)
@@ -213,10 +213,10 @@ def image_trainer(**options) -> tuple[ModelTrainer, Measure]:
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         {"optimizer": "sgd", "clip": 0.05, "schedule": "one_cycle"},
         {"optimizer": "adamw", "weight_decay": 0.3, "label_smoothing": 0.2, "average": 0.6, "clip": 0.3},
-        {"augment": ["crop", "noise", "mixup"], "loss": "cross_entropy"},
+        pytest.param({"augment": ["crop", "noise", "mixup"], "loss": "cross_entropy"}, marks=pytest.mark.slow),
     ],
     ids=["adam", "sgd", "adamw", "augment"],
 )

@@ -72,7 +72,8 @@ class Lesson:
         return terminating_distribution(self.space.graph, policy_log_prob(self.space.graph, score))
 
 
-@pytest.mark.parametrize("symmetry", ["reward", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("symmetry", ["reward", "none"])
 def test_teacher_samples_missing_mode(symmetry):
     lesson = Lesson(symmetry=symmetry)
     before = copy.deepcopy(lesson.student.state_dict())
@@ -123,7 +124,7 @@ def test_teacher_micro_batches():
 
 
 RUN = (
-    *("task=tests.toy_tasks:RewardsHiddenNodes", "wandb.mode=disabled", "num_training_steps=4"),
+    *("task=tests.toy_tasks:RewardsHiddenNodes", "wandb.mode=disabled", "num_training_steps=3"),
     *("algo.num_from_policy=4", "replay.num_from_replay=4", "replay.warmup=6", "model.num_emb=8"),
     *("model.num_layers=1", "env.max_hidden_nodes=2", "env.max_edges=4", "checkpoint_every=2"),
 )
@@ -143,16 +144,16 @@ def finished(tmp_path_factory) -> Path:
 
 def test_auxiliary_metrics_are_logged(finished):
     found = metric_rows(finished)
-    assert len(found) == 4
+    assert len(found) == 3
     for row in found:
         assert row["teacher_loss"] >= 0
         assert 0 <= row["action_value_loss"] < 1
         assert row["action_value_mean"] > 0
-    assert [row["step"] for row in found if "greedy_score_mean" in row] == [2, 4]
+    assert [row["step"] for row in found if "greedy_score_mean" in row] == [2]
 
 
 def test_auxiliary_run_resumes_exactly(finished, tmp_path):
-    assert run(tmp_path / "run", *BOTH, "num_training_steps=3") == 0
+    assert run(tmp_path / "run", *BOTH, "num_training_steps=2") == 0
     assert run(tmp_path / "run", *BOTH, "resume=true") == 0
     assert metric_rows(tmp_path / "run") == metric_rows(finished)
 
@@ -254,6 +255,7 @@ def test_invalid_auxiliary_options_raise(tmp_path, capsys, overrides, message):
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_teacher_with_sub_trajectory_balance_and_learned_backward_policy(tmp_path):
     options = ("algo.method=subtb", "algo.teacher.share=0.5", "num_training_steps=2", "opt.num_micro_batches=2")
     assert run(tmp_path / "run", *options, "algo.backward_policy=learned", "algo.symmetry=actions") == 0

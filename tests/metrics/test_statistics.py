@@ -115,9 +115,7 @@ def test_empty_front_and_volume():
     assert hypervolume(np.zeros((0, 3))) == 0.0
 
 
-@pytest.mark.parametrize(
-    "num_objectives", [pytest.param(1, marks=pytest.mark.slow), 2, 3, 4, pytest.param(5, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("num_objectives", [2, 3, 4])
 @pytest.mark.parametrize("levels", [None, 4])
 def test_hypervolume_matches_inclusion_exclusion(num_objectives, levels):
     for seed in range(12):

@@ -51,7 +51,7 @@ def tables() -> tuple[Classes, Any, Any, torch.Tensor]:
     return space, context, network, log_reward
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 25])
+@pytest.mark.parametrize("num_steps", [2])
 def test_action_value_loss_gradient_matches_finite_differences(num_steps):
     space, context, network, log_reward = tables()
     batch = make_batch(context, network, space, log_reward)

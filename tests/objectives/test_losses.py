@@ -22,6 +22,7 @@ from gflownet.objectives.config import (
     TrajectoryBalanceConfig,
 )
 from gflownet.objectives.steps import BACKWARD_LOSSES
+from tests.fast_cases import slow_except
 from tests.objectives.balanced import prior_policy, random_prior
 from tests.objectives.differences import (
     Case,
@@ -104,7 +105,7 @@ def test_objective_loss_and_gradient_match_oracle(name):
     ("name", "regression"),
     [
         *(("tb", name) for name in REGRESSIONS if name not in ("squared", "linex")),
-        *((name, "linex") for name in PENALISED),
+        *(pytest.param(name, "linex", marks=[pytest.mark.slow] * (name != "subtb")) for name in PENALISED),
     ],
 )
 def test_regression_loss_and_gradient_match_oracle(name, regression):
@@ -123,7 +124,11 @@ def with_state_outputs(current, frozen):
     [
         ("maxent", losses.maximum_entropy_backward),
         ("tlm", partial(losses.backward_likelihood, origins=(Origin.SAMPLED,))),
-        ("pessimistic", partial(losses.backward_likelihood, origins=(Origin.SAMPLED, Origin.REMEMBERED))),
+        pytest.param(
+            "pessimistic",
+            partial(losses.backward_likelihood, origins=(Origin.SAMPLED, Origin.REMEMBERED)),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_backward_policy_gradient_comes_only_from_its_own_loss(name, oracle):
@@ -150,8 +155,8 @@ def test_backward_policy_gradient_comes_only_from_its_own_loss(name, oracle):
         assert gradient_along(case.learned, only_backward) == pytest.approx(weight * expected, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("symmetry", ["none", "reward"])
-@pytest.mark.parametrize("method", ["db", "subtb", "fl_db"])
+@pytest.mark.parametrize("symmetry", ["reward", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["db", "subtb", pytest.param("fl_db", marks=pytest.mark.slow)])
 def test_prepare_sets_flow_offset_to_mean_reward_of_first_batch(method, symmetry):
     case = set_up(AlgoConfig(method=method, symmetry=symmetry))
     objective, batch = case.objective, case.batch
@@ -190,7 +195,10 @@ def test_log_z_starts_at_zero_and_its_base_has_a_separate_learning_rate():
 
 
 @pytest.mark.parametrize(
-    ("name", "backward_policy"), [*((name, "learned") for name in CLASS_COUNTING), ("tb", "uniform")]
+    ("name", "backward_policy"),
+    slow_except(
+        [("subtb", "learned"), ("tb", "uniform")], [*((name, "learned") for name in CLASS_COUNTING), ("tb", "uniform")]
+    ),
 )
 def test_class_counting_loss_and_gradient_match_oracle(name, backward_policy):
     config, oracle = CASES[name]

@@ -20,7 +20,7 @@ def test_subtb_with_zero_lambda_is_detailed_balance_within_trajectories():
     assert_loss_and_gradient(case, lambda: sub_trajectory_balance(case.read_steps(), (), case.batch, decay=0.0))
 
 
-@pytest.mark.parametrize("decay", [1e80, math.inf])
+@pytest.mark.parametrize("decay", [pytest.param(1e80, marks=pytest.mark.slow), math.inf])
 def test_subtb_with_huge_lambda_is_trajectory_balance(decay):
     """The loss is the mean square of log F(s0) P_F(tau) / R(x) P_B(tau | x)."""
     case = case_of(decay)
@@ -33,7 +33,7 @@ def test_subtb_with_huge_lambda_is_trajectory_balance(decay):
     assert_loss_and_gradient(case, whole_trajectory_balance)
 
 
-@pytest.mark.parametrize("decay", [0.0, 1e-300, 1e300, math.inf])
+@pytest.mark.parametrize("decay", [0.0, math.inf])
 def test_subtb_weights_sum_to_one_for_every_lambda(decay):
     weight = case_of(decay).objective._weights(torch.tensor([2, 60, 101]), 101)
     assert bool(weight.isfinite().all())

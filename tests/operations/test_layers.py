@@ -86,6 +86,7 @@ def test_grouped_queries_with_a_window_and_falling_scores_equal_plain_attention(
     torch.testing.assert_close(module(x), plain_attention(module, x, 6, 2, added))
 
 
+@pytest.mark.slow  # imports transformers
 @pytest.mark.parametrize("causal", [False, True])
 def test_ranges_of_distances_equal_those_of_t5(causal: bool) -> None:
     from transformers.models.t5.configuration_t5 import T5Config

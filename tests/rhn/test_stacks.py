@@ -14,6 +14,7 @@ from gflownet.rhn.config import CONFIGS, Norm, RHNConfig
 from gflownet.rhn.fold import fold, folded_bytes
 from gflownet.rhn.network import RHN, Stack, backward_in_chunks, layer_by_layer
 from gflownet.rhn.wavefront import along_wavefront, in_groups, layers_per_group
+from tests.fast_cases import slow_except
 from tests.oracles import rhn as oracle
 from tests.rhn.random_networks import Case, answer_of, assert_equal, oracle_answer, random_case, random_network
 
@@ -157,7 +158,7 @@ def expected_in_chunks(case: Case, targets: Tensor, chunk: int) -> tuple[Tensor,
     return loss.detach(), state, list(gradients)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_except((1, 2), range(4)))
 @each_wavefront
 def test_backward_in_chunks_equals_oracle(seed: int, stack: Stack) -> None:
     case = random_case(100 + seed)

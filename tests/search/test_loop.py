@@ -152,14 +152,11 @@ def test_overlapped_rounds_are_proposed_before_the_last_results(monkeypatch):
 @pytest.mark.parametrize(
     ("method", "options", "rule"),
     [
-        pytest.param("random", (), (3, 3, True), marks=pytest.mark.slow),
         ("random", (TRAINS,), (3, 6, True)),
-        pytest.param("random", (TRAINS, "search.width=12"), (3, 12, True), marks=pytest.mark.slow),
-        pytest.param("random", (TRAINS, "search.width=2"), (3, 3, True), marks=pytest.mark.slow),
+        ("random", (TRAINS, "search.width=2"), (3, 3, True)),
         ("random", (TRAINS, "asynchronous.max_in_flight=5"), (1, 5, False)),
         ("gflownet", (TRAINS,), (4, 4, True)),
-        pytest.param("gflownet", (TRAINS, "search.width=8"), (4, 8, True), marks=pytest.mark.slow),
-        pytest.param("gflownet", (TRAINS, "asynchronous.max_in_flight=3"), (3, 3, False), marks=pytest.mark.slow),
+        ("gflownet", (TRAINS, "search.width=8"), (4, 8, True)),
         ("gflownet", (TRAINS, "asynchronous.max_in_flight=3", "asynchronous.updates_per_reward=0.5"), (2, 3, False)),
     ],
 )

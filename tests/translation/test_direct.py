@@ -75,7 +75,7 @@ def assert_same_gradients(model):
         assert torch.allclose(parameter.grad, gradient, atol=1e-12), name
 
 
-@pytest.mark.parametrize("projection", ["auto", "always"])
+@pytest.mark.parametrize("projection", [pytest.param("auto", marks=pytest.mark.slow), "always"])
 def test_direct_gradients_equal_autograd(projection):
     for data in direct_data():
         (model,) = models_of(data, (0,), dtype=torch.float64, projection=projection)

@@ -60,7 +60,7 @@ def test_an_exported_program_takes_any_batch(data):
         assert torch.allclose(one, other, atol=1e-6)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gru"])
+@pytest.mark.parametrize("activation", [pytest.param("relu", marks=pytest.mark.slow), "gru"])
 @pytest.mark.parametrize("training", [True, False])
 def test_export_is_in_eval_mode_and_keeps_the_mode(activation, training):
     data = chain(2, 3, activation=activation)
@@ -95,7 +95,7 @@ def test_compile_captures_a_whole_step(data):
 
 @GRAPHS
 @pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself
-@pytest.mark.cpu_seconds(4)
+@pytest.mark.slow
 def test_onnx_gives_the_same_numbers(data, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -398,6 +398,7 @@ def test_identity_of_shared_subgraphs():
     assert one[0] == one[1]
 
 
+@pytest.mark.slow
 def test_random_graphs_share_and_broadcast():
     """The generator reaches every case that the oracle and the costs are compared on."""
     graphs = [random_graph(seed) for seed in range(40)]

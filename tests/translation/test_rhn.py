@@ -54,7 +54,11 @@ def with_recurrent_edge(data: Data) -> Data:
 
 @pytest.mark.parametrize(
     ("data", "projection"),
-    [(branched(), "always"), (with_recurrent_edge(branched()), "auto"), (chain(3, 1, 1, 1, activation="rhn"), "auto")],
+    [
+        pytest.param(branched(), "always", marks=pytest.mark.slow),
+        (with_recurrent_edge(branched()), "auto"),
+        pytest.param(chain(3, 1, 1, 1, activation="rhn"), "auto", marks=pytest.mark.slow),
+    ],
     ids=["branched", "recurrent", "narrow"],
 )
 def test_rhn_sequence_equals_single_steps(data: Data, projection: str) -> None:

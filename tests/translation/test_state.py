@@ -219,7 +219,8 @@ def test_random_graphs_with_state(seeds):
     assert num_stateful > len(seeds) / 3
 
 
-@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 200), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [range(200)])
 def test_source_of_random_graphs_in_a_new_interpreter(seeds, tmp_path):
     expected = {}
     for seed in seeds:
