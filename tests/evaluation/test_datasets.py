@@ -13,7 +13,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_diabetes, load_iris
 from torch.utils.data import Dataset, IterableDataset
 
 from gflownet.errors import UserError
@@ -55,6 +54,8 @@ def sizes(splits: Splits) -> list[int]:
 
 
 def test_tables_are_those_of_scikit_learn():
+    from sklearn.datasets import load_diabetes, load_iris
+
     splits = load("iris")
     inputs = torch.cat([part.inputs for part in splits]).numpy()
     expected = load_iris(return_X_y=True)[0].astype(np.float32)

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
 collect_ignore_glob = [] if all(map(find_spec, ("fastapi", "httpx", "openai"))) else ["test_*.py"]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pycollect_makeitem(obj: Any) -> list[pytest.Item] | None:
-    """Look for no tests in modules: it would import a lazy one."""
-    return [] if isinstance(obj, ModuleType) else None
 
 
 @pytest.fixture(scope="session")

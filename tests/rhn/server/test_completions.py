@@ -13,7 +13,8 @@ import pytest
 from gflownet.rhn.server.app import Access
 from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.text_codec import BYTES, decode
-from tests.rhn.server.clients import PATIENCE, client_of, offline, openai, save_tiny, save_tokenizer_model
+from tests.rhn.server import clients
+from tests.rhn.server.clients import PATIENCE, client_of, offline, save_tiny, save_tokenizer_model
 from tests.rhn.server.in_process import LocalServer, serving
 
 token_name = BYTES.token_name
@@ -29,7 +30,7 @@ def server(folder: Path) -> Iterator[LocalServer]:
 
 
 @pytest.fixture(scope="module")
-def client(server: LocalServer) -> Iterator[openai.OpenAI]:
+def client(server: LocalServer) -> Iterator[clients.openai.OpenAI]:
     with client_of(server) as found:
         yield found
 
@@ -53,7 +54,7 @@ def asked_of(params: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("params", PARAMS)
-def test_answer_equals_offline_generation(params: dict[str, Any], client: openai.OpenAI, folder: Path) -> None:
+def test_answer_equals_offline_generation(params: dict[str, Any], client: clients.openai.OpenAI, folder: Path) -> None:
     said = client.completions.create(model="tiny", prompt="def é(", **asked_of(params))
     expected = offline(folder, "def é(", MAX_SLOTS, **{"max_tokens": 30, **params})
     (choice,) = said.choices
@@ -64,7 +65,7 @@ def test_answer_equals_offline_generation(params: dict[str, Any], client: openai
 
 
 @pytest.mark.parametrize("params", PARAMS[2:5])
-def test_stream_equals_whole_answer(params: dict[str, Any], client: openai.OpenAI) -> None:
+def test_stream_equals_whole_answer(params: dict[str, Any], client: clients.openai.OpenAI) -> None:
     # Pieces that are ready are sent together. Many tokens, so that a busy machine does not have all of them at once.
     asked = {"model": "tiny", "prompt": "def é(", "logprobs": 3, **asked_of({"max_tokens": 400, **params})}
     whole = client.completions.create(**asked)
@@ -83,7 +84,7 @@ def test_stream_equals_whole_answer(params: dict[str, Any], client: openai.OpenA
     assert [part.usage for part in parts] == [None] * len(parts)
 
 
-def test_logprobs_equal_offline_generation(client: openai.OpenAI, folder: Path) -> None:
+def test_logprobs_equal_offline_generation(client: clients.openai.OpenAI, folder: Path) -> None:
     said = client.completions.create(model="tiny", prompt="a", logprobs=2, seed=5, max_tokens=9).choices[0].logprobs
     expected = offline(folder, "a", MAX_SLOTS, seed=5, max_tokens=9, logprobs=2).sampled
     assert said is not None
@@ -94,7 +95,7 @@ def test_logprobs_equal_offline_generation(client: openai.OpenAI, folder: Path) 
         assert top == pytest.approx({**likeliest, token_name(one.token): one.log_probability}, abs=1e-9)
 
 
-def test_prompt_list_gets_one_choice_and_one_seed_each(client: openai.OpenAI, folder: Path) -> None:
+def test_prompt_list_gets_one_choice_and_one_seed_each(client: clients.openai.OpenAI, folder: Path) -> None:
     prompts = ["same", "same", "other"]
     expected = [decode(offline(folder, p, MAX_SLOTS, seed=7 + i, max_tokens=12).tokens) for i, p in enumerate(prompts)]
     said = client.completions.create(model="tiny", prompt=prompts, seed=7, max_tokens=12)
@@ -109,11 +110,11 @@ def test_prompt_list_gets_one_choice_and_one_seed_each(client: openai.OpenAI, fo
     assert streamed == expected
 
 
-def test_models_route_lists_the_model(client: openai.OpenAI, server: LocalServer) -> None:
+def test_models_route_lists_the_model(client: clients.openai.OpenAI, server: LocalServer) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "gflownet"
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
-    with pytest.raises(openai.NotFoundError) as caught:
+    with pytest.raises(clients.openai.NotFoundError) as caught:
         client.completions.create(model="gpt", prompt="a")
     assert caught.value.code == "model_not_found"
 
@@ -133,8 +134,10 @@ def test_models_route_lists_the_model(client: openai.OpenAI, server: LocalServer
         ({"extra_body": {"top_k": -2}}, "top_k"),
     ],
 )
-def test_invalid_parameter_gives_400_with_its_name(asked: dict[str, Any], param: str, client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
+def test_invalid_parameter_gives_400_with_its_name(
+    asked: dict[str, Any], param: str, client: clients.openai.OpenAI
+) -> None:
+    with pytest.raises(clients.openai.BadRequestError) as caught:
         client.completions.create(**{"model": "tiny", "prompt": "a", **asked})
     assert (caught.value.param, caught.value.type) == (param, "invalid_request_error")
 
@@ -173,7 +176,7 @@ def test_every_parameter_of_openais_client(
     folder = (save_tokenizer_model if has_tokenizer else save_tiny)(tmp_path / "tiny")
     with serving(folder, limits=Limits(8, timeout=PATIENCE), access=Access(keys=("other", "secret"))) as server:
         checks = run_checks(f"{server.url}/v1", "secret")
-        with pytest.raises(openai.AuthenticationError):
+        with pytest.raises(clients.openai.AuthenticationError):
             run_checks(f"{server.url}/v1", "wrong")
     assert all(checks), capsys.readouterr().out
     assert len(checks) > 50

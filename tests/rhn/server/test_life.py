@@ -18,11 +18,12 @@ from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.serving.generation import generate_batch
 from gflownet.rhn.serving.sampling import SamplingParams
 from gflownet.rhn.text_codec import decode, encode
-from tests.rhn.server.clients import NEVER_ENDS, PATIENCE, client_of, offline, openai, wait_until
+from tests.rhn.server import clients
+from tests.rhn.server.clients import NEVER_ENDS, PATIENCE, client_of, offline, wait_until
 from tests.rhn.server.in_process import LocalServer, converse, serving
 
 
-def endless(client: openai.OpenAI) -> Any:
+def endless(client: clients.openai.OpenAI) -> Any:
     """Return a stream that runs until it is closed."""
     return client.completions.create(model="tiny", prompt="a", max_tokens=NEVER_ENDS, stream=True)
 
@@ -36,13 +37,13 @@ def test_full_queue_gives_429_until_a_client_disconnects(folder: Path) -> None:
             next(running)
             waiting = endless(client)
             wait_until(server, requests_running=1, requests_waiting=1)
-            with pytest.raises(openai.RateLimitError) as caught:
+            with pytest.raises(clients.openai.RateLimitError) as caught:
                 client.completions.create(model="tiny", prompt="a")
             assert caught.value.response.headers["retry-after"] == "1"
             assert caught.value.type == "rate_limit_error"
             waiting.close()  # out of the queue, though it never had a slot
             wait_until(server, requests_running=1, requests_waiting=0)
-            with pytest.raises(openai.BadRequestError):
+            with pytest.raises(clients.openai.BadRequestError):
                 client.completions.create(model="tiny", prompt=["a", "b"])
             waiting = endless(client)
             wait_until(server, requests_running=1, requests_waiting=1)
@@ -74,10 +75,10 @@ def test_client_disconnect_frees_its_slot(folder: Path) -> None:
 def test_answer_over_the_time_limit_is_ended(folder: Path) -> None:
     limits = Limits(timeout=0.3, max_tokens_limit=NEVER_ENDS)
     with serving(folder, limits=limits) as server, client_of(server) as client:
-        with pytest.raises(openai.InternalServerError) as caught:
+        with pytest.raises(clients.openai.InternalServerError) as caught:
             client.completions.create(model="tiny", prompt="a", max_tokens=NEVER_ENDS)
         assert caught.value.status_code == 504
-        with pytest.raises(openai.APIError, match="the answer took longer than the server allows"):
+        with pytest.raises(clients.openai.APIError, match="the answer took longer than the server allows"):
             list(endless(client))
         wait_until(server, requests_running=0)
 
@@ -110,7 +111,7 @@ def test_end_of_grace_period_cuts_streams_off(number: signal.Signals, folder: Pa
             stream = endless(client)
             next(stream)
             server.signal(number)
-            with pytest.raises(openai.APIConnectionError):
+            with pytest.raises(clients.openai.APIConnectionError):
                 list(stream)
 
     assert converse(folder, talk, grace=0) == 0
@@ -129,13 +130,13 @@ def test_concurrent_answers_equal_offline_generation(folder: Path) -> None:
     prompts = [f"prompt {i} " * (1 + i % 3) for i in range(8)]
     said: list[str] = []
 
-    async def ask(client: openai.AsyncOpenAI, prompt: str, of_answer: SamplingParams) -> str:
+    async def ask(client: clients.openai.AsyncOpenAI, prompt: str, of_answer: SamplingParams) -> str:
         options = {name: getattr(of_answer, name) for name in ("seed", "max_tokens", "temperature")}
         stream = await client.completions.create(model="tiny", prompt=prompt, stream=True, **options)
         return "".join([part.choices[0].text async for part in stream])
 
     async def ask_all(url: str) -> list[str]:
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE) as client:
+        async with clients.openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE) as client:
             return await asyncio.gather(*(ask(client, *one) for one in zip(prompts, params, strict=True)))
 
     def talk(server: LocalServer) -> None:
