@@ -6,6 +6,7 @@ import ast
 import hashlib
 import json
 import logging
+import os
 import re
 import sys
 import sysconfig
@@ -202,17 +203,22 @@ def _found(name: str, project: Path) -> tuple[str, Path] | None:
 
 def _file_of(name: str) -> Path | None:
     file = getattr(sys.modules.get(name), "__file__", None)
-    return Path(file).resolve() if file is not None and file.endswith(".py") and Path(file).is_file() else None
+    return _resolved(file) if file is not None and file.endswith(".py") and os.path.isfile(file) else None
 
 
 def _unloaded_file_of(name: str, project: Path) -> Path | None:
     top, *rest = name.split(".")
     for folder in getattr(sys.modules.get(top), "__path__", [project / top]):
-        base = Path(folder).joinpath(*rest)
-        for path in ([base.with_suffix(".py")] if rest or not base.is_dir() else []) + [base / "__init__.py"]:
-            if path.is_file():
-                return path.resolve()
+        base = os.path.join(folder, *rest)
+        for path in ([f"{base}.py"] if rest or not os.path.isdir(base) else []) + [os.path.join(base, "__init__.py")]:
+            if os.path.isfile(path):
+                return _resolved(path)
     return None
+
+
+@lru_cache(maxsize=4096)
+def _resolved(path: str) -> Path:
+    return Path(path).resolve()
 
 
 def _project_of(name: str, path: Path) -> Path:
@@ -282,9 +288,11 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
     return tree
 
 
+@lru_cache(maxsize=4096)
 def _is_standard(path: Path) -> bool:
     return path.is_relative_to(_STANDARD) and not _is_installed(path)
 
 
+@lru_cache(maxsize=4096)
 def _is_installed(path: Path) -> bool:
     return any(part in _INSTALLED for part in path.parts)
