@@ -208,6 +208,9 @@ def _file_of(name: str) -> Path | None:
 
 def _unloaded_file_of(name: str, project: Path) -> Path | None:
     top, *rest = name.split(".")
+    parent = sys.modules.get(name.rpartition(".")[0])
+    if parent is not None and not hasattr(parent, "__path__"):  # an attribute of a module
+        return None
     for folder in getattr(sys.modules.get(top), "__path__", [project / top]):
         base = os.path.join(folder, *rest)
         for path in ([f"{base}.py"] if rest or not os.path.isdir(base) else []) + [os.path.join(base, "__init__.py")]:
