@@ -100,7 +100,7 @@ CASES = {
             End(TERM, WRITE, 2, _num_rows(2)),
             End(KILL, WRITE, 4, lambda folder: "log_Z" in metric_rows(folder)[-1]),
             End(KILL, STAGE, 2, _is_in_final_stage),
-            End(TERM, STAGE, 3, _is_in_final_stage, "the final stage was interrupted: "),
+            End(TERM, STAGE, 6, _is_in_final_stage, "interrupted: ranked by the trainings so far"),
         ),
     ),
     "language": Case(
