@@ -62,6 +62,7 @@ _NEUTRAL = (
 )
 # Options under `env` that do not change the score of a graph.
 _NO_SCORE = {"name", "options", "choices"}
+_BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 _log = logging.getLogger(__name__)
 
 
@@ -250,7 +251,7 @@ def _imported_names(tree: ast.AST, package: str) -> Iterator[str]:
             parts = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*parts, *([node.module] if node.module else [])])
             yield from (f"{base}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+        elif isinstance(node, _BLOCKS):
             is_typing = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
             if not is_typing:
                 yield from _imported_names(node, package)
@@ -283,7 +284,9 @@ def _code_of(path: Path, package: str, _mtime: int) -> tuple[str, tuple[str, ...
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
+    nodes: list[ast.AST] = [tree]
+    for node in nodes:  # grows; expressions, most of a tree, have no docstrings
+        nodes += [child for child in ast.iter_child_nodes(node) if isinstance(child, _BLOCKS)]
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
