@@ -107,7 +107,8 @@ class Ending:
             sys.stdout.flush()
             os._exit(status)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        return status, *(path.read_text() for path in streams)
+        output, error = (path.read_text() for path in streams)
+        return status, output, error
 
 
 OWN = "tests.test_ended_runs:"
