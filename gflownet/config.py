@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import pickle
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -156,9 +157,9 @@ def load_config(source: str | None = None, overrides: Sequence[str] = ()) -> Con
 
 
 @cache
-def _defaults(schema: type) -> Any:
-    """Return the config without a file or overrides; building it takes four times as long as copying it."""
-    return _omegaconf().structured(schema)
+def _defaults(schema: type) -> bytes:
+    """Return the pickled config without a file or overrides: loading it takes a third of the time of `deepcopy`."""
+    return pickle.dumps(_omegaconf().structured(schema))
 
 
 def with_options(config: Config, schemas: Mapping[str, type | None]) -> Config:
@@ -198,7 +199,7 @@ def merged(
     Raises:
         UserError: an unknown key or a wrong type.
     """
-    config = copy.deepcopy(_defaults(schema))
+    config = pickle.loads(_defaults(schema))
     for where, tree in trees:
         _merge(config, tree, where=where, options=options)
     for override in overrides:
@@ -256,9 +257,10 @@ def config_names(room: str = "") -> list[str]:
 
 def config_of_task(overrides: Sequence[str]) -> str | None:
     """Return the config named after the task in the overrides, None if there is none; DEFAULT_CONFIG without a task."""
-    task = load_config(None, overrides).task
-    if not any(override.startswith("task=") for override in overrides):
+    named = [override for override in overrides if override.startswith("task=")]
+    if not named:
         return DEFAULT_CONFIG
+    task = load_config(None, named).task
     return task if task in config_names() else None
 
 
@@ -397,7 +399,7 @@ def _merge(
 
 
 def _leaves(tree: Mapping[str, Any], options: Mapping[str, Option], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    groups = groups_of(options)
+    groups = groups_of(tuple(options))
     for name, value in tree.items():
         key = f"{prefix}{name}"
         misspelt_group = key not in options and isinstance(value, Mapping) and len(value) > 0

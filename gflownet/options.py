@@ -8,11 +8,12 @@ class HypergridConfig:
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import sys
 import types
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
@@ -195,7 +196,8 @@ def find_options(schema: type, prefix: str = "") -> Iterator[Option]:
         yield from find_options(inner, inner_prefix)
 
 
-def groups_of(keys: Iterable[str]) -> set[str]:
+@functools.cache
+def groups_of(keys: tuple[str, ...]) -> set[str]:
     """Return every proper prefix of dotted keys: a.b.c gives a and a.b."""
     parts = [key.split(".") for key in keys]
     return {".".join(part[:end]) for part in parts for end in range(1, len(part))}
@@ -252,11 +254,11 @@ def leaves(tree: Mapping[str, Any], prefix: str = "", *, whole: Collection[str] 
 def hint_of_option(key: str, value: Any, options: Mapping[str, Option]) -> str:
     """Return "; did you mean KEY?" for a wrong key, KEY=VALUE where the value changes too; empty without a near key."""
     nearest = nearest_key(key, options)
-    if nearest not in _meant(key) and (key in groups_of(options) or _likeness(key, nearest) < NEAR):
+    if nearest not in _meant(key) and (key in groups_of(tuple(options)) or _likeness(key, nearest) < NEAR):
         return ""
     if options[nearest].type_name.startswith("list") and not isinstance(value, list):
         return f"; did you mean {nearest}=[{value}]?"
-    return f"; did you mean {nearest}={value}?" if key in groups_of(options) else f"; did you mean {nearest}?"
+    return f"; did you mean {nearest}={value}?" if key in groups_of(tuple(options)) else f"; did you mean {nearest}?"
 
 
 def nearest_key(key: str, options: Mapping[str, Option]) -> str:

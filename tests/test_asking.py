@@ -13,7 +13,7 @@ from gflownet import Search, to_pytorch_model
 from gflownet.errors import UserError
 from gflownet.search.config import SEARCH_METHODS
 from tests.contracts.test_search_methods import OPTIONS, SHARED, STATUSES, searching
-from tests.search.searches import PLACES, run_search, score_of
+from tests.search.searches import PLACES, RIDGE, run_search, score_of
 
 SPACE = [each for each in PLACES if not each.startswith(("task=", "env.name=", "search.batch_size="))]
 
@@ -27,8 +27,13 @@ def method(request) -> str:
     return request.param
 
 
+def options_of(method: str) -> list[str]:
+    """Return options of a method for a small space; a surrogate that is fitted in no time."""
+    return [*OPTIONS.get(method, ()), *([RIDGE] if method == "surrogate" else ())]
+
+
 def start(method: str = "surrogate", *, seed: int = 0, options: Any = (), **arguments: Any) -> Search:
-    shared = [*SPACE, *SHARED, *OPTIONS.get(method, ()), *options]
+    shared = [*SPACE, *SHARED, *options_of(method), *options]
     return Search(env="choices", method=method, seed=seed, options=shared, **arguments)
 
 
@@ -59,7 +64,7 @@ def all_proposals(search: Search) -> list[tuple[str, float]]:
 def test_ask_and_tell_equals_a_run(method):
     """The batch loop with the same task, seed and batch size: the same proposals in the same order."""
     num, budget = 9, "budget.evaluations=9"
-    trainer = searching(method, budget, "search.batch_size=2", *STATUSES)
+    trainer = searching(method, *options_of(method), budget, "search.batch_size=2", *STATUSES)
     trainer.task.refusal = lambda graph: None  # type: ignore[method-assign]
     expected = [(each.hash, each.score) for each in run_search(trainer)[0].history.proposals]
     search = start(method, options=[budget])
@@ -232,33 +237,33 @@ def test_config_gives_method_and_seed(tmp_path):
     assert (other.search.method, other.seed) == ("random", 1)
 
 
-MISTAKES = {
-    "nan": (lambda search, graph: search.tell(graph, math.nan), r"tell: expected a finite score, got nan"),
-    "negative": (lambda search, graph: search.tell(graph, -1.0), r"tell: expected a score in \[0, 1e\+06\], got -1.0"),
-    "text": (lambda search, graph: search.tell(graph, "good"), r"tell: score: expected a number, got 'good'"),
-    "nothing": (lambda search, graph: search.tell(graph), r"tell: expected a score or error=..., got none"),
-    "both": (lambda search, graph: search.tell(graph, 0.5, error="x"), r"tell: expected a score or .*, got both"),
-    "type": (lambda search, graph: search.tell(3, 0.5), r"tell: expected a Assignment or its to_dict, got int"),
-    "objectives": (
+MISTAKES = [
+    (lambda search, graph: search.tell(graph, math.nan), r"tell: expected a finite score, got nan"),
+    (lambda search, graph: search.tell(graph, -1.0), r"tell: expected a score in \[0, 1e\+06\], got -1.0"),
+    (lambda search, graph: search.tell(graph, "good"), r"tell: score: expected a number, got 'good'"),
+    (lambda search, graph: search.tell(graph), r"tell: expected a score or error=..., got none"),
+    (lambda search, graph: search.tell(graph, 0.5, error="x"), r"tell: expected a score or .*, got both"),
+    (lambda search, graph: search.tell(3, 0.5), r"tell: expected a Assignment or its to_dict, got int"),
+    (
         lambda search, graph: search.tell(graph, {"accuracy": 1.0}),
         r"tell: expected one score of a search without objectives, got \{'accuracy': 1.0\}",
     ),
-    "num": (lambda search, graph: search.ask(0), r"ask: expected a number of graphs >= 1, got 0"),
-    "load": (lambda search, graph: Search.load("missing.pt"), r"Search.load: no such file: missing.pt"),
-    "damaged": (lambda search, graph: Search.load(__file__), r"Search.load: expected a file of Search.save, got .*"),
-    "space": (lambda search, graph: Search(), r"Search: expected a config or env=..., got none"),
-    "spaces": (lambda search, graph: Search("cells", env="cells"), r"Search: expected a config or .*, got both"),
-    "env": (lambda search, graph: Search(env="cell"), r"env.name: expected one of .*; did you mean cells\?"),
-    "method": (lambda search, graph: start("gflownet"), r"search.method: expected one of random, .*, got gflownet"),
-}
+    (lambda search, graph: search.ask(0), r"ask: expected a number of graphs >= 1, got 0"),
+    (lambda search, graph: Search.load("missing.pt"), r"Search.load: no such file: missing.pt"),
+    (lambda search, graph: Search.load(__file__), r"Search.load: expected a file of Search.save, got .*"),
+    (lambda search, graph: Search(), r"Search: expected a config or env=..., got none"),
+    (lambda search, graph: Search("cells", env="cells"), r"Search: expected a config or .*, got both"),
+    (lambda search, graph: Search(env="cell"), r"env.name: expected one of .*; did you mean cells\?"),
+    (lambda search, graph: start("gflownet"), r"search.method: expected one of random, .*, got gflownet"),
+]
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistake_is_one_line(mistake):
+def test_mistake_is_one_line():
     search = start("random")
-    act, expected = MISTAKES[mistake]
-    with pytest.raises(UserError, match=f"^{expected}$"):
-        act(search, search.ask()[0])
+    graph = search.ask()[0]
+    for act, expected in MISTAKES:
+        with pytest.raises(UserError, match=f"^{expected}$"):
+            act(search, graph)
     assert len(search) == 0
 
 

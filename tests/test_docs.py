@@ -29,15 +29,15 @@ from tests.running_server import running_server
 DOCS = (
     "rhn.md",
     "operations.md",
-    "operations-by-need.md",
     "ask-and-tell.md",
-    "coming-from/recursionpharma-gflownet.md",
     "coming-from/torchgfn.md",
     "coming-from/nni.md",
     "coming-from/optuna.md",
 )
 # Their commands differ from those of other pages in few options: run by make test-all.
 SLOW_DOCS = (
+    "operations-by-need.md",
+    "coming-from/recursionpharma-gflownet.md",
     "quickstart.md",
     "final-stage.md",
     "report.md",

@@ -1,11 +1,9 @@
-"""Killed and terminated runs, in every phase, and their resumed sessions."""
+"""Killed and terminated runs, in every phase, and their resumed sessions; tests/run/test_stages.py ends stages."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -14,48 +12,16 @@ from typing import Any, cast
 
 import pytest
 
+from gflownet.cli import interrupts
 from gflownet.records.status import RunState, read_status
 from gflownet.train import main
+from tests.finished_runs import FinishedRuns
+from tests.small_run import SMALL
 from tests.tiny_run import metric_rows
 from tests.toy_tasks import RewardsHiddenNodes
 
-SETTINGS = (
-    "wandb.mode=disabled",
-    "num_training_steps=5",
-    "algo.num_from_policy=4",
-    "replay.num_from_replay=2",
-    "replay.warmup=2",
-    "model.num_emb=8",
-    "model.num_layers=1",
-    "model.num_heads=1",
-    "env.max_hidden_nodes=2",
-    "env.max_edges=4",
-    "checkpoint_every=2",
-    "report.every=0",
-    "final.top=0",
-)
+SETTINGS = (*SMALL, "report.every=0")
 TEN_MINUTES = 600.0
-# One process imports everything and runs each command line in a child; it prints status and time of the end of each.
-HOST = """
-import json, os, signal, sys, time
-import gflownet.certificate
-import gflownet.report.page
-import gflownet.run.trainer
-from gflownet.cli import interrupts
-from gflownet.train import main
-
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if the tests were started with nohup
-for name, end_s, arguments in json.loads(sys.argv[1]):
-    child = os.fork()
-    if not child:
-        for number, end in ((1, "out"), (2, "err")):
-            os.dup2(os.open(f"{name}.{end}", os.O_WRONLY | os.O_CREAT), number)
-        interrupts.END_S = end_s
-        status = main(arguments)
-        sys.stdout.flush()
-        os._exit(status)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), time.monotonic(), flush=True)
-"""
 
 
 class Stuck(RewardsHiddenNodes):
@@ -80,16 +46,14 @@ class StuckStart(Stuck):
         self.stop_here()
 
 
-class StuckStep(Stuck):
+class HangsUp(Stuck):
+    number = signal.SIGHUP
+
     def log_reward(self, scores, conditioning):
         self.num_calls += 1
         if self.num_calls == 7:
             self.stop_here()
         return super().log_reward(scores, conditioning)
-
-
-class HangsUp(StuckStep):
-    number = signal.SIGHUP
 
 
 class StuckFinal(Stuck):
@@ -126,70 +90,56 @@ class Ending:
     status: int
     words: str = ""  # on stdout
     options: tuple[str, ...] = ()
+    abandon_s: float = 0.5  # seconds until a step is abandoned
     end_s: float = 300.0  # seconds until the process ends in any case; few where no report is expected
-    is_resumed: bool = True
 
-    @property
-    def name(self) -> str:
-        return self.task.rpartition(":")[2]
+    def session(self, folder: Path, *options: str) -> tuple[int, str, str]:
+        """Take a session in a fork of this process; return its status, output and errors."""
+        streams = [folder.with_suffix(f".{name}") for name in ("out", "err")]
+        child = os.fork()
+        if not child:
+            for number, path in enumerate(streams, 1):
+                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+            sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if the tests were started with nohup
+            interrupts.ABANDON_S, interrupts.END_S = self.abandon_s, self.end_s
+            status = main([*SETTINGS, f"task={self.task}", f"log_dir={folder}", *self.options, *options])
+            sys.stdout.flush()
+            os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        output, error = (path.read_text() for path in streams)
+        return status, output, error
 
 
 OWN = "tests.test_ended_runs:"
 ENDINGS = {
-    "fast": (
-        Ending(f"{OWN}HangsUp", 129, "step 4 is abandoned: a resumed run continues from the last checkpoint"),
-        Ending(f"{OWN}StuckReport", 143, end_s=5.0, is_resumed=False),
-    ),
-    "slow": (
-        Ending("tests.toy_tasks:DiesOnce", -signal.SIGKILL),
-        Ending("tests.toy_tasks:Terminates", 143, "best architectures"),
-        Ending(f"{OWN}StuckStart", -signal.SIGTERM),
-        Ending(f"{OWN}StuckStep", 143, "step 4 is abandoned"),
-        Ending(f"{OWN}StuckFinal", 143, "best architectures", ("final.top=1", "evaluation.executor=inline")),
-        Ending(f"{OWN}StuckCertificate", 143, "certificate: none, interrupted", ("certify=true",)),
-        Ending(f"{OWN}StuckReport", 143, end_s=5.0),
-    ),
+    "step": Ending(f"{OWN}HangsUp", 129, "is abandoned: a resumed run continues from the last checkpoint"),
+    "report": Ending(f"{OWN}StuckReport", 143, end_s=1.0),
+}
+SLOW = {
+    "killed": Ending("tests.toy_tasks:DiesOnce", -signal.SIGKILL),
+    "terminated": Ending("tests.toy_tasks:Terminates", 143, "best architectures"),
+    "start": Ending(f"{OWN}StuckStart", -signal.SIGTERM),
+    "final stage": Ending(f"{OWN}StuckFinal", 143, "best architectures", ("final.top=1", "evaluation.executor=inline")),
+    "certificate": Ending(f"{OWN}StuckCertificate", 143, "certificate: none, interrupted", ("certify=true",)),
 }
 
 
-@pytest.fixture(scope="module", params=["fast", pytest.param("slow", marks=pytest.mark.slow)])
-def ended(request, tmp_path_factory, checkout) -> tuple[Path, list[tuple[Ending, list[tuple[int, float]]]]]:
-    """Return a folder with an uninterrupted run and ended ones, and status and time of the end of their sessions."""
-    folder, endings = tmp_path_factory.mktemp("ended"), ENDINGS[request.param]
-    assert main([*SETTINGS, "task=tests.toy_tasks:RewardsHiddenNodes", f"log_dir={folder / 'whole'}"]) == 0
-    commands = []
-    for ending in endings:
-        options = [*SETTINGS, f"task={ending.task}", f"log_dir={folder / ending.name}", *ending.options]
-        commands.append((str(folder / f"{ending.name} first"), ending.end_s, options))
-        if ending.is_resumed:
-            commands.append((str(folder / f"{ending.name} again"), 300.0, [*options, "resume=auto"]))
-    command = [sys.executable, "-c", HOST, json.dumps(commands)]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True, timeout=500)
-    ends = iter((int(line.split()[0]), float(line.split()[1])) for line in done.stdout.splitlines())
-    return folder, [(ending, [next(ends) for _ in range(1 + ending.is_resumed)]) for ending in endings]
-
-
-def test_ended_runs_stop_in_time_and_resume_exactly(ended):
-    folder, results = ended
-    for ending, sessions in results:
-        name = ending.name
-        assert [status for status, _ in sessions] == [ending.status, 0][: len(sessions)], name
-        assert ending.words in (folder / f"{name} first.out").read_text(), name
-        if (folder / f"{name}.signal").exists():
-            assert sessions[0][1] - float((folder / f"{name}.signal").read_text()) < 60, "not the ten minutes of a step"
-        if ending.is_resumed:
-            assert metric_rows(folder / name) == metric_rows(folder / "whole"), name
-            assert "best architectures" in (folder / f"{name} again.out").read_text(), name
-            assert (folder / f"{name} again.err").read_text() == "", name
-
-
-def test_signal_is_recorded_before_the_run_ends(ended):
-    """In a run whose report takes too long."""
-    folder, results = ended
-    error = (folder / "StuckReport first.err").read_text()
-    assert error.startswith("\nstopping: running evaluations are cancelled")
-    assert error.endswith("stopped 5 s after the signal, before the report was complete\n")
-    if not next(ending.is_resumed for ending, _ in results if ending.name == "StuckReport"):
-        status = read_status(folder / "StuckReport")
-        assert status is not None
-        assert (status.state, status.message) == (RunState.INTERRUPTED, "SIGTERM")
+@pytest.mark.parametrize("name", [*ENDINGS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_ended_run_stops_in_time_and_resumes_exactly(name: str, finished_runs: FinishedRuns, tmp_path: Path):
+    ending, folder = (ENDINGS | SLOW)[name], tmp_path / "run"
+    status, output, error = ending.session(folder)
+    assert status == ending.status
+    assert ending.words in output
+    note = Path(f"{folder}.signal")
+    assert not note.exists() or time.monotonic() - float(note.read_text()) < 60, "not the ten minutes of a step"
+    if name == "report":
+        assert error.startswith("\nstopping: running evaluations are cancelled")
+        assert error.endswith("stopped 1 s after the signal, before the report was complete\n")
+        recorded = read_status(folder)
+        assert recorded is not None
+        assert (recorded.state, recorded.message) == (RunState.INTERRUPTED, "SIGTERM")
+    status, output, error = ending.session(folder, "resume=auto")
+    assert (status, error) == (0, "")
+    assert "best architectures" in output
+    assert metric_rows(folder) == metric_rows(finished_runs("toy"))

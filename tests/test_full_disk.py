@@ -19,7 +19,7 @@ SETTINGS = (
     "task=tests.toy_tasks:RewardsNodesOrEdges",
     "evaluation.objectives=[nodes,edges]",
     "wandb.mode=disabled",
-    "num_training_steps=4",
+    "num_training_steps=3",
     "algo.num_from_policy=4",
     "replay.use=false",
     "model.num_emb=8",
@@ -66,7 +66,7 @@ def test_metrics_file_full_disk_keeps_rows(tmp_path):
 @pytest.mark.parametrize("limit", [900, pytest.param(33_000, marks=pytest.mark.slow)])
 def test_run_with_file_size_limit_resumes(finished, tmp_path, capsys, limit):
     folder = tmp_path / "run"
-    assert run(folder, "num_training_steps=2") == 0
+    assert run(folder, "num_training_steps=1") == 0
     before = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     capsys.readouterr()
     with file_size_limit(limit):
@@ -76,7 +76,7 @@ def test_run_with_file_size_limit_resumes(finished, tmp_path, capsys, limit):
     assert "cannot be " in error
     assert error.count("\n") == 1
     assert list(folder.rglob("*.tmp")) == []
-    assert (folder / "checkpoints" / "step_00000002.pt").read_bytes() == before["step_00000002.pt"]
+    assert (folder / "checkpoints" / "step_00000001.pt").read_bytes() == before["step_00000001.pt"]
     assert (folder / "metrics.jsonl").read_bytes().startswith(before["metrics.jsonl"])
     assert run(folder, "resume=true") == 0
     assert metric_rows(folder) == metric_rows(finished)

@@ -1,6 +1,6 @@
 """Damaged and hostile inputs of every reader: a value, or an error of ours in one line; no other exception and no hang.
 
-The cases are changes of valid inputs, the same in every session: 100 per reader, 2,000 in `make test-all`.
+The cases are changes of valid inputs, the same in every session: 25 per reader, 2,000 in `make test-all`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.known_networks.references import FOLDER as NETWORKS
 from tests.rhn.server.in_process import PATH, check_answer, talk
 from tests.translation.graphs import chain, mixed, recurrent
 
-NUM_CASES = pytest.mark.parametrize("num", [50, pytest.param(2_000, marks=pytest.mark.slow)])
+NUM_CASES = pytest.mark.parametrize("num", [25, pytest.param(2_000, marks=pytest.mark.slow)])
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
 CASE_S = 20.0  # no case takes a second
 EXTREMES: tuple[Any, ...] = (

@@ -18,13 +18,13 @@ SMALL = (
     "env.operation_graph.max_parameters=420",
     "env.operation_graph.choices={conv2d: {features: [4, 8], kernel_size: [1, 3], stride: 1, dilation: 1}}",
     *("evaluation.floor_score=0.000001", "cond.temperature.dist_params=[1]", "cond.limit.metric=parameters"),
-    *("algo.num_from_policy=16", "algo.merge_isomorphic=true", "algo.train_random_action_prob=0.3"),
-    *("replay.warmup=8", "replay.num_from_replay=8", "replay.num_batches=2"),
+    *("algo.num_from_policy=8", "algo.merge_isomorphic=true", "algo.train_random_action_prob=0.3"),
+    *("replay.warmup=4", "replay.num_from_replay=4", "replay.num_batches=2"),
     *("model.num_emb=8", "model.num_layers=1", "wandb.mode=disabled", "report.every=null", "checkpoint_every=1"),
     "final.top=0",
 )
 WAYS = {
-    "sequences": ("replay.resample=false", "local_search.num=4", "algo.method=subtb"),
+    "sequences": ("replay.resample=false", "local_search.num=2", "algo.method=subtb"),
     "resampled": ("replay.resample=true", "local_search.num=4"),
 }
 
@@ -36,9 +36,9 @@ def losses(folder: Path) -> list[float]:
 @pytest.mark.parametrize("way", ["sequences", pytest.param("resampled", marks=pytest.mark.slow)])
 def test_run_with_limits_resumes_exactly(way: str, tmp_path: Path) -> None:
     options = [*SMALL, *WAYS[way]]
-    assert main([*options, "num_training_steps=3", f"log_dir={tmp_path / 'whole'}"]) == 0
-    assert main([*options, "num_training_steps=2", f"log_dir={tmp_path / 'resumed'}"]) == 0
-    assert main([*options, "num_training_steps=3", f"log_dir={tmp_path / 'resumed'}", "resume=true"]) == 0
+    assert main([*options, "num_training_steps=2", f"log_dir={tmp_path / 'whole'}"]) == 0
+    assert main([*options, "num_training_steps=1", f"log_dir={tmp_path / 'resumed'}"]) == 0
+    assert main([*options, "num_training_steps=2", f"log_dir={tmp_path / 'resumed'}", "resume=true"]) == 0
     assert losses(tmp_path / "whole") == losses(tmp_path / "resumed")
 
 

@@ -92,10 +92,10 @@ def test_run_num_updates_on_replayed_states(tmp_path):
 
 
 def test_run_with_all_exploration_resumes_exactly(tmp_path):
-    whole = made(tmp_path / "whole", *EVERYTHING, "num_training_steps=3")
+    whole = made(tmp_path / "whole", *EVERYTHING, "num_training_steps=2")
     whole.run()
-    made(tmp_path / "parts", *EVERYTHING, "num_training_steps=2").run()
-    rest = made(tmp_path / "parts", *EVERYTHING, "num_training_steps=3", "resume=true")
+    made(tmp_path / "parts", *EVERYTHING, "num_training_steps=1").run()
+    rest = made(tmp_path / "parts", *EVERYTHING, "num_training_steps=2", "resume=true")
     rest.run()
     for name, value in whole.policy.state_dict().items():
         assert torch.equal(value, rest.policy.state_dict()[name]), name

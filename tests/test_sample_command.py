@@ -51,7 +51,7 @@ def exact_probabilities(folder: Path) -> dict[str, float]:
     return {context.env.terminal(graph.states, state).canonical_hash(): float(probability[state]) for state in states}
 
 
-def test_exact_probabilities_match_the_certificate_and_sum_to_1(
+def test_exact_probabilities_match_the_certificate_and_balance(
     run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = records(capsys, run_folder, "--num", "600", "--exact")
@@ -64,6 +64,11 @@ def test_exact_probabilities_match_the_certificate_and_sum_to_1(
     for name, probability in theirs.items():
         deviation = math.sqrt(600 * probability * (1 - probability))
         assert abs(counts[name] - 600 * probability) < 5 * deviation
+    # E[P_B / P_F] over the policy's trajectories is the sum of 1 / |Aut(x)| over all graphs (orbit identity).
+    total = sum(math.exp(row["log_backward"] - row["log_forward"]) for row in rows) / len(rows)
+    automorphisms = [_automorphisms(row["graph"]) for row in {row["hash"]: row for row in rows}.values()]
+    assert total == pytest.approx(sum(1 / number for number in automorphisms), rel=0.15)
+    assert max(automorphisms) == 6
 
 
 def test_estimates_agree_with_exact_probabilities(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,17 +99,6 @@ def test_score_and_log_reward_of_evaluated_graphs(run_folder: Path, capsys: pyte
         assert row["log_reward"] == pytest.approx(math.log(max(row["score"], 1e-6)), rel=1e-5)
         assert row["status"] == "ok"
     assert all(row["log_reward"] is None and row["status"] is None for row in rows if row["score"] is None)
-
-
-def test_trajectory_probabilities_balance_to_the_graph(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """E[P_B / P_F] over the policy's trajectories is the sum of 1 / |Aut(x)| over all graphs (orbit identity)."""
-    rows = records(capsys, run_folder, "--num", "600", "--exact")
-    total = sum(math.exp(row["log_backward"] - row["log_forward"]) for row in rows) / len(rows)
-    graphs = {row["hash"]: row for row in rows}
-    automorphisms = [_automorphisms(row["graph"]) for row in graphs.values()]
-    expected = sum(1 / number for number in automorphisms)
-    assert total == pytest.approx(expected, rel=0.15)
-    assert max(automorphisms) == 6
 
 
 def _automorphisms(graph: dict[str, Any]) -> int:

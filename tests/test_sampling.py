@@ -134,7 +134,7 @@ def test_sample_choices_scored_by_a_function(tmp_path, capsys, asked):
         "env": {"name": "choices", "choices": {"places": {"width": [1, 2, 3, 4], "depth": [1, 2, 3, 4, 5, 6]}}},
     }
     (tmp_path / "widths.yaml").write_text(json.dumps(config))  # YAML contains JSON
-    assert main(["--config", str(tmp_path / "widths.yaml"), *TINY_RUN, f"log_dir={folder}"]) == 0
+    assert main(["--config", str(tmp_path / "widths.yaml"), *TINY_RUN, "final.top=0", f"log_dir={folder}"]) == 0
     capsys.readouterr()
     known = gflownet.sample(folder, 4, varied=True, seed=1)
     assert [set(setting.as_dict()) for setting in known] == [{"width", "depth"}] * 4

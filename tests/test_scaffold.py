@@ -53,7 +53,6 @@ def test_package_has_valid_files(kind, tmp_path):
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.cpu_seconds(4)
 def test_package_of_a_task_passes_its_test_and_runs(tmp_path, monkeypatch):
     """In this process, on the search path with its entry points, as an editable install."""
     write_package("task", "generated", parent=tmp_path)

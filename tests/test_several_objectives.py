@@ -28,14 +28,14 @@ SETTINGS = (
     "cond.focus.use=true",
     "cond.focus.cosim=0.8",
     "budget.evaluations=0",
-    "num_training_steps=4",
+    "num_training_steps=3",
     "algo.num_from_policy=4",
     "env.max_hidden_nodes=4",
     "env.max_edges=8",
     "replay.use=true",
     "replay.warmup=3",
     "replay.num_from_replay=4",
-    "checkpoint_every=2",
+    "checkpoint_every=1",
 )
 
 
@@ -71,8 +71,8 @@ def test_rewards_follow_conditioning_of_trajectory(tmp_path, monkeypatch):
             return learner
 
     monkeypatch.setattr("gflownet.run.trainer.GFNTrainer", Watched)
-    assert main([*SETTINGS, f"log_dir={tmp_path}"]) == 0
-    assert len(rollouts_of_run) == 4
+    assert main([*SETTINGS, f"log_dir={tmp_path}", "num_training_steps=2"]) == 0
+    assert len(rollouts_of_run) == 2
     for trainer, rollout in rollouts_of_run:
         batch, task = rollout.trajectories, trainer.task
         graphs = [trainer.env.terminal(batch.terminal, i) for i in range(len(batch))]
@@ -103,7 +103,7 @@ def test_run_with_several_objectives_resumes_exactly(finished, tmp_path):
 
 
 def test_run_with_several_objectives_in_worker(tmp_path, capsys):
-    assert main([*SETTINGS, f"log_dir={tmp_path}", "num_workers=1", "num_training_steps=2"]) == 0
+    assert main([*SETTINGS, f"log_dir={tmp_path}", "num_workers=1", "num_training_steps=1"]) == 0
     shown = capsys.readouterr().out
     assert "evaluation.objectives: nodes (larger is better), edges (smaller is better)\n" in shown
     assert re.search(r"Pareto front.*\n *\n *rank +nodes \(max\) +edges \(min\)", shown)

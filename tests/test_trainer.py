@@ -66,8 +66,8 @@ def test_run_metrics_of_step(finished):
 
 
 def test_run_depends_on_the_seed(finished, tmp_path):
-    assert run(tmp_path / "other", "seed=1", "num_training_steps=2") == 0
-    assert metric_rows(tmp_path / "other") != metric_rows(finished)[:2]
+    assert run(tmp_path / "other", "seed=1", "num_training_steps=1") == 0
+    assert metric_rows(tmp_path / "other") != metric_rows(finished)[:1]
 
 
 def test_run_files_contain_run_id(finished):
@@ -82,9 +82,9 @@ def test_run_files_contain_run_id(finished):
 
 
 def test_validation_does_not_affect_training(finished, tmp_path):
-    assert run(tmp_path / "run", "validate_every=1", "num_training_steps=4") == 0
+    assert run(tmp_path / "run", "validate_every=1", "num_training_steps=2") == 0
     losses = [[row["loss"] for row in metric_rows(folder)] for folder in (tmp_path / "run", finished)]
-    assert losses[0] == losses[1][:4]
+    assert losses[0] == losses[1][:2]
 
 
 @pytest.mark.parametrize("name", ["file", "file/inside", "/proc/none"])
@@ -98,21 +98,21 @@ def test_unwritable_log_dir_raises(tmp_path, capsys, name):
 
 def test_default_folder_is_the_next_free_one(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = (Path(f"logs/tests.toy_tasks:RewardsHiddenNodes{end}") for end in ("", "_2"))
-    short, line = (*SMALL, "num_training_steps=2"), f"log_dir: {first} has a run, this one is in {second}"
+    short, line = (*SMALL, "num_training_steps=1"), f"log_dir: {first} has a run, this one is in {second}"
     assert main(short) == main([*short, "seed=1"]) == 0
     assert capsys.readouterr().out.splitlines().count(line) == 1
     assert yaml.safe_load((second / "config.yaml").read_text())["log_dir"] == str(second)
     assert main([*short, f"log_dir={first}"]) == 2
     assert capsys.readouterr().err.startswith(f"error: log_dir: expected a folder without a run, got {first}; ")
-    assert main([*SMALL, "num_training_steps=3", "seed=1", "resume=true"]) == 0, "the newest run"
+    assert main([*SMALL, "num_training_steps=2", "seed=1", "resume=true"]) == 0, "the newest run"
     assert main([*short, "seed=2", "overwrite_existing_exp=true"]) == 0, "the run of the default folder"
-    assert [len(metric_rows(folder)) for folder in (first, second)] == [2, 3]
+    assert [len(metric_rows(folder)) for folder in (first, second)] == [1, 2]
     assert sorted(Path("logs").iterdir()) == [first, Path(f"{first}.1"), second]
 
 
 def test_default_folder_of_another_process_is_left_to_it() -> None:
     """The other one has locked it after the look at the start."""
-    trainer = GFNTrainer(load_config(None, [*SMALL, "num_training_steps=2", "log_dir=logs/taken"]))
+    trainer = GFNTrainer(load_config(None, [*SMALL, "num_training_steps=1", "log_dir=logs/taken"]))
     trainer.default_folder = "logs/taken"
     with RunLock(Path("logs/taken")):
         trainer.run()
@@ -121,7 +121,7 @@ def test_default_folder_of_another_process_is_left_to_it() -> None:
 
 
 def test_run_with_only_failures_reports_reason(tmp_path, capsys):
-    assert run(tmp_path / "run", "task=tests.toy_tasks:AlwaysFails", "num_training_steps=2") == 2
+    assert run(tmp_path / "run", "task=tests.toy_tasks:AlwaysFails", "num_training_steps=1") == 2
     shown = capsys.readouterr()
     lines = [line for line in shown.out.splitlines() if "nothing works" in line]
     assert len(lines) == 1
@@ -174,7 +174,7 @@ def test_run_escapes_control_characters(tmp_path, capsys):
 
 
 def test_report_uses_seed_of_evaluation(tmp_path):
-    assert run(tmp_path / "run", "task=tests.toy_tasks:ScoresTheSeed", "num_training_steps=2", "seed=5") == 0
+    assert run(tmp_path / "run", "task=tests.toy_tasks:ScoresTheSeed", "num_training_steps=1", "seed=5") == 0
     entries = json.loads((tmp_path / "run" / "top_architectures.json").read_text())
     assert len({entry["validation_score"] for entry in entries}) > 1
     assert [entry["test_score"] for entry in entries] == [entry["validation_score"] for entry in entries]
@@ -215,7 +215,7 @@ def session_members(session: int) -> list[int]:
 
 def test_run_records_failing_candidates(tmp_path):
     folder = tmp_path / "run"
-    assert run(folder, "task=tests.toy_tasks:SometimesFails", "num_training_steps=6") == 0
+    assert run(folder, "task=tests.toy_tasks:SometimesFails", "num_training_steps=4") == 0
     shares = [row["failed_share"] for row in metric_rows(folder)]
     assert max(shares) > 0
     assert min(shares) < 1
@@ -228,19 +228,18 @@ def test_run_records_failing_candidates(tmp_path):
     assert floors == {load_config().evaluation.floor_score}
 
 
-def test_existing_run_is_not_overwritten(finished, tmp_path, capsys):
+def test_existing_run_is_not_overwritten(finished, copied_run, tmp_path, capsys):
     before = metric_rows(finished)
     assert run(finished) == 2
     assert "overwrite_existing_exp=true" in capsys.readouterr().err
     assert metric_rows(finished) == before
     assert run(tmp_path / "run", "resume=true") == 2
     assert "expected a run in" in capsys.readouterr().err
-    own = tmp_path / "own"
-    assert run(own, "num_training_steps=1") == 0
+    own = copied_run("toy")
     (own / "notes.txt").write_text("mine")
-    assert run(own, "overwrite_existing_exp=true", "num_training_steps=2") == 0
-    assert len(metric_rows(own)) == 2
-    assert (tmp_path / "own.1" / "notes.txt").read_text() == "mine"
+    assert run(own, "overwrite_existing_exp=true", "num_training_steps=1") == 0
+    assert len(metric_rows(own)) == 1
+    assert Path(f"{own}.1", "notes.txt").read_text() == "mine"
 
 
 def test_run_nan_loss_raises_with_step(tmp_path):
@@ -268,9 +267,9 @@ class _OneScore(Evaluator):
 def test_run_with_one_worker_equal_for_transports(tmp_path):
     """The seed decides, the way of the messages does not."""
     for name, way in {"first": "mp_buffer_size=1000000", "second": "pickle_mp_messages=true"}.items():
-        assert run(tmp_path / name, "num_workers=1", "num_training_steps=3", way) == 0
+        assert run(tmp_path / name, "num_workers=1", "num_training_steps=2", way) == 0
     assert metric_rows(tmp_path / "first") == metric_rows(tmp_path / "second")
-    assert len(metric_rows(tmp_path / "first")) == 3
+    assert len(metric_rows(tmp_path / "first")) == 2
 
 
 def test_micro_batches_gradient(tmp_path):
@@ -293,18 +292,17 @@ def test_micro_batches_gradient(tmp_path):
 
 
 def test_run_mixed_precision(tmp_path):
-    for name, workers in (("here", "num_workers=0"), ("there", "num_workers=1")):
-        options = ("opt.precision=bfloat16", "opt.num_micro_batches=2", "num_training_steps=1")
-        assert run(tmp_path / name, *options, workers) == 0
-        assert len(metric_rows(tmp_path / name)) == 1
+    options = ("opt.precision=bfloat16", "opt.num_micro_batches=2", "num_training_steps=1", "num_workers=1")
+    assert run(tmp_path / "run", *options) == 0
+    assert len(metric_rows(tmp_path / "run")) == 1
 
 
 def test_run_with_several_workers_resumes(tmp_path):
     folder = tmp_path / "run"
     options = ("num_workers=2", "mp_buffer_size=1000000")
-    assert run(folder, *options, "num_training_steps=2") == 0
-    assert run(folder, *options, "num_training_steps=4", "resume=true") == 0
-    assert [row["step"] for row in metric_rows(folder)] == [1, 2, 3, 4]
+    assert run(folder, *options, "num_training_steps=1") == 0
+    assert run(folder, *options, "num_training_steps=2", "resume=true") == 0
+    assert [row["step"] for row in metric_rows(folder)] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -366,22 +364,10 @@ def test_second_run_in_folder_raises(tmp_path):
         GFNTrainer(load_config(None, [*SMALL, f"log_dir={tmp_path / 'run'}"])).run()
 
 
-def test_runs_share_a_store(tmp_path):
-    options = (f"evaluation.store_url=sqlite:///{tmp_path / 'shared.sqlite'}", "num_training_steps=3")
-    assert run(tmp_path / "first", *options) == 0
-    assert run(tmp_path / "second", *options) == 0
-    first, second = metric_rows(tmp_path / "first"), metric_rows(tmp_path / "second")
-    assert first[-1]["num_distinct"] > 0
-    assert [row["cached_share"] for row in second] == [1.0] * 3
-    assert [row["score_mean"] for row in second] == [row["score_mean"] for row in first]
-
-
-def test_run_logger_failure_raises(tmp_path, monkeypatch):
-    assert run(tmp_path / "run", "num_training_steps=1") == 0
-
+def test_run_logger_failure_raises(copied_run, monkeypatch):
     def refuse(self, folder):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(GFNTrainer, "_open_logger", refuse)
     with pytest.raises(OSError, match="no space left"):
-        run(tmp_path / "run", "resume=true")
+        run(copied_run("toy"), "resume=true", "final.top=3", "final.num_seeds=2", "final.num_random=6")

@@ -127,20 +127,6 @@ class Terminates(Interrupts):
     signal = signal.SIGTERM
 
 
-class InterruptsFinalStage(RewardsHiddenNodes):
-    """Sends the process a Ctrl-C during its fourth test score, once in a run."""
-
-    num_calls, is_cheap = 0, False
-
-    def test(self, graph, *, seed):
-        self.num_calls += 1
-        note = Path(cast(Any, self.config).log_dir, "interrupted")
-        if self.num_calls == 4 and not note.exists():
-            note.touch()
-            os.kill(os.getpid(), signal.SIGINT)
-        return super().test(graph, seed=seed)
-
-
 class DiesOnce(RewardsHiddenNodes):
     """Kills the process during the seventh evaluation of a run, once."""
 

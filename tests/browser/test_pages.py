@@ -88,7 +88,9 @@ def test_report_in_browser(browser: Browser, report: Path) -> None:
     assert browser.run("return document.querySelectorAll('main svg').length") > 3
 
 
-@pytest.mark.parametrize("kind", ["toy", "choices", "images", "two objectives"])
+@pytest.mark.parametrize(
+    "kind", ["toy", "two objectives", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("choices", "images"))]
+)
 def test_report_fits_a_phone(browser: Browser, finished_runs: FinishedRuns, tmp_path: Path, kind: str) -> None:
     """No sideways scrolling, no option broken within a word, and the main answers before any other section."""
     path = tmp_path / "report.html"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gflownet.cli.compare import main, parse
+from gflownet.comparison.plan import Plan
 from gflownet.evaluation.store.evaluations import EvaluationStore
 from gflownet.files import locked_folder
 from gflownet.records.status import STATUS_NAME, RunState, read_status
@@ -20,10 +19,10 @@ from gflownet.report.page import read_run
 from tests.small_run import SMALL
 
 METHODS = ("random", "gflownet")
-NUM_EVALUATIONS, NUM_SEEDS = 12, 2
+NUM_EVALUATIONS, NUM_SEEDS = 6, 2
 _CHANGED = ("wandb", "num_training_steps", "env.")
 SPACE = ("env.max_hidden_nodes=2", "env.max_edges=4", "env.activations=[relu]", "env.aggregations=[sum]")
-OPTIONS = (*(option for option in SMALL if not option.startswith(_CHANGED)), *SPACE)
+OPTIONS = (*(option for option in SMALL if not option.startswith(_CHANGED)), *SPACE, "search.train_sampler=false")
 
 
 def arguments(folder: Path, *more: str) -> list[str]:
@@ -79,28 +78,22 @@ def test_compare_writes_page_of_ordinary_runs_too(
     assert "--methods" in capsys.readouterr().err
 
 
-# A `compare` with its lock and its output, which waits for a line of input instead of running.
-WAITING = """
-import sys
-from gflownet.comparison.plan import Plan
-from gflownet.cli.compare import main
-def wait(*arguments, **options):
-    print("running", flush=True)
-    sys.stdin.readline()
-Plan.run = wait
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 def test_second_compare_in_one_folder_is_refused_at_once(
-    tmp_path: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [sys.executable, "-c", WAITING, *arguments(tmp_path)]
-    with subprocess.Popen(command, cwd=checkout, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout is not None
-        assert first.stdout.readline() == "running\n"
-        assert main(arguments(tmp_path)) == 2
-        first.communicate("\n")
+    def wait(*_: Any, **__: Any) -> None:  # instead of running
+        os.write(told[1], b".")
+        os.read(waits[0], 1)
+
+    monkeypatch.setattr(Plan, "run", wait)
+    told, waits = os.pipe(), os.pipe()
+    first = os.fork()
+    if not first:
+        os._exit(main(arguments(tmp_path)))
+    assert os.read(told[0], 1) == b"."
+    assert main(arguments(tmp_path)) == 2
+    os.write(waits[1], b".")
+    os.waitpid(first, 0)
     error = capsys.readouterr().err
     assert "expected a folder without an active comparison" in error
     assert error.count("\n") == 1

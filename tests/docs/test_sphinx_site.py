@@ -24,6 +24,7 @@ FOLDERS = {
     "environments": tuple(ENVIRONMENTS),
 }
 PAGES = [f"{folder}/{name}" for folder, names in FOLDERS.items() for name in names]
+FAST_PAGES = ("environments/computation_graph", "environments/choices", "tasks/language")
 
 
 def pages_of(docs: Path) -> set[str]:
@@ -31,7 +32,9 @@ def pages_of(docs: Path) -> set[str]:
     return {file.relative_to(docs).with_suffix("").as_posix() for file in files if "_build" not in file.parts}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page not in FAST_PAGES)) for page in PAGES]
+)
 def test_page_of_built_in_class(page: str, checkout: Path) -> None:
     text = (checkout / "docs" / f"{page}.md").read_text(encoding="utf-8")
     assert text.startswith(f"# {page.partition('/')[2]}")

@@ -25,7 +25,7 @@ FILES = {
     "metrics.jsonl": "metrics.jsonl: 1 damaged line left out (line ",
     "top_architectures.json": "top_architectures.json: 1 damaged entry left out.",
 }
-NUM_FLIPS = 20
+NUM_FLIPS = 8
 
 
 def flips(path: Path) -> list[str]:

@@ -50,15 +50,15 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in _OF_TIMES} for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "num_rows"),
     [
-        pytest.param(("search.method=gflownet", "search.train_sampler=false"), 12, marks=pytest.mark.slow),
+        (("search.method=gflownet", "search.train_sampler=false"), 12),
         # Random architectures train while the sampler does.
         (("search.method=surrogate", "final.top=2", "final.num_seeds=2", "final.num_random=5"), 16),
     ],
 )
-@pytest.mark.cpu_seconds(12)
 def test_two_runs_on_a_pool_have_equal_stores(options, num_rows, tmp_path):
     for name in ("one", "other"):
         assert main([*_TOY, *options, "budget.evaluations=12", "search.width=8", f"log_dir={tmp_path / name}"]) == 0

@@ -37,7 +37,7 @@ from gflownet.translation import to_onnx
 from tests.evaluation.candidates import StubTask, dispatcher_of, record
 from tests.tiny_run import TINY_RUN, metric_rows
 
-KINDS = ("digits", "images", "table")
+KINDS = ("digits", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("images", "table")))
 
 
 def content_of(folder: Path) -> Any:
@@ -80,6 +80,7 @@ def test_set_of_a_run_is_the_mean_of_its_members(finished_runs, kind: str):
     assert {each["key"] for each in content["table"]} >= {"set", "best_alone", "best_seeds", "best_single"}
 
 
+@pytest.mark.slow
 def test_scores_of_a_function_give_no_set(finished_runs):
     folder = finished_runs("choices")
     assert not (folder / "set.json").exists()
@@ -109,6 +110,7 @@ def test_set_of_modules_of_a_user(tmp_path: Path, monkeypatch):
     assert {name: content["table"][0][name] for name in figures} == pytest.approx(figures, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_set_of_a_table_predicts_rows(finished_runs):
     folder = finished_runs("table")
     model, first = gflownet.load(folder, set=True), gflownet.load(folder / "set.json", 0)
@@ -117,7 +119,7 @@ def test_set_of_a_table_predicts_rows(finished_runs):
     assert len(model.predict(rows)) == len(first.predict(rows)) == 3
 
 
-@pytest.mark.parametrize("kind", ["digits", "images"])
+@pytest.mark.parametrize("kind", KINDS[:2])
 def test_kept_weights_predict_as_after_the_training(finished_runs, kind: str):
     folder = finished_runs(kind)
     task, weights = task_of(folder), WeightFolder(folder / "weights", 20, write=write_whole)

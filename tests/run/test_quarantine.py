@@ -64,8 +64,8 @@ def test_run_lists_candidates_that_end_their_process(tmp_path, capsys):
     for status in ("crashed", "out_of_memory"):
         assert raw[-1][f"num_{status}"] == rows.count(status)
     assert len(metric_rows(folder)) == 2
-    assert run(folder, "num_training_steps=1", "overwrite_existing_exp=true") == 0
-    assert not (folder / QUARANTINE_NAME).exists()
+    with RunFolder(folder, resume=False, overwrite=True):
+        assert not (folder / QUARANTINE_NAME).exists()
 
 
 class FillsMemory(RewardsHiddenNodes):
@@ -83,7 +83,7 @@ class FillsMemory(RewardsHiddenNodes):
 def test_requeued_failures_are_evaluated_again(tmp_path, monkeypatch):
     """The next run has the same seed and the same store, and first samples the same graphs."""
     location = f"sqlite:///{tmp_path}/all.sqlite"
-    options = (f"task={__name__}:FillsMemory", "evaluation.executor=inline", "num_training_steps=2")
+    options = (f"task={__name__}:FillsMemory", "evaluation.executor=inline", "num_training_steps=1")
     options += (f"evaluation.store_url={location}",)
     assert run(tmp_path / "first", *options) == 0
     failed = {entry["hash"] for entry in entries(tmp_path / "first")}

@@ -19,41 +19,45 @@ from gflownet.files import CHECKSUM
 from gflownet.records.status import Phase, RunState, read_status
 from gflownet.run.folder import last_checkpoint
 from gflownet.run.logging import MetricLogger
-from gflownet.run.view import View
 from tests import small_run
 from tests.language import tiny
-from tests.search.searches import PLACES
+from tests.search.searches import PLACES, TrainsPlaces
 from tests.tiny_run import metric_rows
-from tests.toy_tasks import RewardsHiddenNodes
 
 _INLINE = ("evaluation.executor=inline", "wandb.mode=disabled", "report.every=null", "checkpoint_every=2")
 _METHOD = (
     *PLACES,
     *("search.method=surrogate", "search.surrogate.name=tests.search.toy_surrogates:RidgeRegression"),
-    *("search.batch_size=3", "search.num_initial=6", "budget.evaluations=15"),
+    *("search.batch_size=3", "search.num_initial=3", "budget.evaluations=15"),
     *("search.sampler.num_likelihood_updates=0", "search.sampler.num_updates=4", "search.sampler.num_verified=0"),
 )
 
 
-class ScoresBySeed(RewardsHiddenNodes):
+class ScoresBySeed(TrainsPlaces):
     """Scores that each training draws from its seed."""
 
-    is_cheap = False
-
     def evaluate(self, graph: Any, *, seed: int) -> Score:
-        score = super().evaluate(graph, seed=seed)
-        return Score(score.value + seed % 1000 / 1e4, num_parameters=score.num_parameters)
+        return Score(super().evaluate(graph, seed=seed).value + seed % 1000 / 1e4, num_parameters=1)
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a session of a run in the middle of a stage."""
+
+    number: signal.Signals
+    called: tuple[type, str]  # class and name of the method whose call ends the process
+    moment: int  # number of the call
+    has_stage: Callable[[Path], bool]  # whether the ended run has reached the stage
+    words: str = ""  # on stdout
 
 
 @dataclass(frozen=True)
 class Case:
-    """A stage of a run that ends in its middle."""
+    """A run that ends several times, in several stages, and is resumed after each."""
 
     run: Callable[..., int]  # folder, *options -> exit status
     options: tuple[str, ...]
-    called: tuple[type, str]  # class and name of the method whose call ends the process
-    moment: int  # number of the call
-    has_stage: Callable[[Path], bool]  # whether the ended run has reached the stage
+    ends: tuple[End, ...]
     resume: str = "resume: gflownet train"  # in the last lines of an interrupted run
 
 
@@ -76,76 +80,60 @@ def _is_in_final_stage(folder: Path) -> bool:
     return Phase.FINAL in {status.sessions[-1].phase, *status.seconds}
 
 
-WRITE = (MetricLogger, "write")
+WRITE, STAGE = (MetricLogger, "write"), (MetricLogger, "stage")
+TERM, KILL = signal.SIGTERM, signal.SIGKILL
 _TO_CONTINUE = "to continue: gflownet language"
+_CONTIGUOUS = ("batches=contiguous", "optimiser=muon", "accumulation=2", "sample.every=0")
 CASES = {
-    "policy": Case(_search(*small_run.SMALL), ("replay.use=true",), WRITE, 6, _num_rows(6)),
-    "middle of a step": Case(
-        _search(*small_run.SMALL, "task=tests.toy_tasks:DrawsFromEveryGenerator"),
-        ("local_search.num=2", "local_search.num_iterations=2"),
-        (Dispatcher, "evaluate"),
-        9,
-        lambda folder: 0 < len(metric_rows(folder)) < 8,
+    "policy": Case(
+        _search(*small_run.SMALL, "task=tests.toy_tasks:DrawsFromEveryGenerator", "num_training_steps=6"),
+        ("local_search.num=2", "local_search.num_iterations=2", "algo.sampling_tau=0.9", "validate_every=2"),
+        (
+            End(KILL, (Dispatcher, "evaluate"), 5, lambda folder: 0 < len(metric_rows(folder)) < 6),
+            End(TERM, WRITE, 3, lambda folder: 1 < len(metric_rows(folder)) < 6),
+        ),
     ),
-    "rounds of a method": Case(_search(*_METHOD), (), WRITE, 4, _num_rows(4)),
-    "sampler of a method": Case(_search(*_METHOD), (), WRITE, 8, _num_rows(8)),
-    "final stage": Case(
-        _search(*small_run.SMALL, f"task={__name__}:{ScoresBySeed.__name__}", "num_training_steps=2"),
-        ("final.top=3", "final.num_seeds=3", "final.num_random=6", "final.share=0.6"),
-        (View, "stage"),
-        5,
-        _is_in_final_stage,
+    "stages of a method": Case(
+        _search(*_METHOD, f"task={__name__}:ScoresBySeed"),
+        ("final.top=3", "final.num_seeds=3", "final.num_random=6", "final.share=0.4"),
+        (
+            End(TERM, WRITE, 2, _num_rows(2)),
+            End(KILL, WRITE, 4, lambda folder: "log_Z" in metric_rows(folder)[-1]),
+            End(KILL, STAGE, 2, _is_in_final_stage),
+            End(TERM, STAGE, 6, _is_in_final_stage, "interrupted: ranked by the trainings so far"),
+        ),
     ),
-    "language": Case(_language, (), WRITE, 11, _num_rows(11), _TO_CONTINUE),
-    "language, contiguous batches": Case(
+    "language": Case(
         _language,
-        ("batches=contiguous", "optimiser=muon", "accumulation=2", "sample.every=0"),
-        WRITE,
-        13,
-        _num_rows(13),
+        (),
+        (End(KILL, WRITE, 9, _num_rows(9)), End(TERM, WRITE, 5, lambda folder: len(metric_rows(folder)) > 9)),
         _TO_CONTINUE,
     ),
+    "contiguous batches": Case(_language, _CONTIGUOUS, (End(TERM, WRITE, 13, _num_rows(13)),), _TO_CONTINUE),
 }
-# A killed process writes nothing at its end, in any stage; the others are ended by SIGTERM.
-KILLED = ("middle of a step", "final stage", "language")
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the folder of the uninterrupted run of a case."""
-    folders: dict[str, Path] = {}
-
-    def run(name: str) -> Path:
-        case, key = CASES[name], str(CASES[name].options) + str(name.split()[-1])
-        if key not in folders:
-            folders[key] = tmp_path_factory.mktemp("whole") / "run"
-            assert case.run(folders[key], *case.options) == 0
-        return folders[key]
-
-    return run
-
-
-def end_at(case: Case, number: signal.Signals, patch: pytest.MonkeyPatch) -> None:
+def end_at(end: End, patch: pytest.MonkeyPatch) -> None:
     """Send a signal to this process in the middle of a stage."""
-    called, calls = getattr(*case.called), []
+    called, calls = getattr(*end.called), []
 
     def counted(*arguments: Any, **options: Any) -> Any:
         calls.append(None)
-        if len(calls) == case.moment:
-            os.kill(os.getpid(), number)
+        if len(calls) == end.moment:
+            os.kill(os.getpid(), end.number)
         return called(*arguments, **options)
 
-    patch.setattr(*case.called, counted)
+    patch.setattr(*end.called, counted)
 
 
-def killed(case: Case, folder: Path) -> None:
+def killed(case: Case, end: End, folder: Path, *options: str) -> None:
     """Take the run in a fork of this process, which `kill -9` ends."""
     child = os.fork()
     if child == 0:
         with pytest.MonkeyPatch.context() as patch, Path(os.devnull).open("w") as null:
-            end_at(case, signal.SIGKILL, patch)
+            end_at(end, patch)
             with redirect_stdout(null), redirect_stderr(null):
-                case.run(folder, *case.options)
+                case.run(folder, *case.options, *options)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
@@ -183,33 +171,26 @@ def assert_equal(folder: Path, whole: Path) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.cpu_seconds(5)
-def test_resume_after_sigterm_is_exact(
-    name: str, whole: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    case, folder = CASES[name], tmp_path / "stopped" / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        end_at(case, signal.SIGTERM, patch)
-        assert case.run(folder, *case.options) == 128 + signal.SIGTERM
-    printed = capsys.readouterr()
-    assert f"{case.resume} log_dir={folder} resume=true" in printed.out
-    assert printed.err.count("stopping") == 1
-    status = read_status(folder)
-    assert status is not None
-    assert (status.state, status.message) == (RunState.INTERRUPTED, "SIGTERM")
-    assert case.has_stage(folder)
-    assert case.run(folder, *case.options, "resume=true") == 0
-    assert_equal(folder, whole(name))
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in KILLED)) for name in CASES]
-)
-def test_resume_after_kill_is_exact(name: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
-    case, folder = CASES[name], tmp_path / "killed" / "run"
-    killed(case, folder)
-    status = read_status(folder)
-    assert status is not None
-    assert status.state is RunState.KILLED
-    assert case.has_stage(folder)
-    assert case.run(folder, *case.options, "resume=true") == 0
-    assert_equal(folder, whole(name))
+def test_resume_after_every_end_is_exact(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case, folder, resume = CASES[name], tmp_path / "ended" / "run", []
+    for end in case.ends:
+        capsys.readouterr()
+        if end.number == KILL:  # writes nothing at its end
+            killed(case, end, folder, *resume)
+        else:
+            with pytest.MonkeyPatch.context() as patch:
+                end_at(end, patch)
+                assert case.run(folder, *case.options, *resume) == 128 + TERM
+            printed = capsys.readouterr()
+            assert f"{case.resume} log_dir={folder} resume=true" in printed.out
+            assert end.words in printed.out
+            assert printed.err.count("stopping") == 1
+        status = read_status(folder)
+        assert status is not None
+        expected = (RunState.KILLED, "") if end.number == KILL else (RunState.INTERRUPTED, "SIGTERM")
+        assert (status.state, status.message) == expected
+        assert end.has_stage(folder), end
+        resume = ["resume=true"]
+    assert case.run(folder, *case.options, *resume) == 0
+    assert case.run(tmp_path / "whole" / "run", *case.options) == 0
+    assert_equal(folder, tmp_path / "whole" / "run")

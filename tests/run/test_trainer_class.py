@@ -10,6 +10,7 @@ from gflownet.run.sampling import sample
 from gflownet.run.trainer import GFNTrainer, build_trainer
 from gflownet.train import main
 from tests.evaluation.stub_rows import open_store
+from tests.finished_runs import copy_finished
 from tests.small_run import SMALL
 from tests.tiny_run import metric_rows
 from tests.toy_tasks import RewardsHiddenNodes
@@ -38,15 +39,21 @@ def run(folder: Path, *options: str, kind: type[GFNTrainer] = OfFewEdges) -> GFN
     return trainer
 
 
-def test_subclass_is_recorded_and_resumed_as_itself(tmp_path):
-    folder = tmp_path / "run"
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("own") / "run"
     run(folder)
+    return folder
+
+
+def test_subclass_is_recorded_and_resumed_as_itself(finished, tmp_path):
+    folder = copy_finished(finished, tmp_path / "run")
     config = stored_config(folder)
     assert config is not None
     assert (config.trainer, config.task) == (f"{__name__}:OfFewEdges", f"{__name__}:FewEdges")
-    assert main([f"log_dir={folder}", "resume=true", "num_training_steps=4"]) == 0
+    assert main([f"log_dir={folder}", "resume=true", "num_training_steps=3"]) == 0
     rows = metric_rows(folder)
-    assert len(rows) == 4
+    assert len(rows) == 3
     assert {row["failed_share"] for row in rows} == {0.0}
     with open_store(folder / "evaluations.sqlite") as store:
         assert {record.score for record in store} <= {0.1, 0.9}
@@ -55,16 +62,14 @@ def test_subclass_is_recorded_and_resumed_as_itself(tmp_path):
     assert (type(resumed), type(resumed.task)) == (OfFewEdges, FewEdges)
 
 
-def test_option_trainer_names_the_class(tmp_path):
+def test_option_trainer_names_the_class(finished, tmp_path):
     folder = tmp_path / "run"
     assert main([*OPTIONS, f"log_dir={folder}", f"trainer={__name__}:OfFewEdges"]) == 0
-    run(tmp_path / "own")
-    assert metric_rows(folder) == metric_rows(tmp_path / "own")
+    assert metric_rows(folder) == metric_rows(finished)
 
 
-def test_other_class_is_refused_on_resume(tmp_path):
-    folder = tmp_path / "run"
-    run(folder)
+def test_other_class_is_refused_on_resume(finished, tmp_path):
+    folder = copy_finished(finished, tmp_path / "run")
     with pytest.raises(UserError, match=r"^trainer: expected .*:OfFewEdges', as the run in .* was started, got ''"):
         run(folder, "resume=true", f"task={__name__}:FewEdges", kind=GFNTrainer)
 
@@ -74,14 +79,14 @@ def test_class_without_a_name_is_refused_in_one_line(tmp_path, capsys):
         """Cannot be imported."""
 
     folder = tmp_path / "run"
-    run(folder, kind=Local)
+    run(folder, "num_training_steps=1", kind=Local)
     assert main([f"log_dir={folder}", "resume=true"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: trainer: expected a class in a module that can be imported, got ")
     assert "resume the run from the program that defines it" in error
     assert error.count("\n") == 1
-    run(folder, "resume=true", "num_training_steps=3", kind=Local)
-    assert len(metric_rows(folder)) == 3
+    run(folder, "resume=true", kind=Local)
+    assert len(metric_rows(folder)) == 2
 
 
 @pytest.mark.parametrize(

@@ -449,6 +449,7 @@ def test_loaded_model_predicts_numbers_in_the_units_of_the_data(tmp_path):
     assert 1000 < model.predict(images).mean() < 1500
 
 
+@pytest.mark.slow
 def test_classes_of_digits_are_numbers(finished_runs):
     folder = finished_runs("images")
     entry = json.loads((folder / "top_architectures.json").read_text())[0]

@@ -167,8 +167,8 @@ def test_asset_has_the_candidates_of_random_trajectories(digits_task):
     config: Any = digits_task.config
     context: Any = ENVIRONMENTS.load(config.env.name)
     env = context.build_env(config.env, input_sizes=digits_task.input_sizes, output_sizes=digits_task.output_sizes)
-    candidates = random_candidates(env, 60, generator=torch.Generator().manual_seed(1))
-    assert len({candidate.canonical_key() for candidate in candidates}) > 30
+    candidates = random_candidates(env, 20, generator=torch.Generator().manual_seed(1))
+    assert len({candidate.canonical_key() for candidate in candidates}) > 10
     for candidate in candidates:
         assert 0 < digits_task.evaluate(candidate, seed=0).value < 1
         assert 0 < (digits_task.test(candidate, seed=0) or 0) < 1
@@ -182,6 +182,7 @@ def test_asset_has_one_row_per_candidate_of_the_space(digits_task):
     assert len(rows) == len(candidates) == 17_683
 
 
+@pytest.mark.slow
 def test_asset_of_mnist1d_has_three_trainings_of_each_candidate():
     config = load_config("recorded_mnist1d", [f"task_options.table={RECORDED_MNIST1D}"])
     task = RecordedTask(with_task_options(config, RecordedConfig))

@@ -153,6 +153,7 @@ def test_installed_packages_are_references(tmp_path, monkeypatch):
     assert references["CatBoost"].test[0] > 0.8
 
 
+@pytest.mark.slow
 def test_account_is_kept_in_the_run_folder_and_the_report(finished_runs):
     folder = finished_runs("table")
     lines = (folder / "data.txt").read_text().splitlines()

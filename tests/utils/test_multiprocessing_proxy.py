@@ -200,7 +200,7 @@ def wrapper() -> Iterator[Any]:
 def test_proxy_used_by_threads_of_a_worker(start, options):
     """Report lightning#19427: a reply reached another thread."""
     wrapper = mp_object_wrapper(Served(), 1, **options)
-    assert list(loader(Echo(wrapper.placeholder, 50, num_threads=4), start=start)) == [0]
+    assert list(loader(Echo(wrapper.placeholder, 20, num_threads=4), start=start)) == [0]
     wrapper.terminate()
 
 
@@ -208,9 +208,9 @@ def test_proxy_used_by_threads_of_a_worker(start, options):
 def test_proxy_used_by_two_loaders(start, options):
     """Report pytorch/data#1198: a training and a validation loader with one wrapper, and more workers than it names."""
     wrapper = mp_object_wrapper(Served(), 1, **options)
-    loaders = [loader(Echo(wrapper.placeholder, 100), num_workers=n, start=start) for n in (2, 1)]
+    loaders = [loader(Echo(wrapper.placeholder, 30), num_workers=n, start=start) for n in (2, 1)]
     streams = [iter(each) for each in loaders]
-    main = Echo(wrapper.placeholder, 100)  # the main process calls at the same time
+    main = Echo(wrapper.placeholder, 30)  # the main process calls at the same time
     assert list(main) == [0]
     assert [list(stream) for stream in streams] == [[0, 0], [0]]
     wrapper.terminate()

@@ -62,6 +62,7 @@ _NEUTRAL = (
 )
 # Options under `env` that do not change the score of a graph.
 _NO_SCORE = {"name", "options", "choices"}
+_BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 _log = logging.getLogger(__name__)
 
 
@@ -206,17 +207,25 @@ def _found(name: str, project: Path, known: dict[str, tuple[str, Path] | None]) 
 
 def _file_of(name: str) -> Path | None:
     file = getattr(sys.modules.get(name), "__file__", None)
-    return Path(file).resolve() if file is not None and file.endswith(".py") and os.path.isfile(file) else None
+    return _resolved(file) if file is not None and file.endswith(".py") and os.path.isfile(file) else None
 
 
 def _unloaded_file_of(name: str, project: Path) -> Path | None:
     top, *rest = name.split(".")
+    parent = sys.modules.get(name.rpartition(".")[0])
+    if parent is not None and not hasattr(parent, "__path__"):  # an attribute of a module
+        return None
     for folder in getattr(sys.modules.get(top), "__path__", [project / top]):
-        base = Path(folder).joinpath(*rest)
-        for path in ([base.with_suffix(".py")] if rest or not base.is_dir() else []) + [base / "__init__.py"]:
-            if path.is_file():
-                return path.resolve()
+        base = os.path.join(folder, *rest)
+        for path in ([f"{base}.py"] if rest or not os.path.isdir(base) else []) + [os.path.join(base, "__init__.py")]:
+            if os.path.isfile(path):
+                return _resolved(path)
     return None
+
+
+@lru_cache(maxsize=4096)
+def _resolved(path: str) -> Path:
+    return Path(path).resolve()
 
 
 def _project_of(name: str, path: Path) -> Path:
@@ -245,7 +254,7 @@ def _imported_names(tree: ast.AST, package: str) -> Iterator[str]:
             parts = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*parts, *([node.module] if node.module else [])])
             yield from (f"{base}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+        elif isinstance(node, _BLOCKS):
             is_typing = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
             if not is_typing:
                 yield from _imported_names(node, package)
@@ -278,7 +287,9 @@ def _code_of(path: Path, package: str, _mtime: int) -> tuple[str, tuple[str, ...
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
+    nodes: list[ast.AST] = [tree]
+    for node in nodes:  # grows; expressions, most of a tree, have no docstrings
+        nodes += [child for child in ast.iter_child_nodes(node) if isinstance(child, _BLOCKS)]
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
@@ -286,9 +297,11 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
     return tree
 
 
+@lru_cache(maxsize=4096)
 def _is_standard(path: Path) -> bool:
     return path.is_relative_to(_STANDARD) and not _is_installed(path)
 
 
+@lru_cache(maxsize=4096)
 def _is_installed(path: Path) -> bool:
     return any(part in _INSTALLED for part in path.parts)
