@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.elements import DEFAULT_AGGREGATION, Edge, GraphElements, Node, NodeType, is_dense
 from gflownet.graphs.operation import OPERATIONS, graph_name, read_operation
-from gflownet.graphs.operation_shapes import NodeShapes, input_shape, repetitions
+from gflownet.graphs.operation_shapes import input_shape
 from gflownet.graphs.outside_classes import has_outside_classes, is_built_in, nested_graphs
-from gflownet.graphs.validation import known_shapes
+from gflownet.graphs.typed import Call, TypedNode
 from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.tensor_shape import AXES
 from gflownet.operations.values import is_number, thawed
 from gflownet.operations.vocabulary import is_order_sensitive
+
+if TYPE_CHECKING:
+    from gflownet.graphs.computation_graph import ComputationGraph
 
 _LABELS = ("derivation_uuid",)
 _NODE_DEFAULTS = {"aggregation": DEFAULT_AGGREGATION}
@@ -37,7 +40,7 @@ _SHAPE_ATTRIBUTES = ("shape", "layout", "dtype")
 
 
 def coloured_graph(
-    graph: GraphElements, subgraph_key: Callable[[str], str], *, is_subgraph: bool = False
+    graph: ComputationGraph, subgraph_key: Callable[[str], str], *, is_subgraph: bool = False
 ) -> tuple[list[int], ColouredGraph]:
     """Return the node id of every index, and the coloured graph over these indices.
 
@@ -101,7 +104,7 @@ def _sharing_nodes(graph: GraphElements) -> Iterator[list[int]]:
     yield from (node_ids for node_ids in groups.values() if len(node_ids) > 1)
 
 
-def _broadcasts(graph: GraphElements) -> dict[int, int]:
+def _broadcasts(graph: ComputationGraph) -> dict[int, int]:
     """Return the number of merges that broadcast at every node, those inside of its subgraph included.
 
     Without these, a node without `align` and one with align=auto have one colour: inputs of equal shapes are most
@@ -109,7 +112,7 @@ def _broadcasts(graph: GraphElements) -> dict[int, int]:
     """
     if not any(map(_may_broadcast, nested_graphs(graph))) or has_outside_classes(graph):
         return {}
-    return dict(_counted_broadcasts(graph, known_shapes(graph)))
+    return {node_id: _num_broadcasts(node) for node_id, node in graph.typed().nodes.items()}
 
 
 def _may_broadcast(graph: GraphElements) -> bool:
@@ -121,17 +124,13 @@ def _may_broadcast(graph: GraphElements) -> bool:
     return any(node_id in graph.nodes and "align" not in graph.nodes[node_id].attributes for node_id in several)
 
 
-def _counted_broadcasts(graph: GraphElements, node_shapes: Mapping[int, NodeShapes]) -> Iterator[tuple[int, int]]:
-    for node_id, shapes in node_shapes.items():
-        count = sum(any(adapter.is_broadcast for adapter in plan.adapters) for plan in shapes.inputs.values())
-        if "subgraph" in shapes.node.attributes:
-            inner, previous = graph.subgraph(shapes.node.attributes["subgraph"]), None
-            inputs = {port: plan.shape for port, plan in shapes.inputs.items()}
-            for inner_shapes in repetitions(inner, inputs, shapes.node.attributes.get("repeat", 1)):
-                if inner_shapes is not previous:
-                    count += sum(number for _, number in _counted_broadcasts(inner, inner_shapes))
-                previous = inner_shapes
-        yield node_id, count
+def _num_broadcasts(node: TypedNode) -> int:
+    count, previous = sum(any(each.is_broadcast for each in plan.adapters) for plan in node.inputs.values()), None
+    for body in node.bodies if isinstance(node.what, Call) else ():
+        if body is not previous:
+            count += sum(map(_num_broadcasts, body.nodes.values()))
+        previous = body
+    return count
 
 
 def _ids_of(graph: GraphElements, node_type: NodeType) -> list[int]:
@@ -178,7 +177,7 @@ def _ordered_in_edges(graph: GraphElements) -> dict[int, list[Edge]]:
 
 
 def _operation_node_colours(
-    graph: GraphElements, subgraph_key: Callable[[str], str], *, is_subgraph: bool
+    graph: ComputationGraph, subgraph_key: Callable[[str], str], *, is_subgraph: bool
 ) -> dict[int, str]:
     colours, broadcasts = {}, {} if is_subgraph else _broadcasts(graph)
     for node_id, node in graph.nodes.items():

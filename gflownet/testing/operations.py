@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gflownet.graphs.composite import Composite
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation import operation, read_operation
-from gflownet.graphs.operation_costs import graph_cost
+from gflownet.graphs.typed import graph_cost
 from gflownet.operations.operation import WEIGHT_PORT, Example, Operation
 from gflownet.operations.standalone import StandaloneOperation, cost_of
 from gflownet.operations.tensor_shape import NUM_AXES, Layout, Shape, ShapeError
@@ -170,7 +170,7 @@ def examples(names: Iterator[str] | Any) -> Iterator[tuple[str, Example]]:
 def _module(row: type[Operation], inputs: dict[str, Shape], settings: dict[str, Any]) -> nn.Module:
     """Return an operation as a module that takes a tensor per port."""
     if issubclass(row, Composite):
-        return to_pytorch_model(row.computation_graph(inputs, settings))
+        return to_pytorch_model(row.typed_body(row.__name__, inputs, settings, "auto").graph)
     return StandaloneOperation(row, inputs, settings)
 
 
