@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -117,6 +117,18 @@ class GraphElements(Protocol):
 
     def subgraph(self, name: str) -> GraphElements:
         """Return the graph that nodes apply by this name. Raises ValueError for an unknown name."""
+        ...
+
+    def detect_cycles(self) -> tuple[int, ...]:
+        """Return ids of enabled non-recurrent edges that close a cycle."""
+        ...
+
+    def typed(self, projection: str | None = None) -> Any:
+        """Return the TypedGraph; `projection` overrides the setting of the graph."""
+        ...
+
+    def body(self, name: str, shapes: Sequence[Any], projection: str) -> Any:
+        """Return the TypedGraph of a subgraph for the shapes of its INPUT nodes, by ascending id."""
         ...
 
 

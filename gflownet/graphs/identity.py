@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.elements import DEFAULT_AGGREGATION, Edge, GraphElements, Node, NodeType, is_dense
@@ -17,9 +17,6 @@ from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.tensor_shape import AXES
 from gflownet.operations.values import is_number, thawed
 from gflownet.operations.vocabulary import is_order_sensitive
-
-if TYPE_CHECKING:
-    from gflownet.graphs.computation_graph import ComputationGraph
 
 _LABELS = ("derivation_uuid",)
 _NODE_DEFAULTS = {"aggregation": DEFAULT_AGGREGATION}
@@ -40,7 +37,7 @@ _SHAPE_ATTRIBUTES = ("shape", "layout", "dtype")
 
 
 def coloured_graph(
-    graph: ComputationGraph, subgraph_key: Callable[[str], str], *, is_subgraph: bool = False
+    graph: GraphElements, subgraph_key: Callable[[str], str], *, is_subgraph: bool = False
 ) -> tuple[list[int], ColouredGraph]:
     """Return the node id of every index, and the coloured graph over these indices.
 
@@ -104,7 +101,7 @@ def _sharing_nodes(graph: GraphElements) -> Iterator[list[int]]:
     yield from (node_ids for node_ids in groups.values() if len(node_ids) > 1)
 
 
-def _broadcasts(graph: ComputationGraph) -> dict[int, int]:
+def _broadcasts(graph: GraphElements) -> dict[int, int]:
     """Return the number of merges that broadcast at every node, those inside of its subgraph included.
 
     Without these, a node without `align` and one with align=auto have one colour: inputs of equal shapes are most
@@ -177,7 +174,7 @@ def _ordered_in_edges(graph: GraphElements) -> dict[int, list[Edge]]:
 
 
 def _operation_node_colours(
-    graph: ComputationGraph, subgraph_key: Callable[[str], str], *, is_subgraph: bool
+    graph: GraphElements, subgraph_key: Callable[[str], str], *, is_subgraph: bool
 ) -> dict[int, str]:
     colours, broadcasts = {}, {} if is_subgraph else _broadcasts(graph)
     for node_id, node in graph.nodes.items():

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType
-from gflownet.operations.operation import INPUT_PORT, WEIGHT_PORT
+from gflownet.operations.operation import INPUT_PORT
 from gflownet.operations.tensor_shape import AXES, Adapter, Layout, Shape, ShapeError, broadcast, join
 from gflownet.operations.values import shown, thawed
 from gflownet.operations.vocabulary import activation
-
-if TYPE_CHECKING:
-    from gflownet.graphs.typed import TypedNode
 
 # Merges of the inputs at one port, by the node's aggregation.
 MERGES = ("sum", "mean", "max", "min", "product", "concat")
@@ -43,13 +40,18 @@ class MergePlan:
     merge: str
     align: str | None  # None: inputs broadcast
     shape: Shape  # after the merge
-    concat_axis: int = 0  # of concat, the batch not counted
+    axis: str = AXES[0]  # of concat
     late: frozenset[int] = frozenset()  # ids of edges that carry the value of the time step before
 
     @property
     def is_learned(self) -> bool:
         """Whether a change of channels is a learned projection."""
         return self.align in LEARNED_ALIGNMENTS
+
+    @property
+    def concat_axis(self) -> int:
+        """The axis of concat, the batch not counted."""
+        return self.shape.axes[self.axis]
 
     @property
     def late_edges(self) -> list[Edge]:
@@ -72,26 +74,12 @@ def input_shape(node: Node) -> Shape:
     return Shape.of(entries, layout)
 
 
-def merge_plans(node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, TypedNode]) -> dict[str, MergePlan]:
-    """Return the aligned and merged inputs of a node by port. Raises ShapeError for shapes that do not fit."""
+def by_port(edges: Iterable[Edge]) -> dict[str, list[Edge]]:
+    """Return the edges into a node by port, in their order."""
     ports: dict[str, list[Edge]] = {}
     for edge in sorted(edges, key=lambda edge: (edge.order, edge.edge_id)):
         ports.setdefault(edge.attributes.get("port", INPUT_PORT), []).append(edge)
-    return {
-        port: _source_weight(entries, node_shapes) if port == WEIGHT_PORT else _merged(node, entries, node_shapes)
-        for port, entries in ports.items()
-    }
-
-
-def _source_weight(edges: Sequence[Edge], node_shapes: Mapping[int, TypedNode]) -> MergePlan:
-    """Return the input of the port `weight`: the weight of the source's module, not the source's output."""
-    if len(edges) != 1:
-        raise ShapeError(f"expected one edge into the port {WEIGHT_PORT}, got {len(edges)}")
-    source = node_shapes[edges[0].source]
-    if source.operation is None:
-        raise ShapeError(f"expected an operation with a weight at the port {WEIGHT_PORT}, got node {edges[0].source}")
-    shape = source.operation.weight_shape(source.input_shapes)
-    return MergePlan(tuple(edges), (Adapter(shape, shape),), "sum", "never", shape)
+    return ports
 
 
 def check_activation(node: Node) -> None:
@@ -101,11 +89,11 @@ def check_activation(node: Node) -> None:
         raise ShapeError(f"expected an activation without state of a node that maps tensors, got {name}")
 
 
-def _merged(node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, TypedNode]) -> MergePlan:
+def merged(node: Node, edges: Sequence[Edge], shapes: Sequence[Shape]) -> MergePlan:
+    """Return the inputs of a port, aligned and merged. Raises ShapeError for shapes that do not fit."""
     merge, align = node.aggregation, node.attributes.get("align")
     if merge not in MERGES:
         raise ShapeError(f"expected an aggregation out of {', '.join(MERGES)}, got {shown(merge)}")
-    shapes = [node_shapes[edge.source].output for edge in edges]
     target = _joined(node, shapes)
     if target.layout is Layout.TOKENS and (len(edges) > 1 or node.attributes.get("edge_weight") is True):
         raise ShapeError(f"expected one input of tokens without edge_weight, got {', '.join(map(str, shapes))}")
@@ -140,7 +128,7 @@ def _concatenated(node: Node, edges: Sequence[Edge], shapes: Sequence[Shape]) ->
     adapters = tuple(Adapter(shape, target.with_size(axis, size)) for shape, size in zip(shapes, sizes, strict=True))
     kind = "layout and size of positions" if name == AXES[0] else f"size of every axis but {name}"
     check_alignment(adapters, align, kind, _axis_repair(shapes))
-    return MergePlan(tuple(edges), adapters, "concat", align, target.with_size(axis, sum(sizes)), axis)
+    return MergePlan(tuple(edges), adapters, "concat", align, target.with_size(axis, sum(sizes)), name)
 
 
 def _axis_repair(shapes: Sequence[Shape]) -> str:

@@ -15,17 +15,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gflownet.graphs.elements import Edge, Node, NodeType, is_dense
+from gflownet.graphs.element_problems import GraphProblem
+from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType, is_dense
 from gflownet.graphs.operation import AppliedOperation, read_operation
 from gflownet.graphs.operation_shapes import (
     MergePlan,
+    by_port,
     check_activation,
     check_alignment,
     inner_ports,
     input_shape,
-    merge_plans,
+    merged,
     neuron_settings,
 )
 from gflownet.graphs.ordering import followed_edges, reachable, sorted_prefix
@@ -36,9 +38,6 @@ from gflownet.operations.parameters import Initial, ParameterPlan
 from gflownet.operations.tensor_shape import Adapter, Layout, Shape, ShapeError, join
 from gflownet.operations.values import shown, thawed
 from gflownet.operations.vocabulary import PROJECTIONS, short_name
-
-if TYPE_CHECKING:
-    from gflownet.graphs.computation_graph import ComputationGraph, GraphProblem
 
 _NOT_OF_A_NAME = re.compile(r"[^A-Za-z0-9_]+")
 _PARAMETERS = re.compile(r"(adapt|weight|bias|gate|router|proj|post|q)(_|$)")  # begin the names of parameters
@@ -147,17 +146,17 @@ class TypedNode:
         """Whether the node makes the module, which others may share."""
         return self.owner == self.node.node_id
 
-    @property
+    @cached_property
     def neuron(self) -> NeuronPlan | None:
         """The plan of a neuron."""
         return self.what if isinstance(self.what, NeuronPlan) else None
 
-    @property
+    @cached_property
     def operation(self) -> AppliedOperation | None:
         """The operation; None of an input, a subgraph and a neuron."""
         return self.what.operation if isinstance(self.what, Apply) else None
 
-    @property
+    @cached_property
     def bodies(self) -> tuple[TypedGraph, ...]:
         """The graphs of a subgraph or composite, one per repetition."""
         return self.what.bodies if isinstance(self.what, Apply | Call) else ()
@@ -278,7 +277,7 @@ class TypedGraph:
 
     def __init__(
         self,
-        graph: ComputationGraph,
+        graph: GraphElements,
         projection: str = "auto",
         *,
         name: str = "",
@@ -467,7 +466,7 @@ class TypedGraph:
         """Every parameter besides those of modules of operations, in the order in which they are made."""
         return tuple(parameter for step in self.steps for parameter in step.parameters)
 
-    def values_of(self, graph: ComputationGraph) -> list[float]:
+    def values_of(self, graph: GraphElements) -> list[float]:
         """Return the first values of `scalars` in a graph with this key."""
         biases, weights = Initial.BIAS, Initial.WEIGHT
         return [
@@ -499,7 +498,7 @@ class TypedGraph:
         return has_rhn and not any(slot.kind == "output" for slot in self.slots)
 
 
-def infer_shapes(graph: ComputationGraph) -> dict[int, TypedNode]:
+def infer_shapes(graph: GraphElements) -> dict[int, TypedNode]:
     """Return the nodes of a graph whose elements are valid. Raises NodeShapeError for a node without a shape."""
     typed = TypedGraph(graph)
     for failure in typed.failures.values():
@@ -507,7 +506,7 @@ def infer_shapes(graph: ComputationGraph) -> dict[int, TypedNode]:
     return typed.nodes
 
 
-def graph_cost(graph: ComputationGraph, projection: str | None = None) -> OperationCost:
+def graph_cost(graph: GraphElements, projection: str | None = None) -> OperationCost:
     """Return the cost of the model of a valid graph. Raises NodeShapeError for a node without a shape.
 
     Dead nodes are left out, but neurons of a dense graph keep their parameters; `projection` overrides the setting of
@@ -519,7 +518,7 @@ def graph_cost(graph: ComputationGraph, projection: str | None = None) -> Operat
     return typed.cost
 
 
-def own_projection(graph: ComputationGraph) -> str:
+def own_projection(graph: GraphElements) -> str:
     """Return the projection in the translation settings of a graph; auto by default, and for an invalid one."""
     settings = graph.config.get("translation")
     name = settings.get("projection") if isinstance(settings, Mapping) else None
@@ -683,7 +682,12 @@ class _Visit:
     def _tensor_node(self, node: Node, edges: Sequence[Edge], known: Mapping[int, TypedNode]) -> TypedNode:
         """Return a node with an operation or a subgraph."""
         check_activation(node)
-        merges = merge_plans(node, edges, known)
+        merges = {
+            port: _source_weight(entries, known)
+            if port == WEIGHT_PORT
+            else merged(node, entries, [known[edge.source].output for edge in entries])
+            for port, entries in by_port(edges).items()
+        }
         if self._late and (late := self._late.intersection(edge.edge_id for edge in edges)):
             merges = {port: replace(plan, late=late) for port, plan in merges.items()}
         shapes = {port: plan.shape for port, plan in merges.items()}
@@ -733,17 +737,23 @@ class _Visit:
         return Call(name, tuple(bodies), is_shared), bodies[-1].output
 
     def _body(
-        self,
-        node: Node,
-        inner: ComputationGraph,
-        name: str,
-        shapes: Mapping[str, Shape],
-        first: TypedGraph | None = None,
+        self, node: Node, inner: GraphElements, name: str, shapes: Mapping[str, Shape], first: TypedGraph | None = None
     ) -> TypedGraph:
         body = inner.body(name, [shapes[port] for port in inner_ports(inner)], self._typed.projection)
         for failure in body.failures.values():
             raise NodeShapeError(node.node_id, str(failure), "repeat_mismatch", body=first or body)
         return body
+
+
+def _source_weight(edges: Sequence[Edge], known: Mapping[int, TypedNode]) -> MergePlan:
+    """Return the input of the port `weight`: the weight of the source's module, not the source's output."""
+    if len(edges) != 1:
+        raise ShapeError(f"expected one edge into the port {WEIGHT_PORT}, got {len(edges)}")
+    source = known[edges[0].source]
+    if source.operation is None:
+        raise ShapeError(f"expected an operation with a weight at the port {WEIGHT_PORT}, got node {edges[0].source}")
+    shape = source.operation.weight_shape(source.input_shapes)
+    return MergePlan(tuple(edges), (Adapter(shape, shape),), "sum", "never", shape)
 
 
 def _check_late(node: TypedNode, late: Sequence[Edge], before: Mapping[int, TypedNode]) -> None:
@@ -788,7 +798,7 @@ def _is_input(node: TypedNode) -> bool:
     return isinstance(node.what, Input)
 
 
-def _input_ids(graph: ComputationGraph) -> list[int]:
+def _input_ids(graph: GraphElements) -> list[int]:
     return sorted(node_id for node_id, node in graph.nodes.items() if node.node_type is NodeType.INPUT)
 
 

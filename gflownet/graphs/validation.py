@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gflownet.graphs.element_problems import (
     REPEAT,
@@ -29,9 +28,6 @@ from gflownet.graphs.typed import NodeShapeError, TypedGraph
 from gflownet.operations.values import shown
 from gflownet.operations.vocabulary import TRANSLATION_SETTINGS, aggregation
 
-if TYPE_CHECKING:
-    from gflownet.graphs.computation_graph import ComputationGraph
-
 __all__ = ["GraphProblem", "graph_problems", "typed"]
 
 # 4 GiB of float32: more than a search can train, less than an allocation that ends the process.
@@ -45,7 +41,7 @@ _CELL_SQUARES, _CELL_ROWS = 8, 1000
 _SIZE_CODES = ("unequal_widths", "too_many_parameters")
 
 
-def graph_problems(graph: ComputationGraph) -> list[GraphProblem]:
+def graph_problems(graph: GraphElements) -> list[GraphProblem]:
     """Return every problem: of the graph, node by node, edge by edge, by ascending id, then of subgraphs and shapes.
 
     Outputs without a path from an input are problems, but for those that depend on another problem. Cycles of dense
@@ -57,7 +53,7 @@ def graph_problems(graph: ComputationGraph) -> list[GraphProblem]:
     return [*unreachable, *known.problems] if are_sizes else [*known.problems, *unreachable]
 
 
-def typed(graph: ComputationGraph, projection: str) -> TypedGraph:
+def typed(graph: GraphElements, projection: str) -> TypedGraph:
     """Return a graph with the problems that prevent its translation, and the nodes that depend on none of them."""
     is_vectors, broken = is_dense(graph), dict[int, set[int]]()
     problems = [*_setting_problems(graph), *static_problems(graph, broken, is_vectors=is_vectors)]

@@ -131,8 +131,7 @@ def operation_text(node: TypedNode) -> str:
     if isinstance(what, NeuronPlan):
         return f"{what.aggregation} -> {what.activation}"
     if merge := next((plan for plan in node.inputs.values() if len(plan.edges) > 1), None):
-        axis = next((name for name, place in merge.shape.axes.items() if place == merge.concat_axis), AXES[0])
-        words.append(f"{merge.merge}(axis={axis})" if merge.merge == "concat" and axis != AXES[0] else merge.merge)
+        words.append(f"{merge.merge}(axis={merge.axis})" if merge.axis != AXES[0] else merge.merge)
     if isinstance(what, Apply):
         row = what.operation.row
         settings = [f"{k}={v}" for k, v in what.operation.items if v != row.settings[k].default]
